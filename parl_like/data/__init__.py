@@ -1,0 +1,1 @@
+"""parl_like.data."""

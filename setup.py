@@ -1,0 +1,32 @@
+"""Build script: places the top-level areas inside the parl_like package and compiles the Cython modules."""
+
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, find_packages, setup
+
+AREAS = ("robots", "algorithms", "models", "envs")
+
+
+def dotted(source: Path) -> str:
+    """algorithms/_fast.pyx -> parl_like.algorithms._fast; parl_like/data/_returns.pyx -> parl_like.data._returns."""
+    parts = source.with_suffix("").parts
+    return ".".join(parts if parts[0] == "parl_like" else ("parl_like", *parts))
+
+
+# The links parl_like/<area> serve editors and type checkers; the build never looks through them.
+linked = [f"parl_like.{area}{tail}" for area in AREAS for tail in ("", ".*")]
+packages = find_packages(include=["parl_like", "parl_like.*"], exclude=linked)
+packages += [f"parl_like.{p}" for area in AREAS for p in find_packages(include=[area, f"{area}.*"])]
+
+sources = [src for top in ("parl_like", *AREAS) for src in sorted(Path(top).rglob("*.pyx"))]
+
+setup(
+    packages=packages,
+    package_dir={f"parl_like.{area}": area for area in AREAS},
+    ext_modules=cythonize(
+        [Extension(dotted(src), [str(src)], extra_compile_args=["-O3"]) for src in sources],
+        build_dir="build/cython",
+        language_level=3,
+    ),
+)
