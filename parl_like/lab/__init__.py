@@ -1,1 +1,1 @@
-"""parl_like.lab."""
+"""parl_like.lab: experiments by name, their configuration, the directory that a run leaves, and the command line."""

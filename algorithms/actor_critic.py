@@ -1,0 +1,198 @@
+"""A2C and PPO: advantage actor-critic on the rows of one unroll, for discrete and continuous actions, with or without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from parl_like.algorithm import Algorithm, Schedule, Window, value_of
+from parl_like.batch import Batch
+from parl_like.data.returns import gae, next_values
+from parl_like.explorer import Categorical, Explorer, Gaussian
+from parl_like.model import Model
+
+
+class ActorCritic(Algorithm):
+    """What A2C and PPO share: acting with the policy head alone, and advantages for the rows of an unroll.
+
+    Rows come flat: segments of all agents one after the other, time order inside, `last` marking each cut. Values and
+    log-probabilities are computed here, for the whole batch at once, not while acting.
+
+    Args:
+        model: Offers `policy`, `value`, `evaluate` and `head`, see `parl_like.model`.
+        gamma: Discount per step. lam: λ of GAE (Schulman et al. 2016).
+        entropy: Weight of the entropy bonus, a number or a schedule over optimiser steps. value_weight: Weight of the value loss.
+        normalize: Advantages of a learning batch (PPO: of a minibatch) to mean 0 and standard deviation 1.
+        reward_scale: Rewards are multiplied by it before anything else.
+    """
+
+    window = Window(in_order=True)
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, lam: float = 0.95, entropy: float | Schedule = 0.0,
+        value_weight: float = 0.5, normalize: bool = True, reward_scale: float = 1.0, lr: float | Schedule = 3e-4,
+        max_grad_norm: float | None = 0.5,
+    ) -> None:
+        super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
+        for name, value in (("gamma", gamma), ("lam", lam)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected a number in [0, 1]")
+        self.gamma, self.lam, self.entropy, self.value_weight = gamma, lam, entropy, value_weight
+        self.normalize, self.reward_scale = normalize, reward_scale
+        self.recurrent = bool(self.model.state_specs())
+
+    def explorer(self) -> Explorer:
+        if self.model.head.explorer == "categorical":
+            return Categorical()
+        return Gaussian(int(np.prod(self.model.act_space.shape)))
+
+    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+        out, state = self.model.policy(inputs.obs, inputs.get("state"))
+        return {**out, "state": state} if state else out
+
+    def evaluate(self, batch: Batch) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+        """Policy outputs and values for every row, in row order."""
+        if not self.recurrent:
+            return self.model.evaluate(batch.obs)  # type: ignore[no-any-return]
+        index, rows = sequences(batch.last)
+        obs = batch.obs[index] if isinstance(batch.obs, torch.Tensor) else Batch({k: v[index] for k, v in batch.obs.leaves()})
+        state = {key: value[index[0]] for key, value in batch.state.items()}
+        out, value = self.model.evaluate(obs, state)
+        return {key: part[rows] for key, part in out.items()}, value[rows]
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds `advantage`, `returns` (targets of the values) and `log_prob` [N]."""
+        last = batch.last
+        if self.recurrent:
+            out, value = self.evaluate(batch)
+            _, state = self.model.policy(batch.obs[last], {k: v[last] for k, v in batch.state.items()})
+            boot = self.model.value(batch.obs_next[last], state)
+        else:
+            both = _concatenate(batch.obs, batch.obs_next[last])
+            out, values = self.model.evaluate(both)
+            n = len(last)
+            value, boot = values[:n], values[n:]
+            out = {k: v[:n] if len(v) == len(values) else v for k, v in out.items()}
+        cuts, numbers = last.cpu().numpy(), value.cpu().numpy()
+        discount = np.where(batch.terminated.cpu().numpy(), np.float32(0), np.float32(self.gamma))
+        rew = (batch.rew.cpu().numpy() * self.reward_scale).astype(np.float32)
+        advantage = gae(rew, discount, numbers, next_values(numbers, cuts, boot.cpu().numpy()), cuts, self.lam)
+        batch.advantage = torch.from_numpy(advantage).to(value.device)
+        batch.returns = batch.advantage + value
+        # Rows of an asynchronous run carry the log-probability they were taken with; in a synchronous run it is this one.
+        if "policy" in batch:
+            batch.log_prob = batch.policy.log_prob
+        else:
+            batch.log_prob = self.model.head.log_prob(out, batch.act)
+        if self.normalize and not isinstance(self, PPO):
+            batch.advantage = normalized(batch.advantage)
+        return batch
+
+    def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return (batch.returns - value).square().mean(), self.model.head.entropy(out).mean()
+
+
+class A2C(ActorCritic):
+    """One optimiser step per unroll (Mnih et al. 2016, synchronous):
+
+    loss = −mean(log π(a|s) · A) + value_weight · mean((G − V)²) − entropy · mean(H),   A from GAE, G = A + V.
+    """
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        out, value = self.evaluate(batch)
+        policy_loss = -(self.model.head.log_prob(out, batch.act) * batch.advantage).mean()
+        value_loss, entropy = self.value_and_entropy(out, value, batch)
+        loss = policy_loss + self.value_weight * value_loss - value_of(self.entropy, self.updates) * entropy
+        return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
+
+
+class PPO(ActorCritic):
+    """Several epochs of minibatches with a clipped ratio (Schulman et al. 2017):
+
+    ρ = π(a|s) / π_old(a|s),   loss = −mean(min(ρ A, clip(ρ, 1 − ε, 1 + ε) A)) + value_weight · mean((G − V)²) − entropy · mean(H).
+
+    Args:
+        clip: ε.
+        epochs: Passes over the unroll.
+        minibatches: Optimiser steps per pass; rows are dealt out evenly, so none is dropped.
+        minibatch_rows: Instead of `minibatches`: rows of one step, as far as they divide.
+        target_kl: Passes end early when the approximate KL divergence of a pass exceeds this; None: never.
+    """
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, clip: float = 0.2, epochs: int = 4, minibatches: int = 4, minibatch_rows: int | None = None,
+        target_kl: float | None = None, **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+        if epochs < 1 or minibatches < 1:
+            raise ValueError(f"PPO: epochs is {epochs} and minibatches {minibatches}; expected at least 1 each")
+        self.clip, self.epochs, self.n_minibatches = clip, epochs, minibatches
+        self.minibatch_rows, self.target_kl = minibatch_rows, target_kl
+        self._kl = 0.0
+
+    def minibatches(self, batch: Batch) -> Iterable[Batch]:
+        n = len(batch.last)
+        parts = self.n_minibatches if self.minibatch_rows is None else max(n // self.minibatch_rows, 1)
+        names = ("obs", "act", "advantage", "returns", "log_prob", *(("last", "state") if self.recurrent else ()))
+        fields = Batch({name: batch[name] for name in names})
+        # Memory is replayed from the first row of a segment, so segments stay whole; otherwise every row is dealt on its own.
+        ends = np.flatnonzero(batch.last.cpu().numpy()) + 1 if self.recurrent else None
+        for _ in range(self.epochs):
+            if ends is None:
+                shuffled = fields[torch.from_numpy(self.rng.permutation(n))]
+                bounds = [n * k // parts for k in range(parts + 1)]
+                for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+                    yield shuffled[begin:end]
+            else:
+                starts = np.concatenate([[0], ends[:-1]])
+                for group in np.array_split(self.rng.permutation(len(ends)), min(parts, len(ends))):
+                    yield fields[torch.from_numpy(np.concatenate([np.arange(starts[i], ends[i]) for i in group]))]
+            if self.target_kl is not None and self._kl > self.target_kl:
+                return
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        out, value = self.evaluate(batch)
+        advantage = normalized(batch.advantage) if self.normalize else batch.advantage
+        log_ratio = self.model.head.log_prob(out, batch.act) - batch.log_prob
+        ratio = log_ratio.exp()
+        policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(1.0 - self.clip, 1.0 + self.clip) * advantage).mean()
+        value_loss, entropy = self.value_and_entropy(out, value, batch)
+        loss = policy_loss + self.value_weight * value_loss - value_of(self.entropy, self.updates) * entropy
+        kl = ((ratio - 1.0) - log_ratio).detach().mean()
+        if self.target_kl is not None:
+            self._kl = float(kl)
+        return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach(), "kl": kl}
+
+
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    """Mean 0, standard deviation 1; a single row stays as it is."""
+    return x if len(x) < 2 else (x - x.mean()) / (x.std() + 1e-8)
+
+
+def sequences(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flat segments → padded sequences.
+
+    Args:
+        last: [N] bool, True at the last row of each segment, the final row included.
+
+    Returns:
+        index: [T, B] row numbers, T the longest segment; a shorter one is padded with its own last row.
+        rows: [N] positions of the rows in the flattened [T · B], so that flat[rows] is in row order again.
+    """
+    ends = torch.nonzero(last).squeeze(1)
+    starts = torch.cat([ends.new_zeros(1), ends[:-1] + 1])
+    lengths = ends - starts + 1
+    steps = torch.arange(int(lengths.max()), device=last.device).unsqueeze(1)
+    index = torch.minimum(starts + steps, ends)
+    segment = torch.repeat_interleave(torch.arange(len(ends), device=last.device), lengths)
+    within = torch.arange(len(last), device=last.device) - starts[segment]
+    return index, within * len(ends) + segment
+
+
+def _concatenate(first: Any, second: Any) -> Any:
+    if isinstance(first, torch.Tensor):
+        return torch.cat([first, second])
+    return Batch({key: _concatenate(first[key], second[key]) for key in first.keys()})

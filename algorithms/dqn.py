@@ -1,0 +1,85 @@
+"""DQN: Q-learning with a neural network, a target copy and random replay (Mnih et al. 2015), n-step and double by option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from parl_like.algorithm import Algorithm, Schedule, Window
+from parl_like.batch import Batch
+from parl_like.explorer import EpsilonGreedy, Explorer
+from parl_like.model import Model
+
+
+class DQN(Algorithm):
+    """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · Q⁻(s', a*),   loss = huber(y − Q(s, a)),
+
+    m ≤ n rewards until the end of the episode, s' the state after them, Q⁻ the target copy;
+    a* = argmax Q⁻(s', ·), or argmax Q(s', ·) with `double` (van Hasselt et al. 2016). A truncated episode bootstraps.
+
+    Args:
+        model: Offers `q(obs) -> [N, A]`.
+        gamma: Discount γ per step.
+        n_step: n.
+        target_period: Optimiser steps between two copies to the target; 0: no target copy, the network bootstraps from itself.
+        tau: With it, after every optimiser step target ← (1 − tau) · target + tau · network, instead of the periodic copy.
+        double: Choose a* with the network, value it with the target.
+        epsilon: Default exploration, a number or a schedule over a helper's acting steps.
+        lr: Adam's learning rate, or a schedule over optimiser steps.
+    """
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500, tau: float | None = None,
+        double: bool = True, epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
+    ) -> None:
+        super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"DQN: gamma is {gamma}; expected a number in [0, 1]")
+        if n_step < 1 or target_period < 0:
+            raise ValueError(f"DQN: n_step is {n_step} and target_period {target_period}; expected n_step ≥ 1 and target_period ≥ 0")
+        self.gamma, self.double, self.epsilon = gamma, double, epsilon
+        self.target_period, self.tau = target_period, tau
+        self.window = Window(n_step=n_step)
+        self.target = self.model.clone() if target_period or tau is not None else self.model
+        self._discounts = torch.tensor([gamma**k for k in range(n_step + 1)], dtype=torch.float32)
+
+    def networks(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model} if self.target is self.model else {"model": self.model, "target": self.target}
+
+    def explorer(self) -> Explorer:
+        return EpsilonGreedy(self.epsilon)
+
+    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+        return {"q": self.model.q(inputs.obs)}
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds the targets y [N]."""
+        rew = batch.rew.float()
+        alive = (~batch.terminated).float()
+        discounts = self._discounts.to(rew.device)
+        if self.window.n_step == 1:
+            discount = self.gamma * alive
+        else:
+            rew = rew @ discounts[:-1]  # zero after the end, so the missing rewards add nothing
+            discount = discounts[batch.valid] * alive
+        q_next = self.target.q(batch.obs_next)
+        if self.double and self.target is not self.model:
+            best = self.model.q(batch.obs_next).argmax(1, keepdim=True)
+            q_next = q_next.gather(1, best).squeeze(1)
+        else:
+            q_next = q_next.amax(1)
+        batch.target = rew + discount * q_next
+        return batch
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        q = self.model.q(batch.obs).gather(1, batch.act.unsqueeze(1)).squeeze(1)
+        return {"loss": F.smooth_l1_loss(q, batch.target), "q": q.detach().mean()}
+
+    def post_process(self, batch: Batch) -> None:
+        if self.tau is not None:
+            self.target.sync_from(self.model, decay=1.0 - self.tau)
+        elif self.target_period and self.updates % self.target_period == 0:
+            self.target.sync_from(self.model)

@@ -1,0 +1,39 @@
+"""Measuring: alternate the contestants, several rounds, median and spread; say on what machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+
+def compare(contestants: Mapping[str, Callable[[], float]], rounds: int = 3) -> dict[str, dict[str, float]]:
+    """Runs every contestant `rounds` times, in turn, so that a slow moment of the machine hits all.
+
+    Args:
+        contestants: Name → function that does the work once and returns its rate (per second).
+
+    Returns:
+        Name → {"median", "best", "spread"}; spread = (best − worst) / median. Above 0.1 the machine was busy.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, work in contestants.items():
+            rates[name].append(work())
+    return {name: {"median": median(r), "best": max(r), "spread": (max(r) - min(r)) / median(r)} for name, r in rates.items()}
+
+
+def machine() -> dict[str, Any]:
+    import numpy
+    import torch
+
+    return {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version(),
+            "torch": torch.__version__, "numpy": numpy.__version__, "torch_threads": torch.get_num_threads()}
+
+
+def report(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    """Prints one JSON object, or the lines for people."""
+    print(json.dumps(result) if as_json else "\n".join(lines))

@@ -1,0 +1,230 @@
+"""Multi-layer perceptrons, and the perception that makes any observation a flat row of features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parl_like.layers import activation as activation_named
+from parl_like.layers import orthogonal_
+from parl_like.model import Model
+from parl_like.models.heads import ILLEGAL, legal_mask, make_head, mask_key, mask_names
+from parl_like.spec import leaves
+
+RELU_GAIN = math.sqrt(2.0)
+
+
+class MLP(nn.Module):
+    """Linear layers of the given sizes with an activation between them: [..., sizes[0]] → [..., sizes[-1]].
+
+    Args:
+        sizes: Size of the input, of each layer, and of the output. One size alone: the identity.
+        activation: Name, see `layers.ACTIVATIONS`.
+        activate_last: Whether the activation also follows the last layer.
+        orthogonal: Orthogonal weights and zero biases instead of torch's default.
+        gain, last_gain: Gains of the orthogonal weights; `last_gain` is that of the last layer and defaults to `gain`.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], activation: str = "relu", activate_last: bool = False, orthogonal: bool = False,
+        gain: float = RELU_GAIN, last_gain: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.activation = activation_named(activation)
+        self.activate_last, self.orthogonal = activate_last, orthogonal
+        self.gain, self.last_gain = gain, gain if last_gain is None else last_gain
+        self.out_size = sizes[-1]
+        self.layers = nn.ModuleList(nn.Linear(n_in, n_out) for n_in, n_out in pairwise(sizes))
+        # The dicts in which torch keeps each layer's parameters, looked up directly: a forward of 2 × 64 with 8 rows takes 14 µs
+        # instead of the 24 µs through each Linear, and 27 µs through nn.Sequential. Hooks on the single layers do not run.
+        self._weights = [layer._parameters for layer in self.layers]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """New initial values; without `orthogonal`, each Linear's own."""
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            if not self.orthogonal:
+                layer.reset_parameters()
+                continue
+            orthogonal_(layer.weight, self.last_gain if layer is self.layers[-1] else self.gain)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, activate = self._weights, self.activation
+        last = len(weights) - (not self.activate_last)
+        for i, layer in enumerate(weights):
+            x = F.linear(x, layer["weight"], layer["bias"])  # type: ignore[arg-type]
+            if i < last:
+                x = activate(x)
+        return x
+
+
+class FlatObs(nn.Module):
+    """Perception without parameters: an observation of any space → [..., out_size] float32, its leaves side by side.
+
+    Box: flattened; uint8 divided by the largest legal value (255 for images). Discrete, MultiDiscrete: one-hot. Everything keeps
+    its leading axes, [N] or [T, B].
+
+    Args:
+        obs: The observation space.
+        skip: Flat names of leaves that are no features (`obs.mask`).
+    """
+
+    def __init__(self, obs: gym.Space[Any], skip: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.parts = [_Leaf(name, space) for name, space in leaves(_spaces(obs), "obs") if name not in skip]
+        if not self.parts:
+            raise ValueError(f"FlatObs: nothing is left of the observation space {obs} without {list(skip)}")
+        self.out_size = sum(part.size for part in self.parts)
+        first = self.parts[0]
+        self.is_vector = not first.path and first.is_vector
+
+    def forward(self, obs: Any) -> Tensor:
+        if self.is_vector:
+            vector: Tensor = obs
+            return vector if vector.dtype is torch.float32 else vector.float()
+        flat = [part(obs) for part in self.parts]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+
+
+def _spaces(space: Any) -> Any:
+    """The space as nested dicts of the spaces of single arrays."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _spaces(part) for key, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_spaces(part) for part in space.spaces)
+    return space
+
+
+class _Leaf:
+    """How one array of the observation becomes features."""
+
+    def __init__(self, name: str, space: gym.Space[Any]) -> None:
+        self.path = name.split(".")[1:]
+        self.n_axes = len(space.shape or ())
+        self.scale = 1.0
+        self.choices: list[tuple[int, int]] = []  # of each discrete number: how many values, and the first of them
+        if isinstance(space, gym.spaces.Discrete):
+            self.choices = [(int(space.n), int(space.start))]
+        elif isinstance(space, gym.spaces.MultiDiscrete):
+            starts = np.broadcast_to(space.start, space.nvec.shape).ravel()
+            self.choices = [(int(n), int(start)) for n, start in zip(space.nvec.ravel(), starts, strict=True)]
+        elif isinstance(space, gym.spaces.Box) and space.dtype == np.uint8:
+            self.scale = 1.0 / max(int(space.high.max(initial=1)), 1)
+        self.size = sum(n for n, _ in self.choices) or math.prod(space.shape or ())
+        self.is_vector = self.n_axes == 1 and self.scale == 1.0 and not self.choices
+
+    def __call__(self, obs: Any) -> Tensor:
+        for key in self.path:
+            obs = obs[key]
+        x: Tensor = obs.flatten(-self.n_axes) if self.n_axes else obs.unsqueeze(-1)
+        if self.choices:
+            hot = [F.one_hot(x[..., i].long() - start, n) for i, (n, start) in enumerate(self.choices)]
+            return torch.cat(hot, -1).float()
+        return x.float() if self.scale == 1.0 else x * self.scale
+
+
+def perception(obs: gym.Space[Any], act: gym.Space[Any], trunk: nn.Module | None) -> nn.Module:
+    """`trunk`, or the flat observation without its legal mask.
+
+    Raises:
+        TypeError: the trunk does not say how many features it gives.
+    """
+    if trunk is None:
+        return FlatObs(obs, skip=mask_names(obs, act))
+    if not isinstance(getattr(trunk, "out_size", None), int):
+        raise TypeError(f"trunk {type(trunk).__name__} has no `out_size`; set it to the number of features that forward(obs) returns")
+    return trunk
+
+
+class MLPQ(Model):
+    """q(obs) -> [N, A] by one network for all actions.
+
+    Args:
+        obs, act: Spaces; `act` is Discrete. A Dict observation may hold `mask` [A]: 1 for the legal actions.
+        hidden: Sizes of the hidden layers.
+        dueling: q = v + a − mean(a) from a last layer of 1 + A outputs (Wang et al. 2016).
+        trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation.
+    """
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        dueling: bool = False, trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act)
+        if not isinstance(act, gym.spaces.Discrete):
+            raise TypeError(f"{type(self).__name__}: act is {act}; expected Discrete, for one value per action (use an actor-critic)")
+        self.dueling = dueling
+        self.mask = mask_key(obs, act)
+        self.perception = perception(obs, act, trunk)
+        self.net = MLP([self.perception.out_size, *hidden, int(act.n) + dueling], activation)  # type: ignore[list-item]
+
+    def q(self, obs: Any) -> Tensor:
+        q: Tensor = self.net(self.perception(obs))
+        if self.dueling:
+            advantage = q[..., 1:]
+            q = q[..., :1] + advantage - advantage.mean(-1, keepdim=True)
+        return q if self.mask is None else q.masked_fill(~legal_mask(obs, self.mask), ILLEGAL)
+
+
+class MLPActorCritic(Model):
+    """Policy and value, by two networks on one perception.
+
+    Args:
+        obs, act: Spaces; `act` is Discrete, MultiDiscrete, MultiBinary or Box. A Dict observation may hold `mask`: 1 for legal.
+        hidden: Sizes of the hidden layers, of each network.
+        shared: One network of these sizes with two linear heads, instead of two networks.
+        orthogonal: Orthogonal weights with gain √2, 0.01 at the policy's head and 1 at the value's; zero biases.
+        log_std_init, state_dependent_std: See `GaussianHead`; for Box actions.
+        trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation.
+
+    Attributes:
+        head: Its `log_prob` and `entropy` read what `policy` and `evaluate` give out.
+    """
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "tanh",
+        shared: bool = False, orthogonal: bool = True, log_std_init: float = 0.0, state_dependent_std: bool = False,
+        trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act)
+        self.mask = mask_key(obs, act)
+        self.perception = perception(obs, act, trunk)
+        common, own = (tuple(hidden), ()) if shared else ((), tuple(hidden))
+        size: Any = self.perception.out_size
+        self.body = MLP([size, *common], activation, activate_last=True, orthogonal=orthogonal)
+        size = self.body.out_size
+        self.shared = shared
+        self.actor = MLP([size, *own], activation, activate_last=True, orthogonal=orthogonal)
+        self.critic = MLP([size, *own, 1], activation, orthogonal=orthogonal, last_gain=1.0)
+        gain = 0.01 if orthogonal else None
+        self.head = make_head(self.actor.out_size, act, gain, log_std_init, state_dependent_std)
+
+    def _features(self, obs: Any) -> Tensor:
+        features: Tensor = self.perception(obs)
+        return self.body(features) if self.shared else features
+
+    def _out(self, obs: Any, features: Tensor) -> dict[str, Tensor]:
+        mask = None if self.mask is None else legal_mask(obs, self.mask)
+        out: dict[str, Tensor] = self.head(self.actor(features), mask)
+        return out
+
+    def policy(self, obs: Any, state: Any = None) -> tuple[dict[str, Tensor], Any]:
+        return self._out(obs, self._features(obs)), {} if state is None else state
+
+    def value(self, obs: Any, state: Any = None) -> Tensor:
+        value: Tensor = self.critic(self._features(obs))
+        return value.squeeze(-1)
+
+    def evaluate(self, obs: Any, state: Any = None, first: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
+        features = self._features(obs)
+        return self._out(obs, features), self.critic(features).squeeze(-1)

@@ -1,0 +1,74 @@
+"""Actor-critic with a memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from torch import Tensor, nn
+
+from parl_like.layers import gru, lstm
+from parl_like.model import Model
+from parl_like.models.heads import legal_mask, make_head, mask_key
+from parl_like.models.mlp import MLP, perception
+from parl_like.spec import Spec
+
+
+class RecurrentActorCritic(Model):
+    """Perception → hidden layers → GRU or LSTM, on which policy and value each have a linear head.
+
+    Args:
+        obs, act: Spaces, as for `MLPActorCritic`.
+        hidden: Sizes of the layers before the memory.
+        memory: 'gru' (state `h`) or 'lstm' (states `h` and `c`).
+        size: Numbers in each state.
+        trunk: A perception with `out_size`; None: the flat observation.
+    """
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Literal["gru", "lstm"] = "gru",
+        size: int = 64, activation: str = "tanh", orthogonal: bool = True, log_std_init: float = 0.0,
+        state_dependent_std: bool = False, trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act)
+        if memory not in ("gru", "lstm"):
+            raise ValueError(f"RecurrentActorCritic: memory is {memory!r}; expected 'gru' or 'lstm'")
+        self.size, self.states = size, ("h",) if memory == "gru" else ("h", "c")
+        self.mask = mask_key(obs, act)
+        self.perception = perception(obs, act, trunk)
+        features: Any = self.perception.out_size
+        self.body = MLP([features, *hidden], activation, activate_last=True, orthogonal=orthogonal)
+        self.memory = (gru if memory == "gru" else lstm)(size, self.body.out_size)
+        self.critic = MLP([size, 1], orthogonal=orthogonal, last_gain=1.0)
+        self.head = make_head(size, act, 0.01 if orthogonal else None, log_std_init, state_dependent_std)
+
+    def state_specs(self) -> dict[str, Spec]:
+        return {name: Spec(name, (self.size,), np.dtype(np.float32)) for name in self.states}
+
+    def _remember(self, obs: Any, state: Any, first: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        y, after = self.memory(self.body(self.perception(obs)), state, first)
+        return y, after
+
+    def _out(self, obs: Any, y: Tensor) -> dict[str, Tensor]:
+        mask = None if self.mask is None else legal_mask(obs, self.mask).reshape(len(y), -1)
+        out: dict[str, Tensor] = self.head(y, mask)
+        return out
+
+    def policy(self, obs: Any, state: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        y, after = self._remember(obs, state)
+        return self._out(obs, y), after
+
+    def value(self, obs: Any, state: Mapping[str, Tensor] | None = None) -> Tensor:
+        y, _ = self._remember(obs, state)
+        value: Tensor = self.critic(y)
+        return value.squeeze(-1)
+
+    def evaluate(
+        self, obs: Any, state: Mapping[str, Tensor] | None = None, first: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Rows of obs [T, B, ...], flat in time-major order; also obs [N, ...], which is one step."""
+        y, _ = self._remember(obs, state, first)
+        y = y.reshape(-1, self.size)
+        return self._out(obs, y), self.critic(y).squeeze(-1)

@@ -1,0 +1,234 @@
+"""Algorithm: the problem-independent part of a computation (how to predict, how to learn), and the factories that build one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from parl_like.batch import Batch
+    from parl_like.explorer import Explorer
+    from parl_like.model import Model
+
+Schedule = Callable[[int], float]
+"""Counter (optimiser steps, or acting steps of one helper) -> value."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`start` → `end` over `steps` counts after `warmup` counts at `start`, then `end` for ever."""
+
+    start: float
+    end: float
+    steps: int
+    warmup: int = 0
+
+    def __call__(self, count: int) -> float:
+        done = min(max((count - self.warmup) / self.steps, 0.0), 1.0)
+        return self.start + (self.end - self.start) * done
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """`end` + (`start` − `end`) · exp(−(count − warmup) / `decay`)."""
+
+    start: float
+    end: float
+    decay: float
+    warmup: int = 0
+
+    def __call__(self, count: int) -> float:
+        return self.end + (self.start - self.end) * math.exp(-max(count - self.warmup, 0) / self.decay)
+
+
+def value_of(number_or_schedule: float | Schedule, count: int) -> float:
+    return number_or_schedule(count) if callable(number_or_schedule) else number_or_schedule
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which rows around a sampled one learning needs. Rows after an episode end are never followed.
+
+    Attributes:
+        n_step: Rewards that one row looks ahead. `rew` of a learning batch is [N] for 1, else [N, n_step], zero after the end;
+            `valid` [N] counts the rewards that are real; `obs_next` and `terminated` belong to the last of them.
+        in_order: The algorithm needs whole segments, rows in time order with `last` marking each cut (on-policy).
+    """
+
+    n_step: int = 1
+    in_order: bool = False
+
+
+class Algorithm:
+    """Prediction and learning for any model that offers what the algorithm calls.
+
+    A subclass sets `window`, and writes `predict` and `learn`; `process` and `post_process` are optional. The computation task
+    calls them, always one at a time, and does `zero_grad`, `backward`, clipping and the optimiser step around `learn`.
+
+    Args:
+        model: The model, or a zero-argument factory of one.
+        lr: Learning rate, a number or a schedule over optimiser steps.
+        max_grad_norm: Global gradient norm above which gradients are scaled down; None: never.
+
+    Attributes:
+        mode: 'collect', 'update' or 'test': why the running call was made. 'test' between calls.
+        updates: Optimiser steps done.
+        rng: Generator for minibatches and the like; the task gives it its own.
+        torch_rng: The same for torch.
+    """
+
+    window = Window()
+
+    def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
+        self.model: Any = model if isinstance(model, torch.nn.Module) else model()
+        self.lr = lr
+        self.max_grad_norm = max_grad_norm
+        self.mode = "test"
+        self.updates = 0
+        self.rng = np.random.default_rng(0)
+        self.torch_rng = torch.Generator()
+
+    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+        """Forward pass for a batch of requests; runs under `torch.inference_mode`.
+
+        Args:
+            inputs: `obs` (tensor [N, ...] or a nested Batch of them) and, for a recurrent model, `state`.
+
+        Returns:
+            Tensors with N rows: what the explorer reads (`q`, `logits`, or `mean` and `log_std`) or `act` itself, and
+            `state` (a mapping) for a recurrent model. Anything else goes back to the agent's helper as it is.
+        """
+        raise TypeError(f"{type(self).__name__} has no predict(inputs): write it to act or compute with this algorithm")
+
+    def process(self, batch: Batch) -> Batch:
+        """Whole learning batch → what `learn` reads. Runs without gradients; targets and advantages are made here."""
+        return batch
+
+    def minibatches(self, batch: Batch) -> Iterable[Batch]:
+        """The batches of the optimiser steps, in order. Default: the whole batch, once."""
+        yield batch
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        """One optimiser step's loss.
+
+        Returns:
+            `loss`: scalar tensor with a gradient. Other scalars are reported as metrics; an array with one entry per row is
+            sent back to the helpers that sent the rows (priorities, say).
+        """
+        raise TypeError(f"{type(self).__name__} has no learn(batch): write it, or give the task a helper that never learns")
+
+    def post_process(self, batch: Batch) -> None:
+        """After the optimiser steps of one training request: target networks and the like. `updates` has been counted."""
+
+    def explorer(self) -> Explorer | None:
+        """The default explorer of helpers that do not bring their own. None: `predict` returns `act` or no action at all."""
+        return None
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The parameters that learning changes."""
+        return iter(self.model.parameters())
+
+    def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimiser over `parameters`; its learning rate is set from `lr` before every step."""
+        # fused: one kernel for all parameters, 3× faster than the loop for small networks on CPU.
+        return torch.optim.Adam(parameters, lr=value_of(self.lr, 0), eps=1e-5, fused=True)
+
+    def networks(self) -> dict[str, torch.nn.Module]:
+        """Everything that has state to save and a device to live on, by name: the model and, say, its target copy."""
+        return {"model": self.model}
+
+    def clone(self, copy: bool = True) -> Algorithm:
+        """A second algorithm with parameters of its own, equal in value (`copy=True`) or newly initialised."""
+        other = _copy_without_sharing(self)
+        if not copy:
+            for name, network in self.networks().items():
+                setattr(other, name, network.clone(copy=False))  # type: ignore[operator]
+        return other
+
+
+def _copy_without_sharing(algorithm: Algorithm) -> Algorithm:
+    other = copy.copy(algorithm)
+    for key, value in vars(algorithm).items():
+        if isinstance(value, torch.Generator):
+            generator = torch.Generator(device=value.device)
+            generator.set_state(value.get_state())
+            setattr(other, key, generator)
+        else:
+            setattr(other, key, copy.deepcopy(value))
+    return other
+
+
+class Shared:
+    """A model or trunk that several tasks use: built at the first call, the same object at every other.
+
+    Pass it wherever a model, a trunk or a factory is expected; `create_algorithm_func` resolves it when it builds. Exactly one
+    optimiser owns the shared parameters: that of the first task, in the robot's order, that holds them.
+    """
+
+    def __init__(self, factory: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.factory, self.args, self.kwargs = factory, args, kwargs
+        self._built: Any = None
+
+    def __call__(self) -> Any:
+        if self._built is None:
+            self._built = self.factory(*self.args, **self.kwargs)
+        return self._built
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self  # sharing is the point: freezing the arguments of a factory must not split it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_built": None}
+
+
+class AlgorithmFactory:
+    """Builds `algorithm_class(model_class(**model_args), **algorithm_args)`; every call makes new parameters.
+
+    The arguments are frozen copies, so changing the dicts afterwards has no effect. Picklable when its classes are importable,
+    comparable and printable, so it can travel to a worker and into a log.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any] | Shared, model_args: Mapping[str, Any],
+        algorithm: type[Algorithm], algorithm_args: Mapping[str, Any],
+    ) -> None:
+        self.model, self.algorithm = model, algorithm
+        self.model_args = copy.deepcopy(dict(model_args))
+        self.algorithm_args = copy.deepcopy(dict(algorithm_args))
+
+    def __call__(self) -> Algorithm:
+        if isinstance(self.model, Shared):
+            if self.model_args:
+                raise ValueError("create_algorithm_func: a Shared model takes no model_args here; give them to Shared(...)")
+            model = self.model()
+        else:
+            args = {k: v() if isinstance(v, Shared) else copy.deepcopy(v) for k, v in self.model_args.items()}
+            model = self.model(**args)
+        return self.algorithm(model, **copy.deepcopy(self.algorithm_args))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AlgorithmFactory) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        def show(args: Mapping[str, Any]) -> str:
+            return ", ".join(f"{k}={v!r}" for k, v in args.items())
+
+        model = getattr(self.model, "__name__", repr(self.model))
+        algorithm_args = f", {show(self.algorithm_args)}" if self.algorithm_args else ""
+        return f"{self.algorithm.__name__}({model}({show(self.model_args)}){algorithm_args})"
+
+
+def create_algorithm_func(
+    model_class: Callable[..., Any] | Shared, model_args: Mapping[str, Any],
+    algorithm_class: type[Algorithm], algorithm_args: Mapping[str, Any],
+) -> AlgorithmFactory:
+    """A zero-argument function that builds a new algorithm with a new model at every call (PARL's cloning rule)."""
+    return AlgorithmFactory(model_class, model_args, algorithm_class, algorithm_args)

@@ -1,0 +1,377 @@
+"""ComputationTask: one algorithm with its optimiser, device, lock, counters and state. No gradient crosses its border."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from parl_like.algorithm import Algorithm, value_of
+from parl_like.batch import Batch
+from parl_like.spec import Array, Spec, nest
+
+if TYPE_CHECKING:
+    from parl_like.agent_helper import AgentHelper
+
+Mode = Literal["collect", "update", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRule:
+    """When a queue closes a batch: at `min_rows` waiting rows, or `max_wait` seconds after the first, or when nobody is left
+    who could still come; never with more than `max_rows` rows (one request that is larger makes a batch of its own).
+
+    Attributes:
+        min_rows: None: wait for everybody who could come.
+        max_rows: None: no bound.
+        max_wait: None: as long as it takes. The cooperative driver has no use for a clock and ignores it: there a batch closes
+            the moment nobody else can run.
+    """
+
+    min_rows: int | None = None
+    max_rows: int | None = None
+    max_wait: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("min_rows", "max_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"BatchRule: {name} is {value}; expected at least 1, or None")
+        if self.max_wait is not None and not self.max_wait >= 0:
+            raise ValueError(f"BatchRule: max_wait is {self.max_wait}; expected seconds ≥ 0, or None")
+        if self.min_rows and self.max_rows and self.min_rows > self.max_rows:
+            raise ValueError(f"BatchRule: min_rows ({self.min_rows}) is above max_rows ({self.max_rows}); no batch could close")
+
+
+class ComputationTask:
+    """One relatively independent computation of a robot.
+
+    Args:
+        algorithm: An `Algorithm`, or a zero-argument function that builds one (`create_algorithm_func`). A function is called by
+            the robot, under the robot's seed.
+        helper: Zero-argument function that makes one agent's helper for this task. None: a helper that only predicts.
+        device: Where the networks live, e.g. 'cpu' or 'cuda'.
+        predict_rule, training_rule: When the two queues close a batch; None: the helper's own default for training, everybody
+            who is waiting for prediction.
+        on_error: What a failure of `learn` means: 'stop' ends the run, 'fail_batch' only raises in the agents that were served.
+            A failure of `predict` always raises in the agents that were served.
+        train: False: this task never learns (its helpers predict only).
+
+    Attributes:
+        name: The robot's name for it.
+        version: Optimiser steps that changed its parameters, its own and those of tasks that share some.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm | Callable[[], Algorithm],
+        helper: Callable[[], AgentHelper] | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        predict_rule: BatchRule | None = None,
+        training_rule: BatchRule | None = None,
+        on_error: Literal["stop", "fail_batch"] = "stop",
+        train: bool = True,
+    ) -> None:
+        if on_error not in ("stop", "fail_batch"):
+            raise ValueError(f"ComputationTask: on_error is {on_error!r}; expected 'stop' or 'fail_batch'")
+        self.name = "task"
+        self.helper = helper
+        self.device = torch.device(device)
+        self.predict_rule, self.training_rule = predict_rule, training_rule
+        self.on_error = on_error
+        self.train = train
+        self.lock: Any = threading.RLock()
+        self.version = 0
+        self.learns = 0
+        self.rows_learned = 0
+        self._source = algorithm
+        self._algorithm: Algorithm | None = None
+        self._sharers: weakref.WeakSet[ComputationTask] = weakref.WeakSet()
+        if isinstance(algorithm, Algorithm):
+            self._adopt(algorithm)
+
+    # ------------------------------------------------------------------------------------------------------- construction
+
+    @property
+    def algorithm(self) -> Algorithm:
+        if self._algorithm is None:
+            self.build()
+        assert self._algorithm is not None
+        return self._algorithm
+
+    def build(self, seed: np.random.SeedSequence | None = None) -> None:
+        """Builds the algorithm, unless it exists, with parameters drawn from `seed`; the global generators stay untouched."""
+        seed = np.random.SeedSequence(0) if seed is None else seed
+        algorithm_seed, torch_seed, numpy_seed = seed.generate_state(3)
+        if self._algorithm is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.random.manual_seed(int(algorithm_seed))
+                algorithm = self._source()  # type: ignore[operator]
+                if not isinstance(algorithm, Algorithm):
+                    raise TypeError(f"task {self.name!r}: the algorithm function gave {type(algorithm).__name__}; expected an Algorithm")
+                self._adopt(algorithm)
+        self.algorithm.rng = np.random.default_rng(int(numpy_seed))
+        self.algorithm.torch_rng = torch.Generator(device=self.device)
+        self.algorithm.torch_rng.manual_seed(int(torch_seed))
+
+    def _adopt(self, algorithm: Algorithm) -> None:
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"task {self.name!r}: device is {str(self.device)!r}, but torch sees no CUDA device; use device='cpu'")
+        self._algorithm = algorithm
+        self._try_out()
+        for network in algorithm.networks().values():
+            network.to(self.device)
+        modes = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._NormBase)
+        self._has_modes = any(isinstance(m, modes) for n in algorithm.networks().values() for m in n.modules())
+        self.claim()
+
+    def _try_out(self) -> None:
+        """One prediction on two rows of zeros: makes parameters of lazy layers, and finds a model that does not fit at once."""
+        inputs = self.algorithm.model.inputs()
+        if not inputs or type(self.algorithm).predict is Algorithm.predict:
+            return
+        rows = {name: torch.from_numpy(spec.zeros(2)) for name, spec in inputs.items()}
+        with torch.no_grad():
+            out = self._flat(self.algorithm.predict(Batch(nest(rows))))
+        self.check_output({name: value.numpy() for name, value in out.items()}, 2)
+
+    def claim(self) -> None:
+        """Makes the optimiser over the parameters that no other living task owns, and finds the owners of the rest.
+
+        Two optimisers on one tensor would each keep moments for half of its gradients, so a shared parameter has one owner: the
+        task that claimed it first. Its sharers step the owner's optimiser for it.
+        """
+        mine, owners = [], []
+        for parameter in self.algorithm.parameters():
+            reference = getattr(parameter, "_parl_like_owner", None)
+            owner = reference() if reference is not None else None
+            if owner is None or owner is self:
+                parameter._parl_like_owner = weakref.ref(self)  # type: ignore[attr-defined]
+                mine.append(parameter)
+            elif owner not in owners:
+                owners.append(owner)
+        self._parameters = list(self.algorithm.parameters())
+        self.optimizer = self.algorithm.optimizer(mine) if mine else None
+        self._owners = owners
+        for owner in owners:
+            self.lock = owner.lock  # one lock for everybody who reads or writes the shared tensors
+            owner._sharers.add(self)
+            self._sharers.add(owner)
+
+    # ---------------------------------------------------------------------------------------------------------- prediction
+
+    def _flat(self, out: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        flat = {}
+        for name, value in out.items():
+            if isinstance(value, (Mapping, Batch)):
+                flat |= {f"{name}.{key}": part for key, part in self._flat(dict(value.items())).items()}
+            else:
+                flat[name] = value
+        return flat
+
+    def check_output(self, out: Mapping[str, Array], rows: int) -> None:
+        for name, value in out.items():
+            if not value.ndim or len(value) != rows:
+                spec = Spec(name, value.shape[1:], value.dtype, owner=f"task {self.name!r}, output of predict")
+                raise spec.error(f"{value.shape} {value.dtype}", f"the batch has {rows} rows; return one row for each", True)
+
+    def predict(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> dict[str, Array]:
+        """Serves one packed batch.
+
+        Args:
+            inputs: Flat field name → [N, ...] array, by the names of `Model.inputs()`.
+            mode: 'collect' or 'test'.
+
+        Returns:
+            Flat output name → [N, ...] NumPy array; never a tensor, so no gradient leaves the task.
+        """
+        algorithm = self.algorithm
+        cpu = self.device.type == "cpu"
+        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
+        if not cpu:
+            tensors = {name: t.pin_memory().to(self.device, non_blocking=True) for name, t in tensors.items()}
+        with self.lock, torch.inference_mode():
+            before, algorithm.mode = algorithm.mode, mode
+            try:
+                if self._has_modes:
+                    self._switch(False)
+                out = self._flat(algorithm.predict(Batch.nest(tensors)))
+            finally:
+                algorithm.mode = before
+        arrays = {n: v.numpy() if cpu and type(v) is torch.Tensor else _to_numpy(v) for n, v in out.items()}
+        self.check_output(arrays, len(next(iter(inputs.values()))))
+        return arrays
+
+    # ------------------------------------------------------------------------------------------------------------ learning
+
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """Mode 'update' for one call, restored also after an exception."""
+        with self.lock:
+            before, self.algorithm.mode = self.algorithm.mode, "update"
+            try:
+                if self._has_modes:
+                    self._switch(True)
+                yield
+            finally:
+                self.algorithm.mode = before
+                if self._has_modes:
+                    self._switch(False)
+
+    def _switch(self, training: bool) -> None:
+        for network in self.algorithm.networks().values():
+            network.train(training)
+
+    def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
+        """One training request: process → minibatches × (learn, optimiser step) → post_process.
+
+        Args:
+            rows: Flat field name → [N, ...] array.
+
+        Returns:
+            Means of the scalars that `learn` returned, as floats; and arrays with N rows as they are.
+        """
+        algorithm = self.algorithm
+        n = len(next(iter(rows.values())))
+        batch = Batch.nest({name: self._tensor(value) for name, value in rows.items()})
+        with self._updating(), torch.no_grad():
+            batch = algorithm.process(batch)
+        sums: dict[str, Any] = {}
+        steps = 0
+        for minibatch in algorithm.minibatches(batch):
+            # The lock is taken per step, so that predictions come between the steps and each sees one version only.
+            with self._updating():
+                out = algorithm.learn(minibatch)
+                self.step(out["loss"])
+            steps += 1
+            for name, value in out.items():
+                value = value.detach() if isinstance(value, torch.Tensor) else value
+                sums[name] = value if steps == 1 or np.ndim(value) else sums[name] + value
+        with self._updating(), torch.no_grad():
+            algorithm.post_process(batch)
+        self.learns += 1
+        self.rows_learned += n
+        return {k: _to_numpy(v) if np.ndim(v) else float(v) / steps for k, v in sums.items()}
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Backward pass and one optimiser step; the caller holds the lock.
+
+        Raises:
+            FloatingPointError: the loss is not a finite number. The parameters are untouched.
+        """
+        value = float(loss.detach())
+        if not np.isfinite(value):
+            raise FloatingPointError(
+                f"task {self.name!r}: loss is {value} at optimiser step {self.algorithm.updates}; the weights are unchanged. "
+                "Lower the learning rate, set max_grad_norm, or look for extreme rewards"
+            )
+        algorithm = self.algorithm
+        optimizers = [self.optimizer] if self.optimizer is not None else []
+        optimizers += [owner.optimizer for owner in self._owners if owner.optimizer is not None]
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if algorithm.max_grad_norm is not None:
+            clip_gradients(self._parameters, algorithm.max_grad_norm)
+        if self.optimizer is not None and callable(algorithm.lr):
+            for group in self.optimizer.param_groups:
+                group["lr"] = value_of(algorithm.lr, algorithm.updates)
+        # An owner's optimiser steps only what has a gradient here: the shared parameters.
+        for optimizer in optimizers:
+            optimizer.step()
+        algorithm.updates += 1
+        self.version += 1
+        for sharer in self._sharers:
+            sharer.version += 1
+
+    def _tensor(self, value: Array) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(value))
+        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+
+    # --------------------------------------------------------------------------------------------------------------- state
+
+    def sync_from(self, other: ComputationTask, decay: float = 0.0) -> None:
+        """Every network of this task ← decay · own + (1 − decay) · other's."""
+        with self.lock, other.lock:
+            theirs = other.algorithm.networks()
+            for name, network in self.algorithm.networks().items():
+                network.sync_from(theirs[name], decay)  # type: ignore[operator]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that learning depends on: networks, optimiser, counters, generators."""
+        from parl_like.data.archive import rng_state, torch_rng_state
+
+        algorithm = self.algorithm
+        with self.lock:
+            return {
+                "networks": {name: dict(network.state_dict()) for name, network in algorithm.networks().items()},
+                "optimizer": _plain_optimizer_state(self.optimizer),
+                "counters": {"updates": algorithm.updates, "version": self.version, "learns": self.learns, "rows": self.rows_learned},
+                "rng": rng_state(algorithm.rng),
+                "torch_rng": torch_rng_state(algorithm.torch_rng),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict()`; networks of other shapes are refused by the name of the first tensor that differs."""
+        from parl_like.data.archive import set_rng_state, set_torch_rng_state
+
+        algorithm = self.algorithm
+        with self.lock:
+            for name, network in algorithm.networks().items():
+                _load_network(f"task {self.name!r}, network {name!r}", network, state["networks"][name])
+            _load_optimizer(self.optimizer, state["optimizer"])
+            counters = state["counters"]
+            algorithm.updates, self.version = counters["updates"], counters["version"]
+            self.learns, self.rows_learned = counters["learns"], counters["rows"]
+            set_rng_state(algorithm.rng, state["rng"])
+            set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
+
+
+def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scales all gradients by min(1, max_norm / norm), norm over all of them; returns the norm before."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))  # type: ignore[arg-type]
+    torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm
+
+
+def _to_numpy(value: Any) -> Array:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    return np.asarray(value)
+
+
+def _plain_optimizer_state(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    if optimizer is None:
+        return {}
+    state = optimizer.state_dict()
+    return {
+        "state": {str(k): dict(v) for k, v in state["state"].items()},
+        "groups": [{k: v for k, v in g.items() if isinstance(v, (int, float, bool))} for g in state["param_groups"]],
+    }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer | None, saved: Mapping[str, Any]) -> None:
+    if optimizer is None or not saved:
+        return
+    own = optimizer.state_dict()
+    own["state"] = {int(k): dict(v) for k, v in saved["state"].items()}
+    own["param_groups"] = [{**mine, **theirs} for mine, theirs in zip(own["param_groups"], saved["groups"], strict=True)]
+    optimizer.load_state_dict(own)
+
+
+def _load_network(owner: str, network: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+    own = network.state_dict()
+    for key in sorted(own.keys() | saved.keys()):
+        mine = tuple(own[key].shape) if key in own else None
+        theirs = tuple(saved[key].shape) if key in saved else None
+        if mine != theirs:
+            raise ValueError(f"{owner}: tensor {key!r} is {theirs} in the checkpoint and {mine} here; build the same model to load it")
+    network.load_state_dict(dict(saved))

@@ -1,0 +1,317 @@
+"""ComputationWrapper: the two queues of one task. Gathers rows, packs, calls the task, unpacks, replies.
+
+A wrapper owns no thread and no loop: a driver calls `serve` on a queue when the queue may close a batch, wakes the members of
+the batch, and decides how agents wait. So the rules of batching, failing and counting stand here once for all drivers.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from parl_like.communicator import Communicator, Link, Ticket
+from parl_like.computation_task import BatchRule, ComputationTask, Mode
+from parl_like.data.rows import RowBlock
+from parl_like.errors import Stopped, TaskFailed
+from parl_like.explorer import Explorer
+from parl_like.spec import Array, Spec
+
+RECENT = 1024
+"""Batches whose times are kept for the percentiles."""
+
+
+class Counters:
+    """What a queue has done. Times are seconds; wait is that of a batch's first request, compute that of its whole service."""
+
+    def __init__(self) -> None:
+        self.requests = self.rows = self.batches = self.errors = 0
+        self.waits: deque[float] = deque(maxlen=RECENT)
+        self.computes: deque[float] = deque(maxlen=RECENT)
+
+    def summary(self, queued_rows: int) -> dict[str, float]:
+        out = {
+            "requests": self.requests, "rows": self.rows, "batches": self.batches, "errors": self.errors,
+            "mean_batch": self.rows / self.batches if self.batches else 0.0, "queue_depth": queued_rows,
+        }
+        for name, times in (("wait", self.waits), ("compute", self.computes)):
+            p50, p99 = np.percentile(list(times), [50, 99]) if times else (0.0, 0.0)
+            out |= {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99)}
+        return out
+
+
+class _Batch:
+    """Requests that are served together."""
+
+    __slots__ = ("tickets", "rows", "block", "parts", "born")
+
+    def __init__(self, block: RowBlock | None = None) -> None:
+        self.tickets: list[Ticket] = []
+        self.rows = 0
+        self.block: Any = block
+        self.parts: list[Mapping[str, Array]] = []
+        self.born = 0.0
+
+
+class RequestQueue:
+    """Waiting requests of one kind, already divided into batches; the last batch is open for more.
+
+    Attributes:
+        rule: When a batch closes.
+        lock: Held while a request is written or a batch is taken. A driver with threads makes its condition on it.
+    """
+
+    kind = ""
+
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any) -> None:
+        self.task = task
+        self.rule = rule
+        self.max_rows = rule.max_rows
+        self.lock = lock
+        self.batches: deque[_Batch] = deque()
+        self.counters = Counters()
+        self.rows = 0
+        self.stopped: str | None = None
+
+    def put(self, ticket: Ticket, values: Any) -> None:
+        """Adds a request; the caller holds `lock`."""
+        raise TypeError("use PredictionQueue or TrainingQueue")
+
+    def _room_for(self, rows: int) -> _Batch:
+        """The open batch, or a new one where `rows` more would pass `max_rows`."""
+        batch = self.batches[-1] if self.batches else None
+        if batch is None or (self.max_rows is not None and batch.rows + rows > self.max_rows):
+            batch = self._new_batch()
+            batch.born = perf_counter()
+            self.batches.append(batch)
+        return batch
+
+    def _new_batch(self) -> _Batch:
+        return _Batch()
+
+    def check_open(self, ticket: Ticket) -> None:
+        if self.stopped is not None:
+            raise Stopped(f"{ticket.agent}, task {self.task.name!r}: {self.stopped}")
+
+    def serve(self, mode: Mode) -> list[Ticket]:
+        """Serves the oldest batch and returns its tickets, replied to but not yet woken. Never raises because of the task."""
+        with self.lock:
+            if not self.batches:
+                return []
+            batch = self.batches.popleft()
+            self.rows -= batch.rows
+        begin = perf_counter()
+        tickets = batch.tickets
+        try:
+            self._run(batch, mode)
+        except Exception as error:
+            self.counters.errors += 1
+            # Not chained to the wrapper's frames twice: the text below already holds the whole traceback.
+            message = self._failure(error, tickets)
+            for ticket in tickets:
+                failed = TaskFailed(message)
+                failed.__cause__ = error
+                ticket.error = failed
+        counters = self.counters
+        counters.requests += len(tickets)
+        counters.rows += batch.rows
+        counters.batches += 1
+        counters.waits.append(begin - batch.born)
+        counters.computes.append(perf_counter() - begin)
+        self._recycle(batch)
+        return tickets
+
+    def _failure(self, error: Exception, tickets: list[Ticket]) -> str:
+        names = [str(ticket.agent) for ticket in tickets[:4]] + (["…"] if len(tickets) > 4 else [])
+        text = "".join(traceback.format_exception(error)).rstrip()
+        return (f"task {self.task.name!r}: {self.kind} failed for a batch of {len(tickets)} requests ({', '.join(names)}): "
+                f"{type(error).__name__}: {error}\n{text}")
+
+    def _run(self, batch: _Batch, mode: Mode) -> None:
+        raise TypeError("use PredictionQueue or TrainingQueue")
+
+    def _recycle(self, batch: _Batch) -> None:
+        pass
+
+    def fail_all(self, reason: str) -> list[Ticket]:
+        """Answers every queued request with `Stopped(reason)` and refuses new ones; returns the tickets to wake."""
+        with self.lock:
+            self.stopped = reason
+            tickets = [ticket for batch in self.batches for ticket in batch.tickets]
+            self.batches.clear()
+            self.rows = 0
+        for ticket in tickets:
+            ticket.error = Stopped(f"{ticket.agent}, task {self.task.name!r}: {reason}")
+        return tickets
+
+
+class PredictionQueue(RequestQueue):
+    """Rows of many agents, written straight into preallocated columns."""
+
+    kind = "predict"
+
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, specs: list[Spec]) -> None:
+        super().__init__(task, rule, lock)
+        self.specs = specs
+        self.explorer: Explorer | None = None
+        self.to_env: Any = None
+        self._capacity = rule.max_rows or 64
+        self._free: list[RowBlock] = []
+
+    def add_explorer(self, explorer: Explorer, agent: Any) -> None:
+        if self.explorer is None:
+            self.explorer = explorer
+            if explorer.noise is not None:
+                self.specs = [*self.specs, explorer.noise.owned_by(f"task {self.task.name!r}")]
+        elif self.explorer.kind() != explorer.kind():
+            raise ValueError(
+                f"{agent}, task {self.task.name!r}: explorer {explorer.kind()} differs from {self.explorer.kind()} of the other "
+                "agents; one batch has one kind of explorer, so give all helpers of a task the same"
+            )
+
+    def _new_batch(self) -> _Batch:
+        while self._free:
+            block = self._free.pop()
+            if block.capacity >= self._capacity:
+                return _Batch(block)
+        return _Batch(RowBlock(self.specs, self._capacity))
+
+    def put(self, ticket: Ticket, values: Any) -> None:
+        if self.stopped is not None:
+            self.check_open(ticket)
+        rows = ticket.rows or 1
+        if self.batches and self.max_rows is None:
+            batch = self.batches[-1]
+        else:
+            batch = self._room_for(rows)
+        start = batch.rows
+        if start + rows > batch.block.capacity:
+            self._grow(batch, start + rows)
+        try:
+            if ticket.rows:
+                batch.block.write_rows(start, rows, values)
+            else:
+                batch.block.write(start, values)
+        except Exception as error:
+            if not start:
+                self.batches.pop()
+            raise self._named(error, ticket) from None
+        batch.rows = start + rows
+        batch.tickets.append(ticket)
+        ticket.start = start
+        self.rows += rows
+
+    def _named(self, error: Exception, ticket: Ticket) -> Exception:
+        """The same error with the agent's name in front."""
+        return type(error)(f"{ticket.agent}: {error}")
+
+    def _grow(self, batch: _Batch, rows: int) -> None:
+        capacity = max(2 * batch.block.capacity, rows)
+        larger = RowBlock(self.specs, capacity)
+        for name, column in batch.block.arrays.items():
+            larger.arrays[name][: batch.rows] = column[: batch.rows]
+        batch.block = larger
+        self._capacity = max(self._capacity, capacity)
+
+    def _run(self, batch: _Batch, mode: Mode) -> None:
+        n = batch.rows
+        inputs = {name: column[:n] for name, column in batch.block.arrays.items()}
+        noise = inputs.pop("noise", None)
+        version = self.task.version
+        out = self.task.predict(inputs, mode)
+        if self.explorer is not None:
+            out |= self.explorer.act(out, noise)
+        for name, value in out.items():
+            # An identity-like task may hand its input back; the columns are reused, so replies must not live in them.
+            if any(np.may_share_memory(value, column) for column in inputs.values()):
+                out[name] = value.copy()
+        acts = None
+        if "act" in out:
+            act = out["act"] if self.to_env is None else self.to_env(out["act"])
+            acts = act.tolist() if act.ndim == 1 else list(act)
+        for ticket in batch.tickets:
+            ticket.out = out
+            ticket.acts = acts
+            ticket.version = version
+
+    def _recycle(self, batch: _Batch) -> None:
+        self._free.append(batch.block)
+
+
+class TrainingQueue(RequestQueue):
+    """Learning batches of many agents, concatenated when they are served."""
+
+    kind = "learn"
+    last_result: Mapping[str, Any] = {}
+
+    def put(self, ticket: Ticket, values: Mapping[str, Array]) -> None:
+        self.check_open(ticket)
+        batch = self._room_for(ticket.rows)
+        if batch.parts and values.keys() != batch.parts[0].keys():
+            raise ValueError(
+                f"{ticket.agent}, task {self.task.name!r}: training fields {sorted(values)} differ from "
+                f"{sorted(batch.parts[0])} of the requests before; all helpers of a task must send the same fields"
+            )
+        batch.parts.append(values)
+        batch.tickets.append(ticket)
+        ticket.start = batch.rows
+        batch.rows += ticket.rows
+        self.rows += ticket.rows
+
+    def _run(self, batch: _Batch, mode: Mode) -> None:
+        parts = batch.parts
+        rows = parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        result = self.task.learn(rows)
+        for name, value in result.items():
+            if isinstance(value, np.ndarray) and value.ndim and len(value) != batch.rows:
+                raise ValueError(f"learn returned {name!r} with {len(value)} rows; expected a scalar or one row for each of {batch.rows}")
+        self.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
+        for ticket in batch.tickets:
+            ticket.out = result
+
+
+class ComputationWrapper:
+    """Prediction queue and training queue of one task.
+
+    Args:
+        task: The task to serve.
+        mode: 'collect' for the robot's own agents, 'test' for an evaluation; travels with every prediction.
+        training_rule: The helpers' default, where the task gives none.
+    """
+
+    def __init__(self, task: ComputationTask, mode: Mode = "collect", training_rule: BatchRule | None = None, lock: Any = None) -> None:
+        self.task = task
+        self.mode: Mode = mode
+        owner = f"task {task.name!r}"
+        lock = threading.Lock() if lock is None else lock
+        specs = [spec.owned_by(owner) for spec in task.algorithm.model.inputs().values()]
+        self.predictions = PredictionQueue(task, task.predict_rule or BatchRule(), lock, specs)
+        self.trainings = TrainingQueue(task, task.training_rule or training_rule or BatchRule(), lock)
+        self.communicators: dict[str, Communicator] = {}
+
+    @property
+    def request_specs(self) -> list[Spec]:
+        """The fields of one prediction request, in order."""
+        return self.predictions.specs
+
+    def create_communicator(self, agent: Any, link: Link) -> Communicator:
+        name = str(agent)
+        if name in self.communicators:
+            raise ValueError(f"{name} already has a communicator of task {self.task.name!r}; close() it first, or give agents different ids")
+        communicator = self.communicators[name] = Communicator(self, agent, link)
+        return communicator
+
+    def remove_communicator(self, communicator: Communicator) -> None:
+        self.communicators.pop(str(communicator.agent), None)
+
+    def summary(self) -> dict[str, float]:
+        """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …"""
+        out = {}
+        for queue in (self.predictions, self.trainings):
+            out |= {f"{queue.kind}/{name}": value for name, value in queue.counters.summary(queue.rows).items()}
+        return out

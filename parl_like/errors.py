@@ -1,0 +1,37 @@
+"""The errors that cross between agents, tasks and the robot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TaskFailed(RuntimeError):
+    """A task raised while it served a batch. Carries the original exception as `__cause__` and its traceback in the text."""
+
+
+class AgentFailed(RuntimeError):
+    """An agent's own code, or its environment, raised. Carries the original exception as `__cause__`."""
+
+
+class NotEnoughRows(RuntimeError):
+    """Learning was asked for before the buffer holds enough rows."""
+
+
+class Stopped(Exception):
+    """The robot stopped before this request was served."""
+
+
+class Interrupted(BaseException):
+    """Ends an agent's `run_one_episode` from the outside: the run stops, or the episode restarts at a checkpoint.
+
+    Not an `Exception`, so that an agent's own `except Exception` does not swallow it.
+    """
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """The message for a name that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    near = get_close_matches(str(name), names, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "there is none" if not names else "there are " + ", ".join(map(repr, names))
+    return f"no {kind} {name!r}; {hint}"

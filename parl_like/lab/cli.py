@@ -1,0 +1,325 @@
+"""The command `parl-like`. Verbs import what they need when they run, so `--help` and `list` load neither torch nor matplotlib."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from parl_like.lab.config import UsageError
+
+ERROR, USAGE, INTERRUPTED = 1, 2, 130
+_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
+_EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "peers": "stable_baselines3"}
+
+EPILOG = """Exit codes: 0 done, 1 error, 2 bad usage or configuration, 3 stopped by a signal after a clean save.
+First run: parl-like list; parl-like train NAME; parl-like play RUN"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: that of the process) and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        args = _parse(words)
+        code: int = args.verb(args)
+        sys.stdout.flush()
+        return code
+    except SystemExit as error:  # argparse: help was printed, or the usage was wrong
+        return error.code if isinstance(error.code, int) else 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ERROR
+    except Exception as error:  # noqa: BLE001  the last border: whatever it is, it becomes one line and an exit code
+        if debug:
+            traceback.print_exc()
+        name = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        hint = "" if debug or isinstance(error, UsageError) else " (`--debug` shows where)"
+        print(f"error: {name}{' '.join(str(error).split())}{hint}", file=sys.stderr)
+        return USAGE if isinstance(error, UsageError) else ERROR
+
+
+# ------------------------------------------------------------------------------------------------ verbs
+
+
+def _train(args: argparse.Namespace) -> int:
+    from parl_like.lab import config, experiment
+
+    chosen = experiment.get(args.experiment)
+    words = config.parse_assignments(args.assignments)
+    file = config.load_yaml_file(Path(args.config)) if args.config else {}
+    stream = sys.stderr if args.show_config else _people(args)
+    print(f"{chosen.name}: {chosen.description or 'loading'} ...", file=stream, flush=True)  # before torch: seconds matter here
+    from parl_like.lab import runner
+
+    resolved = config.resolve(chosen.module().Config, chosen.config, file, words)
+    if args.show_config:
+        print(config.dump_yaml(config.to_dict(resolved)), end="")
+        return 0
+    return runner.train(chosen, resolved, command=args.words, stream=stream, debug=args.debug, report=_report(args))
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from parl_like.lab import config, rundir
+
+    run = rundir.RunDir.open(args.run)
+    words = config.parse_assignments(args.assignments)
+    stream = _people(args)
+    print(f"{run.path}: loading ...", file=stream, flush=True)
+    from parl_like.lab import runner
+
+    return runner.resume(run.path, words, which=args.checkpoint, command=args.words, stream=stream, debug=args.debug,
+                         report=_report(args))
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from parl_like.lab import runner
+
+    numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint)
+    if args.json:
+        _print_json(numbers)
+    else:
+        print("\n".join(f"{key:12} {value:.6g}" if isinstance(value, float) else f"{key:12} {value}" for key, value in numbers.items()))
+    return 0
+
+
+def _play(args: argparse.Namespace) -> int:
+    from parl_like.lab import runner
+
+    episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint)
+    if args.json:
+        _print_json(episodes)
+    else:
+        print("\n".join(f"{episode['path']}  return {episode['return']:.4g}" for episode in episodes))
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from parl_like.lab import experiment, rundir
+
+    known: list[dict[str, Any]] = []
+    for name in experiment.names():
+        try:
+            one = experiment.get(name)
+            known.append({"name": name, "robot": one.robot, "description": one.description})
+        except UsageError as error:  # one broken file must not hide the others
+            known.append({"name": name, "robot": "?", "description": f"error: {error}"})
+    runs = [_run_row(run) for run in rundir.runs_in(Path(args.runs))]
+    if args.json:
+        _print_json({"experiments": known, "runs": runs})
+        return 0
+    print("\n".join(_table(known)) if known else "no experiments are installed")
+    if runs:
+        print("\n" + "\n".join(_table(runs)))
+    return 0
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from parl_like.lab import plots, rundir
+
+    runs = [rundir.RunDir.open(run) for run in args.runs]
+    default = runs[0].plots / "learning_curve.png" if len(runs) == 1 else runs[0].path.parent / "learning_curves.png"
+    path = plots.learning_curve(runs, Path(args.out) if args.out else default, metric=args.metric or plots.DEFAULT_METRIC)
+    if args.json:
+        _print_json({"picture": str(path)})
+    else:
+        print(path)
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    import importlib
+
+    import parl_like
+
+    root = Path(parl_like.__file__).resolve().parents[1]
+    folder = root / "benchmarks"
+    if not folder.is_dir():
+        raise UsageError("benchmarks live in the repository, not in the installed package; clone it and run `pip install -e .` there")
+    known = sorted(path.stem.replace("_", "-") for path in folder.glob("[a-z]*.py"))
+    if args.name is None:
+        _print_json(known) if args.json else print("\n".join(known))
+        return 0
+    if args.name.replace("_", "-") not in known:
+        from parl_like.errors import unknown
+
+        raise UsageError(unknown("benchmark", args.name, known))
+    sys.path.insert(0, str(root))  # in front, so that no other folder called benchmarks is meant
+    module = importlib.import_module(f"benchmarks.{args.name.replace('-', '_')}")
+    return module.main((["--json"] if args.json else []) + args.rest) or 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from parl_like.lab import rundir
+    from parl_like.lab.checkpoint import Checkpoints
+
+    run = rundir.RunDir.open(args.run)
+    problems = Checkpoints.verify(run.checkpoints)
+    if args.json:
+        _print_json({"run": str(run.path), "problems": problems})
+    else:
+        print("\n".join(problems) if problems else f"{run.checkpoints}: every checkpoint is whole")
+    return ERROR if problems else 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    import importlib.util
+    import platform
+    from importlib import metadata
+
+    import psutil
+
+    packages: dict[str, str] = {}
+    for requirement in metadata.requires("parl_like") or []:
+        if "extra ==" not in requirement:
+            package = re.split(r"[^A-Za-z0-9_.-]", requirement)[0]
+            try:
+                packages[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                packages[package] = "missing"
+    memory = psutil.virtual_memory()
+    report = {
+        "parl_like": metadata.version("parl_like"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "memory_gb": round(memory.total / 1e9, 1),
+        "memory_free_gb": round(memory.available / 1e9, 1),
+        "packages": packages,
+        "extras": {extra: importlib.util.find_spec(module) is not None for extra, module in _EXTRAS.items()},
+    }
+    missing = [package for package, version in packages.items() if version == "missing"]
+    if args.json:
+        _print_json(report)
+    else:
+        for key in ("parl_like", "python", "system", "cores", "memory_gb", "memory_free_gb"):
+            print(f"{key:16} {report[key]}")
+        print("\n".join(f"{package:16} {version}" for package, version in packages.items()))
+        for extra, module in _EXTRAS.items():
+            found = report["extras"][extra]  # type: ignore[index]
+            print(f"{'extra ' + extra:16} {'found' if found else f'not found ({module}); pip install {chr(39)}parl_like[{extra}]{chr(39)}'}")
+    return ERROR if missing else 0
+
+
+# ------------------------------------------------------------------------------------------------ words in, text out
+
+
+def _people(args: argparse.Namespace) -> TextIO:
+    """Where people read along: with --json, not where the machine reads."""
+    return sys.stderr if args.json else sys.stdout
+
+
+def _report(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
+    return _print_json if args.json else None
+
+
+def _print_json(value: Any) -> None:
+    from parl_like.lab.rundir import plain
+
+    print(json.dumps(plain(value), allow_nan=False))
+
+
+def _run_row(run: Any) -> dict[str, Any]:
+    from parl_like.lab.metrics import last_row
+
+    try:
+        row = last_row(run.metrics_file)
+        return {"run": run.path.name, "experiment": run.info().experiment, "state": run.state(),
+                "steps": int(row.get("step", 0)), "last_return": row.get("return/last")}
+    except (UsageError, OSError, ValueError) as error:
+        return {"run": run.path.name, "experiment": "?", "state": f"unreadable: {error}", "steps": 0, "last_return": None}
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Aligned columns under the rows' keys."""
+    def cell(value: Any) -> str:
+        return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    cells = [[key.upper() for key in rows[0]], *([cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {message}; see `{self.prog} --help`", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    common = _Parser(add_help=False)
+    common.add_argument("--json", action="store_true", help="machine-readable: JSON on standard output, the rest on standard error")
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser = _Parser(prog="parl-like", description="Train robots made of computation tasks that many agents share.", epilog=EPILOG,
+                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+
+    def verb(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        one = verbs.add_parser(name, parents=[common], help=text, description=text)
+        one.set_defaults(verb=run)
+        return one
+
+    def checkpoint(one: argparse.ArgumentParser) -> None:
+        one.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest (default), best, or a step")
+
+    one = verb("train", _train, "train an experiment in a new run directory")
+    one.add_argument("experiment", metavar="EXPERIMENT", help="one of `parl-like list`")
+    one.add_argument("assignments", nargs="*", metavar="key=value", help="configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]")
+    one.add_argument("--config", metavar="FILE", help="YAML file of configuration values; key=value words come before it")
+    one.add_argument("--show-config", action="store_true", help="print the resolved configuration and stop")
+    one = verb("resume", _resume, "continue a run from its last checkpoint")
+    one.add_argument("run", metavar="RUN")
+    one.add_argument("assignments", nargs="*", metavar="key=value", help="e.g. total_steps=40000")
+    checkpoint(one)
+    one = verb("eval", _eval, "evaluate a trained run without exploration")
+    one.add_argument("run", metavar="RUN")
+    one.add_argument("--episodes", type=_positive, default=0, metavar="N", help="default: as after training")
+    one.add_argument("--seed", type=_seed, metavar="N", help="default: as after training")
+    checkpoint(one)
+    one = verb("play", _play, "record episodes of a trained run as GIF files")
+    one.add_argument("run", metavar="RUN")
+    one.add_argument("--episodes", type=_positive, default=1, metavar="N")
+    one.add_argument("--seed", type=_seed, metavar="N")
+    checkpoint(one)
+    one = verb("list", _list, "list the experiments, and the runs in runs/")
+    one.add_argument("--runs", default="runs", metavar="DIR", help="where runs are (default: runs)")
+    one = verb("plot", _plot, "draw the learning curve of one or several runs")
+    one.add_argument("runs", nargs="+", metavar="RUN")
+    one.add_argument("--out", metavar="FILE", help="the picture (png, svg or pdf)")
+    one.add_argument("--metric", metavar="KEY", help="column of metrics.csv (default: return/mean)")
+    one = verb("bench", _bench, "run a benchmark of the repository; without a name: list them")
+    one.add_argument("name", nargs="?", metavar="NAME")
+    one.add_argument("rest", nargs=argparse.REMAINDER, metavar="args", help="passed on to the benchmark")
+    one = verb("verify", _verify, "check every checkpoint of a run against its checksums")
+    one.add_argument("run", metavar="RUN")
+    verb("doctor", _doctor, "show versions, cores, memory and the extras found")
+
+    # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
+    split = bool(words) and words[0] in ("train", "resume")
+    assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
+    args = parser.parse_args([word for word in words if word not in assignments])
+    if split:
+        args.assignments = assignments + args.assignments
+    args.words = ["parl-like", *words]
+    return args
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
+    return int(text)

@@ -1,0 +1,333 @@
+"""Experiment configuration: typed, frozen, and filled only by plain data (YAML layers and `key=value` words)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import yaml
+
+MAX_BYTES = 1_000_000  # of one YAML text
+MAX_DEPTH = 20  # of its lists and mappings
+
+
+class UsageError(ValueError):
+    """What the user asked for cannot be done as asked. One line: what was expected, what came, the way out (exit code 2)."""
+
+
+class ConfigError(UsageError):
+    """A configuration does not fit its class. The message names the key, what was expected, what came, and the nearest name."""
+
+
+class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every robot's configuration has. A robot adds its own fields: `class Config(ExperimentConfig, frozen=True, kw_only=True)`.
+
+    Steps are environment steps (agent decisions), summed over all agents. Bounds are given with `Annotated[type, msgspec.Meta(...)]`;
+    a combination of fields that cannot be is refused with a ValueError in `__post_init__`.
+
+    Attributes:
+        seed: Root of every random number of the run.
+        total_steps: Environment steps at which training ends.
+        n_agents: Agents that act at once.
+        driver: How agents run: one thread with greenlets, or one thread each.
+        run_dir: Directory of the run; empty: `runs/<date>_<name>_s<seed>`.
+        device: torch device of the tasks.
+        checkpoint_every: Environment steps between two checkpoints; 0: only at the end.
+        keep_checkpoints: How many of the newest checkpoints stay on disk.
+        metrics_every: Environment steps between two rows of `metrics.csv`. Steps, not seconds: two runs give the same rows.
+        log_every_s: Seconds between two progress lines where the output is not a terminal.
+        eval_episodes: Episodes of the evaluation after training; 0: as many as the experiment's expectation names, or 10.
+        tensorboard: Also write TensorBoard files, where the extra `tb` is installed.
+        trace: Keep a hash of every event, so that two runs can be compared.
+    """
+
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    total_steps: Annotated[int, msgspec.Meta(gt=0)] = 100_000
+    n_agents: Annotated[int, msgspec.Meta(ge=1)] = 1
+    driver: Literal["cooperative", "threads"] = "cooperative"
+    run_dir: str = ""
+    device: Annotated[str, msgspec.Meta(min_length=1)] = "cpu"
+    checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    keep_checkpoints: Annotated[int, msgspec.Meta(ge=1)] = 5
+    metrics_every: Annotated[int, msgspec.Meta(ge=1)] = 1_000
+    log_every_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    eval_episodes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    tensorboard: bool = True
+    trace: bool = False
+
+
+C = TypeVar("C", bound=ExperimentConfig)
+
+
+def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
+    """The configuration that the layers give, later ones before earlier ones, all before the defaults.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or value, or a number that is not finite, in any layer, even in one that a
+            later layer covers.
+    """
+    name = config_class.__qualname__
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merge(merged, _fit_keys(config_class, layer, name, ""), config_class)
+    try:
+        return msgspec.convert(merged, config_class)
+    except msgspec.ValidationError as error:  # a required field that no layer gives, or `__post_init__`
+        raise ConfigError(f"{name}: {str(error).replace(' - at `$`', '')}") from None
+
+
+def to_dict(config: msgspec.Struct) -> dict[str, Any]:
+    """The complete configuration as nested dicts and lists of plain values."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    return tree
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted key → (old value, new value) where two configurations differ; a missing key counts as None."""
+    out: dict[str, tuple[Any, Any]] = {}
+    for key in [*old, *(key for key in new if key not in old)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            out.update(differences(a, b, f"{prefix}{key}."))
+        elif a != b:
+            out[f"{prefix}{key}"] = (a, b)
+    return out
+
+
+def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
+    """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net": {"hidden": [64, 64]}}`; a value is read as YAML.
+
+    The last word for a key counts; nothing after `=` is the empty text.
+    """
+    out: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        *path, last = key.split(".")
+        if not equals or not all([*path, last]):
+            raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or net.hidden=[64,64]")
+        node = out
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"key {key!r}: {part!r} was already given a value; give either the whole or its parts")
+        node[last] = _parse(text, f"key {key!r}", key) if text else ""
+    return out
+
+
+def load_yaml_file(path: Path) -> dict[str, Any]:
+    """`load_yaml` of a file; its size is looked at before it is read."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path} has {path.stat().st_size} bytes; expected at most {MAX_BYTES}")
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    return load_yaml(text, str(path))
+
+
+def load_yaml(text: str, source: str = "YAML") -> dict[str, Any]:
+    """Plain nested dicts, lists, text, numbers, booleans and None from YAML; keys are text, the top is a mapping.
+
+    Tags, anchors, aliases, merge keys and duplicate keys are refused, so nothing can be executed, shared, expanded or hidden.
+    Scalars follow YAML 1.2, with `_` between digits: `1e-3` is a number, `yes` and `2026-01-01` are text.
+
+    Raises:
+        ConfigError: anything of the above, a syntax error, over 1 MB, or over 20 levels.
+    """
+    tree = _parse(text, source, "")
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: expected `key: value` lines, got {_show(tree)}")
+    return tree
+
+
+def dump_yaml(tree: Mapping[str, Any]) -> str:
+    """YAML text that `load_yaml` reads back unchanged."""
+    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
+
+
+# ------------------------------------------------------------------------------------------------ fitting keys to a class
+
+
+def _fit_keys(struct: type[msgspec.Struct], layer: Mapping[str, Any], name: str, prefix: str) -> dict[str, Any]:
+    """`layer` with every value checked against its field; converted values stay plain data."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    out: dict[str, Any] = {}
+    for key, value in layer.items():
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {prefix + near[0]!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
+            raise ConfigError(f"{name} has no key {_short(f'{prefix}{key}')}; {hint}")
+        inner = _struct_in(fields[key])
+        if inner is not None and isinstance(value, Mapping):
+            out[key] = _fit_keys(inner, value, name, f"{prefix}{key}.")
+        else:
+            out[key] = _fit(value, fields[key], name, f"{prefix}{key}")
+    return out
+
+
+def _fit(value: Any, expected: Any, name: str, key: str) -> Any:
+    for number in _numbers(value):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ConfigError(f"{name}: key {key!r} expects a finite number, got {number}")
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:
+            raise ConfigError(f"{name}: key {key!r} expects a number of 64 bits, got {_show(number)}")
+    try:
+        msgspec.convert(value, expected)
+        return value
+    except msgspec.ValidationError as error:
+        if isinstance(value, float) and value.is_integer():  # 1e6 is how people write a million steps
+            try:
+                msgspec.convert(int(value), expected)
+                return int(value)
+            except msgspec.ValidationError:
+                pass
+        text, _, where = str(error).partition(" - at `$")
+    wanted = re.sub(r", got `.*`$", "", text).removeprefix("Expected ")
+    literal = _literals(expected)
+    if literal and text.startswith("Invalid enum value"):
+        near = difflib.get_close_matches(str(value), literal, n=1)
+        wanted = f"one of {', '.join(map(repr, literal))}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    raise ConfigError(f"{name}: key {key + where.rstrip('`')!r} expects {wanted}, got {_show(value)}")
+
+
+def _merge(low: dict[str, Any], high: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    out = {**low, **high}
+    for field in msgspec.structs.fields(struct):
+        inner, a, b = _struct_in(field.type), low.get(field.name), high.get(field.name)
+        if inner is not None and isinstance(a, dict) and isinstance(b, dict):
+            out[field.name] = _merge(a, b, inner)
+    return out
+
+
+def _struct_in(expected: Any) -> type[msgspec.Struct] | None:
+    """The Struct class of a field `S`, `Annotated[S, ...]` or `S | None`."""
+    if typing.get_origin(expected) is Annotated:
+        return _struct_in(typing.get_args(expected)[0])
+    if typing.get_origin(expected) in (typing.Union, types.UnionType):
+        found = [inner for part in typing.get_args(expected) if (inner := _struct_in(part)) is not None]
+        return found[0] if found else None
+    return expected if isinstance(expected, type) and issubclass(expected, msgspec.Struct) else None
+
+
+def _literals(expected: Any) -> list[str]:
+    """Every value of the `Literal`s in a type, for a message."""
+    if typing.get_origin(expected) is Literal:
+        return [str(value) for value in typing.get_args(expected)]
+    return [value for part in typing.get_args(expected) for value in _literals(part)]
+
+
+def _numbers(value: Any) -> Iterator[float | int]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+def _show(value: Any) -> str:
+    return "nothing (null)" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def _short(key: str) -> str:
+    return repr(key if len(key) <= 60 else key[:57] + "...")
+
+
+# ------------------------------------------------------------------------------------------------ YAML text to plain data
+
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
+    **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
+}
+
+
+def _plain(text: str) -> Any:
+    """The value of an unquoted YAML scalar."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text.replace("_", ""))
+    return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text
+
+
+def _parse(text: str, source: str, key: str) -> Any:
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise ConfigError(f"{source}: over {MAX_BYTES} bytes of YAML; expected a configuration, not data")
+    # The parser's events, not PyYAML's constructors: what is not handled below cannot happen.
+    try:
+        events = yaml.parse(text, Loader=yaml.SafeLoader)
+        next(events)  # stream start
+        if isinstance(next(events), yaml.StreamEndEvent):
+            return None
+        tree = _node(events, next(events), source, key, 1)
+        next(events)  # document end
+        if not isinstance(next(events), yaml.StreamEndEvent):
+            raise ConfigError(f"{source}: expected one YAML document, got several")
+        return tree
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it does not parse"
+        raise ConfigError(f"{source}: not valid YAML{where}: {problem}") from None
+
+
+def _node(events: Iterator[Any], event: Any, source: str, key: str, depth: int) -> Any:
+    where = f"{source}: line {event.start_mark.line + 1}" + (f", key {_short(key)}" if key else "")
+    if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+        raise ConfigError(f"{where}: anchors and aliases (& and *) are not allowed; write the value out or quote the text")
+    if event.tag is not None:
+        raise ConfigError(f"{where}: tags (!) are not allowed; write plain values or quote the text")
+    if isinstance(event, yaml.ScalarEvent):
+        try:
+            return event.value if event.style else _plain(event.value)
+        except ValueError:  # more digits than int() reads
+            raise ConfigError(f"{where}: expected a number of 64 bits, got {len(event.value)} digits") from None
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{where}: nested over {MAX_DEPTH} levels deep")
+    if isinstance(event, yaml.SequenceStartEvent):
+        items: list[Any] = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_node(events, event, source, f"{key}[{len(items)}]", depth + 1))
+        return items
+    mapping: dict[str, Any] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        name = _node(events, event, source, key, depth + 1)
+        line = f"{source}: line {event.start_mark.line + 1}"
+        if not isinstance(name, str):
+            raise ConfigError(f"{line}: a key must be text, got {_show(name)}; quote it")
+        if name in mapping:
+            raise ConfigError(f"{line}: key {_short(name)} is given twice; keep one")
+        mapping[name] = _node(events, next(events), source, f"{key}.{name}" if key else name, depth + 1)
+    return mapping
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that `_plain` would read as something else, and never writes an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if _plain(text) == text and text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _represent_text)

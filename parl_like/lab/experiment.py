@@ -1,0 +1,155 @@
+"""Experiments: named, reproducible runs with the outcome that is expected of them, and the registry that finds them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import msgspec
+
+from parl_like.errors import unknown
+from parl_like.lab.config import ConfigError, UsageError, load_yaml_file
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}\Z")]
+# No dot and no slash: a name can only ever lead to a module directly below parl_like.robots.
+RobotName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}\Z")]
+
+
+class ExperimentError(UsageError):
+    """No such experiment, or its description or its robot module is not what it must be."""
+
+
+class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The interval in which a result must lie. None: open."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to run, and what should come out.
+
+    Attributes:
+        name: What one types; lower-case letters, digits, `-` and `_`. Of a YAML file: its name without `.yaml`.
+        robot: Module below `parl_like.robots` that offers `Config`, an ExperimentConfig, and `build(config) -> Robot`.
+        description: One line for `parl-like list`.
+        expect: Result → the number that it must reach, or `{at_least: …, at_most: …}`. Results are those of the evaluation
+            (`mean_return` …), then the robot's last metrics. The key `episodes` is no result: it says over how many episodes.
+        config: Values that differ from the defaults of the robot's `Config`.
+    """
+
+    name: Name
+    robot: RobotName
+    description: str = ""
+    expect: dict[str, float | Bounds] = {}
+    config: dict[str, Any] = {}
+
+    @property
+    def eval_episodes(self) -> int:
+        """Episodes that the expectation asks for; 0 where it does not say."""
+        episodes = self.expect.get("episodes", 0)
+        return int(episodes) if isinstance(episodes, (int, float)) else 0
+
+    @property
+    def bounds(self) -> dict[str, Bounds]:
+        """Result → interval."""
+        out = {key: value for key, value in self.expect.items() if key != "episodes"}
+        return {key: value if isinstance(value, Bounds) else Bounds(at_least=value) for key, value in out.items()}
+
+    def verdict(self, results: Mapping[str, float]) -> bool | None:
+        """Whether every expected result lies in its interval; a missing or NaN result does not. None: nothing is expected."""
+        if not self.bounds:
+            return None
+        for key, bounds in self.bounds.items():
+            value = results.get(key, float("nan"))
+            low = bounds.at_least if bounds.at_least is not None else -float("inf")
+            high = bounds.at_most if bounds.at_most is not None else float("inf")
+            if not low <= value <= high:
+                return False
+        return True
+
+    def module(self) -> ModuleType:
+        """The robot's module, imported now: this is what loads torch."""
+        module = _modules.get(self.name)
+        if module is None:
+            path = f"parl_like.robots.{self.robot}"
+            try:
+                module = importlib.import_module(path)
+            except ModuleNotFoundError as error:
+                if error.name != path:
+                    raise  # the robot exists; something that it needs does not
+                raise ExperimentError(f"experiment {self.name!r}: {unknown('robot', self.robot, _robots())}") from None
+        for attribute in ("Config", "build"):
+            if not hasattr(module, attribute):
+                raise ExperimentError(f"experiment {self.name!r}: {module.__name__} has no {attribute!r}; a robot module offers "
+                                      "`Config`, an ExperimentConfig class, and `build(config) -> Robot`")
+        return module
+
+
+_registered: dict[str, Experiment] = {}
+_modules: dict[str, ModuleType] = {}
+
+
+def register(experiment: Experiment, module: ModuleType | None = None) -> Experiment:
+    """Makes an experiment known by its name in this process.
+
+    Args:
+        module: Where its `Config` and `build` are; None: `parl_like.robots.<robot>`. A script passes `sys.modules[__name__]`.
+
+    Raises:
+        ExperimentError: the name is taken, or the description is malformed.
+    """
+    try:
+        msgspec.convert(msgspec.to_builtins(experiment), Experiment)  # a Struct's own constructor checks nothing
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ExperimentError(f"experiment {experiment.name!r}: {error}") from None
+    if experiment.name in _files() or _registered.get(experiment.name, experiment) != experiment:
+        raise ExperimentError(f"experiment {experiment.name!r} exists already; choose another name")
+    _registered[experiment.name] = experiment
+    if module is not None:
+        _modules[experiment.name] = module
+    return experiment
+
+
+def names() -> list[str]:
+    """All experiments, sorted."""
+    return sorted({*_files(), *_registered})
+
+
+def get(name: str) -> Experiment:
+    """The experiment of this name.
+
+    Raises:
+        ExperimentError: there is none (the message has the nearest name), or its file is malformed.
+    """
+    if name in _registered:
+        return _registered[name]
+    files = _files()
+    if name not in files:
+        raise ExperimentError(unknown("experiment", name, names()))
+    tree = load_yaml_file(files[name])
+    try:
+        experiment = msgspec.convert({"name": name, **tree}, Experiment)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{files[name]}: {error}") from None
+    if experiment.name != name:
+        raise ConfigError(f"{files[name]}: expected name {name!r}, got {experiment.name!r}; name the file and the experiment alike")
+    return experiment
+
+
+def _robots_folders() -> list[Path]:
+    # find_spec imports only the parent package, so a listing does not load torch.
+    spec = importlib.util.find_spec("parl_like.robots")
+    return [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or []]
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for folder in _robots_folders() for path in sorted((folder / "experiments").glob("*.yaml"))}
+
+
+def _robots() -> list[str]:
+    return [path.stem for folder in _robots_folders() for path in folder.glob("[a-z]*.py")]

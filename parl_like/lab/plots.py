@@ -1,0 +1,148 @@
+"""Learning curves over one or several runs, and the statistics that go with them."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from parl_like.lab.config import UsageError
+from parl_like.lab.experiment import ExperimentError, get
+from parl_like.lab.metrics import read_metrics
+from parl_like.lab.rundir import RunDir
+
+Floats = npt.NDArray[np.float64]
+
+DEFAULT_METRIC = "return/mean"
+MISSING = "no picture: matplotlib is not installed; `pip install 'parl_like[plot]'`"
+POINTS = 200  # of the common axis of several runs
+
+
+class PlotError(UsageError):
+    """There is nothing to draw, or nothing to draw it with."""
+
+
+def matplotlib_missing() -> bool:
+    return importlib.util.find_spec("matplotlib") is None
+
+
+def iqm(values: npt.ArrayLike) -> Floats:
+    """Interquartile mean over the first axis: without the floor(n / 4) smallest and as many largest values.
+
+    The 25 % trimmed mean of Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice". With n < 4 it is the mean.
+
+    Args:
+        values: [n, ...], n ≥ 1.
+
+    Returns:
+        [...] float64.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=0)
+    cut = len(ordered) // 4
+    mean: Floats = ordered[cut : len(ordered) - cut].mean(axis=0)
+    return mean
+
+
+def bootstrap_interval(values: npt.ArrayLike, rng: np.random.Generator, *, statistic: Callable[[Floats], Floats] = iqm,
+                       level: float = 0.95, n_resamples: int = 2_000) -> tuple[Floats, Floats]:
+    """Percentile bootstrap of a statistic over the first axis: n rows are drawn from the n with replacement, again and again.
+
+    Args:
+        values: [n, ...], n ≥ 1; a row is one run.
+        statistic: [n, ...] → [...].
+        level: Share of the resampled statistics between the two bounds.
+
+    Returns:
+        Lower and upper bound, each [...] float64.
+    """
+    rows = np.asarray(values, dtype=np.float64)
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"bootstrap_interval: `level` is {level}; expected a number between 0 and 1")
+    resampled = np.stack([statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(n_resamples)])
+    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
+
+
+def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_METRIC) -> Path:
+    """Draws a metric against environment steps: a line per run; per experiment with several runs also their IQM with the 95 %
+    bootstrap band; a dashed line where an experiment expects a `mean_return` and the metric is a return.
+
+    Args:
+        runs: At least one; runs of the same experiment are its seeds.
+        out: The picture; its suffix decides the format (png, svg, pdf).
+
+    Raises:
+        PlotError: matplotlib is missing, or a run has no rows of this metric.
+    """
+    if matplotlib_missing():
+        raise PlotError(MISSING)
+    from matplotlib.figure import Figure  # not pyplot: no global state, no window
+
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    groups: dict[str, list[tuple[str, Floats, Floats]]] = {}
+    for run in runs:
+        steps, values = curve(run, metric)
+        groups.setdefault(run.info().experiment, []).append((run.path.name, steps, values))
+    for colour, (experiment, curves) in enumerate(groups.items()):
+        single = len(curves) == 1
+        for name, steps, values in curves:
+            axes.plot(steps, values, color=f"C{colour % 10}", linewidth=1.5 if single else 0.7, alpha=1.0 if single else 0.4,
+                      label=name if single else None)
+        if not single:
+            steps, rows = on_common_steps([(steps, values) for _, steps, values in curves])
+            low, high = bootstrap_interval(rows, np.random.default_rng(0))
+            axes.plot(steps, iqm(rows), color=f"C{colour % 10}", linewidth=2.0, label=f"{experiment}, IQM of {len(rows)} runs")
+            axes.fill_between(steps, low, high, color=f"C{colour % 10}", alpha=0.2, linewidth=0, label="95 % bootstrap band")
+        goal = _goal(experiment) if metric.startswith("return") else math.nan
+        if not math.isnan(goal):
+            axes.axhline(goal, color=f"C{colour % 10}", linestyle="--", linewidth=1.0, label=f"{experiment}: expected {goal:g}")
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel(metric)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(out, dpi=120)
+    except (OSError, ValueError) as error:  # a folder that cannot be written, a format that does not exist
+        raise PlotError(f"cannot write the picture {out}: {error}") from None
+    return out
+
+
+def curve(run: RunDir, metric: str) -> tuple[Floats, Floats]:
+    """Steps and values of one metric, without the rows that have none."""
+    columns = read_metrics(run.metrics_file)
+    if metric not in columns:
+        has = f"it has {', '.join(list(columns)[1:])}" if columns else "it has no rows yet"
+        raise PlotError(f"{run.path}: no metric {metric!r} in metrics.csv; {has}")
+    steps, values = np.asarray(columns["step"]), np.asarray(columns[metric])
+    known = np.isfinite(values) & np.isfinite(steps)
+    if not known.any():
+        raise PlotError(f"{run.path}: metric {metric!r} has no value yet; train for longer")
+    return steps[known], values[known]
+
+
+def on_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Curves of several runs on one axis, interpolated between their own points.
+
+    Returns:
+        Steps [p] over the range that all runs cover, and values [runs, p].
+    """
+    start, stop = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+    if start > stop:
+        raise PlotError("these runs have no environment steps in common; plot them one by one")
+    axis = np.linspace(start, stop, POINTS)
+    return axis, np.stack([np.interp(axis, steps, values) for steps, values in curves])
+
+
+def _goal(experiment: str) -> float:
+    """The return that the registry expects; NaN where it expects none or does not know the experiment."""
+    try:
+        bounds = get(experiment).bounds.get("mean_return")
+    except ExperimentError:
+        return math.nan
+    return math.nan if bounds is None or bounds.at_least is None else bounds.at_least

@@ -1,0 +1,127 @@
+"""What one sees while a run goes on: a live table on a terminal, else one `key=value` line every few seconds."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+log = logging.getLogger("parl_like.lab")
+
+REFRESH_S = 0.5  # of the live table
+RATE_WINDOW_S = 10.0  # steps/s is that of now, not of the whole run
+MAX_LINES = 12
+# What a plain line shows of a robot's metrics; the live table has room for all.
+_BEGINNINGS = ("return/", "episode/")
+_ENDS = ("loss", "/mean_batch", "/queue_depth")
+
+
+class Progress:
+    """Shows how far a run is.
+
+    Args:
+        title: Name of the run and what it is.
+        total_steps: Environment steps at which the run ends.
+        start_step: Environment steps that are done already.
+        log_every_s: Seconds between two plain lines. On a terminal they go to the log only.
+        stream: Where to show it; None: the log only.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, title: str, total_steps: int, start_step: int, log_every_s: float, stream: TextIO | None,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
+        self.title = title
+        self.total_steps = total_steps
+        self.log_every_s = log_every_s
+        self.stream = stream
+        self.clock = clock
+        self.started = clock()
+        self._recent = deque([(self.started, start_step)])
+        self._next_line = self.started + log_every_s
+        self._next_table = self.started
+        self._next_sample = self.started
+        self._live: Any = None
+        if stream is not None and stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            # No refresh thread: a table is drawn between two iterations, when nothing else writes.
+            self._live = Live(console=Console(file=stream), auto_refresh=False)
+            self._live.start()
+
+    def tick(self, step: int, metrics: Callable[[], Mapping[str, float]]) -> None:
+        """Called after every iteration; asks for the metrics only when it is time to show something."""
+        time_now = self.clock()
+        if time_now < self._next_sample:
+            return
+        self._next_sample = time_now + REFRESH_S / 5
+        self._recent.append((time_now, step))
+        while len(self._recent) > 2 and self._recent[0][0] < time_now - RATE_WINDOW_S:
+            self._recent.popleft()
+        if time_now >= self._next_line:
+            self._next_line = time_now + self.log_every_s
+            line = self.line(step, metrics())
+            log.info(line)
+            if self.stream is not None and self._live is None:
+                print(line, file=self.stream, flush=True)
+        if self._live is not None and time_now >= self._next_table:
+            self._next_table = time_now + REFRESH_S
+            self._live.update(self._table(step, metrics()), refresh=True)
+
+    def steps_per_s(self) -> float:
+        """Environment steps per second over the last ten seconds; NaN at the start."""
+        (then, before), (time_now, step) = self._recent[0], self._recent[-1]
+        return (step - before) / (time_now - then) if time_now > then else math.nan
+
+    def seconds_left(self, step: int) -> float:
+        rate = self.steps_per_s()
+        return (self.total_steps - step) / rate if rate > 0 else math.nan
+
+    def line(self, step: int, metrics: Mapping[str, float]) -> str:
+        shown = {key: value for key, value in metrics.items() if key.startswith(_BEGINNINGS) or key.endswith(_ENDS)}
+        fields = {"step": step, "steps_per_s": self.steps_per_s(), **shown}
+        text = [f"{key}={_number(value)}" for key, value in fields.items() if not math.isnan(value)]
+        return " ".join([*text, f"left={_time(self.seconds_left(step))}"])
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _table(self, step: int, metrics: Mapping[str, float]) -> Table:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        elapsed, left = _time(self.clock() - self.started), _time(self.seconds_left(step))
+        table.add_row("run", Text(f"{self.title}  {elapsed} gone, {left} left  (Ctrl-C: save and stop)", no_wrap=True, overflow="ellipsis"))
+        table.add_row("steps", ProgressBar(total=self.total_steps, completed=step, width=40))
+        table.add_row("", f"{step:,} of {self.total_steps:,} env steps, {_number(self.steps_per_s())}/s")
+        groups: dict[str, list[str]] = {}
+        for key, value in metrics.items():
+            group, _, name = key.rpartition("/") if key.count("/") < 2 else key.partition("/")
+            if not math.isnan(value):
+                groups.setdefault(group, []).append(f"{name} {_number(value)}")
+        for group, values in list(groups.items())[: MAX_LINES - 3]:
+            table.add_row(group, Text("  ".join(values), no_wrap=True, overflow="ellipsis"))
+        return table
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "?"
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e12 else f"{value:.4g}"
+
+
+def _time(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}h{rest // 60:02d}m" if hours else f"{rest // 60}m{rest % 60:02d}s" if rest >= 60 else f"{rest}s"

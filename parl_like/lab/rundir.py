@@ -1,0 +1,266 @@
+"""RunDir: the directory that a run leaves, and the only place that knows its layout.
+
+    runs/2026-11-21_cartpole_s0/
+      run.json           RunInfo: experiment, state, process, times, versions, git, command
+      config.yaml        the complete configuration; loads back unchanged
+      log.txt            for people; tracebacks go here
+      metrics.csv        one row per report; the header never changes
+      metrics_extra.csv  step, key, value of metrics that appeared after the header was written
+      events.jsonl       what happened when: started, checkpoint, resumed, stopped …
+      checkpoints/       of parl_like.lab.checkpoint
+      tb/ plots/ videos/ made when they are needed
+      result.json        evaluation, verdict, trace hash, seconds
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from parl_like.lab.config import UsageError, dump_yaml, load_yaml_file
+from parl_like.lab.experiment import Name
+
+State = Literal["running", "finished", "stopped", "failed"]
+MAX_JSON_BYTES = 1_000_000
+
+
+class RunError(UsageError):
+    """The directory is not a run, or is one already."""
+
+
+class Git(msgspec.Struct, frozen=True):
+    """Commit of the source, and whether tracked files differed from it."""
+
+    commit: str
+    dirty: bool
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (seconds since 1970) tells a pid from its reuse."""
+
+    name: str
+    experiment: Name
+    state: State
+    pid: int
+    process_started: float
+    started: str
+    ended: str | None = None
+    exit_reason: str = ""
+    resumed: int = 0
+    versions: dict[str, str] = {}
+    git: Git | None = None
+    command: list[str] = []
+
+
+class RunDir:
+    """One run directory. `create` makes a new one, `open` finds an existing one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.log_file = path / "log.txt"
+        self.metrics_file = path / "metrics.csv"
+        self.extra_file = path / "metrics_extra.csv"
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tb"
+        self.plots = path / "plots"
+        self.videos = path / "videos"
+
+    @classmethod
+    def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = ()) -> RunDir:
+        """A new directory (mode 0700) with `run.json` (state running) and `config.yaml`.
+
+        Args:
+            config: The complete configuration as plain values. `run_dir` empty: `runs/<date>_<experiment>_s<seed>`, with
+                `_2`, `_3` … behind it where that exists.
+
+        Raises:
+            RunError: `run_dir` is there and not empty, or cannot be made.
+        """
+        if config["run_dir"]:
+            path = Path(config["run_dir"])
+            try:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                full = any(path.iterdir())
+                path.chmod(0o700)
+            except OSError as error:
+                raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
+            if full:
+                what = f"continue it with `parl-like resume {path}`" if (path / "checkpoints").is_dir() else "empty it"
+                raise RunError(f"run_dir {path} exists and is not empty; {what}, or give another run_dir=")
+        else:
+            path = _fresh(Path("runs"), f"{datetime.date.today()}_{experiment}_s{config['seed']}")
+        run = cls(path)
+        run._write_info(RunInfo(
+            name=path.name, experiment=experiment, state="running", pid=os.getpid(), process_started=process_started(os.getpid()),
+            started=now(), versions=versions(), git=git_state(), command=list(command),
+        ))
+        run.save_config(config)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDir:
+        """The run at `path`; a name alone is also looked for below `runs/`.
+
+        Raises:
+            RunError: there is none.
+        """
+        for folder in (Path(path), Path("runs") / path):
+            if (folder / "run.json").is_file():
+                return cls(folder)
+        raise RunError(f"{path} is no run directory (it has no run.json); `parl-like list` shows the runs")
+
+    def info(self) -> RunInfo:
+        """`run.json`, checked field by field.
+
+        Raises:
+            RunError: it is missing or malformed.
+        """
+        try:
+            return msgspec.json.decode(self._read("run.json"), type=RunInfo)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / 'run.json'} is not readable: {error}") from None
+
+    def state(self) -> str:
+        """The state in `run.json`, or `died` where it says running and that process is gone."""
+        info = self.info()
+        alive = process_started(info.pid) == info.process_started
+        return "died" if info.state == "running" and not alive else info.state
+
+    def update(self, **fields: Any) -> None:
+        """Replaces fields of `run.json`."""
+        self._write_info(msgspec.structs.replace(self.info(), **fields))
+
+    def restarted(self, command: Sequence[str]) -> None:
+        """This process continues the run; a result that it had is no longer its result."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        self.update(state="running", pid=os.getpid(), process_started=process_started(os.getpid()), ended=None, exit_reason="",
+                    resumed=self.info().resumed + 1, versions=versions(), git=git_state(), command=list(command))
+
+    def ended(self, state: State, reason: str) -> None:
+        self.update(state=state, exit_reason=reason, ended=now())
+
+    def save_config(self, config: Mapping[str, Any]) -> None:
+        write_atomically(self.config_file, dump_yaml(config))
+
+    def config(self) -> dict[str, Any]:
+        """`config.yaml` as plain values, to be fitted to its class."""
+        return load_yaml_file(self.config_file)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Appends one line to `events.jsonl`."""
+        line = json.dumps(plain({"time": now(), "event": kind, **fields}), allow_nan=False)
+        with open(self.path / "events.jsonl", "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def save_result(self, result: Mapping[str, Any]) -> None:
+        write_atomically(self.path / "result.json", json.dumps(plain(result), indent=2, allow_nan=False) + "\n")
+
+    def result(self) -> dict[str, Any] | None:
+        """`result.json`, or None where the run has not finished or the file is damaged."""
+        try:
+            return msgspec.json.decode(self._read("result.json"), type=dict[str, Any])
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def _read(self, name: str) -> bytes:
+        path = self.path / name
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise RunError(f"{path} has {path.stat().st_size} bytes; expected at most {MAX_JSON_BYTES}")
+        return path.read_bytes()
+
+    def _write_info(self, info: RunInfo) -> None:
+        write_atomically(self.path / "run.json", json.dumps(msgspec.to_builtins(info), indent=2) + "\n")
+
+
+def runs_in(folder: Path) -> list[RunDir]:
+    """The run directories directly in `folder`, by name; none where there is no such folder."""
+    return [RunDir(path.parent) for path in sorted(folder.glob("*/run.json"))]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces `path`: whoever reads it, or crashes meanwhile, finds the old text or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def plain(value: Any) -> Any:
+    """`value` as what JSON knows: numbers that are not finite become null, NumPy scalars numbers, the unknown its text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def process_started(pid: int) -> float:
+    """When a process started, in seconds since 1970; 0 where there is no such process."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time()
+    except (psutil.Error, ValueError, OverflowError):
+        return 0.0
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a run's numbers."""
+    out = {"python": sys.version.split()[0]}
+    for package in ("parl_like", "torch", "numpy", "gymnasium"):
+        try:
+            out[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+def git_state() -> Git | None:
+    """Commit of the checkout that parl_like runs from, else of the current folder; None without git or without a repository."""
+    root = Path(__file__).resolve().parents[2]
+    folder = root if (root / ".git").exists() else Path.cwd()
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip()
+
+    try:
+        return Git(git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no")))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _fresh(parent: Path, name: str) -> Path:
+    parent.mkdir(exist_ok=True)
+    count = 1
+    while True:
+        path = parent / (name if count == 1 else f"{name}_{count}")
+        try:
+            path.mkdir(mode=0o700)  # fails where it exists, so two processes never take the same name
+            return path
+        except FileExistsError:
+            count += 1

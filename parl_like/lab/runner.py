@@ -1,0 +1,501 @@
+"""Runs experiments: trains, resumes, evaluates and plays them, and leaves everything in the run directory.
+
+What a robot offers to this file is written down in `RobotLike`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, Self, TextIO
+
+from parl_like.lab import config as configs
+from parl_like.lab import experiment as experiments
+from parl_like.lab import metrics as metrics_files
+from parl_like.lab import plots
+from parl_like.lab.checkpoint import Checkpoints, RunLock
+from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
+from parl_like.lab.experiment import Experiment
+from parl_like.lab.progress import Progress
+from parl_like.lab.rundir import RunDir, State
+
+log = logging.getLogger("parl_like.lab")
+
+FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 3
+"""Exit codes: done; an error; asked for what cannot be; stopped by a signal after a clean save."""
+
+Report = Callable[[dict[str, Any]], None]
+
+RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "run_dir"})
+"""What may differ when a run is continued: nothing here changes what happens at a step."""
+
+MAX_SAVE_ERRORS = 3  # in a row, before a full disk ends the run
+DEFAULT_EVAL_EPISODES = 10
+EVAL_SEED = 1_000_000  # evaluation is seeded with this plus the run's seed, far from the seeds people train with
+
+
+class EvaluationLike(Protocol):
+    """What `robot.evaluate` gives. Of a dataclass, every further number counts as a result too."""
+
+    returns: Sequence[float]
+    lengths: Sequence[int]
+
+
+class RobotLike(Protocol):
+    """What a robot offers to be run from the lab. Env steps are agent decisions, summed over all agents since step 0."""
+
+    def iterate(self, stop_steps: int) -> Iterator[int]:
+        """Trains, one iteration per item, until `counters()["env_steps"] >= stop_steps`. It may be left after any item and
+        begun again with a later stop."""
+
+    def counters(self) -> Mapping[str, int]:
+        """`env_steps`, `episodes`, `iterations`, `updates/<task>` … Cheap: asked for after every iteration."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """All metrics from the first call on, NaN where nothing is known yet: the first answer decides the CSV header."""
+
+    def checkpoint_boundary(self) -> None:
+        """Brings the agents to a point from which a fresh robot with the same state goes on equally."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, tree: dict[str, Any]) -> None: ...
+
+    def evaluate(self, *, episodes: int, seed: int) -> EvaluationLike:
+        """Plays without exploration and without learning. Equal arguments and weights give equal results."""
+
+    def play(self, path: Path, *, seed: int) -> float:
+        """Plays one evaluation episode, writes its frames to the GIF `path`, returns the return."""
+
+    def trace_hash(self) -> str | None:
+        """Hash of every event so far; None where the configuration keeps none."""
+
+    def close(self) -> None: ...
+
+
+# ------------------------------------------------------------------------------------------------ the verbs
+
+
+def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence[str] = (), stream: TextIO | None = None,
+          debug: bool = False, report: Report | None = None) -> int:
+    """Trains in a new run directory.
+
+    Args:
+        config: Of the class `experiment.module().Config`.
+        command: What was typed, for `run.json`.
+        stream: Where people read along; None: nowhere.
+        debug: Show tracebacks on `stream`, not only in `log.txt`.
+        report: Called at the end, however it came, with `run`, `state`, `exit_reason`, and what `result.json` holds.
+
+    Returns:
+        Exit code: 0 finished (solved or not), 1 failed, 3 stopped by SIGINT or SIGTERM after a clean save.
+
+    Raises:
+        UsageError: the run directory cannot be used, or the robot refuses the configuration.
+    """
+    run = RunDir.create(experiment.name, configs.to_dict(config), command)
+    with RunLock(run.path):
+        return _Session(experiment, config, run, stream, debug, report).go(None)
+
+
+def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "latest", command: Sequence[str] = (),
+           stream: TextIO | None = None, debug: bool = False, report: Report | None = None) -> int:
+    """Continues a run exactly where its checkpoint was made.
+
+    Args:
+        overrides: May give a new `total_steps` and whatever else is in RESUMABLE.
+        which: Checkpoint: `latest`, `best`, or its step.
+
+    Returns:
+        As `train`.
+
+    Raises:
+        UsageError: no such run; its configuration does not fit its robot, or is not the one of the checkpoint; it is finished.
+    """
+    run = RunDir.open(run_dir)
+    with RunLock(run.path):
+        experiment = experiments.get(run.info().experiment)
+        config_class: type[ExperimentConfig] = experiment.module().Config
+        stored = configs.resolve(config_class, run.config())
+        config = configs.resolve(config_class, run.config(), overrides or {})
+        _refuse_changes(configs.to_dict(stored), configs.to_dict(config), "a resumed run keeps its configuration")
+        session = _Session(experiment, config, run, stream, debug, report)
+        loaded = session.checkpoints.load(which)
+        meta = _meta(loaded[1])
+        _refuse_changes(meta.get("config", {}), configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
+        if run.info().state == "finished" and meta.get("step", 0) >= config.total_steps:
+            raise UsageError(f"{run.path} has finished its {config.total_steps} steps; to train longer: "
+                             f"`parl-like resume {run.path} total_steps={2 * config.total_steps}`")
+        run.restarted(command)
+        run.save_config(configs.to_dict(config))
+        return session.go(loaded)
+
+
+def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest") -> dict[str, Any]:
+    """Numbers of a trained run: `episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` …
+
+    Args:
+        episodes: How many; 0: as after training.
+        seed: Of the evaluation; None: as after training, so the numbers of `result.json` come out again.
+    """
+    run = RunDir.open(run_dir)
+    with _restored(run, which) as (experiment, config, robot):
+        seed = evaluation_seed(config) if seed is None else seed
+        episodes = episodes or evaluation_episodes(experiment, config)
+        numbers = evaluation_numbers(robot.evaluate(episodes=episodes, seed=seed))
+        return {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed, **numbers}
+
+
+def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest") -> list[dict[str, Any]]:
+    """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path and return of each."""
+    run = RunDir.open(run_dir)
+    with _restored(run, which) as (_, config, robot):
+        run.videos.mkdir(exist_ok=True)
+        first = evaluation_seed(config) if seed is None else seed
+        played = []
+        for each in range(first, first + episodes):
+            path = run.videos / f"episode_{each}.gif"
+            played.append({"path": str(path), "seed": each, "return": float(robot.play(path, seed=each))})
+        return played
+
+
+def evaluation_seed(config: ExperimentConfig) -> int:
+    return EVAL_SEED + config.seed
+
+
+def evaluation_episodes(experiment: Experiment, config: ExperimentConfig) -> int:
+    return config.eval_episodes or experiment.eval_episodes or DEFAULT_EVAL_EPISODES
+
+
+def evaluation_numbers(result: EvaluationLike) -> dict[str, float]:
+    """The numbers of an evaluation: those that its dataclass carries, and the statistics of its returns and lengths."""
+    numbers: dict[str, float] = {}
+    if dataclasses.is_dataclass(result):
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
+    returns = [float(value) for value in result.returns]
+    numbers["episodes"] = len(returns)
+    if returns:
+        numbers |= {"mean_return": statistics.fmean(returns), "std_return": statistics.pstdev(returns),
+                    "min_return": min(returns), "max_return": max(returns)}
+    if len(result.lengths):
+        numbers["mean_length"] = statistics.fmean(result.lengths)
+    return numbers
+
+
+@contextlib.contextmanager
+def _restored(run: RunDir, which: str) -> Iterator[tuple[Experiment, ExperimentConfig, RobotLike]]:
+    """A run's robot with the state of a checkpoint, to look at; nothing is written to the run."""
+    experiment = experiments.get(run.info().experiment)
+    module = experiment.module()
+    config: ExperimentConfig = configs.resolve(module.Config, run.config())
+    tree, _ = Checkpoints(run.checkpoints, keep=config.keep_checkpoints).load(which)
+    robot: RobotLike = module.build(config)
+    with contextlib.closing(robot):
+        robot.load_state_dict(tree)
+        yield experiment, config, robot
+
+
+def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) -> None:
+    # A key that `old` lacks is one that the code learned since; it came with its default.
+    changes = {key: change for key, change in configs.differences(old, new).items() if key in RESUMABLE or key.split(".")[0] in old}
+    refused = [f"{key!r} is {a!r} there and {b!r} now" for key, (a, b) in changes.items() if key not in RESUMABLE]
+    if refused:
+        free = ", ".join(sorted(RESUMABLE - {"run_dir"}))
+        raise ConfigError(f"{why}: {'; '.join(refused)}; only {free} may change; for another configuration train a new run")
+
+
+def _meta(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta: Mapping[str, Any] = manifest["meta"]
+    return meta
+
+
+# ------------------------------------------------------------------------------------------------ one process's part of a run
+
+
+class _Session:
+    """Trains one robot in one run directory, from here until it finishes, stops or fails."""
+
+    robot: RobotLike
+    progress: Progress
+    metrics: metrics_files.MetricsLog
+
+    def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, debug: bool,
+                 report: Report | None) -> None:
+        self.experiment = experiment
+        self.config = config
+        self.run = run
+        self.stream = stream
+        self.debug = debug
+        self.report = report
+        self.checkpoints = Checkpoints(run.checkpoints, keep=config.keep_checkpoints)
+        self.seconds_before = 0.0
+        self.started = time.perf_counter()
+        self.saved_step = -1
+        self.save_errors = 0
+        self.next_row = config.metrics_every
+        self.last_row = -1
+        self.result: dict[str, Any] | None = None
+
+    def go(self, loaded: tuple[Any, Mapping[str, Any]] | None) -> int:
+        """Everything between the first line on the screen and the exit code. `loaded`: a checkpoint to continue from."""
+        with _log_to(self.run.log_file), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
+            try:
+                self._open(loaded, cleanup)
+                self._train(signals)
+                if not signals.received:
+                    self._finish()
+                code = self._end("stopped", signals.received) if self.result is None else self._end("finished", "")
+            except UsageError as error:  # the robot refuses its configuration
+                self.run.ended("failed", str(error))
+                raise
+            except BaseException as error:
+                code = self._failed(error)
+                if not isinstance(error, Exception):
+                    raise
+        if self.report is not None:
+            info = self.run.info()
+            self.report({"run": str(self.run.path), "state": info.state, "exit_reason": info.exit_reason, **(self.result or {})})
+        return code
+
+    def say(self, text: str) -> None:
+        log.info(text)
+        if self.stream is not None:
+            print(text, file=self.stream, flush=True)
+
+    def step(self) -> int:
+        return int(self.robot.counters()["env_steps"])
+
+    def seconds(self) -> float:
+        """Of training, over all processes of this run."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    # ---- the phases
+
+    def _open(self, loaded: tuple[Any, Mapping[str, Any]] | None, cleanup: contextlib.ExitStack) -> None:
+        config, run = self.config, self.run
+        verb = "train" if loaded is None else "resume"
+        title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
+        self.say(f"{verb} {title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
+        self.robot = cleanup.enter_context(contextlib.closing(self.experiment.module().build(config)))
+        if loaded is None:
+            run.event("started", pid=os.getpid())
+        else:
+            self.robot.load_state_dict(loaded[0])
+            self.seconds_before = float(_meta(loaded[1]).get("seconds", 0.0))
+            self.saved_step = self.step()
+            metrics_files.truncate(run, self.step())
+            run.event("resumed", pid=os.getpid(), step=self.step())
+        step = self.step()
+        self.last_row = step
+        self.next_row = (step // config.metrics_every + 1) * config.metrics_every
+        if config.tensorboard and metrics_files.tensorboard_missing():
+            self.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
+        self.metrics = metrics_files.MetricsLog(run, tensorboard=config.tensorboard, start_step=step)
+        cleanup.callback(self.metrics.close)
+        self.progress = Progress(title, config.total_steps, step, config.log_every_s, self.stream)
+        cleanup.callback(self.progress.close)
+        self.started = time.perf_counter()
+
+    def _train(self, signals: _Signals) -> None:
+        """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every` and at the end.
+
+        The stops are multiples counted from step 0, not from where this process began, and every save is preceded by the robot's
+        boundary. So a run that was cut at a checkpoint and resumed meets the same boundaries as one that was not.
+        """
+        total, every = self.config.total_steps, self.config.checkpoint_every
+        step = self.step()
+        while step < total and not signals.received:
+            stop = min(total, (step // every + 1) * every) if every else total
+            before = step
+            iterations = self.robot.iterate(stop)
+            for _ in iterations:
+                step = self.step()
+                if step >= self.next_row:
+                    self._write_row(step)
+                    self.next_row = (step // self.config.metrics_every + 1) * self.config.metrics_every
+                self.progress.tick(step, self._metrics)
+                if signals.received:
+                    break
+            if (close := getattr(iterations, "close", None)) is not None:
+                close()  # a generator left in the middle tidies up now, not when it is collected
+            step = self.step()
+            if step == before and not signals.received:
+                raise RuntimeError(f"robot.iterate({stop}) ended at env step {step} without a step; expected it to reach {stop}")
+            step = self._save(last=step >= total or bool(signals.received))
+        if step > self.last_row:
+            self._write_row(step)
+        if step != self.saved_step:
+            self._save(last=True)
+
+    def _finish(self) -> None:
+        """Evaluation, `result.json`, the picture, and four lines for the person who waits."""
+        self.progress.close()
+        step, seconds, trace = self.step(), self.seconds(), self.robot.trace_hash()
+        episodes = evaluation_episodes(self.experiment, self.config)
+        evaluation = evaluation_numbers(self.robot.evaluate(episodes=episodes, seed=evaluation_seed(self.config)))
+        solved = self.experiment.verdict({**self._metrics(), **evaluation})
+        self.result = {
+            "experiment": self.experiment.name, "solved": solved, "evaluation": evaluation, "trace_hash": trace, "env_steps": step,
+            "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None, "counters": self.robot.counters(),
+            "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
+        }
+        self.run.save_result(self.result)
+        picture = self._picture()
+        self.say(f"{_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation})}")
+        self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
+        self.say(f"everything is in {self.run.path}; {picture}")
+        self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
+
+    def _picture(self) -> str:
+        try:
+            path = plots.learning_curve([self.run], self.run.plots / "learning_curve.png")
+            return f"learning curve: {path}"
+        except plots.PlotError as error:
+            return str(error)
+
+    # ---- rows and checkpoints
+
+    def _metrics(self) -> dict[str, float]:
+        counters = {key: value for key, value in self.robot.counters().items() if key != "env_steps"}
+        return {**counters, **self.robot.metrics()}
+
+    def _write_row(self, step: int) -> None:
+        self.last_row = step
+        clock = {"step": step, "seconds": round(self.seconds(), 3), "steps_per_s": self.progress.steps_per_s()}
+        self.metrics.write({**clock, **self._metrics()})
+
+    def _save(self, *, last: bool) -> int:
+        """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
+
+        A write error is survived while training goes on, for a full disk is often emptied in time; not at the end.
+        """
+        self.robot.checkpoint_boundary()
+        step = self.step()
+        meta = {"experiment": self.experiment.name, "step": step, "seconds": self.seconds(), "config": configs.to_dict(self.config)}
+        score = self.robot.metrics().get("return/mean", math.nan)
+        try:
+            self.checkpoints.save(step, self.robot.state_dict(), meta, score=score if math.isfinite(score) else None)
+        except OSError as error:
+            self.save_errors += 1
+            self.run.event("checkpoint failed", step=step, error=str(error))
+            if last or self.save_errors >= MAX_SAVE_ERRORS:
+                raise
+            self.say(f"warning: no checkpoint at step {step} ({error}); training goes on, the next one is tried as planned")
+            return step
+        self.save_errors = 0
+        self.saved_step = step
+        self.run.event("checkpoint", step=step)
+        return step
+
+    # ---- the ends
+
+    def _end(self, state: State, reason: str) -> int:
+        self.run.ended(state, reason)
+        self.run.event(state, reason=reason, step=self.step())
+        if state == "stopped":
+            self.progress.close()
+            self.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self.run.path}`")
+            return STOPPED
+        return FINISHED
+
+    def _failed(self, error: BaseException) -> int:
+        """Leaves what there is: the traceback in the log, the last metrics, and a checkpoint if one can be made."""
+        reason = f"{type(error).__name__}: {error}"
+        log.error("the run failed\n%s", "".join(traceback.format_exception(error)))
+        if hasattr(self, "progress"):
+            self.progress.close()
+            self._rescue()
+        with contextlib.suppress(OSError):  # a full disk must not hide what happened
+            self.run.ended("failed", reason)
+            self.run.event("failed", reason=reason)
+        if self.stream is not None:
+            if self.debug:
+                traceback.print_exception(error, file=self.stream)
+            hint = f"; continue from step {self.saved_step} with `parl-like resume {self.run.path}`" if self.saved_step >= 0 else ""
+            print(f"error: {' '.join(reason.split())}; the traceback is in {self.run.log_file}{hint}", file=self.stream, flush=True)
+        return FAILED
+
+    def _rescue(self) -> None:
+        for attempt in (lambda: self._write_row(self.step()), lambda: self._save(last=True)):
+            try:
+                attempt()
+            except Exception as error:  # noqa: BLE001  whatever broke the run may break this too, and must not hide it
+                log.error("could not save after the failure: %s: %s", type(error).__name__, error)
+
+
+def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[str, float]) -> str:
+    got = f"mean return {results.get('mean_return', math.nan):.4g} over {int(results['episodes'])} episodes"
+    if solved is None:
+        return f"finished: {got} (this experiment names no goal)"
+    goals = []
+    for key, bounds in experiment.bounds.items():
+        low = [f"at least {bounds.at_least:g}"] if bounds.at_least is not None else []
+        high = [f"at most {bounds.at_most:g}"] if bounds.at_most is not None else []
+        value = "" if key == "mean_return" else f" (is {results.get(key, math.nan):.4g})"
+        goals.append(f"{key} {' and '.join(low + high)}{value}")
+    return f"{'solved' if solved else 'not solved'}: {got}; expected {', '.join(goals)}"
+
+
+class _Signals:
+    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
+
+    Attributes:
+        received: Name of the first signal, or empty.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.received = ""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if not self.received:
+            self.received = name
+            # os.write: print is not allowed to be interrupted by itself.
+            os.write(2, f"\n{name}: stopping after this iteration and a save; once more to leave at once\n".encode())
+            return
+        with contextlib.suppress(Exception):
+            self.run.ended("stopped", f"{name}, second signal; nothing was saved after the last checkpoint")
+        if sys.stderr.isatty():
+            os.write(2, b"\x1b[?25h")  # the live table hides the cursor
+        os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Everything that parl_like logs goes to `path` too."""
+    logger = logging.getLogger("parl_like")
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()

@@ -1,0 +1,522 @@
+"""LayerFunc: a callable layer that owns its parameters, so that calling it twice shares them.
+
+    from parl_like import layers
+
+    fc = layers.fc(64, act="relu")        # no size of the input yet: the first call makes the parameters
+    y1, y2 = fc(x1), fc(x2)               # the same parameters both times
+    again = layers.fc(64, w=fc)           # another layer (own bias) that shares `fc`'s weight
+    other = fc.clone()                    # equal values, storage of its own
+
+Names. `fc.name` is unique in this process, counted per kind or per custom base name: `fc_0`, `fc_1`, `policy_0`; its parameters
+are `fc_0.w` and `fc_0.b`. These names are for people: they depend on what else was built before. Checkpoints never use them:
+inside a `Model` the keys of the state dict are module paths (`perception.w`), equal in every process that builds the same model.
+
+Randomness. Initial values come from torch's current generator and from nothing else; build under `torch.random.fork_rng`, as the
+computation task does, and they are a function of the seed. A `Model` builds its lazy layers before its constructor returns.
+"""
+
+from __future__ import annotations
+
+import copy as copying
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+
+from parl_like.errors import unknown
+
+Init = Callable[[Tensor], Any]
+"""Fills a weight in place. It is shown in torch's orientation, [out, in] or [out, in, height, width]."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    # Those that have one work in place: they are only ever given a fresh tensor, and that saves an allocation.
+    "elu": partial(F.elu, inplace=True),
+    "gelu": F.gelu,
+    "leaky_relu": partial(F.leaky_relu, inplace=True),
+    "relu": torch.relu_,
+    "sigmoid": torch.sigmoid_,
+    "silu": F.silu,
+    "tanh": torch.tanh_,
+}
+
+# Standard deviation of a standard normal that is cut off at ±2.
+TRUNCATED_STD = 0.87962566103423978
+
+
+class UnbuiltError(ValueError):
+    """The parameters of a layer were asked for before its first call, when their shape was not known yet."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function called `name`. It may overwrite its argument, so give it a tensor that nobody else reads.
+
+    Raises:
+        ValueError: no such activation.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(unknown("activation", name, ACTIVATIONS))
+    return ACTIVATIONS[name]
+
+
+# ------------------------------------------------------------------------------------------------------------- initialisers
+
+
+@torch.no_grad()
+def variance_scaling_(
+    weight: Tensor,
+    gain: float = 1.0,
+    mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in",
+    nonlinearity: str = "linear",
+    distribution: Literal["truncated_normal", "normal", "uniform"] = "truncated_normal",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Fills `weight` in place with mean 0 and standard deviation gain · g / √fan (ALF; `gain` = √`scale` of TensorFlow).
+
+    g is torch's gain of the `nonlinearity` that follows (1 linear, √2 relu, 5/3 tanh). The truncated normal is cut at two of its
+    own standard deviations and widened by 1 / 0.8796, so that the values drawn have the standard deviation of the formula.
+
+    Args:
+        weight: [out, in] or [out, in, height, width]; fan_in = in · height · width, fan_out = out · height · width.
+
+    Raises:
+        ValueError: unknown mode or distribution, or fewer than two axes.
+    """
+    if weight.ndim < 2:
+        raise ValueError(f"variance_scaling_: weight has shape {tuple(weight.shape)}; expected [out, in, ...], at least two axes")
+    area = math.prod(weight.shape[2:])
+    fan_in, fan_out = weight.shape[1] * area, weight.shape[0] * area
+    fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+    if mode not in fans:
+        raise ValueError("variance_scaling_: " + unknown("mode", mode, fans))
+    std = gain * nn.init.calculate_gain(nonlinearity) / math.sqrt(fans[mode])  # type: ignore[arg-type]
+    if distribution == "truncated_normal":
+        wide = std / TRUNCATED_STD
+        return nn.init.trunc_normal_(weight, 0.0, wide, -2 * wide, 2 * wide, generator=generator)
+    if distribution == "normal":
+        return nn.init.normal_(weight, 0.0, std, generator=generator)
+    if distribution == "uniform":
+        return nn.init.uniform_(weight, -math.sqrt(3) * std, math.sqrt(3) * std, generator=generator)
+    raise ValueError("variance_scaling_: " + unknown("distribution", distribution, ("truncated_normal", "normal", "uniform")))
+
+
+@torch.no_grad()
+def orthogonal_(weight: Tensor, gain: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+    """Fills `weight` [out, ...] in place, read as a matrix with `out` rows, so that W Wᵀ = gain² I (or Wᵀ W, if it is tall).
+
+    Saxe et al. 2014: QR of a normal matrix, columns signed by the diagonal of R so that every rotation is equally likely.
+    """
+    rows, columns = weight.shape[0], weight[0].numel()
+    normal = torch.empty(max(rows, columns), min(rows, columns), device=weight.device).normal_(generator=generator)
+    q, r = torch.linalg.qr(normal)
+    q *= torch.where(r.diagonal() < 0, -1.0, 1.0)
+    return weight.copy_((q if rows >= columns else q.T).reshape(weight.shape)).mul_(gain)
+
+
+# ----------------------------------------------------------------------------------------------------------------- the layer
+
+_names: Counter[str] = Counter()
+_names_lock = threading.Lock()
+
+
+def _unique_name(base: str) -> str:
+    with _names_lock:
+        number = _names[base]
+        _names[base] += 1
+    return f"{base}_{number}"
+
+
+class LayerFunc(nn.Module):
+    """Base of the layers below. Parameters exist from construction when the sizes are given, else from the first call.
+
+    Attributes:
+        name: Unique in this process.
+        in_size: Size (channels) of the input, or None before it is known.
+    """
+
+    kind = "layer"
+
+    def __init__(self, parameters: tuple[str, ...], name: str | None, w: LayerFunc | None = None) -> None:
+        super().__init__()
+        self.base = name or self.kind
+        self.name = _unique_name(self.base)
+        self.in_size: int | None = None
+        # A tuple, so that torch does not take the other layer for a part of this one.
+        self._lent: dict[str, tuple[LayerFunc]] = {}
+        if w is not None:
+            if not isinstance(w, LayerFunc) or "w" not in w._parameters:
+                raise TypeError(f"layer {self.name!r}: w is {w!r}; expected a layer that has a weight `w`")
+            self._lent["w"] = (w,)
+        for key in parameters:
+            lent = self._lent[key][0]._parameters[key] if key in self._lent else UninitializedParameter()
+            self.register_parameter(key, cast(nn.Parameter, lent))
+
+    def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all parameters and buffers for inputs of `in_size`."""
+        raise TypeError(f"{type(self).__name__} has no shapes(in_size): return the shape of each parameter")
+
+    def initialise(self, key: str, value: Tensor) -> None:
+        """Fills parameter or buffer `key` in place with its initial value."""
+        value.zero_()
+
+    @property
+    def built(self) -> bool:
+        return self.in_size is not None
+
+    @property
+    def param_names(self) -> tuple[str, ...]:
+        """Process-wide names of the parameters; a shared one bears its owner's name."""
+        return tuple(f"{self._lent[key][0].name if key in self._lent else self.name}.{key}" for key in self._parameters)
+
+    def build(self, in_size: int, device: torch.device | None = None) -> None:
+        """Makes and initialises the parameters for inputs of `in_size`; a second build is an error of shape or does nothing.
+
+        Raises:
+            ValueError: a shared weight has another shape than this layer needs.
+        """
+        shapes = self.shapes(in_size)
+        # A first call may come under inference_mode, whose tensors could never be trained.
+        with torch.inference_mode(False), torch.no_grad():
+            for key, shape in shapes.items():
+                value = self._parameters[key] if key in self._parameters else self._buffers[key]
+                if isinstance(value, (UninitializedParameter, UninitializedBuffer)):
+                    value.materialize(shape, device=device)
+                    self._initialise(key, value)
+                elif value is not None and tuple(value.shape) != shape:
+                    lent = f" shared with {self._lent[key][0].name!r}" if key in self._lent else ""
+                    raise ValueError(
+                        f"layer {self.name!r}: for inputs of size {in_size} its {key}{lent} must be {shape}, "
+                        f"but it is {tuple(value.shape)}; share between layers of equal shape"
+                    )
+        self.in_size = in_size
+
+    def _initialise(self, key: str, value: Tensor) -> None:
+        owner = self._lent[key][0] if key in self._lent else self
+        owner.initialise(key, value)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws new initial values, from torch's current generator; nothing to do before the build."""
+        if self.built:
+            for key, value in (*self._parameters.items(), *self._buffers.items()):
+                if value is not None:
+                    self._initialise(key, value)
+
+    def clone(self, copy: bool = True) -> Self:
+        """A layer with storage and a name of its own: equal values (`copy=True`) or newly initialised ones."""
+        other = copying.deepcopy(self)
+        if not copy:
+            other.reset_parameters()
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        other = self.__class__.__new__(self.__class__)
+        memo[id(self)] = other
+        other.__dict__.update(copying.deepcopy(self.__dict__, memo))
+        other.name = _unique_name(self.base)  # a copy that kept its name would look shared
+        return other
+
+    def extra_repr(self) -> str:
+        shapes = (f"{k}={'?' if is_lazy(p) else tuple(p.shape)}" for k, p in self._parameters.items() if p is not None)
+        return ", ".join((f"{self.name!r}", *shapes))
+
+    # Whoever asks for parameters that do not exist would train, save or copy nothing, silently.
+
+    def _require_built(self) -> None:
+        if not self.built:
+            raise UnbuiltError(
+                f"layer {self.name!r} has no parameters yet: their shape comes with its first input; call it once, "
+                "or give the size of its input (in_size=, in_channels= or size=)"
+            )
+
+    def __getattr__(self, key: str) -> Any:
+        value = super().__getattr__(key)
+        if isinstance(value, Tensor) and is_lazy(value):
+            self._require_built()
+        return value
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        self._require_built()
+        return super().named_parameters(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._require_built()
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._require_built()
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+def require_built(module: nn.Module) -> None:
+    """Raises `UnbuiltError` if a layer inside `module` waits for its first input."""
+    for part in module.modules():
+        if isinstance(part, LayerFunc):
+            part._require_built()
+
+
+def has_unbuilt(module: nn.Module) -> bool:
+    return any(isinstance(part, LayerFunc) and not part.built for part in module.modules())
+
+
+# ----------------------------------------------------------------------------------------------------------- the kinds of layer
+
+
+class _Fc(LayerFunc):
+    kind = "fc"
+
+    def __init__(self, size: int, act: str | None, bias: bool, init: Init | None, name: str | None, w: LayerFunc | None) -> None:
+        super().__init__(("w", "b") if bias else ("w",), name, w)
+        self.size = size
+        self.act = None if act is None else activation(act)
+        self.init = init or partial(variance_scaling_, nonlinearity=act if act in ("relu", "tanh") else "linear")
+
+    def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"w": (in_size, self.size), "b": (self.size,)}
+        return {key: shapes[key] for key in self._parameters}
+
+    def initialise(self, key: str, value: Tensor) -> None:
+        if key == "w":
+            self.init(value.t())
+        else:
+            value.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_size is None:
+            self.build(x.shape[-1], x.device)
+        parameters = self._parameters
+        w = parameters["w"]
+        assert w is not None
+        y = F.linear(x, w.t(), parameters.get("b"))
+        return y if self.act is None else self.act(y)
+
+
+class _Conv2d(LayerFunc):
+    kind = "conv2d"
+
+    def __init__(
+        self, filters: int, kernel: int | tuple[int, int], stride: int, padding: int, act: str | None, bias: bool,
+        init: Init | None, name: str | None, w: LayerFunc | None,
+    ) -> None:
+        super().__init__(("w", "b") if bias else ("w",), name, w)
+        self.filters, self.stride, self.padding = filters, stride, padding
+        self.kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
+        self.act = None if act is None else activation(act)
+        self.init = init or partial(variance_scaling_, nonlinearity=act if act in ("relu", "tanh") else "linear")
+
+    def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"w": (self.filters, in_size, *self.kernel), "b": (self.filters,)}
+        return {key: shapes[key] for key in self._parameters}
+
+    def initialise(self, key: str, value: Tensor) -> None:
+        if key == "w":
+            self.init(value)
+        else:
+            value.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_size is None:
+            self.build(x.shape[1], x.device)
+        parameters = self._parameters
+        w = parameters["w"]
+        assert w is not None
+        y = F.conv2d(x, w, parameters.get("b"), self.stride, self.padding)
+        return y if self.act is None else self.act(y)
+
+
+class _Embedding(LayerFunc):
+    kind = "embedding"
+
+    def __init__(self, size: int, init: Init | None, name: str | None, w: LayerFunc | None) -> None:
+        super().__init__(("w",), name, w)
+        self.size, self.init = size, init or nn.init.normal_
+
+    def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
+        return {"w": (in_size, self.size)}
+
+    def initialise(self, key: str, value: Tensor) -> None:
+        self.init(value)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return F.embedding(index, self.w)
+
+
+class _Norm(LayerFunc):
+    """Scale `w` (from 1) and shift `b` (from 0) of normalised features."""
+
+    def __init__(self, eps: float, name: str | None) -> None:
+        super().__init__(("w", "b"), name)
+        self.eps = eps
+
+    def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
+        return {key: (in_size,) for key in (*self._parameters, *self._buffers)}
+
+    def initialise(self, key: str, value: Tensor) -> None:
+        value.fill_(1.0 if key in ("w", "running_var") else 0.0)
+
+
+class _LayerNorm(_Norm):
+    kind = "layer_norm"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_size is None:
+            self.build(x.shape[-1], x.device)
+        return F.layer_norm(x, x.shape[-1:], self.w, self.b, self.eps)
+
+
+class _BatchNorm(_Norm):
+    kind = "batch_norm"
+
+    def __init__(self, momentum: float, eps: float, name: str | None) -> None:
+        super().__init__(eps, name)
+        self.momentum = momentum
+        self.register_buffer("running_mean", UninitializedBuffer())
+        self.register_buffer("running_var", UninitializedBuffer())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_size is None:
+            self.build(x.shape[1], x.device)
+        learning = self.training and torch.is_grad_enabled()
+        return F.batch_norm(x, self.running_mean, self.running_var, self.w, self.b, learning, self.momentum, self.eps)
+
+
+State = dict[str, Tensor]
+
+
+class _Recurrent(LayerFunc):
+    """Gate weights `w_x` [gates · size, in] of the input and `w_h` [gates · size, size] of the memory, biases `b_x` and `b_h`."""
+
+    gates = 0
+    memory: tuple[str, ...] = ()
+
+    def __init__(self, size: int, name: str | None) -> None:
+        super().__init__(("w_x", "w_h", "b_x", "b_h"), name)
+        self.size = size
+
+    def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
+        rows = self.gates * self.size
+        return {"w_x": (rows, in_size), "w_h": (rows, self.size), "b_x": (rows,), "b_h": (rows,)}
+
+    def initialise(self, key: str, value: Tensor) -> None:
+        value.uniform_(-1 / math.sqrt(self.size), 1 / math.sqrt(self.size))
+
+    def step(self, x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """One time step of [N, in]: the next memory, `h` first."""
+        raise TypeError(f"{type(self).__name__} has no step(x, state, weights)")
+
+    def forward(
+        self, x: Tensor, state: Mapping[str, Tensor] | None = None, first: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        if x.ndim not in (2, 3):
+            raise ValueError(f"layer {self.name!r}: input has shape {tuple(x.shape)}; expected [N, size], or [T, N, size] for T steps")
+        if self.in_size is None:
+            self.build(x.shape[-1], x.device)
+        weights = (self.w_x, self.w_h, self.b_x, self.b_h)
+        if state is None:
+            values = tuple(x.new_zeros(x.shape[-2], self.size) for _ in self.memory)
+        else:
+            values = tuple(state[key] for key in self.memory)
+        steps = x.unbind(0) if x.ndim == 3 else (x,)
+        if first is not None:
+            first = first.reshape(len(steps), x.shape[-2], 1)
+            # Most steps of most unrolls start no episode; one look spares those the masking.
+            resets = first.flatten(1).any(1).tolist()
+        outputs = []
+        for t, x_t in enumerate(steps):
+            if first is not None and resets[t]:
+                values = tuple(value.masked_fill(first[t], 0.0) for value in values)
+            values = self.step(x_t, values, weights)
+            outputs.append(values[0])
+        y = torch.stack(outputs) if x.ndim == 3 else outputs[0]
+        return y, dict(zip(self.memory, values, strict=True))
+
+
+class _LSTM(_Recurrent):
+    kind, gates, memory = "lstm", 4, ("h", "c")
+
+    def step(self, x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return torch.lstm_cell(x, state, *weights)
+
+
+class _GRU(_Recurrent):
+    kind, gates, memory = "gru", 3, ("h",)
+
+    def step(self, x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # The fused cell: a forward and backward of 20 steps takes 4.9 ms against 6.6 ms for the formula written out ([64, 64]).
+        return (torch.gru_cell(x, state[0], *weights),)
+
+
+def _built(layer: LayerFunc, in_size: int | None) -> LayerFunc:
+    if in_size is not None:
+        layer.build(in_size)
+    return layer
+
+
+def fc(
+    size: int, act: str | None = None, bias: bool = True, in_size: int | None = None, name: str | None = None,
+    init: Init | None = None, w: LayerFunc | None = None,
+) -> LayerFunc:
+    """y = act(x w + b), x [..., in], y [..., size]; `w` [in, size], `b` [size] from 0.
+
+    Args:
+        act: Name of an activation, see `ACTIVATIONS`.
+        in_size: Size of the input; None: read at the first call.
+        init: Fills the weight, shown to it as [out, in]. Default: `variance_scaling_` with the gain of `act`.
+        w: A layer whose weight is used instead of an own one. It must be [in, size]: that of an embedding gives
+            fc(one_hot(i)) = embedding(i).
+    """
+    return _built(_Fc(size, act, bias, init, name, w), in_size)
+
+
+def conv2d(
+    filters: int, kernel: int | tuple[int, int], stride: int = 1, padding: int = 0, act: str | None = None,
+    in_channels: int | None = None, bias: bool = True, name: str | None = None, init: Init | None = None,
+    w: LayerFunc | None = None,
+) -> LayerFunc:
+    """Convolution of x [N, channels, height, width] float; `w` [filters, channels, kernel, kernel], `b` [filters] from 0."""
+    return _built(_Conv2d(filters, kernel, stride, padding, act, bias, init, name, w), in_channels)
+
+
+def embedding(n: int, size: int, name: str | None = None, init: Init | None = None, w: LayerFunc | None = None) -> LayerFunc:
+    """Row of `w` [n, size] for each index: [...] int64 in [0, n) → [..., size]. Default init: standard normal."""
+    return _built(_Embedding(size, init, name, w), n)
+
+
+def lstm(size: int, in_size: int | None = None, name: str | None = None) -> LayerFunc:
+    """Long short-term memory (Hochreiter & Schmidhuber 1997, with forget gate), as `torch.nn.LSTM` of one layer.
+
+        i, f, o = σ(…), σ(…), σ(…);  g = tanh(…);  c ← f c + i g;  h ← o tanh(c);  each … = x w_xᵀ + b_x + h w_hᵀ + b_h
+
+    `layer(x, state=None, first=None) -> (y, state)`: x [N, in] for one step or [T, N, in] for T; state {"h", "c"}, each [N, size],
+    None = zeros; first [N] or [T, N] bool: the row starts an episode, so its memory is zero *before* the step. y is h after each
+    step, [N, size] or [T, N, size]; the returned state belongs after the last step.
+    """
+    return _built(_LSTM(size, name), in_size)
+
+
+def gru(size: int, in_size: int | None = None, name: str | None = None) -> LayerFunc:
+    """Gated recurrent unit (Cho et al. 2014), as `torch.nn.GRU` of one layer. Called like `lstm`; state {"h"} [N, size].
+
+        r, z = σ(…), σ(…);  n = tanh(x w_xᵀ + b_x + r (h w_hᵀ + b_h));  h ← (1 − z) n + z h
+    """
+    return _built(_GRU(size, name), in_size)
+
+
+def layer_norm(size: int | None = None, eps: float = 1e-5, name: str | None = None) -> LayerFunc:
+    """(x − mean) / √(var + eps) · w + b over the last axis of x [..., size]."""
+    return _built(_LayerNorm(eps, name), size)
+
+
+def batch_norm(size: int | None = None, momentum: float = 0.1, eps: float = 1e-5, name: str | None = None) -> LayerFunc:
+    """Normalises each channel (axis 1) of x [N, size] or [N, size, height, width].
+
+    With gradients enabled and in training mode: by the statistics of the batch, which move the running ones by `momentum`.
+    Otherwise, so in every prediction whatever mode a learner has set: by the running statistics, which stay as they are.
+    """
+    return _built(_BatchNorm(momentum, eps, name), size)

@@ -1,0 +1,612 @@
+"""Robot: tasks + agents + environments + the run loop. Crew: the part of it that an evaluation has too."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.agent import Agent, overridden
+from parl_like.agent_helper import AgentHelper
+from parl_like.computation_task import ComputationTask, Mode
+from parl_like.computation_wrapper import ComputationWrapper
+from parl_like.data.archive import read_archive, write_archive
+from parl_like.data.replay_buffer import ReplayBuffer
+from parl_like.errors import AgentFailed, Interrupted, Stopped, TaskFailed, unknown
+from parl_like.spec import SpecError
+from parl_like.stages import Hook, StopCondition, TraceHash
+
+DRIVERS = {"cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver"}
+"""Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
+
+EnvSource = str | gym.Env[Any, Any] | Callable[[], Any] | None
+
+
+@dataclass
+class Episodes:
+    """What a collection or an evaluation saw. Returns and lengths are of finished episodes, agent by agent.
+
+    Attributes:
+        returns: Undiscounted return of each episode. lengths: Its actions.
+        n_steps: Environment steps, unfinished episodes included.
+        seconds: Wall time.
+    """
+
+    returns: list[Any] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    n_steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def n_episodes(self) -> int:
+        return len(self.returns)
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+    @property
+    def std_return(self) -> float:
+        return float(np.std(self.returns)) if self.returns else float("nan")
+
+    @property
+    def min_return(self) -> float:
+        return float(np.min(self.returns)) if self.returns else float("nan")
+
+    @property
+    def max_return(self) -> float:
+        return float(np.max(self.returns)) if self.returns else float("nan")
+
+    @property
+    def mean_length(self) -> float:
+        return float(np.mean(self.lengths)) if self.lengths else float("nan")
+
+
+def make_one(env: EnvSource) -> Any:
+    """An environment from a registered id, a factory, or itself. Ids are made without gymnasium's checker: ours checks each step."""
+    if isinstance(env, str):
+        return gym.make(env, disable_env_checker=True)
+    return env() if callable(env) and not isinstance(env, gym.Env) else env
+
+
+class Crew:
+    """Agents with their environments and helpers, the wrappers they talk to, and the driver that runs them."""
+
+    def __init__(
+        self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int, seed: np.random.SeedSequence,
+        driver: str, sync: bool, mode: Mode, label: str = "agent", buffers: dict[str, ReplayBuffer] | None = None,
+    ) -> None:
+        self.tasks = dict(tasks)
+        self.driver_name, self.sync, self.mode = driver, sync, mode
+        self.env_steps = self.episodes = 0
+        self.recent_returns: deque[Any] = deque(maxlen=100)
+        self.recent_lengths: deque[int] = deque(maxlen=100)
+        self._step_counter = itertools.count(1)
+        self._stop: StopCondition | None = None
+        self._error: BaseException | None = None
+        self.stop_requested = False
+        self.buffers = {} if buffers is None else buffers
+        self._driver = self._make_driver()
+        self._started = False
+        agent_seeds = seed.spawn(n_agents)
+        self.agents = []
+        for index in range(n_agents):
+            member = agent()
+            member.bind(self, index, np.random.default_rng(agent_seeds[index]), label)  # type: ignore[arg-type]
+            self.agents.append(member)
+            if env is None:
+                member.env = None
+            else:
+                member.join(lambda: make_one(env))
+        self.wrappers = {}
+        for number, (name, task) in enumerate(self.tasks.items()):
+            self.wrappers[name] = self._furnish(name, task, [s.spawn(1)[0] for s in agent_seeds], seed, number)
+        for member in self.agents:
+            if member.env is not None:
+                member.env.observe([])
+
+    def _make_driver(self) -> Any:
+        if self.driver_name not in DRIVERS:
+            raise ValueError(unknown("driver", self.driver_name, DRIVERS))
+        module, name = DRIVERS[self.driver_name].split(":")
+        return getattr(import_module(module), name)(self.sync, self._agent_failed, self._task_failed)
+
+    def _furnish(
+        self, name: str, task: ComputationTask, seeds: Sequence[np.random.SeedSequence], seed: np.random.SeedSequence, number: int
+    ) -> ComputationWrapper:
+        """The wrapper of one task, and a helper of it for every agent."""
+        make = task.helper or AgentHelper
+        helpers = [make() for _ in self.agents]
+        training = self.mode != "test" and task.train
+        n_lanes = sum(agent.n_envs for agent in self.agents)
+        if training and name not in self.buffers:
+            buffer_seed = np.random.SeedSequence(entropy=seed.entropy, spawn_key=(*seed.spawn_key, 1_000_000 + number))
+            buffer = helpers[0].make_buffer(n_lanes, np.random.default_rng(buffer_seed))
+            if buffer is not None:
+                self.buffers[name] = buffer
+        wrapper = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
+        lane = 0
+        for agent, helper, helper_seed in zip(self.agents, helpers, seeds, strict=True):
+            lanes = range(lane, lane + agent.n_envs) if agent.vector else None
+            lane += agent.n_envs
+            helper.bind(
+                name, agent, wrapper.create_communicator(agent, self._driver), lanes, self.buffers.get(name) if training else None,
+                np.random.default_rng(helper_seed), self.mode, self.sync,
+            )
+            agent.helpers[name] = helper
+            agent.learns = agent.learns or (training and helper.learns)
+        return wrapper
+
+    def driver_of(self, agent: Agent) -> Any:
+        return self._driver
+
+    def _ensure_started(self) -> None:
+        if not self._started:
+            self._started = True
+            for agent in self.agents:
+                agent.signal = None
+            self._driver.start(self.agents, list(self.wrappers.values()))
+
+    # ------------------------------------------------------------------------------------------------- called by the agents
+
+    def count_episode(self, episode_return: Any, length: int) -> None:
+        self.recent_returns.append(episode_return)
+        self.recent_lengths.append(length)
+        self.episodes += 1
+
+    def count_offline_step(self) -> None:
+        """An agent without an environment did one round of learning; it counts as a step, so that stop conditions work."""
+        self.env_steps = next(self._step_counter)
+        if self._stop is not None and self._stop(self):  # type: ignore[arg-type]
+            self.request_stop()
+
+    def request_stop(self) -> None:
+        """Ends the run: no agent takes another step."""
+        self.stop_requested = True
+        for agent in self.agents:
+            agent.signal = "stop"
+        self._driver.request_stop()
+
+    def _agent_failed(self, agent: Agent, error: BaseException) -> None:
+        if isinstance(error, (Stopped, Interrupted)):
+            return
+        if self._error is None:
+            known = (AgentFailed, TaskFailed, SpecError, KeyboardInterrupt, SystemExit)
+            if not isinstance(error, known):
+                failed = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                error = failed
+            self._error = error
+        self.request_stop()
+
+    def _task_failed(self, agent: Agent, error: BaseException) -> None:
+        self._agent_failed(agent, error)
+
+    def _advance(self) -> bool:
+        """One iteration of the driver; raises what an agent or a task raised."""
+        self._ensure_started()
+        self._driver.resume([a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)])
+        went_on: bool = self._driver.iterate()
+        self._raise()
+        return went_on
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._halt()
+            raise error
+
+    def _halt(self) -> None:
+        """All agents end; open requests are answered with `Stopped`. The crew may start again."""
+        if self._started:
+            self._driver.halt(self.agents, "stop")
+            late = self._driver.join(5.0)
+            if late:
+                warnings.warn(f"still busy in their environments after 5 s: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
+            self._started = False
+        for agent in self.agents:
+            agent.signal = None
+            agent.quota_steps = agent.quota_episodes = None
+        self._driver.stopping = False
+        self._driver.parked.clear()
+        self._driver.reopen()
+        self.stop_requested = False
+
+    def _gather(self, n_step: int | None, n_episode: int | None) -> Episodes:
+        """Runs every agent for its own share of steps or episodes, and reports the episodes that ended.
+
+        Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
+        """
+        n = len(self.agents)
+        begin, steps_before = perf_counter(), self.env_steps
+        result = Episodes()
+        watch = _Watch(self.agents)
+        if n_episode is not None:
+            for i, agent in enumerate(self.agents):
+                agent.quota_episodes = n_episode // n + (i < n_episode % n)
+        else:
+            assert n_step is not None
+            share, rest = divmod(n_step, n)
+            if rest:
+                warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} agents; collecting {(share + 1) * n}", stacklevel=3)
+            for agent in self.agents:
+                agent.quota_steps = share + bool(rest)
+        for agent in self.agents:
+            if agent.env is not None:
+                agent.env.observe([*self._hooks(), watch])
+        try:
+            while self._advance():
+                pass
+        finally:
+            for agent in self.agents:
+                agent.quota_steps = agent.quota_episodes = None
+                agent.env.observe(self._hooks())
+        for index in range(n):
+            result.returns += watch.returns[index]
+            result.lengths += watch.lengths[index]
+        result.n_steps, result.seconds = self.env_steps - steps_before, perf_counter() - begin
+        return result
+
+    def _hooks(self) -> list[Hook]:
+        return []
+
+    def close(self) -> None:
+        """Stops the agents and closes their environments. May be called twice."""
+        self._halt()
+        for agent in self.agents:
+            if agent.env is not None:
+                agent.env.close()
+
+
+class _Watch(Hook):
+    """Episodes by agent; counts down the agents' quotas."""
+
+    def __init__(self, agents: list[Agent]) -> None:
+        self.returns: list[list[Any]] = [[] for _ in agents]
+        self.lengths: list[list[int]] = [[] for _ in agents]
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        if not interrupted and (agent.quota_episodes is None or agent.quota_episodes > 0):
+            self.returns[agent.index].append(agent.env.episode_return)
+            self.lengths[agent.index].append(agent.env.episode_length)
+            if agent.quota_episodes is not None:
+                agent.quota_episodes -= 1
+
+
+class Robot(Crew):
+    """Several computation tasks, many agents, one run loop.
+
+    Args:
+        env: A gymnasium id, a factory, or (with one agent) an environment. None: the agents only learn (offline data).
+        tasks: Name → `ComputationTask`, in the order that breaks ties.
+        agent: Zero-argument function that makes an agent, e.g. its class.
+        n_agents: Agents, each with an environment of its own.
+        driver: 'cooperative' (greenlets, deterministic) or 'threads'.
+        mode: 'sync': all agents unroll, then the tasks train, one `train_iter` after the other. 'async': agents never wait for
+            training.
+        seed: Decides everything random: one `SeedSequence` spawns the generators of tasks, agents, helpers and buffers.
+        trace: Keep a `TraceHash`; costs about 2 µs a step.
+    """
+
+    def __init__(
+        self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent, n_agents: int = 1,
+        driver: str = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False,
+    ) -> None:
+        if n_agents < 1:
+            raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
+        if mode not in ("sync", "async"):
+            raise ValueError(f"Robot: mode is {mode!r}; expected 'sync' or 'async'")
+        if isinstance(env, gym.Env) and n_agents > 1:
+            raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
+        self.seed = seed
+        root = np.random.SeedSequence(seed)
+        task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
+        for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
+            task.name = name
+            task.build(child)
+        self._env, self._agent = env, agent
+        self._trace = TraceHash() if trace else None
+        self._run_hooks: list[Hook] = []
+        self.iterations = 0
+        super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
+        self._observe()
+
+    # ------------------------------------------------------------------------------------------------------------- running
+
+    def run(self, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
+        """Runs until `stop` says so; without it, until interrupted.
+
+        Raises:
+            What an agent, an environment or a task raised, named. POST_EXPERIMENT fires all the same.
+        """
+        hooks = [hooks] if isinstance(hooks, Hook) else list(hooks)
+        self._run_hooks = hooks
+        self._observe()
+        if stop is not None:
+            stop.begin(self)
+        self._stop = stop
+        try:
+            for call in overridden(hooks, "pre_experiment"):
+                call(self)
+            while not self.stop_requested and self._advance():
+                self.iterations += 1
+        finally:
+            try:
+                self._halt()
+            finally:
+                self._stop, self._run_hooks = None, []
+                for call in overridden(hooks, "post_experiment"):
+                    call(self)
+                self._observe()
+
+    def train_iter(self) -> dict[str, float]:
+        """One iteration of a sync robot: every learning agent unrolls with unchanged parameters, then the tasks train.
+
+        Returns:
+            The metrics of the training, by 'task/metric'.
+        """
+        if not self.sync:
+            raise ValueError("train_iter: this robot is async, where an iteration is not defined; use run(stop) or mode='sync'")
+        if not any(agent.learns for agent in self.agents):
+            raise ValueError("train_iter: no helper of this robot learns; use collect() or evaluate()")
+        if self._advance():
+            self.iterations += 1
+        return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
+
+    def iterate(self, stop_steps: int) -> Iterator[int]:
+        """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they are."""
+        while self.env_steps < stop_steps and self._advance():
+            self.iterations += 1
+            yield self.iterations
+
+    def epochs(
+        self, n_epochs: int, steps_per_epoch: int, *, evaluate_episodes: int = 10, stop: Callable[[float], bool] | None = None
+    ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
+        """`for epoch, stats, info in robot.epochs(...)`: train for `steps_per_epoch` environment steps, then evaluate.
+
+        The robot is evaluated once before the first epoch. `stop(mean_return)` ends the iteration. Several robots may be
+        advanced together with `zip`; nothing is shared between them.
+
+        Yields:
+            epoch from 1; stats: `metrics()` and 'test/return/mean', …; info: 'best_return', 'best_epoch', 'env_steps', 'seconds'.
+        """
+        begin = perf_counter()
+        info: dict[str, Any] = {"best_return": self.evaluate(evaluate_episodes).mean_return, "best_epoch": 0}
+        for epoch in range(1, n_epochs + 1):
+            for _ in self.iterate(self.env_steps + steps_per_epoch):
+                pass
+            test = self.evaluate(evaluate_episodes)
+            if test.mean_return > info["best_return"]:
+                info |= {"best_return": test.mean_return, "best_epoch": epoch}
+            info |= {"env_steps": self.env_steps, "seconds": perf_counter() - begin}
+            stats = {**self.metrics(), "test/return/mean": test.mean_return, "test/return/std": test.std_return}
+            yield epoch, stats, dict(info)
+            if stop is not None and stop(test.mean_return):
+                return
+
+    def collect(self, *, n_step: int | None = None, n_episode: int | None = None) -> Episodes:
+        """Acts and stores without learning: exactly one of `n_step` (all agents together) and `n_episode`.
+
+        `n_step` goes on where the agents are, and leaves them in mid-episode; `n_episode` counts whole episodes from a reset.
+        """
+        if (n_step is None) == (n_episode is None):
+            raise ValueError(f"collect: give exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
+        for name, value in (("n_step", n_step), ("n_episode", n_episode)):
+            if value is not None and value < 1:
+                raise ValueError(f"collect: {name} is {value}; expected at least 1")
+        helpers = [helper for agent in self.agents for helper in agent.helpers.values()]
+        if n_episode is not None and self._started:
+            self.checkpoint_boundary()
+        for helper in helpers:
+            helper.collecting = True
+        try:
+            return self._gather(n_step, n_episode)
+        finally:
+            for helper in helpers:
+                helper.collecting = False
+
+    def update(self, task: str, batch_size: int = 0) -> dict[str, Any]:
+        """One training request by hand: `batch_size` random rows of the task's buffer; 0: all rows, in time order."""
+        if task not in self.tasks:
+            raise KeyError(unknown("task", task, self.tasks))
+        helpers = [agent.helpers[task] for agent in self.agents]
+        if batch_size:
+            rows = helpers[0].sample(batch_size)[0]  # type: ignore[attr-defined]
+        elif hasattr(helpers[0], "take"):
+            parts = [h.take() for h in helpers if len(h.buffer.lane_rows(h.lane)["rew"])]  # type: ignore[union-attr]
+            rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        else:
+            rows = {name: column.copy() for name, column in self.buffers[task].in_order().items()}
+        return self.tasks[task].learn(rows)
+
+    def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None, n_agents: int | None = None) -> Episodes:
+        """Greedy episodes in test mode with agents, environments and queues of their own; nothing is stored or counted.
+
+        Args:
+            episodes: How many, spread evenly over the evaluating agents.
+            seed: Seeds the environments; None: the robot's seed. Two calls with one seed see the same start states.
+            env: Another environment than the training one.
+            n_agents: How many evaluate at once; None: as many as train, at most `episodes`.
+        """
+        if episodes < 1:
+            raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
+        crew = self._evaluators(min(n_agents or len(self.agents), episodes), seed, env)
+        try:
+            return crew._gather(None, episodes)
+        finally:
+            crew.close()
+
+    def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> Crew:
+        source = env if env is not None else self._env
+        if source is None:
+            raise ValueError("evaluate: this robot has no environment; give one as env=")
+        if isinstance(source, gym.Env) and not env:
+            source = source.spec.id if source.spec is not None else source
+        sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
+        # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
+        sequence = np.random.SeedSequence(entropy=sequence.entropy, spawn_key=sequence.spawn_key)
+        return Crew(self.tasks, source, self._agent, n, sequence, "cooperative", True, "test", "evaluator")
+
+    def play(self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30) -> float:
+        """One greedy episode as an animated GIF at `path`; returns its return. The environment must render 'rgb_array'."""
+        from PIL import Image
+
+        source = self._env
+        if not isinstance(source, str):
+            spec = make_one(source).spec
+            source = spec.id if spec is not None else None
+        if source is None:
+            raise ValueError("play: the environment is not registered with gymnasium, so it cannot be made again with rendering")
+        crew = self._evaluators(1, seed, lambda: gym.make(source, render_mode="rgb_array", disable_env_checker=True))
+        frames: list[Image.Image] = []
+
+        class Film(_Watch):
+            def pre_episode(self, agent: Agent) -> None:
+                frames.append(Image.fromarray(agent.env.render()))
+
+            def post_act(self, agent: Agent) -> None:
+                frames.append(Image.fromarray(agent.env.render()))
+
+        try:
+            agent = crew.agents[0]
+            agent.quota_episodes = 1
+            film = Film(crew.agents)
+            agent.env.observe([film])
+            while crew._advance():
+                pass
+            frames[0].save(path, save_all=True, append_images=frames[1:], duration=1000 // frames_per_second, loop=0)
+            return float(film.returns[0][0])
+        finally:
+            crew.close()
+
+    # ----------------------------------------------------------------------------------------------------------- observing
+
+    def _hooks(self) -> list[Hook]:
+        return self._run_hooks if self._trace is None else [*self._run_hooks, self._trace]
+
+    def _observe(self) -> None:
+        for agent in self.agents:
+            if agent.env is not None:
+                agent.env.observe(self._hooks())
+
+    def counters(self) -> dict[str, int]:
+        """'env_steps', 'episodes', 'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
+        out = {"env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations}
+        for name, task in self.tasks.items():
+            out |= {f"updates/{name}": task.algorithm.updates, f"rows/{name}": task.rows_learned}
+        return out
+
+    def metrics(self) -> dict[str, float]:
+        """Flat and ready to log: 'return/mean' over the last 100 episodes, 'RL/loss', 'RL/predict/mean_batch', …"""
+        out: dict[str, float] = {}
+        if self.recent_returns:
+            returns = np.asarray(self.recent_returns, dtype=np.float64)
+            out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()), "return/last": float(np.mean(returns[-1])),
+                    "episode/length": float(np.mean(self.recent_lengths))}
+        for name, wrapper in self.wrappers.items():
+            out |= {f"{name}/{key}": float(value) for key, value in wrapper.trainings.last_result.items()}
+            out |= {f"{name}/{key}": float(value) for key, value in wrapper.summary().items()}
+        return {**out, **{key: float(value) for key, value in self.counters().items()}}
+
+    def trace_hash(self) -> str | None:
+        """Digest of every agent's trace and of all weights; None without `trace=True`."""
+        if self._trace is None:
+            return None
+        weights = "".join(n.weights_hash() for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[operator]
+        import hashlib
+
+        return hashlib.blake2b((self._trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Robot({len(self.agents)} agents, tasks {', '.join(self.tasks) or 'none'}, {self.driver_name}, {self.env_steps} steps)"
+
+    # --------------------------------------------------------------------------------------------------------------- state
+
+    def checkpoint_boundary(self) -> None:
+        """Ends all open episodes, with seams in the buffers, so that nothing outside `state_dict` is alive.
+
+        A Python frame cannot be saved. A run that is to be resumed exactly therefore restarts its episodes at every checkpoint,
+        whether it is interrupted there or not; the environments are seeded anew from the agents' generators.
+        """
+        if self._started:
+            self._driver.halt(self.agents, "interrupt")
+            self._raise()
+        for agent in self.agents:
+            agent.fresh = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
+        out: dict[str, Any] = {f"task.{name}": task.state_dict() for name, task in self.tasks.items()}
+        out |= {f"buffer.{name}": buffer.state_dict() for name, buffer in self.buffers.items()}
+        out["agents"] = {str(agent.index): agent.state_dict() for agent in self.agents}
+        out["counters"] = {
+            "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
+            "returns": [float(r) for r in self.recent_returns if np.ndim(r) == 0], "lengths": list(self.recent_lengths),
+            "trace": {} if self._trace is None else {str(i): d.hex() for i, d in self._trace.digests.items()},
+        }
+        return out
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict()` into a robot that was built the same way.
+
+        Raises:
+            ValueError: tasks, agents, buffers or shapes differ; the message names the first difference.
+        """
+        expected = {f"task.{n}" for n in self.tasks} | {f"buffer.{n}" for n in self.buffers} | {"agents", "counters"}
+        if state.keys() != expected:
+            raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it was saved")
+        if len(state["agents"]) != len(self.agents):
+            raise ValueError(f"Robot: the saved state has {len(state['agents'])} agents, this robot {len(self.agents)}; set n_agents")
+        self._halt()
+        for name, task in self.tasks.items():
+            task.load_state_dict(state[f"task.{name}"])
+        for name, buffer in self.buffers.items():
+            buffer.load_state_dict(state[f"buffer.{name}"])
+        for agent in self.agents:
+            agent.load_state_dict(state["agents"][str(agent.index)])
+            agent.fresh = True
+        counters = state["counters"]
+        self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
+        self._step_counter = itertools.count(self.env_steps + 1)
+        self.recent_returns = deque(counters["returns"], maxlen=100)
+        self.recent_lengths = deque(counters["lengths"], maxlen=100)
+        if self._trace is not None:
+            self._trace.digests = {int(i): bytes.fromhex(d) for i, d in counters["trace"].items()}
+
+    def save(self, path: str | Path) -> None:
+        """Writes a checkpoint directory, atomically, without code in it. Episodes restart, see `checkpoint_boundary`."""
+        self.checkpoint_boundary()
+        write_archive(Path(path), self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        self.load_state_dict(read_archive(Path(path))[0])
+
+    def __enter__(self) -> Robot:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def run_policy(policy: Callable[[Any], Any], env: EnvSource, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
+    """Runs a plain function observation → action, without tasks or learning: `run_policy(lambda obs: 0, "CartPole-v1", stop)`."""
+
+    class PolicyAgent(Agent):
+        def run_one_episode(self) -> None:
+            obs, _ = self.env.reset()
+            done = False
+            while not done:
+                obs, _, terminated, truncated, _ = self.env.step(policy(obs))
+                done = terminated or truncated
+
+    with Robot(env, tasks={}, agent=PolicyAgent) as robot:
+        robot.run(stop, hooks)

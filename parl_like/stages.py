@@ -1,0 +1,284 @@
+"""Six stages around experiment, episode and act; hooks that observe them; stop conditions that end a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from hashlib import blake2b
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parl_like.spec import leaves
+
+if TYPE_CHECKING:
+    from parl_like.agent import Agent
+    from parl_like.robot import Robot
+
+
+class Stage(Enum):
+    """When a hook is called. The value is the name of the hook's method."""
+
+    PRE_EXPERIMENT = "pre_experiment"
+    PRE_EPISODE = "pre_episode"
+    PRE_ACT = "pre_act"
+    POST_ACT = "post_act"
+    POST_EPISODE = "post_episode"
+    POST_EXPERIMENT = "post_experiment"
+
+
+class Hook:
+    """Observes a run. Override what you need; a method that is not overridden costs nothing.
+
+    Order: PRE_EXPERIMENT; per episode PRE_EPISODE (after the reset); per action PRE_ACT, the environment's step, POST_ACT; then
+    POST_EPISODE (after the agent's code is done with the episode); POST_EXPERIMENT, always, also after an error. At every
+    stage the agent's helpers come before the hooks, and hooks in the order in which they were given. Hooks never move data.
+    """
+
+    def pre_experiment(self, robot: Robot) -> None: ...
+
+    def pre_episode(self, agent: Agent) -> None: ...
+
+    def pre_act(self, agent: Agent, act: Any) -> None:
+        """`act` is about to be taken."""
+
+    def post_act(self, agent: Agent) -> None:
+        """`agent.env.last` is (observation, action, reward, terminated, truncated, info) of the step."""
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        """`agent.env.episode_return` and `.episode_length` are the finished episode's; `interrupted`: it was cut by a stop."""
+
+    def post_experiment(self, robot: Robot) -> None: ...
+
+    def __add__(self, other: Hook | list[Hook]) -> list[Hook]:
+        """`a + b + c` is the list of the three, in this order."""
+        return [self, other] if isinstance(other, Hook) else [self, *other]
+
+    def __radd__(self, other: list[Hook]) -> list[Hook]:
+        return [*other, self]
+
+
+class StageHook(Hook):
+    """Calls `function(robot_or_agent, *rest)` at one stage: `StageHook(Stage.POST_EPISODE, print)`."""
+
+    def __init__(self, stage: Stage, function: Callable[..., None]) -> None:
+        setattr(self, stage.value, function)
+
+
+class EpisodeStats(Hook):
+    """Return and length of every finished episode, in the order of their ends, as lists."""
+
+    def __init__(self) -> None:
+        self.returns: list[Any] = []
+        self.lengths: list[int] = []
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        if not interrupted:
+            self.returns.append(agent.env.episode_return)
+            self.lengths.append(agent.env.episode_length)
+
+
+class RewardsPerEpisode(Hook):
+    """The rewards of every episode, one list each per agent; the running episode is the last list of its agent."""
+
+    def __init__(self) -> None:
+        self.rewards: dict[int, list[list[float]]] = {}
+
+    def pre_episode(self, agent: Agent) -> None:
+        self.rewards.setdefault(agent.index, []).append([])
+
+    def post_act(self, agent: Agent) -> None:
+        self.rewards[agent.index][-1].append(agent.env.last[2])
+
+
+class TimePerStep(Hook):
+    """Seconds between PRE_ACT and POST_ACT, the environment's own time, of the last `keep` steps."""
+
+    def __init__(self, keep: int = 1000) -> None:
+        self.seconds: deque[float] = deque(maxlen=keep)
+        self._begin: dict[int, float] = {}
+
+    def pre_act(self, agent: Agent, act: Any) -> None:
+        self._begin[agent.index] = perf_counter()
+
+    def post_act(self, agent: Agent) -> None:
+        self.seconds.append(perf_counter() - self._begin[agent.index])
+
+
+class TraceHash(Hook):
+    """A digest of everything that happened: per agent a chain over every reset, action, reward, observation and end.
+
+    Chained, so that it can be saved as text and continued: digest ← H(digest ‖ event).
+    """
+
+    def __init__(self) -> None:
+        self.digests: dict[int, bytes] = {}
+
+    def _add(self, agent: Agent) -> None:
+        obs, act, rew, terminated, truncated, _ = agent.env.last
+        event = blake2b(self.digests.get(agent.index, b""), digest_size=16)
+        for _, leaf in leaves({"obs": obs, "act": act, "rew": rew, "end": (terminated, truncated)}, ""):
+            event.update(b"-" if leaf is None else np.ascontiguousarray(leaf).tobytes())
+        self.digests[agent.index] = event.digest()
+
+    def pre_episode(self, agent: Agent) -> None:
+        self._add(agent)
+
+    def post_act(self, agent: Agent) -> None:
+        self._add(agent)
+
+    def hexdigest(self) -> str:
+        total = blake2b(digest_size=16)
+        for index in sorted(self.digests):
+            total.update(self.digests[index])
+        return total.hexdigest()
+
+
+class EveryNSteps(Hook):
+    """Calls `function(robot)` after every `n` environment steps of the whole robot."""
+
+    def __init__(self, n: int, function: Callable[[Robot], None]) -> None:
+        if n < 1:
+            raise ValueError(f"EveryNSteps: n is {n}; expected at least 1")
+        self.n, self.function = n, function
+
+    def post_act(self, agent: Agent) -> None:
+        if agent.robot.env_steps % self.n == 0:
+            self.function(agent.robot)
+
+
+class EveryNEpisodes(Hook):
+    """Calls `function(robot)` after every `n` finished episodes of the whole robot."""
+
+    def __init__(self, n: int, function: Callable[[Robot], None]) -> None:
+        if n < 1:
+            raise ValueError(f"EveryNEpisodes: n is {n}; expected at least 1")
+        self.n, self.function = n, function
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        if not interrupted and agent.robot.episodes % self.n == 0:
+            self.function(agent.robot)
+
+
+class StopCondition:
+    """Consulted after every act; the run ends at once when it returns True. Compose with `&` and `|`.
+
+    Subclasses write `__call__`. A composition asks both sides every time, so that counters inside see every act.
+    """
+
+    def __call__(self, robot: Robot) -> bool:
+        raise TypeError(f"{type(self).__name__} has no __call__(robot) -> bool")
+
+    def begin(self, robot: Robot) -> None:
+        """Called when a run starts: conditions count from here."""
+
+    def __and__(self, other: StopCondition) -> StopCondition:
+        return _Both(self, other, all)
+
+    def __or__(self, other: StopCondition) -> StopCondition:
+        return _Both(self, other, any)
+
+
+class _Both(StopCondition):
+    def __init__(self, left: StopCondition, right: StopCondition, rule: Callable[[list[bool]], bool]) -> None:
+        self.left, self.right, self.rule = left, right, rule
+
+    def begin(self, robot: Robot) -> None:
+        self.left.begin(robot)
+        self.right.begin(robot)
+
+    def __call__(self, robot: Robot) -> bool:
+        return self.rule([self.left(robot), self.right(robot)])
+
+
+class StopAfterSteps(StopCondition):
+    """After `n` environment steps of this run, all agents together."""
+
+    def __init__(self, n: int) -> None:
+        if n < 1:
+            raise ValueError(f"StopAfterSteps: n is {n}; expected at least 1")
+        self.n, self._end = n, n
+
+    def begin(self, robot: Robot) -> None:
+        self._end = robot.env_steps + self.n
+
+    def __call__(self, robot: Robot) -> bool:
+        return robot.env_steps >= self._end
+
+
+class StopAfterEpisodes(StopCondition):
+    """After `n` episodes of this run ended, all agents together; the act that ends the n-th is the last one."""
+
+    def __init__(self, n: int) -> None:
+        if n < 1:
+            raise ValueError(f"StopAfterEpisodes: n is {n}; expected at least 1")
+        self.n, self._end = n, n
+
+    def begin(self, robot: Robot) -> None:
+        self._end = robot.episodes + self.n
+
+    def __call__(self, robot: Robot) -> bool:
+        return robot.episodes >= self._end
+
+
+class StopAfterSeconds(StopCondition):
+    """`seconds` after the run began, by the monotonic clock."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._end = seconds, 0.0
+
+    def begin(self, robot: Robot) -> None:
+        self._end = monotonic() + self.seconds
+
+    def __call__(self, robot: Robot) -> bool:
+        return monotonic() >= self._end
+
+
+class StopAtReturn(StopCondition):
+    """When the mean return of the last `episodes` episodes reaches `threshold`."""
+
+    def __init__(self, threshold: float, episodes: int = 100) -> None:
+        self.threshold, self.episodes = threshold, episodes
+
+    def __call__(self, robot: Robot) -> bool:
+        recent = robot.recent_returns
+        return len(recent) >= self.episodes and sum(list(recent)[-self.episodes :]) / self.episodes >= self.threshold
+
+
+class StopWithoutImprovement(StopCondition):
+    """When `value(robot)`, read at the end of every episode, has not risen above its best by more than `delta` for `patience` episodes.
+
+    Args:
+        value: What should rise; None: the return of the episode that ended.
+    """
+
+    def __init__(self, patience: int, delta: float = 0.0, value: Callable[[Robot], float] | None = None) -> None:
+        self.patience, self.delta, self.value = patience, delta, value
+        self._best, self._since, self._seen = float("-inf"), 0, 0
+
+    def begin(self, robot: Robot) -> None:
+        self._best, self._since, self._seen = float("-inf"), 0, robot.episodes
+
+    def __call__(self, robot: Robot) -> bool:
+        if robot.episodes > self._seen:
+            self._seen = robot.episodes
+            value = self.value(robot) if self.value is not None else robot.recent_returns[-1]
+            if value > self._best + self.delta:
+                self._best, self._since = value, 0
+            else:
+                self._since += 1
+        return self._since >= self.patience
+
+
+class StopWhen(StopCondition):
+    """When `function(robot)` is true: any rule of your own."""
+
+    def __init__(self, function: Callable[[Robot], bool]) -> None:
+        self.function = function
+
+    def __call__(self, robot: Robot) -> bool:
+        return bool(self.function(robot))
+
+
