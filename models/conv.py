@@ -86,14 +86,14 @@ class ConvTrunk(nn.Module):
         image: Any = obs
         for key in self.path:
             image = image[key]
-        lead = image.shape[:-3]
         x: Tensor = image.reshape(-1, *image.shape[-3:])
         if self.layout == "HWC":
             x = x.permute(0, 3, 1, 2)  # a view; the convolution reads this order of memory as it is
         x = x.float() if self.scale == 1.0 else x * self.scale
         for conv in self.convs:
             x = self.activation(conv(x))
-        x = x.flatten(1).reshape(*lead, -1)
+        x = x.flatten(1)
+        x = x.reshape(*image.shape[:-3], x.shape[1])
         if self.rest is not None:
             x = torch.cat([x, self.rest(obs)], -1)
         features: Tensor = self.linear(x)

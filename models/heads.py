@@ -156,15 +156,12 @@ class GaussianHead(nn.Module):
         self.dim, self.log_std_init, self.state_dependent = dim, log_std_init, state_dependent
         self.linear = _Linear(in_size, 2 * dim if state_dependent else dim, gain)
         self.log_std = None if state_dependent else nn.Parameter(torch.empty(dim))
-        self._reset_log_std()
+        self.reset_parameters()
 
-    def _reset_log_std(self) -> None:
-        with torch.no_grad():
-            (self.linear.bias[self.dim :] if self.log_std is None else self.log_std).fill_(self.log_std_init)
-
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.linear.reset_parameters()
-        self._reset_log_std()
+        """Initial log std; the linear layer has its own rule."""
+        (self.linear.bias[self.dim :] if self.log_std is None else self.log_std).fill_(self.log_std_init)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Features [N, in_size] → {'mean': [N, dim], 'log_std': [N, dim]}; a mask has no meaning here."""

@@ -114,7 +114,7 @@ def test_parameters_of_a_model_that_cannot_build_itself_are_refused():
             self.fc = layers.fc(4)
 
     with pytest.raises(UnbuiltError, match="has no parameters yet"):
-        Odd().parameters()
+        torch.optim.SGD(Odd().parameters(), lr=0.1)
 
 
 def test_initial_values_are_a_function_of_the_seed():

@@ -104,7 +104,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> None:
+def write_archive(
+    path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, *, replace_anything: bool = False
+) -> None:
     """Writes `tree` as the archive `path`, completely or not at all; an archive that is there already is replaced.
 
     The files go into a hidden sibling directory and are fsynced, the manifest last; then that directory is renamed. Between the
@@ -116,6 +118,7 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         tree: Nested dicts with str keys. Leaves: arrays and torch tensors of bool, int and float dtypes; None, bool, int of any
             size, float, str; lists and tuples of all these, both loaded as lists. NumPy scalars load as Python numbers.
         meta: Plain values for the manifest.
+        replace_anything: Replace also what is no archive, such as a damaged one or a link; not what a link points to.
 
     Raises:
         ArchiveError: a leaf or name that cannot be stored, or a `path` that is something else than an archive. Nothing was written.
@@ -127,7 +130,8 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
     if len(twins) < len(tree) or "manifest" in twins:
         raise _refusal(path, "component names that differ in more than case, none of them 'manifest'", list(tree), "rename one")
     body = {"format": FORMAT, "versions": _versions(), "meta": _Plan(path, "meta", dict(meta or {}), arrays=False).values}
-    _check_replaceable(path)
+    if not replace_anything:
+        _check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
     os.mkdir(partial, 0o700)
@@ -135,7 +139,7 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         body["components"] = [msgspec.to_builtins(plan.write(partial)) for plan in plans]
         text = _sealed(json.dumps(body, indent=1, allow_nan=False).removesuffix("\n}").encode("ascii"))
         if len(text) > MAX_MANIFEST:
-            raise _refusal(path / MANIFEST, f"at most {MAX_MANIFEST} bytes", len(text), "store fewer, larger arrays and less meta")
+            raise _refusal(path / MANIFEST, f"at most {MAX_MANIFEST} bytes", len(text), "store fewer arrays and less meta")
         _write_file(partial / MANIFEST, [text])
         _sync_folder(partial)
         _put_in_place(partial, path)
@@ -158,12 +162,10 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove_archive(path: Path) -> None:
-    """Deletes an archive so that it is either whole or gone; links in it are deleted, never followed."""
-    if path.is_symlink():
-        raise _refusal(path, "a directory", "a link", "delete the link by hand")
+    """Deletes an archive so that at every moment it is either whole or gone; links are deleted, never followed."""
     doomed = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
     os.rename(path, doomed)
-    shutil.rmtree(doomed)
+    _remove(doomed)
 
 
 def clean_partial(parent: Path) -> list[str]:
@@ -192,8 +194,8 @@ class _Plan:
     def __init__(self, path: Path, name: str, value: Any, arrays: bool = True) -> None:
         self.path, self.name, self.arrays = path, name, arrays
         if not isinstance(name, str) or not re.match(_NAME, name) or len(name) > 180:
-            raise _refusal(path, "component names of at most 180 letters, digits, '.', '_' and '-', not starting with '.'",
-                           repr(name), "rename it")  # fmt: skip
+            expected = "component names of at most 180 letters, digits, '.', '_' and '-', not starting with '.'"
+            raise _refusal(path, expected, repr(name), "rename it")
         self.leaves: dict[str, tuple[StoredArray, Any]] = {}
         # `__metadata__` means something else in a safetensors header.
         self.labels = {"__metadata__"}
@@ -235,21 +237,22 @@ class _Plan:
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
-                    raise self._refuse(where, "str keys", f"{key!r} ({type(key).__name__})", "write str(key) and convert it back on loading")
-            return {("$" + k if k[:1] == "$" else k): self._encode(v, f"{where}.{k}" if where else k, depth + 1) for k, v in value.items()}
+                    raise self._refuse(where, "str keys", f"{key!r} ({type(key).__name__})", "write str(key), read it back")
+            dot = f"{where}." if where else ""
+            return {"$" * (key[:1] == "$") + key: self._encode(part, dot + key, depth + 1) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._encode(part, f"{where}.{i}" if where else str(i), depth + 1) for i, part in enumerate(value)]
+            dot = f"{where}." if where else ""
+            return [self._encode(part, f"{dot}{i}", depth + 1) for i, part in enumerate(value)]
         torch = sys.modules.get("torch")
         if type(value) in (np.ndarray, np.memmap):
-            kind, code = "$array", _CODES.get(value.dtype.newbyteorder("="))
+            kind, code = "$array", _CODES.get(value.dtype.newbyteorder("<"))
         elif torch is not None and isinstance(value, torch.Tensor):
             kind, code = "$tensor", _torch_code(value)
         else:
-            raise self._refuse(where, "arrays, tensors, None, bool, int, float, str, lists, dicts", type(value).__name__,
-                               "convert it, or leave it out")  # fmt: skip
+            raise self._refuse(where, "an array, tensor, None, bool, int, float, str, list or dict", type(value).__name__)
         if code is None or not self.arrays:
-            got = f"{type(value).__name__} of {value.dtype}"
-            raise self._refuse(where, "bool, int or float dtype" if self.arrays else "plain values", got, "convert it, or leave it out")
+            expected = "a strided array of a bool, int or float dtype" if self.arrays else "plain values"
+            raise self._refuse(where, expected, f"{type(value).__name__} of {value.dtype}")
         label = self._label(where or self.name)
         self.leaves[label] = StoredArray(label, code, [int(n) for n in value.shape]), value
         return {kind: label}
@@ -264,7 +267,7 @@ class _Plan:
         self.labels.add(label)
         return label
 
-    def _refuse(self, where: str, expected: object, got: object, mend: str) -> ArchiveError:
+    def _refuse(self, where: str, expected: object, got: object, mend: str = "convert it, or leave it out") -> ArchiveError:
         return _refusal(f"{self.path}, {'.'.join(filter(None, (self.name, where)))!r}", expected, got, mend)
 
 
@@ -434,7 +437,9 @@ def _opened(path: Path) -> Iterator[tuple[Path, int]]:
             os.close(folder)
     except OSError as error:
         got = f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
-        raise _refusal(path, "a readable archive, not a link", got, "give the directory of an archive, or use an earlier one") from error
+        raise _refusal(
+            path, "a readable archive, not a link", got, "give an archive's directory, or use an earlier one"
+        ) from error
 
 
 def _manifest(path: Path, folder: int) -> Manifest:
@@ -641,8 +646,8 @@ def rng_state(generator: np.random.Generator) -> dict[str, Any]:
     state = generator.bit_generator.state
     if state["bit_generator"] != "PCG64":
         raise TypeError(f"expected a generator over PCG64, got {state['bit_generator']}; use numpy.random.default_rng(seed)")
-    return {"kind": "PCG64", **{name: int(state["state"][name]) for name in ("state", "inc")},
-            **{name: int(state[name]) for name in ("has_uint32", "uinteger")}}  # fmt: skip
+    numbers = {**state["state"], "has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
+    return {"kind": "PCG64"} | {name: int(number) for name, number in numbers.items()}
 
 
 def set_rng_state(generator: np.random.Generator, state: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ class ThreadsDriver:
         self._failed, self._on_error = failed, on_error
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)  # what the main thread waits on
-        self._conditions: dict[int, threading.Condition] = {}
+        self._bells: dict[int, Any] = {}  # queue → lock that its server thread sleeps on
         self.wrappers: list[ComputationWrapper] = []
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
@@ -58,10 +58,8 @@ class ThreadsDriver:
             ticket.counted = wait
             if wait:
                 self._leave(ticket.agent, queue.kind == "learn")
-            elif queue.kind == "learn" or queue.rows == (ticket.rows or 1) or self._acting <= 0:
-                self._conditions[id(queue)].notify()
-            if wait and len(queue.batches[0].tickets) == 1:
-                self._conditions[id(queue)].notify()  # the first of a batch starts its clock
+            elif queue.kind == "learn" or self._acting <= 0:
+                self._ring(queue)
         if wait:
             # Ended by `_wake`: the batch was served, or the run stopped.
             ticket.waiter.acquire()
@@ -85,6 +83,7 @@ class ThreadsDriver:
         with self.lock:
             self.parked.append(agent)
             self._leave(agent, True)
+            self._changed.notify_all()
         self._gates[id(agent)].acquire()  # ended by `resume`
 
     def _leave(self, agent: Agent, training: bool) -> None:
@@ -93,11 +92,19 @@ class ThreadsDriver:
         if training and agent.learns:
             self._learners -= 1
         if self._acting <= 0:
-            for condition in self._conditions.values():
-                condition.notify()
-            self._changed.notify_all()
+            waiting = [q for w in self.wrappers for q in (w.predictions, w.trainings) if q.rows]
+            for queue in waiting:
+                self._ring(queue)
+            if not waiting:
+                self._changed.notify_all()
         if self.sync and self._learners <= 0 and self._phase == "unroll":
             self._begin_round()
+
+    def _ring(self, queue: Any) -> None:
+        """Wakes the queue's server thread; the caller holds the lock."""
+        bell = self._bells[id(queue)]
+        if bell.locked():
+            bell.release()
 
     def _enter(self, agent: Agent, training: bool) -> None:
         self._acting += 1
@@ -110,7 +117,7 @@ class ThreadsDriver:
         if any(w.trainings.rows for w in self.wrappers):
             self._phase = "train"
             for wrapper in self.wrappers:
-                self._conditions[id(wrapper.trainings)].notify()
+                self._ring(wrapper.trainings)
 
     def _may_close(self, queue: RequestQueue) -> float:
         """Seconds until the oldest batch may close: 0 for now, infinity where only an event can close it."""
@@ -133,16 +140,20 @@ class ThreadsDriver:
         return max(queue.batches[0].born + wait - perf_counter(), 0.0)
 
     def _serve_forever(self, queue: RequestQueue, wrapper: ComputationWrapper) -> None:
-        condition = self._conditions[id(queue)]
+        bell = self._bells[id(queue)]
         training = queue.kind == "learn"
         while True:
             with self.lock:
-                # Ended by a request, by an agent that stops acting, by the batch's clock, or by close().
-                while not self._closed and (left := self._may_close(queue)) > 0:
-                    condition.wait(None if left == float("inf") else left)
+                left = self._may_close(queue)
                 if self._closed:
                     return
-                self._training += training
+                if left <= 0:
+                    self._training += training
+            if left > 0:
+                # Ended by an agent that stops acting, by a training request, by close(), or by the clock. The first request of a
+                # prediction batch does not ring: a wake-up for it alone would cost every batch a switch of threads.
+                bell.acquire(timeout=-1 if training and left == float("inf") else min(left, PATIENCE_S))
+                continue
             tickets = queue.serve(wrapper.mode)
             if training and tickets and tickets[0].error is not None and wrapper.task.on_error == "stop":
                 self._on_error(tickets[0].agent, tickets[0].error)
@@ -150,18 +161,23 @@ class ThreadsDriver:
                 self._training -= training
                 if training and self.sync and self._phase == "train" and not self.stopping:
                     self._held += tickets
+                    tickets = []
                     if not self._training and not any(w.trainings.rows for w in self.wrappers):
                         self._phase = "done"
                         self._changed.notify_all()
-                else:
-                    self._wake(tickets)
+                self._count_in(tickets)
+            self._wake(tickets)
 
-    def _wake(self, tickets: list[Ticket]) -> None:
-        """Gives the replies; the caller holds the lock."""
+    def _count_in(self, tickets: list[Ticket]) -> None:
+        """Counts the tickets' agents as acting again; the caller holds the lock, and calls `_wake` when it no longer does."""
         for ticket in tickets:
             if ticket.counted:
                 ticket.counted = False
                 self._enter(ticket.agent, ticket.kind == "learn")
+
+    @staticmethod
+    def _wake(tickets: list[Ticket]) -> None:
+        for ticket in tickets:
             ticket.waiter.release()
 
     # ------------------------------------------------------------------------------------------------------- the robot's side
@@ -175,7 +191,8 @@ class ThreadsDriver:
         self._servers = []
         for wrapper in wrappers:
             for queue in (wrapper.predictions, wrapper.trainings):
-                self._conditions[id(queue)] = threading.Condition(self.lock)
+                bell = self._bells[id(queue)] = threading.Lock()
+                bell.acquire()
                 self._servers.append(threading.Thread(
                     target=self._serve_forever, args=(queue, wrapper), name=f"{wrapper.task.name} {queue.kind}", daemon=True))
         self._gates = {id(agent): threading.Semaphore(0) for agent in agents}
@@ -210,11 +227,12 @@ class ThreadsDriver:
                     self._enter(agent, True)
                     self._gates[id(agent)].release()
 
-    def _release(self) -> None:
-        """Gives the replies of a finished round; the next unroll begins. The caller holds the lock."""
+    def _release(self) -> list[Ticket]:
+        """Ends a finished round: the next unroll begins. The caller holds the lock, and wakes the tickets when it no longer does."""
         held, self._held = self._held, []
         self._phase = "unroll"
-        self._wake(held)
+        self._count_in(held)
+        return held
 
     def _idle(self) -> bool:
         """Nothing can happen any more without the robot: every agent is parked or has ended, and no request is open."""
@@ -224,8 +242,9 @@ class ThreadsDriver:
     def iterate(self, slices: int = 64) -> bool:
         """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle."""
         with self.lock:
-            if self._phase == "done":
-                self._release()
+            held = self._release() if self._phase == "done" else []
+        self._wake(held)
+        with self.lock:
             learners = self.sync and any(agent.learns for agent in self.agents)
             # Ended by the round's end, by a stop, by the last agent that parks or ends; or by the clock where there are no rounds.
             self._changed.wait_for(lambda: self._phase == "done" or self.stopping or self._idle(), None if learners else 0.05)
@@ -239,16 +258,19 @@ class ThreadsDriver:
         if signal == "stop":
             failed = [t for w in self.wrappers for q in (w.predictions, w.trainings) for t in q.fail_all("the robot stopped")]
             with self.lock:
-                self._release()
-                self._wake(failed)
+                failed += self._release()
+                self._count_in(failed)
+            self._wake(failed)
             self.resume(list(self.parked))
             return
-        with self.lock:
-            while not self._idle():
-                if self._phase == "done":
-                    self._release()
-                # Ended by the end of a round, or by an agent that parks or ends.
-                self._changed.wait(0.05)
+        while True:
+            with self.lock:
+                if self._idle() and self._phase != "done":
+                    break
+                held = self._release() if self._phase == "done" else []
+                if not held:
+                    self._changed.wait(0.05)  # ended by the end of a round, by an agent that parks or ends, or by the clock
+            self._wake(held)
         self.stopping = False
 
     def reopen(self) -> None:
@@ -263,8 +285,9 @@ class ThreadsDriver:
         late = [agent for agent, thread in self._threads if thread.is_alive()]
         with self.lock:
             self._closed = True
-            for condition in self._conditions.values():
-                condition.notify_all()
+            for bell in self._bells.values():
+                if bell.locked():
+                    bell.release()
         for server in self._servers:
             server.join(max(end - monotonic(), 0.1))
         return late

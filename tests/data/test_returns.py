@@ -1,0 +1,499 @@
+"""Returns: golden numbers that can be redone by hand, the numbers of the specifications, and laws."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from parl_like.data import _returns
+from parl_like.data.returns import (
+    discounted_return,
+    discounted_return_reference,
+    gae,
+    gae_reference,
+    lambda_return,
+    lambda_return_reference,
+    n_step_return,
+    n_step_return_reference,
+    next_values,
+    next_values_reference,
+)
+
+
+def flags(n, *true_at):
+    out = np.zeros(n, bool)
+    out[list(true_at)] = True
+    return out
+
+
+# ---- numbers worked out by hand
+
+# Two segments in five rows, γ = 1/2. Row 1 is truncated: its value, 8, counts. Row 3 terminates: its value, 100, must not. Row 4 is an
+# episode that is still running.
+REW = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+DISCOUNT = np.array([0.5, 0.5, 0.5, 0.0, 0.5])
+VALUE_NEXT = np.array([2.0, 8.0, 10.0, 100.0, 6.0])
+LAST = flags(5, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("lam", "expected"),
+    [
+        # G4 = 5 + ½·6 = 8;  G3 = 4;  G2 = 3 + ½((1−λ)10 + λ·4);  G1 = 2 + ½·8 = 6;  G0 = 1 + ½((1−λ)2 + λ·6)
+        (0.0, [2.0, 6.0, 8.0, 4.0, 8.0]),
+        (0.5, [3.0, 6.0, 6.5, 4.0, 8.0]),
+        (1.0, [4.0, 6.0, 5.0, 4.0, 8.0]),
+    ],
+)
+def test_lambda_targets_by_hand(lam, expected):
+    np.testing.assert_allclose(lambda_return(REW, DISCOUNT, VALUE_NEXT, LAST, lam), expected, rtol=1e-12)
+
+
+def test_discounted_return_by_hand():
+    np.testing.assert_allclose(discounted_return(REW, DISCOUNT, LAST, VALUE_NEXT), [4, 6, 5, 4, 8], rtol=1e-12)
+    # Without values a cut row counts its reward only: G1 = 2, G0 = 1 + ½·2, G4 = 5.
+    np.testing.assert_allclose(discounted_return(REW, DISCOUNT, LAST), [2, 2, 5, 4, 5], rtol=1e-12)
+
+
+def test_gae_by_hand():
+    # δ = rew + discount·V' − 1 = [1, 5, 7, 3, 7];  A0 = 1 + ½·½·5;  A1 = 5, cut;  A2 = 7 + ½·½·3;  A3 = 3, cut;  A4 = 7
+    got = gae(REW, DISCOUNT, np.ones(5), VALUE_NEXT, LAST, 0.5)
+    np.testing.assert_allclose(got, [2.25, 5.0, 7.75, 3.0, 7.0], rtol=1e-12)
+
+
+def test_next_values_by_hand():
+    value = np.array([10.0, 11.0, 12.0, 13.0, 14.0], np.float32)
+    got = next_values(value, flags(5, 1, 2, 4), np.array([-1.0, -2.0, -3.0]))
+    assert got.dtype == np.float32 and got.tolist() == [11, -1, -2, 14, -3]
+    assert value.tolist() == [10, 11, 12, 13, 14]
+
+
+def test_n_step_return_by_hand():
+    rew = np.array([[1.0, 2.0, 4.0], [1.0, 2.0, np.nan], [3.0, np.nan, np.nan], [np.nan] * 3])
+    got, scale = n_step_return(rew, np.array([3, 2, 1, 0]), 0.5)
+    assert got.tolist() == [3.0, 2.0, 3.0, 0.0]  # 1 + ½·2 + ¼·4;  1 + ½·2;  3;  nothing
+    assert scale.tolist() == [0.125, 0.25, 0.5, 1.0]
+
+
+# ---- T48: n-step targets from a circular buffer
+
+
+def ring(truncated_at=None):
+    """The buffer of T48: 10 slots, 12 adds, rew i + 1, every fourth row terminated (or, in one place, truncated)."""
+    rew, terminated, last = np.zeros(10), np.zeros(10, bool), np.zeros(10, bool)
+    for i in range(12):
+        end = i % 4 == 3
+        rew[i % 10], last[i % 10], terminated[i % 10] = i + 1, end, end and i != truncated_at
+    return rew, terminated, last
+
+
+def n_step_targets(n, rew, terminated, last):
+    """Targets at positions 2 … 9, 0, 1, that is in time order, where V of a row is minus the reward of the row after it.
+
+    Brute force: walk slot by slot. The row after an end row, or after the newest one, is that row itself.
+    """
+    newest = 1
+    after = [slot if last[slot] or slot == newest else (slot + 1) % 10 for slot in range(10)]
+    rows, valid, final = [], [], []
+    for slot in [*range(2, 10), 0, 1]:
+        walk = [slot]
+        while len(walk) < n and after[walk[-1]] != walk[-1]:
+            walk.append(after[walk[-1]])
+        rows.append([rew[s] for s in walk] + [np.nan] * (n - len(walk)))
+        valid.append(len(walk))
+        final.append(walk[-1])
+    value = np.array([-rew[after[s]] for s in final])
+    got, scale = n_step_return(np.array(rows), np.array(valid), 0.1)
+    return got + scale * value * ~terminated[final]
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (1, [2.6, 4, 4.4, 5.3, 6.2, 8, 8, 8.9, 9.8, 12]),
+        (2, [3.4, 4, 5.53, 6.62, 7.8, 8, 9.89, 10.98, 12.2, 12]),
+        (10, [3.4, 4, 5.678, 6.78, 7.8, 8, 10.122, 11.22, 12.2, 12]),
+    ],
+)
+def test_t48_targets(n, expected):
+    np.testing.assert_allclose(n_step_targets(n, *ring()), expected, rtol=1e-12)
+
+
+def test_t48_a_truncated_row_bootstraps():
+    one, two = n_step_targets(1, *ring(truncated_at=3)), n_step_targets(2, *ring(truncated_at=3))
+    np.testing.assert_allclose(one, [2.6, 3.6, 4.4, 5.3, 6.2, 8, 8, 8.9, 9.8, 12], rtol=1e-12)
+    np.testing.assert_allclose(two[:2], [3.36, 3.6], rtol=1e-12)
+
+
+# ---- T49: returns and GAE
+
+
+@pytest.mark.parametrize(
+    ("rew", "terminated", "truncated", "expected"),
+    [
+        (range(8), [0, 3, 7], [5], [0, 1.23, 2.3, 3, 4.5, 5, 6.7, 7]),
+        ([7, 6, 1, 2, 3, 4, 5], [1, 3, 5], [], [7.6, 6, 1.2, 2, 3.4, 4, 5]),
+        ([7, 6, 1, 2, 3, 4, 5], [1, 3, 6], [], [7.6, 6, 1.2, 2, 3.45, 4.5, 5]),
+    ],
+)
+def test_t49_returns_without_values(rew, terminated, truncated, expected):
+    rew = np.array(rew, float)
+    terminal, last = flags(len(rew), *terminated), flags(len(rew), *terminated, *truncated)
+    discount = 0.1 * ~terminal
+    np.testing.assert_allclose(discounted_return(rew, discount, last), expected, rtol=1e-12)
+    zeros = np.zeros(len(rew))
+    np.testing.assert_allclose(gae(rew, discount, zeros, zeros, last, 1.0), expected, rtol=1e-12)
+
+
+T49_REW = np.array([101.0, 102, 103, 200, 104, 105, 106, 201, 107, 108, 109, 202])
+T49_VALUE_NEXT = np.array([2.0, 3, 4, -1, 5, 6, 7, -2, 8, 9, 10, -3])
+
+
+@pytest.mark.parametrize(
+    ("terminated", "expected"),
+    [
+        (
+            [3, 7, 11],
+            [454.8344, 376.1143, 291.298, 200, 464.5610, 383.1085, 295.387, 201, 474.2876, 390.1027, 299.476, 202],
+        ),
+        (
+            [11],
+            [454.0109, 375.2386, 290.3669, 199.01, 462.9138, 381.3571, 293.5248, 199.02, 474.2876, 390.1027, 299.476, 202],
+        ),
+    ],
+)
+def test_t49_gae_plus_value(terminated, expected):
+    value, last = np.roll(T49_VALUE_NEXT, 1), flags(12, 3, 7, 11)
+    discount = 0.99 * ~flags(12, *terminated)
+    got = gae(T49_REW, discount, value, T49_VALUE_NEXT, last, 0.95) + value
+    np.testing.assert_allclose(got, expected, atol=5e-5)  # four digits are printed there
+    np.testing.assert_allclose(lambda_return(T49_REW, discount, T49_VALUE_NEXT, last, 0.95), expected, atol=5e-5)
+
+
+# ---- A21, A22: ALF's next-index convention
+
+
+def rows_of_time_steps(value, rew, discount, is_last, gamma):
+    """ALF's time steps as our rows.
+
+    In ALF, time step t carries the reward and discount of the action *before* it: ret[t] = r[t+1] + γ d[t+1] ret[t+1]. So our row t takes
+    reward, discount and value of time step t + 1, and is last where that one is LAST; T time steps give T − 1 rows. From a LAST step no action
+    leads on, so there is no row: ALF puts the value itself there (advantage 0). Here such a place is filled with a row that earns just
+    that and ends.
+    """
+    here, following = is_last[:-1], is_last[1:]
+    return {
+        "rew": np.where(here, value[:-1], rew[1:]),
+        "discount": np.where(here, 0.0, gamma * discount[1:]),
+        "value_next": value[1:],
+        "last": here | following,
+    }
+
+
+ALF_CASES = [
+    # (index of the LAST step, its discount), A21, A22
+    (None, 1.0, [7.5341, 6.149, 4.61, 2.9], [6.0928, 5.488, 4.48, 2.8]),
+    (2, 1.0, [4.61, 2.9, 1, 2.9], [4.48, 2.8, 0, 2.8]),
+    (2, 0.0, [3.8, 2, 1, 2.9], [3.4, 1, 0, 2.8]),
+]
+
+
+def alf_steps(index, end_discount):
+    is_last = flags(5) if index is None else flags(5, index)
+    return np.where(is_last, end_discount, 1.0), is_last
+
+
+@pytest.mark.parametrize(("index", "end_discount", "expected", "_"), ALF_CASES)
+def test_a21_discounted_return(index, end_discount, expected, _):
+    rows = rows_of_time_steps(np.full(5, 1.0), np.full(5, 2.0), *alf_steps(index, end_discount), gamma=0.9)
+    np.testing.assert_allclose(discounted_return(**rows), expected, rtol=1e-12)
+    np.testing.assert_allclose(lambda_return(**rows, lam=1.0), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("index", "end_discount", "_", "expected"), ALF_CASES)
+def test_a22_gae(index, end_discount, _, expected):
+    value = np.full(5, 2.0)
+    rows = rows_of_time_steps(value, np.full(5, 3.0), *alf_steps(index, end_discount), gamma=0.9)
+    np.testing.assert_allclose(gae(**rows, value=value[:-1], lam=0.6 / 0.9), expected, rtol=1e-12)
+
+
+def test_a22_a_doubled_reward_channel_gives_a_doubled_advantage():
+    value = np.full(5, 2.0)
+    rows = rows_of_time_steps(value, np.full(5, 3.0), *alf_steps(2, 1.0), gamma=0.9)
+    rows["value"] = value[:-1]
+    # Time-major [T, B, channel]: both agents alike, the second channel doubled.
+    scaled = {name: np.stack([x, 2 * x if name in ("rew", "value", "value_next") else x], axis=-1) for name, x in rows.items()}
+    scaled = {name: np.stack([x, x], axis=1).astype(bool if name == "last" else float) for name, x in scaled.items()}
+    got = gae(**scaled, lam=0.6 / 0.9)
+    assert got.shape == (4, 2, 2)
+    np.testing.assert_allclose(got[:, 1, 0], [4.48, 2.8, 0, 2.8], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(got[..., 1], 2 * got[..., 0], rtol=1e-12)
+
+
+def test_a23_nothing_flows_back_over_an_end():
+    rows = rows_of_time_steps(np.full(5, 1.0), np.full(5, 2.0), *alf_steps(2, 1.0), gamma=0.9)
+    huge = {**rows, "value_next": rows["value_next"].copy(), "rew": rows["rew"].copy()}
+    huge["value_next"][3] = huge["rew"][3] = 1e30  # after the boundary
+    np.testing.assert_allclose(discounted_return(**huge)[:3], [4.61, 2.9, 1], rtol=1e-12)
+    np.testing.assert_array_equal(lambda_return(**huge, lam=0.9)[:3], lambda_return(**rows, lam=0.9)[:3])
+
+
+# ---- J32
+
+
+@pytest.mark.parametrize(
+    ("ends", "tail", "expected"),
+    [([], 0, [2.75, 3.5, 3]), ([], 4, [3.25, 4.5, 5]), ([1], 2, [2, 2, 4]), ([0, 2], 0, [1, 3.5, 3]), ([0, 2], 9, [1, 3.5, 3])],
+)
+def test_j32_returns(ends, tail, expected):
+    terminated = flags(3, *ends)
+    value_next = np.array([0.0, 0.0, tail])
+    got = discounted_return(np.array([1.0, 2.0, 3.0]), 0.5 * ~terminated, terminated, value_next)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("ends", "expected"), [([], [1.27, 1.8, 2]), ([0, 2], [0, 1.5, 0])])
+def test_j32_gae(ends, expected):
+    value, terminated = np.array([1.0, 2.0, 3.0, 4.0]), flags(3, *ends)
+    got = gae(np.array([1.0, 2.0, 3.0]), 0.5 * ~terminated, value[:-1], value[1:], terminated, 0.3)
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_j32_batched_over_either_axis():
+    rew, last = np.array([[1.0, 2.0, 3.0]] * 2), np.array([flags(3), flags(3, 0, 2)])
+    rows_last = {"rew": rew, "discount": 0.5 * ~last, "last": last}  # [B, T]
+    got = discounted_return(**{name: value.T for name, value in rows_last.items()}).T
+    np.testing.assert_allclose(got, [[2.75, 3.5, 3], [1, 3.5, 3]], rtol=1e-12)
+
+
+# ---- laws
+
+
+def random_unroll(steps, rows, dtype=np.float64):
+    """rew, discount, value, value_next, last; ends about one row in five, half of them terminated."""
+    rng = np.random.default_rng([steps, rows])
+    last = rng.random((steps, rows)) < 0.2
+    terminated = last & (rng.random((steps, rows)) < 0.5)
+    rew, value, value_next = rng.normal(size=(3, steps, rows)).astype(dtype)
+    return rew, (0.97 * ~terminated).astype(dtype), value, value_next, last
+
+
+SIZES = [(1, 1), (1, 7), (5, 1), (13, 3), (64, 33)]
+DTYPES = [(np.float64, 1e-12), (np.float32, 1e-5)]
+
+
+@pytest.mark.parametrize(("steps", "rows"), SIZES)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("lam", [0.0, 0.3, 0.95, 1.0])
+def test_kernels_equal_references(steps, rows, dtype, tolerance, lam):
+    rew, discount, _, value_next, last = unroll = random_unroll(steps, rows, dtype)
+    pairs = [
+        (lambda_return(rew, discount, value_next, last, lam), lambda_return_reference(rew, discount, value_next, last, lam)),
+        (gae(*unroll, lam), gae_reference(*unroll, lam)),
+        (discounted_return(rew, discount, last), discounted_return_reference(rew, discount, last)),
+        (discounted_return(rew, discount, last, value_next), discounted_return_reference(rew, discount, last, value_next)),
+    ]
+    for got, expected in pairs:
+        assert got.dtype == dtype and got.shape == (steps, rows)
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("rows", "n"), [(0, 3), (1, 1), (7, 1), (33, 5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+def test_n_step_kernel_equals_reference(rows, n, dtype, tolerance):
+    rng = np.random.default_rng([rows, n])
+    rew, valid = rng.normal(size=(rows, n)).astype(dtype), rng.integers(0, n + 1, rows)
+    for got, expected in zip(n_step_return(rew, valid, 0.97), n_step_return_reference(rew, valid, 0.97), strict=True):
+        assert got.dtype == dtype and got.shape == (rows,)
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_sums_are_kept_in_double():
+    # One big reward, then many that are each below half its float32 spacing: summed in float32 they would vanish.
+    rew = np.full(5001, 1e-4, np.float32)
+    rew[-1] = 2048.0
+    ones, last = np.ones(5001, np.float32), flags(5001, 5000)
+    assert discounted_return(rew, ones, last)[0] == pytest.approx(2048.5, abs=1e-3)
+    assert gae(rew, ones, 0 * ones, 0 * ones, last, 1.0)[0] == pytest.approx(2048.5, abs=1e-3)
+    assert n_step_return(rew[None, ::-1], np.array([5001]), 1.0)[0][0] == pytest.approx(2048.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 40])
+def test_next_values_equal_reference(length):
+    rng = np.random.default_rng(length)
+    value, last = rng.normal(size=length), rng.random(length) < 0.3
+    last[-1] = True
+    boot = rng.normal(size=np.count_nonzero(last))
+    np.testing.assert_array_equal(next_values(value, last, boot), next_values_reference(value, last, boot))
+
+
+FUNCTIONS = {
+    "lambda_return": lambda rew, discount, value, value_next, last: lambda_return(rew, discount, value_next, last, 0.9),
+    "discounted_return": lambda rew, discount, value, value_next, last: discounted_return(rew, discount, last, value_next),
+    "gae": lambda rew, discount, value, value_next, last: gae(rew, discount, value, value_next, last, 0.9),
+}
+each_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+
+
+@each_function
+def test_two_episodes_in_one_unroll_equal_two_unrolls(function):
+    first, second = random_unroll(6, 3), random_unroll(4, 3)
+    first[-1][-1] = True
+    together = function(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
+    np.testing.assert_array_equal(together, np.concatenate([function(*first), function(*second)]))
+
+
+@each_function
+def test_the_final_row_is_cut_whether_it_says_so_or_not(function):
+    *floats, last = random_unroll(6, 3)
+    said = last.copy()
+    said[-1] = True
+    np.testing.assert_array_equal(function(*floats, last), function(*floats, said))
+
+
+@each_function
+def test_rows_of_a_batch_never_meet(function):
+    unroll = random_unroll(6, 4)
+    alone = [function(*(field[:, b] for field in unroll)) for b in range(4)]
+    assert alone[0].shape == (6,)
+    np.testing.assert_array_equal(function(*unroll), np.stack(alone, axis=1))
+
+
+@each_function
+def test_memory_order_does_not_matter_and_nothing_is_written_to(function):
+    unroll = random_unroll(6, 4)
+    before = [field.copy() for field in unroll]
+    expected = function(*unroll)
+    np.testing.assert_array_equal(function(*(np.asfortranarray(field) for field in unroll)), expected)
+    np.testing.assert_array_equal(function(*(field[::-1] for field in (f[::-1].copy() for f in unroll))), expected)
+    for field in unroll:
+        field.flags.writeable = False
+    np.testing.assert_array_equal(function(*unroll), expected)
+    for field, old in zip(unroll, before, strict=True):
+        np.testing.assert_array_equal(field, old)
+
+
+def test_special_cases_of_lambda():
+    rew, discount, value, value_next, last = random_unroll(9, 3)
+    one_step = rew + discount * value_next
+    np.testing.assert_allclose(lambda_return(rew, discount, value_next, last, 0.0), one_step, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(gae(rew, discount, value, value_next, last, 0.0), one_step - value, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        lambda_return(rew, discount, value_next, last, 1.0), discounted_return(rew, discount, last, value_next), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+def test_advantage_plus_value_is_the_lambda_return_of_chained_values(lam):
+    rew, discount, value, _, last = (field[:, 0] for field in random_unroll(23, 1))
+    last[-1] = True
+    value_next = next_values(value, last, np.arange(np.count_nonzero(last), dtype=float))
+    got = gae(rew, discount, value, value_next, last, lam) + value
+    np.testing.assert_allclose(got, lambda_return(rew, discount, value_next, last, lam), rtol=1e-12)
+
+
+def test_other_numbers_are_float64():
+    got = discounted_return([1, 2, 3], [0.5, 0.5, 0.0], [False, False, True])
+    assert got.dtype == np.float64 and got.tolist() == [2.75, 3.5, 3.0]
+    mixed = lambda_return(REW.astype(np.float32), DISCOUNT, VALUE_NEXT, LAST, 0.5)
+    assert mixed.dtype == np.float32 and mixed.tolist() == [3.0, 6.0, 6.5, 4.0, 8.0]
+
+
+# ---- errors
+
+
+def test_shapes_are_checked_by_name():
+    with pytest.raises(ValueError, match=r"lambda_return: `value_next` has shape \(4,\); expected .* like `rew` \(5,\)"):
+        lambda_return(REW, DISCOUNT, VALUE_NEXT[:4], LAST, 0.5)
+    with pytest.raises(ValueError, match=r"gae: `last` has shape \(5, 1\)"):
+        gae(REW, DISCOUNT, REW, VALUE_NEXT, LAST[:, None], 0.5)
+    with pytest.raises(ValueError, match=r"discounted_return: `discount`"):
+        discounted_return(REW, 0.5, LAST)
+    with pytest.raises(ValueError, match="T ≥ 1"):
+        discounted_return(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3), bool))
+    with pytest.raises(ValueError, match="T ≥ 1"):
+        discounted_return(1.0, 0.5, True)
+
+
+@pytest.mark.parametrize("lam", [-0.1, 1.1, np.nan])
+def test_fractions_are_checked(lam):
+    with pytest.raises(ValueError, match=r"`lam` is .*; expected a number in \[0, 1\]"):
+        lambda_return(REW, DISCOUNT, VALUE_NEXT, LAST, lam)
+    with pytest.raises(ValueError, match="`lam`"):
+        gae(REW, DISCOUNT, REW, VALUE_NEXT, LAST, lam)
+    with pytest.raises(ValueError, match="`gamma`"):
+        n_step_return(np.ones((1, 1)), np.array([1]), lam)
+
+
+def test_last_must_be_bool():
+    for call in (
+        lambda: lambda_return(REW, LAST, VALUE_NEXT, DISCOUNT, 0.5),  # discount and last exchanged
+        lambda: discounted_return(REW, DISCOUNT, LAST.astype(int)),
+        lambda: next_values(REW, DISCOUNT, REW),
+    ):
+        with pytest.raises(TypeError, match=r"`last` is .*; expected bool"):
+            call()
+
+
+def test_next_values_refusals():
+    with pytest.raises(ValueError, match="the final row is not `last`"):
+        next_values(REW, LAST, np.zeros(2))
+    with pytest.raises(ValueError, match=r"`boot` has shape \(3,\); expected one value per last row: \(2,\)"):
+        next_values(REW[:4], LAST[:4], np.zeros(3))
+    with pytest.raises(ValueError, match=r"expected both \[T\]"):
+        next_values(REW[:, None], LAST[:, None], np.zeros(2))
+    with pytest.raises(ValueError, match="T ≥ 1"):
+        next_values(np.zeros(0), np.zeros(0, bool), np.zeros(0))
+
+
+def test_n_step_refusals():
+    rew = np.ones((2, 3))
+    for valid in ([1, 4], [-1, 2]):
+        with pytest.raises(ValueError, match=r"expected counts in \[0, 3\]"):
+            n_step_return(rew, valid, 0.9)
+    with pytest.raises(TypeError, match="`valid` is float64"):
+        n_step_return(rew, [1.0, 2.0], 0.9)
+    for bad in (np.ones(3), np.ones((2, 0)), np.ones((3, 3))):
+        with pytest.raises(ValueError, match=r"expected \[N, n\]"):
+            n_step_return(bad, [1, 2], 0.9)
+
+
+# ---- the kernels let other threads run
+
+
+def kernel_calls():
+    n = 200_000
+    x, last, out = np.ones((1, n), np.float32), np.zeros((1, n), np.uint8), np.ones((1, n), np.float32)
+    counts, column, flat = np.ones(n, np.int64), np.ones((n, 1), np.float32), np.ones(n, np.float32)
+    return {
+        "lambda_return": lambda: _returns.lambda_return(x, x, x, last, 0.9, out),
+        "gae": lambda: _returns.gae(x, x, x, x, last, 0.9, out),
+        "n_step_return": lambda: _returns.n_step_return(column, counts, 0.9, flat, flat),
+    }
+
+
+@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_return"])
+def test_kernels_release_the_gil(name):
+    """While one thread stays in kernels, this one gets on. The switch interval keeps the interpreter from taking turns by itself."""
+    call, met = kernel_calls()[name], threading.Event()
+    calls_until_met = []
+
+    def work():
+        for i in range(1000):
+            call()
+            if met.is_set():
+                calls_until_met.append(i)
+                return
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        thread = threading.Thread(target=work, name=f"kernel-{name}")
+        thread.start()  # waits for the thread to begin; from then on only a kernel gives the interpreter back
+        met.set()
+        thread.join(timeout=60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not thread.is_alive(), f"{thread.name} does not end"
+    assert calls_until_met, "1000 calls went by before another thread could run"

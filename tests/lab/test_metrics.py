@@ -1,0 +1,229 @@
+"""metrics.csv keeps its header; the curves and statistics that are read from it; the lines that people read meanwhile."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from parl_like.lab import plots
+from parl_like.lab.config import ExperimentConfig, to_dict
+from parl_like.lab.metrics import MetricsLog, last_row, read_metrics, truncate
+from parl_like.lab.plots import PlotError, bootstrap_interval, iqm, learning_curve, on_common_steps
+from parl_like.lab.progress import Progress
+from parl_like.lab.rundir import RunDir
+
+NAN = math.nan
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return RunDir.create("cartpole", to_dict(ExperimentConfig(run_dir="run")))
+
+
+def test_the_header_of_the_first_row_stays(run):
+    log = MetricsLog(run)
+    log.write({"step": 1000, "return/mean": NAN, "RL/loss": 0.5})
+    log.write({"step": 2000, "return/mean": 12.5, "RL/loss": 1e-7, "late": 3.0})
+    log.write({"step": 3000, "late": 4.0, "RL/loss": np.float32(2), "never": NAN})
+    assert run.metrics_file.read_text() == "step,return/mean,RL/loss\n1000,,0.5\n2000,12.5,1e-07\n3000,,2\n"
+    assert run.extra_file.read_text() == "step,key,value\n2000,late,3\n3000,late,4\n"
+    events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["key"], event["step"]) for event in events] == [("late metric", "late", 2000)]
+
+
+def test_a_second_process_keeps_the_header_of_the_first(run):
+    MetricsLog(run).write({"step": 1, "a": 1.0, "b": 2.0})
+    MetricsLog(run).write({"step": 2, "b": 3.0, "c": 4.0})
+    assert run.metrics_file.read_text() == "step,a,b\n1,1,2\n2,,3\n"
+    assert run.extra_file.read_text() == "step,key,value\n2,c,4\n"
+
+
+def test_numbers_come_back_exactly(run):
+    values = [0.1, 1e-300, -2.5, 1e17, 123456789.125, 3.0, float("inf")]
+    for step, value in enumerate(values):
+        MetricsLog(run).write({"step": step, "a, \"b\"": value})
+    assert read_metrics(run.metrics_file) == {"step": list(map(float, range(7))), "a, \"b\"": values}
+    assert last_row(run.metrics_file) == {"step": 6.0, "a, \"b\"": math.inf}
+
+
+def test_truncate_drops_what_came_after_the_checkpoint(run):
+    log = MetricsLog(run)
+    for step in (1000, 2000, 3000):
+        log.write({"step": step, "a": 1.0} | ({"late": 5.0} if step > 1000 else {}))
+    with open(run.metrics_file, "a") as file:
+        file.write("4000,1")  # the crash came in the middle of the line
+    truncate(run, 2000)
+    assert run.metrics_file.read_text() == "step,a\n1000,1\n2000,1\n"
+    assert run.extra_file.read_text() == "step,key,value\n2000,late,5\n"
+    truncate(run, 0)
+    assert run.metrics_file.read_text() == "step,a\n", "the header stays the one of this run"
+
+
+def test_truncate_of_nothing_and_of_a_torn_header(run):
+    truncate(run, 5)
+    assert not run.metrics_file.exists()
+    run.metrics_file.write_text("step,retu")
+    truncate(run, 5)
+    assert not run.metrics_file.exists()
+    assert (read_metrics(run.metrics_file), last_row(run.metrics_file)) == ({}, {})
+
+
+def test_last_row_of_a_long_file_and_of_a_torn_one(run):
+    run.metrics_file.write_text("step,a\n" + "".join(f"{step},{step / 2}\n" for step in range(20_000)) + "20000,1")
+    assert last_row(run.metrics_file) == {"step": 19_999.0, "a": 9_999.5}
+    run.metrics_file.write_text("step,a\n")
+    assert last_row(run.metrics_file) == {}
+
+
+def test_tensorboard_gets_the_same_numbers(run):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = MetricsLog(run, tensorboard=True)
+    log.write({"step": 1000, "return/mean": 1.5, "RL/loss": NAN})
+    log.write({"step": 2000, "return/mean": 2.5, "RL/loss": 3.0})
+    log.close()
+    log.close()
+    log = MetricsLog(run, tensorboard=True, start_step=1000)  # resumed at 1000: what came after it does not count
+    log.write({"step": 1500, "return/mean": 9.0})
+    log.close()
+    events = EventAccumulator(str(run.tensorboard)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("return/mean")] == [(1000, 1.5), (1500, 9.0)]
+    assert "RL/loss" not in events.Tags()["scalars"] or not events.Scalars("RL/loss")
+
+
+# ---- statistics and pictures
+
+
+def test_iqm_by_hand():
+    assert iqm([1.0, 2.0, 3.0, 4.0, 100.0]) == 3.0  # floor(5/4) = 1 at each end: mean of 2, 3, 4
+    assert iqm([8.0, 1.0, 3.0, 2.0]) == 2.5  # 1 and 8 go
+    assert iqm([0.0, 3.0, 9.0]) == 4.0  # nothing goes below four
+    np.testing.assert_array_equal(iqm([[1, 9], [2, 0], [3, 1], [50, 2]]), [2.5, 1.5])  # each column by itself
+
+
+def test_bootstrap_interval():
+    rows = np.random.default_rng(1).normal(5.0, 1.0, size=(30, 2))
+    low, high = bootstrap_interval(rows, np.random.default_rng(0))
+    again = bootstrap_interval(rows, np.random.default_rng(0))
+    np.testing.assert_array_equal((low, high), again)
+    assert (low < iqm(rows)).all()
+    assert (iqm(rows) < high).all()
+    narrow = bootstrap_interval(rows, np.random.default_rng(0), level=0.5)
+    assert (low < narrow[0]).all()
+    assert (narrow[1] < high).all()
+    # The mean of two rows 0 and 1 is 0, ½, ½ or 1 with equal chance: 95 % of the resamples reach from 0 to 1.
+    assert bootstrap_interval([[0.0], [1.0]], np.random.default_rng(0), statistic=lambda rows: rows.mean(axis=0)) == ([0.0], [1.0])
+    np.testing.assert_array_equal(bootstrap_interval([[7.0]] * 5, np.random.default_rng(0)), [[7.0], [7.0]])
+    with pytest.raises(ValueError, match="level"):
+        bootstrap_interval(rows, np.random.default_rng(0), level=95)
+
+
+def test_curves_meet_on_the_steps_that_all_cover():
+    steps, rows = on_common_steps([(np.array([0.0, 10.0]), np.array([0.0, 10.0])), (np.array([2.0, 4.0, 8.0]), np.array([1.0, 3.0, 3.0]))])
+    assert (steps[0], steps[-1]) == (2.0, 8.0)
+    np.testing.assert_allclose(rows[0], steps)
+    np.testing.assert_allclose(rows[1], np.minimum(steps - 1.0, 3.0))
+    with pytest.raises(PlotError, match="no environment steps in common"):
+        on_common_steps([(np.array([0.0]), np.array([0.0])), (np.array([1.0]), np.array([0.0]))])
+
+
+def make_run(name, values):
+    run = RunDir.create("cartpole", to_dict(ExperimentConfig(run_dir=name)))
+    for step, value in enumerate(values):
+        MetricsLog(run).write({"step": step * 100, "return/mean": value, "never": NAN})
+    return run
+
+
+def test_pictures_of_one_and_of_several_runs(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    runs = [make_run(f"r{seed}", [NAN, 1.0 + seed, 2.0 + seed, 5.0]) for seed in range(3)]
+    one = learning_curve(runs[:1], tmp_path / "new" / "one.png")
+    assert one.read_bytes().startswith(b"\x89PNG")
+    several = learning_curve(runs, tmp_path / "several.svg").read_text()
+    assert "<svg" in several
+    assert several.count("clip-path") > learning_curve(runs[:1], tmp_path / "one.svg").read_text().count("clip-path")
+    with pytest.raises(PlotError, match="no metric 'loss' in metrics.csv; it has return/mean, never"):
+        learning_curve(runs, tmp_path / "x.png", metric="loss")
+    with pytest.raises(PlotError, match="has no value yet"):
+        learning_curve(runs, tmp_path / "x.png", metric="never")
+    with pytest.raises(PlotError, match="it has no rows yet"):
+        learning_curve([run], tmp_path / "x.png")
+    with pytest.raises(PlotError, match="cannot write the picture"):
+        learning_curve(runs, tmp_path / "x.doc")
+
+
+def test_without_matplotlib_one_line_says_so(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)
+    with pytest.raises(PlotError, match=r"matplotlib is not installed; `pip install 'parl_like\[plot\]'`"):
+        learning_curve([run], tmp_path / "x.png")
+
+
+# ---- progress
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+METRICS = {"return/mean": 12.345678, "return/last": NAN, "episode/length": 20.0, "RL/loss": 1e-7, "RL/predict/mean_batch": 63.5,
+           "RL/predict/queue_depth": 0.0, "RL/lr": 0.1}
+
+
+def test_a_plain_line_every_few_seconds():
+    clock, stream = Clock(), io.StringIO()
+    progress = Progress("run", 1_000, 0, 10.0, stream, clock)
+    for second in range(1, 21):
+        clock.now = 100.0 + second
+        progress.tick(second * 10, lambda: METRICS)
+    first, second = stream.getvalue().splitlines()
+    assert first == ("step=100 steps_per_s=10 return/mean=12.35 episode/length=20 RL/loss=1e-07 RL/predict/mean_batch=63.5 "
+                     "RL/predict/queue_depth=0 left=1m30s")
+    assert second.startswith("step=200 ")
+
+
+def test_the_rate_is_that_of_the_last_ten_seconds():
+    clock = Clock()
+    progress = Progress("run", 100_000, 5_000, 1e9, io.StringIO(), clock)
+    assert math.isnan(progress.steps_per_s())
+    for second in range(1, 101):
+        clock.now = 100.0 + second
+        progress.tick(5_000 + min(second, 50) * 100, dict)
+    assert progress.steps_per_s() == 0.0
+    assert math.isnan(progress.seconds_left(10_000))
+
+
+def test_metrics_are_asked_for_only_when_shown():
+    clock = Clock()
+    progress = Progress("run", 1_000, 0, 10.0, io.StringIO(), clock)
+
+    def never():
+        raise AssertionError("asked too early")
+
+    for step in range(1000):
+        clock.now += 0.001
+        progress.tick(step, never)
+
+
+def test_a_terminal_gets_a_table_of_at_most_twelve_lines():
+    clock, stream = Clock(), Terminal()
+    progress = Progress("run", 1_000, 0, 10.0, stream, clock)
+    clock.now += 1.0
+    progress.tick(250, lambda: METRICS | {f"task{i}/loss": 1.0 for i in range(50)})
+    progress.close()
+    progress.close()
+    shown = stream.getvalue()
+    assert "250 of 1,000 env steps" in shown
+    assert "mean 12.35" in shown
+    assert progress._table(250, METRICS | {f"task{i}/loss": 1.0 for i in range(50)}).row_count == 12

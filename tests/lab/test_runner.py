@@ -1,0 +1,451 @@
+"""Runs of a fake robot: what they leave, how they stop, fail and go on, and that going on is the same as never having stopped."""
+
+import csv
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from lab_fakes import MODULE, FakeRobot, experiment, signal_here
+
+from parl_like.lab import config as configs
+from parl_like.lab import experiment as experiments
+from parl_like.lab import metrics as metrics_files
+from parl_like.lab import plots, runner
+from parl_like.lab.checkpoint import Checkpoints, RunLock
+from parl_like.lab.config import ConfigError, UsageError
+from parl_like.lab.rundir import RunDir
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiments, "_registered", {})
+    monkeypatch.setattr(experiments, "_modules", {})
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    monkeypatch.setattr(FakeRobot, "on_save", None)
+    monkeypatch.setattr(FakeRobot, "closed", 0)
+    monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)  # a picture takes a second; one test draws it
+    experiments.register(experiment(), module=MODULE)
+
+
+def train(run_dir="run", report=None, **overrides):
+    """Exit code, run, and what a person saw."""
+    stream = io.StringIO()
+    one = experiments.get("fake")
+    config = configs.resolve(MODULE.Config, one.config, {"run_dir": run_dir, **overrides})
+    code = runner.train(one, config, stream=stream, report=report)
+    return code, RunDir(Path(run_dir)), stream.getvalue()
+
+
+def resume(run_dir="run", overrides=None, **options):
+    stream = io.StringIO()
+    code = runner.resume(run_dir, overrides, stream=stream, **options)
+    return code, RunDir(Path(run_dir)), stream.getvalue()
+
+
+def rows(run):
+    """metrics.csv without what the clock decides."""
+    with open(run.metrics_file, newline="") as file:
+        return [{key: cell for key, cell in row.items() if key not in ("seconds", "steps_per_s")} for row in csv.DictReader(file)]
+
+
+def state(run, which="latest"):
+    """The robot of a checkpoint."""
+    tree, _ = Checkpoints(run.checkpoints, keep=5).load(which)
+    robot = FakeRobot(MODULE.Config())
+    robot.load_state_dict(tree)
+    return robot
+
+
+def events(run, kind):
+    lines = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+# ---- a run that goes well
+
+
+def test_a_run_leaves_everything():
+    reports = []
+    code, run, screen = train(report=reports.append)
+    assert code == 0
+    info = run.info()
+    assert (info.state, info.exit_reason, info.experiment) == ("finished", "", "fake")
+    assert [row["step"] for row in rows(run)] == ["50", "100", "150", "200", "250", "300", "350", "400"]
+    assert [event["step"] for event in events(run, "checkpoint")] == [100, 200, 300, 400]
+    assert (state(run).env_steps, state(run).boundaries) == (400, 4), "a boundary before every save, and nowhere else"
+    result = run.result()
+    assert result["solved"] is True
+    assert (result["env_steps"], result["evaluation"]["episodes"], result["evaluation"]["regret"]) == (400, 5, 0.25)
+    assert result["trace_hash"] == state(run).trace.hex()
+    assert reports == [{"run": "run", "state": "finished", "exit_reason": "", **result}]
+    assert screen.splitlines()[0].startswith("train fake (robot fake, 2 agents, cooperative, seed 0): 400 env steps -> run; Ctrl-C")
+    verdict, speed, place, then = screen.splitlines()[-4:]
+    assert verdict.startswith("solved: mean return ")
+    assert verdict.endswith("over 5 episodes; expected mean_return at least 50")
+    assert speed.startswith("400 env steps in ")
+    assert place.startswith("everything is in run; ")
+    assert then == "next: `parl-like play run` or `parl-like plot run`"
+    assert "everything is in run" in run.log_file.read_text()
+    assert FakeRobot.closed == 1
+
+
+def test_the_picture_is_drawn_at_the_end(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(plots, "matplotlib_missing", lambda: False)
+    _, run, screen = train()
+    assert (run.plots / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "learning curve: run/plots/learning_curve.png" in screen
+
+
+def test_missing_extras_are_one_line_each(monkeypatch):
+    monkeypatch.setattr(metrics_files, "tensorboard_missing", lambda: True)
+    code, run, screen = train(tensorboard=True)
+    assert code == 0
+    assert screen.count("tensorboard is not installed") == screen.count("matplotlib is not installed") == 1
+    assert not run.tensorboard.exists()
+
+
+def test_not_solved_is_said_and_still_exit_code_0():
+    code, run, screen = train(total_steps=100)
+    assert (code, run.result()["solved"]) == (0, False)
+    assert "\nnot solved: mean return " in screen
+
+
+def test_without_a_goal_there_is_no_verdict():
+    one = experiments.register(experiment(name="aimless", expect={}), module=MODULE)
+    stream = io.StringIO()
+    runner.train(one, configs.resolve(MODULE.Config, one.config, {"run_dir": "run"}), stream=stream)
+    assert RunDir(Path("run")).result()["solved"] is None
+    assert RunDir(Path("run")).result()["evaluation"]["episodes"] == runner.DEFAULT_EVAL_EPISODES
+    assert "finished: mean return" in stream.getvalue()
+
+
+def test_an_overshooting_robot_is_saved_where_it_stands():
+    _, run, _ = train(n_agents=7, checkpoint_every=100, total_steps=250)
+    assert [event["step"] for event in events(run, "checkpoint")] == [105, 203, 252]
+
+
+def test_checkpoint_only_at_the_end():
+    _, run, _ = train(checkpoint_every=0)
+    assert [event["step"] for event in events(run, "checkpoint")] == [400]
+
+
+def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not():
+    runs = [train(f"run{i}", seed=seed)[1] for i, seed in enumerate((3, 3, 4))]
+    assert rows(runs[0]) == rows(runs[1])
+    assert rows(runs[0]) != rows(runs[2])
+    hashes = [run.result()["trace_hash"] for run in runs]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+# ---- resuming
+
+
+def same(a, b):
+    assert rows(a) == rows(b)
+    assert vars(state(a)) | {"config": 0} == vars(state(b)) | {"config": 0}
+    assert a.result()["trace_hash"] == b.result()["trace_hash"]
+    assert a.result()["evaluation"] == b.result()["evaluation"]
+
+
+def test_n_steps_resumed_to_2n_equal_2n_steps():
+    _, whole, _ = train("whole", total_steps=800)
+    train("parts", total_steps=400)
+    code, parts, screen = resume("parts", {"total_steps": 800})
+    assert code == 0
+    assert "resume fake" in screen
+    same(whole, parts)
+    assert (parts.info().resumed, parts.info().state, parts.config()["total_steps"]) == (1, "finished", 800)
+
+
+def test_a_run_cut_between_checkpoints_resumes_from_the_last_one_exactly(monkeypatch):
+    _, whole, _ = train("whole")
+
+    def power_cut():
+        raise SystemExit
+
+    monkeypatch.setattr(FakeRobot, "at_step", {288: power_cut})
+    monkeypatch.setattr(runner._Session, "_failed", lambda self, error: 1)  # nothing is written any more
+    with pytest.raises(SystemExit):
+        train("cut")
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    assert rows(RunDir(Path("cut")))[-1]["step"] == "250"
+    code, cut, _ = resume("cut")
+    assert code == 0
+    same(whole, cut)
+
+
+def test_an_older_checkpoint_can_be_chosen():
+    _, whole, _ = train("whole", total_steps=800)
+    train("parts")
+    _, parts, _ = resume("parts", {"total_steps": 800}, which="200")
+    same(whole, parts)
+
+
+def test_seconds_add_up_over_the_parts():
+    train(total_steps=200)
+    before = RunDir(Path("run")).result()["seconds"]
+    resume(overrides={"total_steps": 400})
+    assert RunDir(Path("run")).result()["seconds"] > before
+
+
+def test_a_finished_run_is_not_resumed_by_accident():
+    train()
+    with pytest.raises(UsageError, match="has finished its 400 steps; to train longer: `parl-like resume run total_steps=800`"):
+        resume()
+    assert RunDir(Path("run")).state() == "finished"
+
+
+def test_a_resumed_run_keeps_its_configuration():
+    train()
+    with pytest.raises(ConfigError, match=r"'lr' is 0\.5 there and 0\.1 now; only eval_episodes, .* total_steps may change"):
+        resume(overrides={"lr": 0.1, "total_steps": 800})
+    with pytest.raises(ConfigError, match="no key 'total_step'; did you mean 'total_steps'"):
+        resume(overrides={"total_step": 800})
+
+
+def test_an_edited_configuration_file_is_refused():
+    _, run, _ = train()
+    run.save_config({**run.config(), "lr": 0.1})
+    with pytest.raises(ConfigError, match="is not that of the checkpoint: 'lr' is 0.5 there and 0.1 now"):
+        resume(overrides={"total_steps": 800})
+    run.save_config({**run.config(), "module": "os.path"})
+    with pytest.raises(ConfigError, match="Config has no key 'module'"):
+        resume(overrides={"total_steps": 800})
+
+
+def test_a_configuration_of_before_a_field_was_added_is_accepted():
+    _, run, _ = train()
+    tree = run.config()
+    del tree["refuse"]
+    run.save_config(tree)
+    with pytest.raises(UsageError, match="has finished"):
+        resume()
+
+
+def test_a_run_directory_imports_nothing_but_registered_robots(tmp_path):
+    _, run, _ = train()
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    for name in ("evil", "os"):
+        run.update(experiment=name)
+        with pytest.raises(UsageError, match="no experiment"):
+            resume()
+
+
+def test_one_process_per_run():
+    _, run, _ = train()
+    with RunLock(run.path), pytest.raises(Exception, match=str(os.getpid())):
+        resume(overrides={"total_steps": 800})
+
+
+# ---- stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_iteration_and_a_save(monkeypatch, number, capfd):
+    monkeypatch.setattr(FakeRobot, "at_step", {135: signal_here(number)})
+    before = signal.getsignal(number)
+    code, run, screen = train()
+    assert code == 3
+    assert (run.state(), run.info().exit_reason) == ("stopped", number.name)
+    assert [event["step"] for event in events(run, "checkpoint")] == [100, 136]
+    assert [row["step"] for row in rows(run)] == ["50", "100", "136"]
+    assert run.result() is None
+    assert screen.splitlines()[-1] == f"stopped by {number.name} at env step 136; continue with `parl-like resume run`"
+    assert f"{number.name}: stopping after this iteration" in capfd.readouterr().err
+    assert signal.getsignal(number) is before
+    assert FakeRobot.closed == 1
+    code, run, _ = resume()
+    assert (code, run.state(), state(run).env_steps) == (0, "finished", 400)
+
+
+def test_a_signal_while_saving_leaves_a_whole_checkpoint(monkeypatch):
+    monkeypatch.setattr(FakeRobot, "on_save", signal_here(signal.SIGTERM))
+    code, run, _ = train()
+    assert (code, run.state(), state(run).env_steps) == (3, "stopped", 100)
+
+
+def test_a_signal_before_the_first_iteration(monkeypatch):
+    def build(config):
+        signal_here(signal.SIGINT)()
+        return FakeRobot(config)
+
+    monkeypatch.setattr(MODULE, "build", build)
+    code, run, _ = train()
+    monkeypatch.undo()
+    assert (code, state(run).env_steps) == (3, 0)
+
+
+def test_a_signal_during_the_evaluation_lets_it_finish(monkeypatch):
+    evaluate = FakeRobot.evaluate
+
+    def interrupted(self, **options):
+        signal_here(signal.SIGINT)()
+        return evaluate(self, **options)
+
+    monkeypatch.setattr(FakeRobot, "evaluate", interrupted)
+    code, run, _ = train()
+    assert (code, run.state()) == (0, "finished")
+
+
+def test_a_run_that_died_in_its_evaluation_is_finished_by_resuming(monkeypatch):
+    monkeypatch.setattr(FakeRobot, "evaluate", lambda self, **_: 1 / 0)
+    assert train()[0] == 1
+    monkeypatch.undo()
+    experiments.register(experiment(), module=MODULE) if "fake" not in experiments.names() else None
+    code, run, _ = resume()
+    assert (code, run.state(), state(run).env_steps, state(run).boundaries) == (0, "finished", 400, 4)
+
+
+def test_the_second_signal_leaves_at_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(f"""
+        import signal, sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from lab_fakes import MODULE, FakeRobot, experiment, signal_here
+        from parl_like.lab import config, experiment as experiments, runner
+
+        def twice():
+            signal_here(signal.SIGINT)()
+            signal_here(signal.SIGINT)()
+            time.sleep(60)
+
+        FakeRobot.at_step = {{150: twice}}
+        one = experiments.register(experiment(), module=MODULE)
+        sys.exit(runner.train(one, config.resolve(MODULE.Config, one.config, {{"run_dir": "run"}}), stream=sys.stdout))
+    """))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, cwd=tmp_path)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    run = RunDir(tmp_path / "run")
+    assert run.state() == "stopped"
+    assert "second signal" in run.info().exit_reason
+    assert state(run).env_steps == 100
+
+
+# ---- failing
+
+
+def test_a_failure_leaves_what_there_is(monkeypatch):
+    monkeypatch.setattr(FakeRobot, "at_step", {135: lambda: 1 / 0})
+    code, run, screen = train()
+    assert code == 1
+    assert (run.state(), run.info().exit_reason) == ("failed", "ZeroDivisionError: division by zero")
+    assert screen.splitlines()[-1] == ("error: ZeroDivisionError: division by zero; the traceback is in run/log.txt; "
+                                       "continue from step 135 with `parl-like resume run`")
+    assert "Traceback" not in screen
+    assert "lab_fakes.py" in run.log_file.read_text()
+    assert [row["step"] for row in rows(run)] == ["50", "100", "135"]
+    assert state(run).env_steps == 135
+    assert FakeRobot.closed == 1
+
+
+def test_a_failure_that_also_breaks_saving_keeps_the_last_checkpoint(monkeypatch):
+    def broken():
+        FakeRobot.on_save = lambda: 1 / 0
+        raise MemoryError("no room\nat all")
+
+    monkeypatch.setattr(FakeRobot, "at_step", {135: broken})
+    code, run, screen = train()
+    assert (code, run.state(), state(run).env_steps) == (1, "failed", 100)
+    assert screen.splitlines()[-1].startswith("error: MemoryError: no room at all; the traceback is in run/log.txt; continue from step 100")
+    assert "could not save after the failure: ZeroDivisionError" in run.log_file.read_text()
+
+
+def test_a_robot_that_cannot_be_built(monkeypatch):
+    def build(config):
+        raise RuntimeError("no such environment")
+
+    monkeypatch.setattr(MODULE, "build", build)
+    code, run, screen = train()
+    monkeypatch.undo()
+    assert (code, run.state()) == (1, "failed")
+    assert screen.splitlines()[-1] == "error: RuntimeError: no such environment; the traceback is in run/log.txt"
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setattr(FakeRobot, "at_step", {5: lambda: 1 / 0})
+    stream = io.StringIO()
+    one = experiments.get("fake")
+    runner.train(one, configs.resolve(MODULE.Config, one.config, {"run_dir": "run"}), stream=stream, debug=True)
+    assert "Traceback" in stream.getvalue()
+
+
+def test_a_refused_configuration_is_a_usage_error():
+    with pytest.raises(ConfigError, match="'refuse'"):
+        train(refuse=True)
+    assert RunDir(Path("run")).state() == "failed"
+
+
+def test_a_robot_that_stands_still_is_an_error_and_no_endless_loop(monkeypatch):
+    monkeypatch.setattr(FakeRobot, "iterate", lambda self, stop: iter(()))
+    code, _, screen = train()
+    assert code == 1
+    assert "robot.iterate(100) ended at env step 0 without a step" in screen
+
+
+def full_disk(times):
+    """`Checkpoints.save` that meets a full disk the given number of times."""
+    save, left = Checkpoints.save, iter(range(times))
+
+    def fail_first(self, *args, **options):
+        if next(left, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(self, *args, **options)
+
+    return fail_first
+
+
+def test_a_full_disk_is_survived_while_training_goes_on(monkeypatch):
+    monkeypatch.setattr(Checkpoints, "save", full_disk(2))
+    code, run, screen = train()
+    assert (code, state(run).env_steps) == (0, 400)
+    assert screen.count("warning: no checkpoint at step") == 2
+    assert [event["step"] for event in events(run, "checkpoint failed")] == [100, 200]
+
+
+def test_a_disk_that_stays_full_ends_the_run(monkeypatch):
+    monkeypatch.setattr(Checkpoints, "save", full_disk(99))
+    code, run, screen = train(total_steps=10_000)
+    assert (code, run.state()) == (1, "failed")
+    assert rows(run)[-1]["step"] == "300"
+    assert "No space left on device" in screen.splitlines()[-1]
+
+
+# ---- looking at a run
+
+
+def test_evaluation_gives_the_numbers_of_the_result_again():
+    _, run, _ = train(seed=5)
+    numbers = runner.evaluate("run")
+    assert {key: numbers[key] for key in run.result()["evaluation"]} == run.result()["evaluation"]
+    assert (numbers["step"], numbers["seed"]) == (400, runner.EVAL_SEED + 5)
+    few = runner.evaluate("run", episodes=3, seed=0, which="100")
+    assert (few["episodes"], few["step"], few["seed"]) == (3, 100, 0)
+    weight = state(run, "100").weight
+    assert (few["mean_return"], few["min_return"], few["max_return"]) == (pytest.approx(weight + 1), weight, weight + 2)
+    assert few["std_return"] == pytest.approx((2 / 3) ** 0.5)  # of the population: 0, 1, 2 around 1
+
+
+def test_playing_writes_one_file_per_episode():
+    _, run, _ = train()
+    played = runner.play("run", episodes=2, seed=3)
+    assert [Path(one["path"]).name for one in played] == ["episode_3.gif", "episode_4.gif"]
+    assert all(Path(one["path"]).is_file() for one in played)
+    assert played[1]["return"] == pytest.approx(state(run).weight + 4)
+
+
+def test_looking_needs_a_checkpoint():
+    _, run, _ = train()
+    for path in sorted(run.checkpoints.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(Exception, match="checkpoint"):
+        runner.evaluate("run")
