@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from parl_like.optim import FusedAdam
+
 if TYPE_CHECKING:
     from parl_like.batch import Batch
     from parl_like.explorer import Explorer
@@ -136,8 +138,7 @@ class Algorithm:
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimiser over `parameters`; its learning rate is set from `lr` before every step."""
-        # fused: one kernel for all parameters, 3× faster than the loop for small networks on CPU.
-        return torch.optim.Adam(parameters, lr=value_of(self.lr, 0), eps=1e-5, fused=True)
+        return FusedAdam(parameters, lr=value_of(self.lr, 0))
 
     def networks(self) -> dict[str, torch.nn.Module]:
         """Everything that has state to save and a device to live on, by name: the model and, say, its target copy."""

@@ -83,8 +83,6 @@ class Batch:
     __setattr__ = _put
 
     def __getattr__(self, key: str) -> Any:  # only reached when the field does not exist
-        if key.startswith("__"):  # numpy, torch and pickle look for their protocols
-            raise AttributeError(key)
         raise AttributeError(self._unknown(key))
 
     def __delattr__(self, key: str) -> None:
@@ -154,8 +152,6 @@ class Batch:
                 raise KeyError(self._unknown(index)) from None
         if not self.__dict__:
             raise IndexError("Batch: an empty Batch has no rows")
-        if _is_tensor(index):
-            index = _numpy(index)
         out = {}
         key = ""
         try:
@@ -181,7 +177,7 @@ class Batch:
             )
         rows = value if isinstance(value, Batch) else Batch(value)
         _check_writable(self, rows)
-        _write(self, _numpy(index) if _is_tensor(index) else index, rows)
+        _write(self, index, rows)
 
     def __len__(self) -> int:
         """Rows: the smallest leading size of the leaves; 0 for an empty Batch.
@@ -296,15 +292,12 @@ class Batch:
     def stack_(self, batches: Parts, axis: int = 0) -> Self:
         """`stack` of this batch, unless it is empty, and the others; in place."""
         parts = _parts(batches, "stack")
-        return self._become(Batch.stack(parts if self.is_empty() else [self, *parts], axis))
+        self.__dict__.update(Batch.stack(parts if self.is_empty() else [self, *parts], axis).__dict__)
+        return self
 
     def cat_(self, batches: Parts, pad: bool = False) -> Self:
         """`cat` of this batch and the others; in place."""
-        return self._become(Batch.cat([self, *_parts(batches, "cat")], pad))
-
-    def _become(self, other: Batch) -> Self:
-        self.__dict__.clear()
-        self.__dict__.update(other.__dict__)
+        self.__dict__.update(Batch.cat([self, *_parts(batches, "cat")], pad).__dict__)
         return self
 
     # ---- arithmetic: leaf by leaf, with a number, or for + and - with a Batch of the same structure
@@ -589,7 +582,7 @@ def _tensor_index(tensor: torch.Tensor, index: Index) -> Index:
     if isinstance(index, slice) and (index.step or 1) < 0:
         return list(range(len(tensor))[index])
     if isinstance(index, np.ndarray):  # torch takes uint8 for a mask and refuses negative strides
-        return index.astype(np.int64 if index.dtype.kind == "u" else index.dtype, order="C")
+        return index.astype(np.int64 if index.dtype.kind == "u" else index.dtype)
     return index
 
 

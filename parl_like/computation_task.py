@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -159,7 +158,7 @@ class ComputationTask:
                 owners.append(owner)
         self._parameters = list(self.algorithm.parameters())
         self.optimizer = self.algorithm.optimizer(mine) if mine else None
-        self._owners = owners
+        self._optimizers = [t.optimizer for t in (self, *owners) if t.optimizer is not None]
         for owner in owners:
             self.lock = owner.lock  # one lock for everybody who reads or writes the shared tensors
             owner._sharers.add(self)
@@ -211,19 +210,8 @@ class ComputationTask:
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
-    @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """Mode 'update' for one call, restored also after an exception."""
-        with self.lock:
-            before, self.algorithm.mode = self.algorithm.mode, "update"
-            try:
-                if self._has_modes:
-                    self._switch(True)
-                yield
-            finally:
-                self.algorithm.mode = before
-                if self._has_modes:
-                    self._switch(False)
+    def _updating(self) -> _Updating:
+        return _Updating(self)
 
     def _switch(self, training: bool) -> None:
         for network in self.algorithm.networks().values():
@@ -249,19 +237,22 @@ class ComputationTask:
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
             with self._updating():
                 out = algorithm.learn(minibatch)
-                self.step(out["loss"])
-            steps += 1
+                loss = self.step(out["loss"])
             for name, value in out.items():
-                value = value.detach() if isinstance(value, torch.Tensor) else value
-                sums[name] = value if steps == 1 or np.ndim(value) else sums[name] + value
+                if name == "loss":
+                    value = loss
+                elif isinstance(value, torch.Tensor):
+                    value = value.detach()
+                sums[name] = value if not steps or np.ndim(value) else sums[name] + value
+            steps += 1
         with self._updating(), torch.no_grad():
             algorithm.post_process(batch)
         self.learns += 1
         self.rows_learned += n
         return {k: _to_numpy(v) if np.ndim(v) else float(v) / steps for k, v in sums.items()}
 
-    def step(self, loss: torch.Tensor) -> None:
-        """Backward pass and one optimiser step; the caller holds the lock.
+    def step(self, loss: torch.Tensor) -> float:
+        """Backward pass and one optimiser step; the caller holds the lock. Returns the loss.
 
         Raises:
             FloatingPointError: the loss is not a finite number. The parameters are untouched.
@@ -273,10 +264,9 @@ class ComputationTask:
                 "Lower the learning rate, set max_grad_norm, or look for extreme rewards"
             )
         algorithm = self.algorithm
-        optimizers = [self.optimizer] if self.optimizer is not None else []
-        optimizers += [owner.optimizer for owner in self._owners if owner.optimizer is not None]
+        optimizers = self._optimizers
         for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if algorithm.max_grad_norm is not None:
             clip_gradients(self._parameters, algorithm.max_grad_norm)
@@ -290,6 +280,7 @@ class ComputationTask:
         self.version += 1
         for sharer in self._sharers:
             sharer.version += 1
+        return value
 
     def _tensor(self, value: Array) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(value))
@@ -332,6 +323,29 @@ class ComputationTask:
             self.learns, self.rows_learned = counters["learns"], counters["rows"]
             set_rng_state(algorithm.rng, state["rng"])
             set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
+
+
+class _Updating:
+    """The task's lock, and mode 'update' for one call, restored also after an exception."""
+
+    __slots__ = ("task", "before")
+
+    def __init__(self, task: ComputationTask) -> None:
+        self.task = task
+
+    def __enter__(self) -> None:
+        task = self.task
+        task.lock.acquire()
+        self.before, task.algorithm.mode = task.algorithm.mode, "update"
+        if task._has_modes:
+            task._switch(True)
+
+    def __exit__(self, *exception: object) -> None:
+        task = self.task
+        task.algorithm.mode = self.before
+        if task._has_modes:
+            task._switch(False)
+        task.lock.release()
 
 
 def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:

@@ -30,7 +30,7 @@ from typing import Any, Self
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from parl_like.layers import has_unbuilt, require_built
 from parl_like.spec import Spec, nest, specs_of
@@ -169,7 +169,7 @@ def _tensors(module: nn.Module) -> dict[str, tuple[Tensor, bool]]:
     def walk(part: nn.Module, prefix: str) -> None:
         for name, parameter in part._parameters.items():
             if parameter is not None and id(parameter) not in seen:
-                if type(parameter) is UninitializedParameter:
+                if is_lazy(parameter):
                     require_built(part)
                 seen.add(id(parameter))
                 found[prefix + name] = (parameter, True)

@@ -79,10 +79,11 @@ def test_one_hot_times_fc_is_embedding_lookup():
 
 
 def test_a_weight_can_be_shared_before_either_layer_is_built():
-    one = layers.fc(4)
+    one = layers.fc(4, init=nn.init.ones_)
     two = layers.fc(4, w=one, bias=False)
     x = normal(2, 3)
-    y = two(x)  # builds the weight that `one` will find
+    y = two(x)  # builds the weight that `one` will find, by the rule of `one`
+    torch.testing.assert_close(y, x.sum(1, keepdim=True).expand(2, 4))
     torch.testing.assert_close(one(x), y)  # biases start at zero
     assert one.w is two.w
     with torch.no_grad():

@@ -55,7 +55,8 @@ class Remembering(Model):
         return {"logits": self.out(y)}, state
 
     def evaluate(self, obs, state=None, first=None):
-        y = self.memory(obs, state, first)[0].flatten(0, 1)
+        steps, rows = obs.shape[:2]
+        y = self.memory(obs, state, first)[0].reshape(steps * rows, 5)
         return {"logits": self.out(y)}, self.critic(y).squeeze(-1)
 
 

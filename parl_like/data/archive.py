@@ -104,9 +104,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write_archive(
-    path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, *, replace_anything: bool = False
-) -> None:
+def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> None:
     """Writes `tree` as the archive `path`, completely or not at all; an archive that is there already is replaced.
 
     The files go into a hidden sibling directory and are fsynced, the manifest last; then that directory is renamed. Between the
@@ -118,7 +116,6 @@ def write_archive(
         tree: Nested dicts with str keys. Leaves: arrays and torch tensors of bool, int and float dtypes; None, bool, int of any
             size, float, str; lists and tuples of all these, both loaded as lists. NumPy scalars load as Python numbers.
         meta: Plain values for the manifest.
-        replace_anything: Replace also what is no archive, such as a damaged one or a link; not what a link points to.
 
     Raises:
         ArchiveError: a leaf or name that cannot be stored, or a `path` that is something else than an archive. Nothing was written.
@@ -130,8 +127,7 @@ def write_archive(
     if len(twins) < len(tree) or "manifest" in twins:
         raise _refusal(path, "component names that differ in more than case, none of them 'manifest'", list(tree), "rename one")
     body = {"format": FORMAT, "versions": _versions(), "meta": _Plan(path, "meta", dict(meta or {}), arrays=False).values}
-    if not replace_anything:
-        _check_replaceable(path)
+    _check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
     os.mkdir(partial, 0o700)
@@ -166,6 +162,16 @@ def remove_archive(path: Path) -> None:
     doomed = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
     os.rename(path, doomed)
     _remove(doomed)
+
+
+def set_aside(path: Path) -> Path:
+    """Frees the name `path` under which an archive is to be written; until then `read_archive(path)` still finds what was there.
+
+    Returns its new, hidden name. `clean_partial` deletes it if there is something at `path` again, and puts it back if not.
+    """
+    aside = path.with_name(f".replaced.{path.name}.{os.urandom(4).hex()}")
+    os.rename(path, aside)
+    return aside
 
 
 def clean_partial(parent: Path) -> list[str]:
@@ -361,19 +367,16 @@ def _check_replaceable(path: Path) -> None:
 
 
 def _put_in_place(partial: Path, path: Path) -> None:
-    aside = path.with_name(f".replaced.{path.name}.{partial.name[-8:]}")
-    replacing = os.path.lexists(path)
-    if replacing:  # a directory cannot be renamed onto a full one
-        os.rename(path, aside)
+    aside = set_aside(path) if os.path.lexists(path) else None  # a directory cannot be renamed onto a full one
     try:
         os.rename(partial, path)
     except BaseException:
-        if replacing:
+        if aside is not None:
             with suppress(OSError):
                 os.rename(aside, path)
         raise
     _sync_folder(path.parent)
-    if replacing:
+    if aside is not None:
         with suppress(OSError):  # the new archive is in place; `clean_partial` will try again
             _remove(aside)
 
@@ -453,7 +456,7 @@ def _manifest(path: Path, folder: int) -> Manifest:
     if type(number) is int and number > FORMAT:
         raise _refusal(file, f"format {FORMAT}", f"format {number}, written by a newer parl_like", "upgrade parl_like")
     if number != FORMAT or type(number) is not int:
-        raise _damaged(file, f"format {FORMAT}", f"format {str(number)[:20]}")
+        raise _damaged(file, f"format {FORMAT}", f"format {number!r:.20}")
     if text != _sealed(text[:-_SEAL]) or not body.pop("sha256", ""):
         raise _damaged(file, "the bytes that its own sha256 names", "others")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,7 @@ class ReplayBuffer:
         self.specs: tuple[Spec, ...] = ()
         self.columns: dict[str, Array] = {}
         self._empty_keys: tuple[str, ...] = ()  # seen, but without a leaf so far: `info={}`
+        self._exposed: frozenset[str] = frozenset()
         self._write: Callable[[int, tuple[Any, ...]], None] = _not_allocated
         self._try_write: Callable[[int, tuple[Any, ...]], None] = _not_allocated
         # Plain lists: push reads and writes single items, which NumPy does about three times slower. Slots that hold a row
@@ -149,7 +150,7 @@ class ReplayBuffer:
             ValueError: a required field is missing, no such lane, wrong number of rows.
         """
         rows = lanes is not None or self.n_lanes > 1
-        lanes = self._lanes(range(self.n_lanes) if lanes is None else lanes)
+        lanes = np.arange(self.n_lanes) if lanes is None else self._lanes(lanes)
         empty: list[str] = []
         flat = dict(_leaves(batch, "", empty))
         self._check_fields(flat)
@@ -160,8 +161,7 @@ class ReplayBuffer:
             self._convert(spec, flat[spec.name], len(lanes), rows) if spec.name in flat else spec.zeros(len(lanes))
             for spec in specs
         ]
-        self._use(specs)
-        self._empty_keys = tuple(dict.fromkeys((*self._empty_keys, *empty)))
+        self._use(specs, empty)
         positions = self._store(lanes, arrays)
         written = dict(zip((spec.name for spec in specs), arrays, strict=True))
         return positions, *self._count_episodes(lanes, positions, written["rew"], written["terminated"] | written["truncated"])
@@ -315,7 +315,7 @@ class ReplayBuffer:
         """The next n rewards of each row, inside its episode and lane.
 
         Args:
-            indices: [N] positions of rows.
+            indices: [N] positions of rows, as `sample_indices` gives them; not checked.
             n: At least 1.
 
         Returns:
@@ -330,7 +330,7 @@ class ReplayBuffer:
         rew = self.columns["rew"]
         if n == 1:
             return {"rew": rew[indices][:, None], "valid": np.ones(len(indices), np.int64), "last_index": indices}
-        current = self._positions(indices)
+        current = indices
         start, _, newest = self._edges(current)
         out = np.zeros((len(current), n, *rew.shape[1:]), rew.dtype)
         valid = np.ones(len(current), np.int64)
@@ -370,17 +370,17 @@ class ReplayBuffer:
             return {name: column[first : first + count] for name, column in self.columns.items()}
         return self.take(self._in_order(lane))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self._read(name, None)
-        except KeyError as error:
-            raise AttributeError(error.args[0]) from None
+    @property
+    def done(self) -> Array:
+        """[capacity] bool: terminated or truncated."""
+        return self.columns["terminated"] | self.columns["truncated"]
+
+    if TYPE_CHECKING:  # `buffer.obs` and its like: set by `_expose`
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
-        stored = (column.partition(".")[0] for column in self.__dict__.get("columns", ()))
-        if name in RESERVED or (name in stored and name not in self.__dict__):
+        if name in RESERVED or name in self.__dict__.get("_exposed", ()):
             raise ValueError(f"ReplayBuffer: {name!r} names stored rows and cannot be assigned; write rows with add or push")
         object.__setattr__(self, name, value)
 
@@ -429,9 +429,8 @@ class ReplayBuffer:
             raise ValueError(f"{self!r}: the saved fields are others; {_difference(self.specs, saved)}")
         arrays = [self._convert(spec, state["columns"][spec.name], sum(state["count"])) for spec in saved]
         if saved:
-            self._use((*self.specs, *saved[len(self.specs) :]))
+            self._use((*self.specs, *saved[len(self.specs) :]), state["empty_keys"])
         self._count, self._cursor = list(state["count"]), list(state["cursor"])
-        self._empty_keys = tuple(state["empty_keys"])
         filled = self._filled()
         for spec, array in zip(saved, arrays, strict=True):
             self.columns[spec.name][:] = 0
@@ -442,9 +441,10 @@ class ReplayBuffer:
 
     # ---- inside
 
-    def _use(self, specs: Sequence[Spec]) -> None:
+    def _use(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:
         """Makes `specs`, of which the present ones come first, the stored fields; new columns are zero."""
-        if len(specs) == len(self.specs):
+        new_keys = [key for key in empty_keys if key not in self._empty_keys]
+        if len(specs) == len(self.specs) and not new_keys:
             return
         _check_specs(specs)
         columns = {
@@ -454,6 +454,18 @@ class ReplayBuffer:
         self.specs = tuple(specs)
         self.columns = block.arrays
         self._write, self._try_write = block.write, spare.write
+        self._empty_keys = (*self._empty_keys, *new_keys)
+        self._expose()
+
+    def _expose(self) -> None:
+        """Sets `buffer.obs` and its like, except where the class or an instance means something else by that name.
+
+        Real attributes, because a `__getattr__` slows every attribute access: 0.64 against 0.55 µs per `push`.
+        """
+        keys = {name.partition(".")[0] for name in (*self.columns, *self._empty_keys)}
+        own = self.__dict__.keys() - self._exposed
+        self._exposed = frozenset(key for key in keys if key not in own and not hasattr(type(self), key))
+        self.__dict__.update((key, self._read(key, None)) for key in self._exposed)
 
     def _store(self, lanes: Positions, arrays: Sequence[Array]) -> Positions:
         """Writes checked rows. Cannot fail."""
@@ -519,13 +531,13 @@ class ReplayBuffer:
         array = np.asarray(lanes)
         if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
             raise ValueError(f"{self!r}: lanes are {lanes!r}; expected a list or array of integers")
-        for lane in array.tolist():
-            if not 0 <= lane < self.n_lanes:
-                raise self._no_lane(lane)
-        return array.astype(np.int64)
+        wrong = array[(array < 0) | (array >= self.n_lanes)]
+        if len(wrong):
+            raise self._no_lane(wrong[0])
+        return array.astype(np.int64, copy=False)
 
     def _no_lane(self, lane: object) -> ValueError:
-        return ValueError(f"{self!r}: there is no lane {lane!r}; lanes are 0 to {self.n_lanes - 1}, set by n_lanes")
+        return ValueError(f"{self!r}: there is no lane {lane}; lanes are 0 to {self.n_lanes - 1}, set by n_lanes")
 
     def _filled(self) -> Positions:
         """Positions that hold a row, in storage order."""
@@ -636,8 +648,6 @@ def _infer(name: str, value: Any, rows: bool) -> Spec:
         raise SpecError(f"{OWNER}, field {name!r}: got a ragged {type(value).__name__} ({error}); {mend}") from None
     if array.dtype.kind not in "biuf":
         raise SpecError(f"{OWNER}, field {name!r}: got {value!r} ({type(value).__name__}); {mend}")
-    if rows and not array.ndim:
-        raise SpecError(f"{OWNER}, field {name!r}: got a single {array.dtype}; give one row per lane")
     dtype = np.dtype(bool) if name in FLAGS else array.dtype
     return Spec(name, array.shape[1:] if rows else array.shape, dtype, owner=OWNER)
 

@@ -23,6 +23,7 @@ from parl_like.data.archive import (
     read_manifest,
     remove_archive,
     replace_file,
+    set_aside,
     write_archive,
 )
 from parl_like.lab.config import UsageError
@@ -110,7 +111,10 @@ class Checkpoints:
             best = self.best_keep and score is not None and score > self._best_score()
             parent = self._pointer("LATEST")[0]
             full_meta = {**(meta or {}), "step": int(step), "score": score, "parent": parent}
-            write_archive(path, tree, full_meta, replace_anything=True)
+            damaged = os.path.lexists(path) and _fault(path)  # an earlier run passed over it
+            if damaged:
+                set_aside(path)
+            write_archive(path, tree, full_meta)
             if best:
                 replace_file(self.root / "BEST", f"{name}\n".encode())
             replace_file(self.root / "LATEST", f"{name}\n".encode())
@@ -123,7 +127,12 @@ class Checkpoints:
             self.warn(f"{text}; training goes on")
             return None
         self.failures = 0
-        self._prune(step)
+        try:
+            if damaged:
+                clean_partial(self.root)
+            self._prune(step)
+        except OSError as error:
+            self.warn(f"an old checkpoint in {self.root} could not be removed ({error.strerror or error})")
         return path
 
     def latest(self) -> Path | None:
@@ -217,10 +226,7 @@ class Checkpoints:
         order = sorted(self._steps(), key=lambda step: (step <= saved, step))
         for step in order[: -self.keep]:
             if step not in protected:
-                try:
-                    remove_archive(self.root / f"{step:09d}")
-                except OSError as error:
-                    self.warn(f"old checkpoint {self.root / f'{step:09d}'} could not be removed ({error.strerror})")
+                remove_archive(self.root / f"{step:09d}")
 
 
 def verify(root: Path) -> list[tuple[str, bool, str]]:
@@ -229,19 +235,22 @@ def verify(root: Path) -> list[tuple[str, bool, str]]:
     A pointer file that names no checkpoint has a row too.
     """
     checkpoints = Checkpoints(root)
-    rows = []
-    for step in checkpoints._steps():
-        try:
-            read_archive(checkpoints.root / f"{step:09d}")
-            rows.append((f"{step:09d}", True, ""))
-        except ArchiveError as error:
-            rows.append((f"{step:09d}", False, str(error)))
-    names = {name for name, _, _ in rows}
+    faults = {f"{step:09d}": _fault(checkpoints.root / f"{step:09d}") for step in checkpoints._steps()}
+    rows = [(name, not fault, fault) for name, fault in faults.items()]
     for which in ("LATEST", "BEST"):
         name, reason = checkpoints._pointer(which)
-        if os.path.lexists(checkpoints.root / which) and name not in names:
+        if os.path.lexists(checkpoints.root / which) and name not in faults:
             rows.append((which, False, reason or f"names {name}, which is not there"))
     return rows
+
+
+def _fault(path: Path) -> str:
+    """What is wrong with an archive; nothing: the empty text."""
+    try:
+        read_archive(path)
+    except ArchiveError as error:
+        return str(error)
+    return ""
 
 
 # ------------------------------------------------------------------------------------------------ one process per run

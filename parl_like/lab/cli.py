@@ -145,7 +145,8 @@ def _bench(args: argparse.Namespace) -> int:
     folder = root / "benchmarks"
     if not folder.is_dir():
         raise UsageError("benchmarks live in the repository, not in the installed package; clone it and run `pip install -e .` there")
-    known = sorted(path.stem.replace("_", "-") for path in folder.glob("[a-z]*.py"))
+    files = [path for path in folder.glob("[a-z]*.py") if "\ndef main(" in path.read_text(encoding="utf-8")]
+    known = sorted(path.stem.replace("_", "-") for path in files)
     if args.name is None:
         _print_json(known) if args.json else print("\n".join(known))
         return 0
@@ -160,15 +161,17 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from parl_like.lab import rundir
-    from parl_like.lab.checkpoint import Checkpoints
+    from parl_like.lab.checkpoint import verify
 
     run = rundir.RunDir.open(args.run)
-    problems = Checkpoints.verify(run.checkpoints)
+    checked = verify(run.checkpoints)
+    good = bool(checked) and all(whole for _, whole, _ in checked)
     if args.json:
-        _print_json({"run": str(run.path), "problems": problems})
+        rows = [{"checkpoint": name, "good": whole, "problem": problem} for name, whole, problem in checked]
+        _print_json({"run": str(run.path), "good": good, "checkpoints": rows})
     else:
-        print("\n".join(problems) if problems else f"{run.checkpoints}: every checkpoint is whole")
-    return ERROR if problems else 0
+        print("\n".join(f"{name}  {'good' if whole else problem}" for name, whole, problem in checked) or "no checkpoint was saved yet")
+    return 0 if good else ERROR
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -273,12 +276,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
     one = verb("train", _train, "train an experiment in a new run directory")
     one.add_argument("experiment", metavar="EXPERIMENT", help="one of `parl-like list`")
-    one.add_argument("assignments", nargs="*", metavar="key=value", help="configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]")
+    one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help="configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]")
     one.add_argument("--config", metavar="FILE", help="YAML file of configuration values; key=value words come before it")
     one.add_argument("--show-config", action="store_true", help="print the resolved configuration and stop")
     one = verb("resume", _resume, "continue a run from its last checkpoint")
     one.add_argument("run", metavar="RUN")
-    one.add_argument("assignments", nargs="*", metavar="key=value", help="e.g. total_steps=40000")
+    one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help="e.g. total_steps=40000")
     checkpoint(one)
     one = verb("eval", _eval, "evaluate a trained run without exploration")
     one.add_argument("run", metavar="RUN")

@@ -115,10 +115,10 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
 
 def curve(run: RunDir, metric: str) -> tuple[Floats, Floats]:
     """Steps and values of one metric, without the rows that have none."""
-    columns = read_metrics(run.metrics_file)
+    columns = read_metrics(run)
     if metric not in columns:
         has = f"it has {', '.join(list(columns)[1:])}" if columns else "it has no rows yet"
-        raise PlotError(f"{run.path}: no metric {metric!r} in metrics.csv; {has}")
+        raise PlotError(f"{run.path}: no metric {metric!r}; {has}")
     steps, values = np.asarray(columns["step"]), np.asarray(columns[metric])
     known = np.isfinite(values) & np.isfinite(steps)
     if not known.any():

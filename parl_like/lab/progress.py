@@ -106,9 +106,10 @@ class Progress:
         table.add_row("", f"{step:,} of {self.total_steps:,} env steps, {_number(self.steps_per_s())}/s")
         groups: dict[str, list[str]] = {}
         for key, value in metrics.items():
-            group, _, name = key.rpartition("/") if key.count("/") < 2 else key.partition("/")
-            if not math.isnan(value):
-                groups.setdefault(group, []).append(f"{name} {_number(value)}")
+            group, _, name = key.rpartition("/")
+            if not math.isnan(value):  # what matters most first: a narrow terminal cuts the end of a line
+                at = 0 if key.endswith(_ENDS) else len(groups.get(group, []))
+                groups.setdefault(group, []).insert(at, f"{name} {_number(value)}")
         for group, values in list(groups.items())[: MAX_LINES - 3]:
             table.add_row(group, Text("  ".join(values), no_wrap=True, overflow="ellipsis"))
         return table
@@ -117,7 +118,7 @@ class Progress:
 def _number(value: float) -> str:
     if math.isnan(value):
         return "?"
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e12 else f"{value:.4g}"
+    return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def _time(seconds: float) -> str:

@@ -21,11 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, Self, TextIO
 
+import numpy as np
+
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import metrics as metrics_files
 from parl_like.lab import plots
-from parl_like.lab.checkpoint import Checkpoints, RunLock
+from parl_like.lab.checkpoint import Checkpoints, Loaded, RunLock
 from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.progress import Progress
@@ -41,7 +43,9 @@ Report = Callable[[dict[str, Any]], None]
 RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "run_dir"})
 """What may differ when a run is continued: nothing here changes what happens at a step."""
 
-MAX_SAVE_ERRORS = 3  # in a row, before a full disk ends the run
+STANDARD = ("return/mean", "return/last", "episode/length")
+"""Metrics that every run's CSV has, from its first row on."""
+
 DEFAULT_EVAL_EPISODES = 10
 EVAL_SEED = 1_000_000  # evaluation is seeded with this plus the run's seed, far from the seeds people train with
 
@@ -49,7 +53,7 @@ EVAL_SEED = 1_000_000  # evaluation is seeded with this plus the run's seed, far
 class EvaluationLike(Protocol):
     """What `robot.evaluate` gives. Of a dataclass, every further number counts as a result too."""
 
-    returns: Sequence[float]
+    returns: Sequence[Any]
     lengths: Sequence[int]
 
 
@@ -64,14 +68,15 @@ class RobotLike(Protocol):
         """`env_steps`, `episodes`, `iterations`, `updates/<task>` … Cheap: asked for after every iteration."""
 
     def metrics(self) -> Mapping[str, float]:
-        """All metrics from the first call on, NaN where nothing is known yet: the first answer decides the CSV header."""
+        """Flat: `return/mean`, `<task>/loss` … A key that ends in `_s` is a reading of the clock. Once every `updates/<task>` is
+        above 0 it has all its keys."""
 
     def checkpoint_boundary(self) -> None:
         """Brings the agents to a point from which a fresh robot with the same state goes on equally."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, tree: dict[str, Any]) -> None: ...
+    def load_state_dict(self, tree: dict[str, Any], /) -> None: ...
 
     def evaluate(self, *, episodes: int, seed: int) -> EvaluationLike:
         """Plays without exploration and without learning. Equal arguments and weights give equal results."""
@@ -132,8 +137,8 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         config = configs.resolve(config_class, run.config(), overrides or {})
         _refuse_changes(configs.to_dict(stored), configs.to_dict(config), "a resumed run keeps its configuration")
         session = _Session(experiment, config, run, stream, debug, report)
-        loaded = session.checkpoints.load(which)
-        meta = _meta(loaded[1])
+        loaded = session.checkpoints.load(_archive(run, which))
+        meta = loaded.manifest.meta
         _refuse_changes(meta.get("config", {}), configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
         if run.info().state == "finished" and meta.get("step", 0) >= config.total_steps:
             raise UsageError(f"{run.path} has finished its {config.total_steps} steps; to train longer: "
@@ -180,12 +185,12 @@ def evaluation_episodes(experiment: Experiment, config: ExperimentConfig) -> int
 
 
 def evaluation_numbers(result: EvaluationLike) -> dict[str, float]:
-    """The numbers of an evaluation: those that its dataclass carries, and the statistics of its returns and lengths."""
+    """The numbers of an evaluation: those that its dataclass carries (but `seconds`), and the statistics of its returns and lengths."""
     numbers: dict[str, float] = {}
     if dataclasses.is_dataclass(result):
-        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.name != "seconds"}
         numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
-    returns = [float(value) for value in result.returns]
+    returns = [float(np.mean(value)) for value in result.returns]  # of several players: their mean
     numbers["episodes"] = len(returns)
     if returns:
         numbers |= {"mean_return": statistics.fmean(returns), "std_return": statistics.pstdev(returns),
@@ -201,10 +206,10 @@ def _restored(run: RunDir, which: str) -> Iterator[tuple[Experiment, ExperimentC
     experiment = experiments.get(run.info().experiment)
     module = experiment.module()
     config: ExperimentConfig = configs.resolve(module.Config, run.config())
-    tree, _ = Checkpoints(run.checkpoints, keep=config.keep_checkpoints).load(which)
+    loaded = Checkpoints(run.checkpoints).load(_archive(run, which))
     robot: RobotLike = module.build(config)
     with contextlib.closing(robot):
-        robot.load_state_dict(tree)
+        robot.load_state_dict(loaded.tree)
         yield experiment, config, robot
 
 
@@ -217,9 +222,17 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) ->
         raise ConfigError(f"{why}: {'; '.join(refused)}; only {free} may change; for another configuration train a new run")
 
 
-def _meta(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    meta: Mapping[str, Any] = manifest["meta"]
-    return meta
+def _archive(run: RunDir, which: str) -> str | Path:
+    """What `Checkpoints.load` takes: `latest`, `best`, or the archive of a step."""
+    if which in ("latest", "best"):
+        return which
+    if not which.isascii() or not which.isdigit():
+        raise UsageError(f"checkpoint {which!r}: expected latest, best, or an env step")
+    path = run.checkpoints / f"{int(which):09d}"
+    if not path.is_dir():
+        steps = ", ".join(str(int(one.name)) for one in sorted(run.checkpoints.glob("[0-9]*"))) or "none"
+        raise UsageError(f"{run.path} has no checkpoint of step {int(which)}; it has {steps}")
+    return path
 
 
 # ------------------------------------------------------------------------------------------------ one process's part of a run
@@ -240,16 +253,15 @@ class _Session:
         self.stream = stream
         self.debug = debug
         self.report = report
-        self.checkpoints = Checkpoints(run.checkpoints, keep=config.keep_checkpoints)
+        self.checkpoints = Checkpoints(run.checkpoints, keep=config.keep_checkpoints, warn=self._warn)
         self.seconds_before = 0.0
         self.started = time.perf_counter()
         self.saved_step = -1
-        self.save_errors = 0
         self.next_row = config.metrics_every
         self.last_row = -1
         self.result: dict[str, Any] | None = None
 
-    def go(self, loaded: tuple[Any, Mapping[str, Any]] | None) -> int:
+    def go(self, loaded: Loaded | None) -> int:
         """Everything between the first line on the screen and the exit code. `loaded`: a checkpoint to continue from."""
         with _log_to(self.run.log_file), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
             try:
@@ -284,7 +296,7 @@ class _Session:
 
     # ---- the phases
 
-    def _open(self, loaded: tuple[Any, Mapping[str, Any]] | None, cleanup: contextlib.ExitStack) -> None:
+    def _open(self, loaded: Loaded | None, cleanup: contextlib.ExitStack) -> None:
         config, run = self.config, self.run
         verb = "train" if loaded is None else "resume"
         title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
@@ -293,8 +305,8 @@ class _Session:
         if loaded is None:
             run.event("started", pid=os.getpid())
         else:
-            self.robot.load_state_dict(loaded[0])
-            self.seconds_before = float(_meta(loaded[1]).get("seconds", 0.0))
+            self.robot.load_state_dict(loaded.tree)
+            self.seconds_before = float(loaded.manifest.meta.get("seconds", 0.0))
             self.saved_step = self.step()
             metrics_files.truncate(run, self.step())
             run.event("resumed", pid=os.getpid(), step=self.step())
@@ -369,36 +381,36 @@ class _Session:
     # ---- rows and checkpoints
 
     def _metrics(self) -> dict[str, float]:
-        counters = {key: value for key, value in self.robot.counters().items() if key != "env_steps"}
-        return {**counters, **self.robot.metrics()}
+        metrics = {**dict.fromkeys(STANDARD, math.nan), **self.robot.metrics(), **self.robot.counters()}
+        metrics.pop("env_steps")  # `step` everywhere
+        return metrics
 
     def _write_row(self, step: int) -> None:
         self.last_row = step
-        clock = {"step": step, "seconds": round(self.seconds(), 3), "steps_per_s": self.progress.steps_per_s()}
-        self.metrics.write({**clock, **self._metrics()})
+        clock = {"step": step, "elapsed_s": round(self.seconds(), 3), "steps_per_s": self.progress.steps_per_s()}
+        updates = [count for key, count in self.robot.counters().items() if key.startswith("updates/")]
+        self.metrics.write({**clock, **self._metrics()}, complete=all(updates))
 
     def _save(self, *, last: bool) -> int:
         """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
 
-        A write error is survived while training goes on, for a full disk is often emptied in time; not at the end.
+        A disk that refuses is survived while training goes on (`Checkpoints.save` says so, and gives up after three in a row), for
+        a full disk is often emptied in time. Not at the end.
         """
         self.robot.checkpoint_boundary()
         step = self.step()
-        meta = {"experiment": self.experiment.name, "step": step, "seconds": self.seconds(), "config": configs.to_dict(self.config)}
+        meta = {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config)}
         score = self.robot.metrics().get("return/mean", math.nan)
-        try:
-            self.checkpoints.save(step, self.robot.state_dict(), meta, score=score if math.isfinite(score) else None)
-        except OSError as error:
-            self.save_errors += 1
-            self.run.event("checkpoint failed", step=step, error=str(error))
-            if last or self.save_errors >= MAX_SAVE_ERRORS:
-                raise
-            self.say(f"warning: no checkpoint at step {step} ({error}); training goes on, the next one is tried as planned")
-            return step
-        self.save_errors = 0
-        self.saved_step = step
-        self.run.event("checkpoint", step=step)
+        if self.checkpoints.save(step, self.robot.state_dict(), meta, score) is not None:
+            self.saved_step = step
+            self.run.event("checkpoint", step=step)
+        elif last:
+            raise OSError(f"the last checkpoint, of env step {step}, could not be saved")
         return step
+
+    def _warn(self, text: str) -> None:
+        self.run.event("warning", text=text)
+        self.say(f"warning: {text}")
 
     # ---- the ends
 
@@ -429,7 +441,15 @@ class _Session:
         return FAILED
 
     def _rescue(self) -> None:
-        for attempt in (lambda: self._write_row(self.step()), lambda: self._save(last=True)):
+        def row() -> None:
+            if self.step() > self.last_row:
+                self._write_row(self.step())
+
+        def checkpoint() -> None:
+            if self.step() != self.saved_step:
+                self._save(last=True)
+
+        for attempt in (row, checkpoint):
             try:
                 attempt()
             except Exception as error:  # noqa: BLE001  whatever broke the run may break this too, and must not hide it

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -37,9 +37,9 @@ class FakeRobot:
         on_save: Class attribute: called inside `state_dict`.
     """
 
-    at_step: dict[int, Callable[[], Any]] = {}
-    on_save: Callable[[], Any] | None = None
-    closed = 0
+    at_step: ClassVar[dict[int, Callable[[], Any]]] = {}
+    on_save: ClassVar[Callable[[], Any] | None] = None
+    closed: ClassVar[int] = 0
 
     def __init__(self, config: Config) -> None:
         if config.refuse:

@@ -35,7 +35,7 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     gamma: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.99
     batch_size: Annotated[int, msgspec.Meta(ge=1)] = 64
     warmup_steps: Annotated[int, msgspec.Meta(ge=0)] = 100
-    limits: dict[str, Positive] = {}
+    limits: dict[str, Positive] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.warmup_steps < self.batch_size:

@@ -9,7 +9,7 @@ import pytest
 
 from parl_like.lab import plots
 from parl_like.lab.config import ExperimentConfig, to_dict
-from parl_like.lab.metrics import MetricsLog, last_row, read_metrics, truncate
+from parl_like.lab.metrics import HELD_ROWS, MetricsLog, last_row, read_metrics, truncate
 from parl_like.lab.plots import PlotError, bootstrap_interval, iqm, learning_curve, on_common_steps
 from parl_like.lab.progress import Progress
 from parl_like.lab.rundir import RunDir
@@ -34,6 +34,39 @@ def test_the_header_of_the_first_row_stays(run):
     assert [(event["event"], event["key"], event["step"]) for event in events] == [("late metric", "late", 2000)]
 
 
+def test_the_first_rows_wait_until_the_losses_have_names(run):
+    log = MetricsLog(run)
+    log.write({"step": 1000, "old": 1.0}, complete=False)
+    log.write({"step": 2000, "old": 2.0, "return": 5.0}, complete=False)
+    assert not run.metrics_file.exists()
+    log.write({"step": 3000, "return": 6.0, "RL/loss": 0.5})
+    assert run.metrics_file.read_text() == "step,return,RL/loss,old\n1000,,,1\n2000,5,,2\n3000,6,0.5,\n"
+    log.write({"step": 4000, "return": 7.0}, complete=False)
+    assert last_row(run.metrics_file)["return"] == 7.0
+    assert not run.extra_file.exists()
+
+
+def test_rows_do_not_wait_for_ever(run):
+    log = MetricsLog(run)
+    log.write({"step": 0}, complete=False)
+    log.close()
+    assert run.metrics_file.read_text() == "step\n0\n", "a run that ends early still has its rows"
+    other = make_run("other", [])
+    log = MetricsLog(other)
+    for step in range(HELD_ROWS):
+        log.write({"step": step}, complete=False)
+    assert last_row(other.metrics_file) == {"step": HELD_ROWS - 1}
+
+
+def test_late_metrics_are_read_beside_the_others(run):
+    log = MetricsLog(run)
+    log.write({"step": 1, "a": 1.0})
+    log.write({"step": 2, "a": 2.0, "late": 0.5})
+    columns = read_metrics(run)
+    assert list(columns) == ["step", "a", "late"]
+    np.testing.assert_array_equal(columns["late"], [NAN, 0.5])
+
+
 def test_a_second_process_keeps_the_header_of_the_first(run):
     MetricsLog(run).write({"step": 1, "a": 1.0, "b": 2.0})
     MetricsLog(run).write({"step": 2, "b": 3.0, "c": 4.0})
@@ -45,7 +78,7 @@ def test_numbers_come_back_exactly(run):
     values = [0.1, 1e-300, -2.5, 1e17, 123456789.125, 3.0, float("inf")]
     for step, value in enumerate(values):
         MetricsLog(run).write({"step": step, "a, \"b\"": value})
-    assert read_metrics(run.metrics_file) == {"step": list(map(float, range(7))), "a, \"b\"": values}
+    assert read_metrics(run) == {"step": list(map(float, range(7))), "a, \"b\"": values}
     assert last_row(run.metrics_file) == {"step": 6.0, "a, \"b\"": math.inf}
 
 
@@ -68,7 +101,7 @@ def test_truncate_of_nothing_and_of_a_torn_header(run):
     run.metrics_file.write_text("step,retu")
     truncate(run, 5)
     assert not run.metrics_file.exists()
-    assert (read_metrics(run.metrics_file), last_row(run.metrics_file)) == ({}, {})
+    assert (read_metrics(run), last_row(run.metrics_file)) == ({}, {})
 
 
 def test_last_row_of_a_long_file_and_of_a_torn_one(run):
@@ -146,7 +179,7 @@ def test_pictures_of_one_and_of_several_runs(run, tmp_path):
     several = learning_curve(runs, tmp_path / "several.svg").read_text()
     assert "<svg" in several
     assert several.count("clip-path") > learning_curve(runs[:1], tmp_path / "one.svg").read_text().count("clip-path")
-    with pytest.raises(PlotError, match="no metric 'loss' in metrics.csv; it has return/mean, never"):
+    with pytest.raises(PlotError, match="no metric 'loss'; it has return/mean, never"):
         learning_curve(runs, tmp_path / "x.png", metric="loss")
     with pytest.raises(PlotError, match="has no value yet"):
         learning_curve(runs, tmp_path / "x.png", metric="never")

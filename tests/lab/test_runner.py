@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from lab_fakes import MODULE, FakeRobot, experiment, signal_here
 
+from parl_like.lab import checkpoint, plots, runner
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import metrics as metrics_files
-from parl_like.lab import plots, runner
 from parl_like.lab.checkpoint import Checkpoints, RunLock
 from parl_like.lab.config import ConfigError, UsageError
 from parl_like.lab.rundir import RunDir
@@ -53,14 +53,13 @@ def resume(run_dir="run", overrides=None, **options):
 def rows(run):
     """metrics.csv without what the clock decides."""
     with open(run.metrics_file, newline="") as file:
-        return [{key: cell for key, cell in row.items() if key not in ("seconds", "steps_per_s")} for row in csv.DictReader(file)]
+        return [{key: cell for key, cell in row.items() if not key.endswith("_s")} for row in csv.DictReader(file)]
 
 
 def state(run, which="latest"):
     """The robot of a checkpoint."""
-    tree, _ = Checkpoints(run.checkpoints, keep=5).load(which)
     robot = FakeRobot(MODULE.Config())
-    robot.load_state_dict(tree)
+    robot.load_state_dict(Checkpoints(run.checkpoints).load(which if which == "latest" else run.checkpoints / f"{which:09d}").tree)
     return robot
 
 
@@ -280,7 +279,6 @@ def test_a_signal_before_the_first_iteration(monkeypatch):
 
     monkeypatch.setattr(MODULE, "build", build)
     code, run, _ = train()
-    monkeypatch.undo()
     assert (code, state(run).env_steps) == (3, 0)
 
 
@@ -297,10 +295,9 @@ def test_a_signal_during_the_evaluation_lets_it_finish(monkeypatch):
 
 
 def test_a_run_that_died_in_its_evaluation_is_finished_by_resuming(monkeypatch):
-    monkeypatch.setattr(FakeRobot, "evaluate", lambda self, **_: 1 / 0)
-    assert train()[0] == 1
-    monkeypatch.undo()
-    experiments.register(experiment(), module=MODULE) if "fake" not in experiments.names() else None
+    with monkeypatch.context() as broken:
+        broken.setattr(FakeRobot, "evaluate", lambda self, **_: 1 / 0)
+        assert train()[0] == 1
     code, run, _ = resume()
     assert (code, run.state(), state(run).env_steps, state(run).boundaries) == (0, "finished", 400, 4)
 
@@ -322,7 +319,7 @@ def test_the_second_signal_leaves_at_once(tmp_path):
         one = experiments.register(experiment(), module=MODULE)
         sys.exit(runner.train(one, config.resolve(MODULE.Config, one.config, {{"run_dir": "run"}}), stream=sys.stdout))
     """))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50, cwd=tmp_path)
+    done = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=50, cwd=tmp_path)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     run = RunDir(tmp_path / "run")
@@ -366,7 +363,6 @@ def test_a_robot_that_cannot_be_built(monkeypatch):
 
     monkeypatch.setattr(MODULE, "build", build)
     code, run, screen = train()
-    monkeypatch.undo()
     assert (code, run.state()) == (1, "failed")
     assert screen.splitlines()[-1] == "error: RuntimeError: no such environment; the traceback is in run/log.txt"
 
@@ -392,32 +388,39 @@ def test_a_robot_that_stands_still_is_an_error_and_no_endless_loop(monkeypatch):
     assert "robot.iterate(100) ended at env step 0 without a step" in screen
 
 
-def full_disk(times):
-    """`Checkpoints.save` that meets a full disk the given number of times."""
-    save, left = Checkpoints.save, iter(range(times))
+def full_disk(monkeypatch, saves):
+    """The disk refuses these saves, counted from 0."""
+    write, count = checkpoint.write_archive, iter(range(1000))
 
-    def fail_first(self, *args, **options):
-        if next(left, None) is not None:
+    def refuse(*args, **options):
+        if next(count) in saves:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save(self, *args, **options)
+        write(*args, **options)
 
-    return fail_first
+    monkeypatch.setattr(checkpoint, "write_archive", refuse)
 
 
 def test_a_full_disk_is_survived_while_training_goes_on(monkeypatch):
-    monkeypatch.setattr(Checkpoints, "save", full_disk(2))
+    full_disk(monkeypatch, {1, 2})
     code, run, screen = train()
     assert (code, state(run).env_steps) == (0, 400)
-    assert screen.count("warning: no checkpoint at step") == 2
-    assert [event["step"] for event in events(run, "checkpoint failed")] == [100, 200]
+    assert screen.count("No space left on device") == len(events(run, "warning")) == 2
+    assert [event["step"] for event in events(run, "checkpoint")] == [100, 400]
 
 
 def test_a_disk_that_stays_full_ends_the_run(monkeypatch):
-    monkeypatch.setattr(Checkpoints, "save", full_disk(99))
+    full_disk(monkeypatch, range(1000))
     code, run, screen = train(total_steps=10_000)
     assert (code, run.state()) == (1, "failed")
     assert rows(run)[-1]["step"] == "300"
     assert "No space left on device" in screen.splitlines()[-1]
+
+
+def test_the_last_checkpoint_must_be_saved(monkeypatch):
+    full_disk(monkeypatch, {3, 4})  # that of step 400, and the attempt to rescue it
+    code, run, screen = train()
+    assert (code, run.state(), run.result()) == (1, "failed", None)
+    assert "the last checkpoint, of env step 400, could not be saved" in screen.splitlines()[-1]
 
 
 # ---- looking at a run
@@ -430,7 +433,7 @@ def test_evaluation_gives_the_numbers_of_the_result_again():
     assert (numbers["step"], numbers["seed"]) == (400, runner.EVAL_SEED + 5)
     few = runner.evaluate("run", episodes=3, seed=0, which="100")
     assert (few["episodes"], few["step"], few["seed"]) == (3, 100, 0)
-    weight = state(run, "100").weight
+    weight = state(run, 100).weight
     assert (few["mean_return"], few["min_return"], few["max_return"]) == (pytest.approx(weight + 1), weight, weight + 2)
     assert few["std_return"] == pytest.approx((2 / 3) ** 0.5)  # of the population: 0, 1, 2 around 1
 

@@ -414,6 +414,14 @@ def test_layouts_give_the_same_features():
     assert ConvTrunk(Box(0, 255, (9, 9, 9), np.uint8), layout="CHW").layout == "CHW"
 
 
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_convolutions_of_an_actor_critic_are_orthogonal_on_request(orthogonal):
+    model = ConvActorCritic(PIXELS, ACT, features=8, orthogonal=orthogonal)
+    weight = model.perception.convs[1].weight.flatten(1)  # [32, 16·2·2], rows of norm √2
+    assert torch.allclose(weight @ weight.T, 2.0 * torch.eye(32), atol=1e-5) is orthogonal
+    assert bool(model.perception.convs[1].bias.any()) is not orthogonal
+
+
 def test_pixels_are_scaled_once():
     trunk = ConvTrunk(PIXELS, out_size=8)
     obs = integers(256, 5, 9, 8, 3, dtype=torch.uint8)

@@ -1,0 +1,219 @@
+"""End-to-end training steps per second on CartPole-v1: environments, acting, storing and learning, start-up not counted.
+
+`ppo_cartpole` and `dqn_cartpole` share this file. Contestants: parl_like, the careful user's hand-written loop on gymnasium and
+torch alone, and stable-baselines3 (skipped with a word when it is not installed), all with the same network, optimiser,
+batch sizes and number of optimiser steps, on one torch thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from benchmarks.common import compare, machine, report
+from parl_like import ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
+from parl_like.algorithms import DQN, PPO
+from parl_like.models import MLPQ, MLPActorCritic
+
+ENV = "CartPole-v1"
+BATCH = 1024
+
+
+def spaces() -> dict[str, Any]:
+    env = gym.make(ENV)
+    return {"obs": env.observation_space, "act": env.action_space}
+
+
+# ------------------------------------------------------------------------------------------------------------------------ PPO
+
+
+def ppo_ours(n_agents: int, steps: int) -> float:
+    func = create_algorithm_func(MLPActorCritic, dict(**spaces(), hidden=[64, 64], activation="tanh"), PPO,
+                                 dict(gamma=0.99, lam=0.95, lr=3e-4, epochs=4, minibatches=4, clip=0.2, max_grad_norm=0.5))
+    with Robot(ENV, n_agents=n_agents, tasks={"RL": ComputationTask(func, helper=lambda: OnPolicyHelper(unroll=BATCH // n_agents))}) as robot:
+        robot.train_iter()
+        begin, before = perf_counter(), robot.env_steps
+        for _ in robot.iterate(before + steps):
+            pass
+        seconds = perf_counter() - begin
+        updates = robot.tasks["RL"].algorithm.updates
+        assert updates == robot.iterations * 16, (updates, robot.iterations)
+        return (robot.env_steps - before) / seconds
+
+
+def ppo_by_hand(n_envs: int, steps: int) -> float:
+    """What a careful user writes in one file."""
+    envs = gym.vector.SyncVectorEnv([lambda: gym.make(ENV)] * n_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    horizon = BATCH // n_envs
+
+    def net(out: int) -> torch.nn.Module:
+        tanh = torch.nn.Tanh
+        return torch.nn.Sequential(torch.nn.Linear(4, 64), tanh(), torch.nn.Linear(64, 64), tanh(), torch.nn.Linear(64, out))
+
+    actor, critic = net(2), net(1)
+    parameters = [*actor.parameters(), *critic.parameters()]
+    adam = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5, fused=True)
+    obs_b = torch.zeros(horizon, n_envs, 4)
+    act_b = torch.zeros(horizon, n_envs, dtype=torch.long)
+    logp_b, val_b, rew_b, end_b = (torch.zeros(horizon, n_envs) for _ in range(4))
+    obs, _ = envs.reset(seed=0)
+    rng = np.random.default_rng(0)
+
+    def iteration() -> None:
+        nonlocal obs
+        with torch.inference_mode():
+            for t in range(horizon):
+                x = torch.from_numpy(obs)
+                logp = torch.log_softmax(actor(x), 1)
+                act = torch.multinomial(logp.exp(), 1)
+                obs_b[t], act_b[t], logp_b[t], val_b[t] = x, act[:, 0], logp.gather(1, act)[:, 0], critic(x)[:, 0]
+                obs, rew, terminated, truncated, _ = envs.step(act[:, 0].numpy())
+                rew_b[t], end_b[t] = torch.from_numpy(rew), torch.from_numpy(terminated | truncated)
+            nxt, adv, last = critic(torch.from_numpy(obs))[:, 0], torch.zeros(horizon, n_envs), torch.zeros(n_envs)
+            for t in reversed(range(horizon)):
+                alive = 1 - end_b[t]
+                last = rew_b[t] + 0.99 * nxt * alive - val_b[t] + 0.99 * 0.95 * alive * last
+                adv[t], nxt = last, val_b[t]
+        data = [v.reshape(-1, *v.shape[2:]).clone() for v in (obs_b, act_b, logp_b, adv, adv + val_b)]
+        for _ in range(4):
+            order = torch.from_numpy(rng.permutation(BATCH))
+            for k in range(0, BATCH, BATCH // 4):
+                o, a, lp, ad, ret = (v[order[k : k + BATCH // 4]] for v in data)
+                ad = (ad - ad.mean()) / (ad.std() + 1e-8)
+                logits = torch.log_softmax(actor(o), 1)
+                ratio = (logits.gather(1, a[:, None])[:, 0] - lp).exp()
+                policy = -torch.min(ratio * ad, ratio.clamp(0.8, 1.2) * ad).mean()
+                entropy = -(logits.exp() * logits).sum(1).mean()
+                loss = policy + 0.5 * F.mse_loss(critic(o)[:, 0], ret) - 0.0 * entropy
+                adam.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+                adam.step()
+
+    iteration()
+    begin = perf_counter()
+    for _ in range(steps // BATCH):
+        iteration()
+    return steps // BATCH * BATCH / (perf_counter() - begin)
+
+
+def ppo_sb3(n_envs: int, steps: int) -> float:
+    from stable_baselines3 import PPO as Peer
+    from stable_baselines3.common.env_util import make_vec_env
+
+    model = Peer("MlpPolicy", make_vec_env(ENV, n_envs), n_steps=BATCH // n_envs, batch_size=BATCH // 4, n_epochs=4, learning_rate=3e-4,
+                 device="cpu", policy_kwargs=dict(net_arch=[64, 64]))
+    model.learn(BATCH)
+    begin = perf_counter()
+    model.learn(steps)
+    return model.num_timesteps / (perf_counter() - begin)
+
+
+# ------------------------------------------------------------------------------------------------------------------------ DQN
+
+
+def dqn_ours(learn_every: int, steps: int, n_agents: int = 1) -> float:
+    func = create_algorithm_func(MLPQ, dict(**spaces(), hidden=[64, 64]), DQN, dict(gamma=0.99, lr=1e-3, target_period=500, double=False, epsilon=0.1))
+    helper = lambda: OffPolicyHelper(size=50_000, batch_size=64, learn_every=learn_every, warmup=200)  # noqa: E731
+    with Robot(ENV, n_agents=n_agents, tasks={"RL": ComputationTask(func, helper=helper)}) as robot:
+        for _ in robot.iterate(300):
+            pass
+        begin, before, updates = perf_counter(), robot.env_steps, robot.tasks["RL"].algorithm.updates
+        for _ in robot.iterate(before + steps):
+            pass
+        seconds, done = perf_counter() - begin, robot.env_steps - before
+        learned = robot.tasks["RL"].algorithm.updates - updates
+        assert abs(learned - done / learn_every) <= 1 + n_agents, (learned, done)
+        return done / seconds
+
+
+def dqn_by_hand(learn_every: int, steps: int) -> float:
+    env = gym.make(ENV)
+
+    def net() -> torch.nn.Module:
+        relu = torch.nn.ReLU
+        return torch.nn.Sequential(torch.nn.Linear(4, 64), relu(), torch.nn.Linear(64, 64), relu(), torch.nn.Linear(64, 2))
+
+    q, target = net(), net()
+    target.load_state_dict(q.state_dict())
+    adam = torch.optim.Adam(q.parameters(), lr=1e-3, fused=True)
+    size = 50_000
+    obs_b, next_b = np.zeros((size, 4), np.float32), np.zeros((size, 4), np.float32)
+    act_b, rew_b, end_b = np.zeros(size, np.int64), np.zeros(size, np.float32), np.zeros(size, np.float32)
+    rng = np.random.default_rng(0)
+    obs, _ = env.reset(seed=0)
+    begin, updates = 0.0, 0
+    for t in range(steps + 300):
+        if t == 300:
+            begin = perf_counter()
+        if rng.random() < 0.1:
+            act = int(rng.integers(2))
+        else:
+            with torch.inference_mode():
+                act = int(q(torch.from_numpy(obs)[None]).argmax())
+        nxt, rew, terminated, truncated, _ = env.step(act)
+        i = t % size
+        obs_b[i], next_b[i], act_b[i], rew_b[i], end_b[i] = obs, nxt, act, rew, terminated
+        obs = env.reset()[0] if terminated or truncated else nxt
+        if t >= 200 and t % learn_every == 0:
+            k = rng.integers(0, min(t + 1, size), 64)
+            o, n, a, r, e = (torch.from_numpy(v[k]) for v in (obs_b, next_b, act_b, rew_b, end_b))
+            with torch.no_grad():
+                y = r + 0.99 * (1 - e) * target(n).amax(1)
+            loss = F.smooth_l1_loss(q(o).gather(1, a[:, None])[:, 0], y)
+            adam.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(q.parameters(), 10)
+            adam.step()
+            updates += 1
+            if updates % 500 == 0:
+                target.load_state_dict(q.state_dict())
+    return steps / (perf_counter() - begin)
+
+
+def dqn_sb3(learn_every: int, steps: int) -> float:
+    from stable_baselines3 import DQN as Peer
+
+    model = Peer("MlpPolicy", gym.make(ENV), learning_starts=200, batch_size=64, train_freq=learn_every, gradient_steps=1, buffer_size=50_000,
+                 learning_rate=1e-3, target_update_interval=500, exploration_fraction=1e-6, exploration_final_eps=0.1, device="cpu",
+                 policy_kwargs=dict(net_arch=[64, 64]))
+    model.learn(300)
+    begin = perf_counter()
+    model.learn(steps, reset_num_timesteps=False)
+    return steps / (perf_counter() - begin)
+
+
+# ----------------------------------------------------------------------------------------------------------------------- both
+
+
+def run(name: str, cases: dict[str, dict[str, Callable[[], float]]], argv: list[str] | None) -> int:
+    """Compares the contestants of each case and prints the rates with their ratios to stable-baselines3 and to the loop."""
+    parser = argparse.ArgumentParser(prog=f"parl-like bench {name}", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--case", choices=list(cases), action="append", help="default: all")
+    options = parser.parse_args(argv)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"bench": name, "unit": "environment steps/s", "machine": machine(), "cases": {}}
+    peers = find_spec("stable_baselines3") is not None
+    lines = [] if peers else ["stable-baselines3 is not installed: skipped (pip install 'parl_like[peers]')"]
+    for case in options.case or cases:
+        contestants = {k: v for k, v in cases[case].items() if peers or k != "stable-baselines3"}
+        rates = compare(contestants, options.rounds)
+        ours = rates["parl_like"]["median"]
+        ratios = {f"vs {other}": ours / rates[other]["median"] for other in rates if other != "parl_like"}
+        result["cases"][case] = {"rates": rates, "ratios": ratios}
+        lines.append(f"{case}: " + ", ".join(f"{k} {v['median']:,.0f}" for k, v in rates.items()) + "; "
+                     + ", ".join(f"{k} {v:.2f}×" for k, v in ratios.items()))
+    report(result, options.json, lines)
+    return 0

@@ -1,0 +1,66 @@
+"""A robot with one task that learns action values off-policy (DQN), for environments with discrete actions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from parl_like.agent_helper import OffPolicyHelper
+from parl_like.algorithm import Linear, create_algorithm_func
+from parl_like.algorithms.dqn import DQN
+from parl_like.computation_task import ComputationTask
+from parl_like.lab.config import ExperimentConfig
+from parl_like.models.mlp import MLPQ
+from parl_like.robot import Robot
+from parl_like.robots.spaces import schedule, spaces_of
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Config(ExperimentConfig, frozen=True, kw_only=True):
+    """Of `n_agents` agents that fill one buffer and together send one training request per `learn_every` environment steps.
+
+    Attributes:
+        env: gymnasium id.
+        hidden: Sizes of the hidden layers. dueling: value and advantage streams.
+        lr: Adam's learning rate; lr_decay: share of it that is gone at the end of the run.
+        epsilon_start, epsilon_end: Exploration, linear over the first `epsilon_share` of the run.
+        target_period: Optimiser steps between two copies to the target network.
+        size: Rows of the buffer, all agents together. warmup: rows before learning begins.
+        updates: Optimiser steps per training occasion.
+    """
+
+    env: str = "CartPole-v1"
+    hidden: tuple[Positive, ...] = (128, 128)
+    dueling: bool = False
+    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.99
+    n_step: Positive = 3
+    double: bool = True
+    lr: Annotated[float, Meta(gt=0)] = 1e-3
+    lr_decay: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    epsilon_start: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    epsilon_end: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    epsilon_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    target_period: Annotated[int, Meta(ge=0)] = 320
+    size: Positive = 20_000
+    batch_size: Positive = 64
+    learn_every: Positive = 4
+    updates: Positive = 1
+    warmup: Annotated[int, Meta(ge=0)] = 1_000
+
+
+def build(config: Config) -> Robot:
+    per_agent = max(int(config.total_steps * config.epsilon_share / config.n_agents), 1)
+    updates = config.total_steps * config.updates // config.learn_every
+    func = create_algorithm_func(
+        MLPQ, dict(**spaces_of(config.env), hidden=config.hidden, dueling=config.dueling),
+        DQN, dict(gamma=config.gamma, n_step=config.n_step, double=config.double, target_period=config.target_period,
+                  lr=schedule(config.lr, config.lr_decay, updates), epsilon=Linear(config.epsilon_start, config.epsilon_end, per_agent)))
+
+    def helper() -> OffPolicyHelper:
+        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=config.learn_every, updates=config.updates,
+                               warmup=config.warmup)
+
+    return Robot(config.env, tasks={"RL": ComputationTask(func, helper, device=config.device)}, n_agents=config.n_agents,
+                 driver=config.driver, seed=config.seed, trace=config.trace)

@@ -1,0 +1,240 @@
+"""The command line: verbs, exit codes, one-line errors, JSON."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from lab_fakes import MODULE, FakeRobot, experiment, signal_here
+
+import parl_like
+from parl_like.lab import experiment as experiments
+from parl_like.lab import plots
+from parl_like.lab.cli import main
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiments, "_registered", {})
+    monkeypatch.setattr(experiments, "_modules", {})
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)
+    experiments.register(experiment(), module=MODULE)
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs one command line; gives exit code, standard output, standard error."""
+
+    def run(line):
+        code = main(line.split())
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_train_eval_play_list_verify_resume(command):
+    code, out, _ = command("train fake run_dir=runs/one total_steps=200 seed=3")
+    assert code == 0
+    assert out.splitlines()[0] == "fake: counts ..."
+    assert "next: `parl-like play runs/one`" in out.splitlines()[-1]
+
+    code, out, _ = command("eval runs/one --episodes 4 --json")
+    assert code == 0
+    numbers = json.loads(out)
+    assert numbers["episodes"] == 4
+    assert {"mean_return", "std_return", "min_return", "max_return", "step", "seed"} <= numbers.keys()
+    assert command("eval one")[1].splitlines()[0].split() == ["run", "runs/one"]
+
+    code, out, _ = command("play one --episodes 2 --seed 3")
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["runs/one/videos/episode_3.gif", "runs/one/videos/episode_4.gif"])
+
+    code, out, _ = command("list --json")
+    (run,) = json.loads(out)["runs"]
+    assert (run["run"], run["experiment"], run["state"], run["steps"]) == ("one", "fake", "finished", 200)
+    assert run["last_return"] > 0
+    assert {"name": "fake", "robot": "fake", "description": "counts"} in json.loads(out)["experiments"]
+    code, out, _ = command("list")
+    assert code == 0
+    assert any(line.split()[:4] == ["one", "fake", "finished", "200"] for line in out.splitlines())
+
+    code, out, _ = command("verify one --json")
+    assert code == 0
+    assert [row["checkpoint"] for row in json.loads(out)["checkpoints"]] == ["000000100", "000000200"]
+
+    assert command("resume one total_steps=300")[0] == 0
+    assert json.loads(command("eval one --json")[1])["step"] == 300
+    assert json.loads(command("eval one --json --checkpoint 100")[1])["step"] == 100
+
+
+def test_words_may_stand_anywhere_and_a_file_comes_before_them(command, tmp_path):
+    (tmp_path / "mine.yaml").write_text("total_steps: 1e3\nlr: 0.25\n")
+    code, out, err = command("train --show-config fake seed=3 --config mine.yaml lr=2 --debug n_agents=1")
+    assert code == 0
+    lines = dict(line.split(": ") for line in out.splitlines())
+    assert (lines["total_steps"], lines["lr"], lines["seed"], lines["n_agents"], lines["checkpoint_every"]) == ("1000", "2.0", "3", "1", "100")
+    assert err == "fake: counts ...\n"
+    assert os.listdir(tmp_path) == ["mine.yaml"]
+
+
+def test_json_leaves_standard_output_to_the_machine(command):
+    code, out, err = command("train fake run_dir=run total_steps=100 --json")
+    assert code == 0
+    result = json.loads(out)
+    assert (result["run"], result["state"], result["solved"], result["env_steps"]) == ("run", "finished", False, 100)
+    assert "not solved" in err
+
+
+def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):
+    monkeypatch.setattr(FakeRobot, "at_step", {50: signal_here(2)})
+    code, out, _ = command("train fake run_dir=stopped --json")
+    assert (code, json.loads(out)["state"]) == (3, "stopped")
+    monkeypatch.setattr(FakeRobot, "at_step", {50: lambda: 1 / 0})
+    code, out, err = command("train fake run_dir=failed --json")
+    assert (code, json.loads(out)["exit_reason"]) == (1, "ZeroDivisionError: division by zero")
+    assert "Traceback" not in err
+    assert "Traceback" in command("train fake run_dir=failed2 --debug")[1]
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("train fak", "no experiment 'fak'; did you mean 'fake'?"),
+    ("train fake sed=1", "Config has no key 'sed'; did you mean 'seed'?"),
+    ("train fake seed=-1", "Config: key 'seed' expects `int` >= 0, got -1 (int)"),
+    ("train fake seed", "expected key=value, got 'seed'; write for example seed=3 or net.hidden=[64,64]"),
+    ("train fake refuse=true run_dir=r", "Config: key 'refuse' must be false; set refuse=false"),
+    ("train fake --config none.yaml", "cannot read none.yaml: No such file or directory"),
+    ("train fake run_dir=full", "run_dir full exists and is not empty; empty it, or give another run_dir="),
+    ("eval nowhere", "nowhere is no run directory (it has no run.json); `parl-like list` shows the runs"),
+    ("resume nowhere", "nowhere is no run directory (it has no run.json); `parl-like list` shows the runs"),
+    ("eval nowhere --episodes 0", "argument --episodes: expected a whole number from 1, got '0'; see `parl-like eval --help`"),
+    ("train", "the following arguments are required: EXPERIMENT; see `parl-like train --help`"),
+    ("trian fake", "argument VERB: invalid choice: 'trian'"),
+    ("train fake --steps 3", "unrecognized arguments: --steps"),
+    ("", "the following arguments are required: VERB; see `parl-like --help`"),
+])
+def test_wrong_usage_is_one_line_and_exit_code_2(command, tmp_path, line, message):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    code, _, err = command(line)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_a_checkpoint_that_is_not_there(command):
+    command("train fake run_dir=run total_steps=200")
+    assert command("eval run --checkpoint 150")[::2] == (2, "error: run has no checkpoint of step 150; it has 100, 200\n")
+    assert command("eval run --checkpoint ../x")[::2] == (2, "error: checkpoint '../x': expected latest, best, or an env step\n")
+
+
+def test_a_damaged_checkpoint_is_found_and_never_used_silently(command, tmp_path):
+    command("train fake run_dir=run total_steps=200")
+    for folder in ("000000100", "000000200"):
+        for file in (tmp_path / "run" / "checkpoints" / folder).glob("*.safetensors"):
+            file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    code, out, _ = command("verify run")
+    assert code == 1
+    assert out.count("\n") >= 2
+    code, _, err = command("eval run")
+    assert code == 1
+    assert err.startswith("error: ArchiveError: ")
+    assert command("resume run total_steps=300")[0] == 1
+
+
+def test_plot(command, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    command("train fake run_dir=runs/a total_steps=200")
+    command("train fake run_dir=runs/b total_steps=200 seed=1")
+    code, _, err = command("plot a")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "pip install 'parl_like[plot]'" in err
+    monkeypatch.setattr(plots, "matplotlib_missing", lambda: False)
+    assert command("plot a") == (0, "runs/a/plots/learning_curve.png\n", "")
+    assert json.loads(command("plot a b --json")[1]) == {"picture": "runs/learning_curves.png"}
+    assert command("plot a --metric RL/loss --out loss.svg")[0] == 0
+    assert (tmp_path / "loss.svg").is_file()
+    code, _, err = command("plot a --metric RL/los")
+    assert code == 2
+    assert "no metric 'RL/los'" in err
+
+
+def test_list_survives_a_damaged_run_and_experiment(command, tmp_path, monkeypatch):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "broken.yaml").write_text("robot: [")
+    monkeypatch.setattr(experiments, "_robots_folders", lambda: [tmp_path])
+    (tmp_path / "runs" / "odd").mkdir(parents=True)
+    (tmp_path / "runs" / "odd" / "run.json").write_text("{")
+    (tmp_path / "runs" / "odd" / "metrics.csv").write_bytes(b"step,a\n\xff\x00,3\n")
+    code, out, _ = command("list --json")
+    assert code == 0
+    listed = json.loads(out)
+    assert [one["name"] for one in listed["experiments"]] == ["broken", "fake"]
+    assert "not valid YAML" in listed["experiments"][0]["description"]
+    assert listed["runs"][0]["state"].startswith("unreadable")
+
+
+def test_bench_runs_the_repository_s_module(command, tmp_path, monkeypatch):
+    root = tmp_path / "repository"
+    (root / "parl_like").mkdir(parents=True)
+    monkeypatch.setattr(parl_like, "__file__", str(root / "parl_like" / "__init__.py"))
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.delitem(sys.modules, "benchmarks", raising=False)
+    code, _, err = command("bench some-thing")
+    assert code == 2
+    assert "benchmarks live in the repository" in err
+    (root / "benchmarks").mkdir()
+    (root / "benchmarks" / "__init__.py").touch()
+    (root / "benchmarks" / "helpers.py").touch()  # no `main`: no benchmark
+    (root / "benchmarks" / "some_thing.py").write_text("\"Some.\"\ndef main(argv):\n    print(argv)\n    return 7\n")
+    assert command("bench some-thing --json --rounds 3") == (7, "['--json', '--rounds', '3']\n", "")
+    assert command("bench --json some-thing x")[:2] == (7, "['--json', 'x']\n")
+    assert command("bench") == (0, "some-thing\n", "")
+    code, _, err = command("bench some-thin")
+    assert (code, err) == (2, "error: no benchmark 'some-thin'; did you mean 'some-thing'?\n")
+    monkeypatch.delitem(sys.modules, "benchmarks", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks.some_thing", raising=False)
+
+
+def test_doctor(command):
+    code, out, _ = command("doctor --json")
+    report = json.loads(out)
+    assert code == (1 if "missing" in report["packages"].values() else 0)
+    assert report["packages"]["torch"] != ""
+    assert report["cores"] >= 1
+    assert report["memory_gb"] >= report["memory_free_gb"] > 0
+    assert report["extras"].keys() == {"plot", "tb", "grid", "peers"}
+    assert command("doctor")[1].splitlines()[0].split()[0] == "parl_like"
+
+
+def test_help_names_every_verb_and_loads_nothing(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    for verb in ("train", "resume", "eval", "play", "list", "plot", "bench", "verify", "doctor"):
+        assert f"\n    {verb} " in out
+        assert command(f"{verb} --help")[0] == 0
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "parl_like", "train", "no-such"], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no experiment 'no-such'")
+
+
+def test_an_interrupt_outside_training_is_no_traceback(command, monkeypatch):
+    monkeypatch.setattr(experiments, "names", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert command("list") == (130, "", "interrupted\n")
+
+
+def test_an_unexpected_error_is_one_line_unless_debugged(command, monkeypatch):
+    def broken():
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(experiments, "names", broken)
+    assert command("list") == (1, "", "error: RuntimeError: two lines (`--debug` shows where)\n")
+    code, _, err = command("list --debug")
+    assert code == 1
+    assert "Traceback" in err
