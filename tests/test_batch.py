@@ -278,8 +278,8 @@ def test_t6_rows_from_batches_and_mappings():
     b[1:] = {"a": [5, 6], "b": {"c": np.array([0.5, 1.5])}}
     assert b == Batch(a=[7, 5, 6], b={"c": [8.0, 0.5, 1.5]})
     assert isinstance(b.b.c, torch.Tensor)
-    b[2] = {"a": torch.tensor(4.0, requires_grad=True), "b": {"c": 1}}
-    assert b.a.tolist() == [7, 5, 4]
+    b[1:] = {"a": torch.tensor([3.0, 4.0], requires_grad=True), "b": {"c": [1, 2]}}
+    assert b.a.tolist() == [7, 3, 4]
     rows = Batch(a=[1, 2], name="run", state=None)
     rows[0] = rows[1]  # what all rows share may be given again
     assert rows == Batch(a=[2, 2], name="run", state=None)

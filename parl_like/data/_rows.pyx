@@ -9,7 +9,7 @@ from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
-from cpython.long cimport PyLong_CheckExact
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from libc.string cimport memcpy
 
 import numpy as np
@@ -25,9 +25,15 @@ cdef enum Kind:
 
 cdef int nan_in(const char* data, Py_ssize_t nbytes, char code) noexcept nogil:
     cdef Py_ssize_t i
+    cdef const unsigned short* h
     cdef const float* f
     cdef const double* d
-    if code == b"f":
+    if code == b"e":
+        h = <const unsigned short*> data
+        for i in range(nbytes // 2):
+            if (h[i] & 0x7FFF) > 0x7C00:
+                return 1
+    elif code == b"f":
         f = <const float*> data
         for i in range(nbytes // 4):
             if f[i] != f[i]:
@@ -101,6 +107,7 @@ cdef class RowBlock:
         cdef Py_buffer view
         cdef double number
         cdef int fits, k
+        cdef long long integer
         if kind == FLOAT64 or kind == FLOAT32:
             if PyFloat_Check(value):
                 number = PyFloat_AS_DOUBLE(value)
@@ -112,8 +119,10 @@ cdef class RowBlock:
                     return 0
         elif kind == INT64:
             if PyLong_CheckExact(value):
-                (<long long*> target)[0] = value
-                return 0
+                integer = PyLong_AsLongLongAndOverflow(value, &fits)
+                if not fits:
+                    (<long long*> target)[0] = integer
+                    return 0
         elif kind == BOOL:
             if value is True:
                 target[0] = 1
@@ -173,4 +182,5 @@ cdef class RowBlock:
         for spec, array in zip(self.specs, arrays):
             if len(array) != n:
                 raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", True)
+        for spec, array in zip(self.specs, arrays):
             self.arrays[spec.name][start:start + n] = array

@@ -164,7 +164,8 @@ class ReplayBuffer:
         self._use(specs, empty)
         positions = self._store(lanes, arrays)
         written = dict(zip((spec.name for spec in specs), arrays, strict=True))
-        return positions, *self._count_episodes(lanes, positions, written["rew"], written["terminated"] | written["truncated"])
+        rew = written.get("rew", np.zeros(len(lanes)))
+        return positions, *self._count_episodes(lanes, positions, rew, written["terminated"] | written["truncated"])
 
     def update(self, other: ReplayBuffer, seam: Literal["join", "truncate"] = "join") -> Positions:
         """Appends all rows of `other` in time order: lane to lane, or all into the only lane. Returns their new positions.

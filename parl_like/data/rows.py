@@ -27,4 +27,7 @@ class RowBlockReference:
     def write_rows(self, start: int, n: int, values: tuple[Any, ...]) -> None:
         arrays = [spec.convert(value, rows=True) for spec, value in zip(self.specs, values, strict=True)]
         for spec, array in zip(self.specs, arrays, strict=True):
+            if len(array) != n:
+                raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", rows=True)
+        for spec, array in zip(self.specs, arrays, strict=True):
             self.arrays[spec.name][start : start + n] = array

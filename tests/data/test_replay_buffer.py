@@ -342,6 +342,16 @@ def test_a_missing_field_is_named():
         filled(3, 1).get(0, "nothing")
 
 
+def test_declared_fields_may_be_fewer_than_usual():
+    buffer = ReplayBuffer(3)
+    buffer.allocate([spec("goal"), *SPECS[3:5]])
+    buffer.add({"goal": 0.5, "terminated": False, "truncated": False})
+    _, total, length, _ = buffer.add({"goal": 1.5, "terminated": False, "truncated": True})
+    assert buffer.goal.tolist() == [0.5, 1.5, 0] and total.tolist() == [0] and length.tolist() == [2]
+    with pytest.raises(ValueError, match="add needs 'truncated'"):
+        buffer.add({"goal": 0.5, "terminated": False})
+
+
 # ---- T37: reset
 
 

@@ -396,6 +396,8 @@ def test_advantage_plus_value_is_the_lambda_return_of_chained_values(lam):
 def test_other_numbers_are_float64():
     got = discounted_return([1, 2, 3], [0.5, 0.5, 0.0], [False, False, True])
     assert got.dtype == np.float64 and got.tolist() == [2.75, 3.5, 3.0]
+    assert discounted_return(np.ones(2, np.float16), np.ones(2), flags(2, 1)).dtype == np.float64
+    assert discounted_return(np.ones((3, 0)), np.ones((3, 0)), np.ones((3, 0), bool)).shape == (3, 0)
     mixed = lambda_return(REW.astype(np.float32), DISCOUNT, VALUE_NEXT, LAST, 0.5)
     assert mixed.dtype == np.float32 and mixed.tolist() == [3.0, 6.0, 6.5, 4.0, 8.0]
 
