@@ -11,7 +11,7 @@ import torch
 from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.batch import Batch
 from parl_like.data.returns import gae, next_values
-from parl_like.explorer import Categorical, Explorer, Gaussian
+from parl_like.explorer import Categorical, Explorer, Gaussian, MultiCategorical
 from parl_like.model import Model
 
 
@@ -47,6 +47,8 @@ class ActorCritic(Algorithm):
     def explorer(self) -> Explorer:
         if self.model.head.explorer == "categorical":
             return Categorical()
+        if self.model.head.explorer == "multi_categorical":
+            return MultiCategorical(self.model.head.nvec)
         return Gaussian(int(np.prod(self.model.act_space.shape)))
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
@@ -58,7 +60,7 @@ class ActorCritic(Algorithm):
         if not self.recurrent:
             return self.model.evaluate(batch.obs)  # type: ignore[no-any-return]
         index, rows = sequences(batch.last)
-        obs = batch.obs[index] if isinstance(batch.obs, torch.Tensor) else Batch({k: v[index] for k, v in batch.obs.leaves()})
+        obs = batch.obs[index]  # a nested observation is a Batch, which takes the same index
         state = {key: value[index[0]] for key, value in batch.state.items()}
         out, value = self.model.evaluate(obs, state)
         return {key: part[rows] for key, part in out.items()}, value[rows]
@@ -77,7 +79,10 @@ class ActorCritic(Algorithm):
             value, boot = values[:n], values[n:]
             out = {k: v[:n] if len(v) == len(values) else v for k, v in out.items()}
         cuts, numbers = last.cpu().numpy(), value.cpu().numpy()
-        discount = np.where(batch.terminated.cpu().numpy(), np.float32(0), np.float32(self.gamma))
+        gamma: Any = np.float32(self.gamma)
+        if "duration" in batch:  # rows of actions that take several steps, such as goals
+            gamma = gamma ** batch.duration.cpu().numpy().astype(np.float32)
+        discount = np.where(batch.terminated.cpu().numpy(), np.float32(0), gamma)
         rew = (batch.rew.cpu().numpy() * self.reward_scale).astype(np.float32)
         advantage = gae(rew, discount, numbers, next_values(numbers, cuts, boot.cpu().numpy()), cuts, self.lam)
         batch.advantage = torch.from_numpy(advantage).to(value.device)

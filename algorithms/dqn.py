@@ -18,7 +18,8 @@ class DQN(Algorithm):
     """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · Q⁻(s', a*),   loss = huber(y − Q(s, a)),
 
     m ≤ n rewards until the end of the episode, s' the state after them, Q⁻ the target copy;
-    a* = argmax Q⁻(s', ·), or argmax Q(s', ·) with `double` (van Hasselt et al. 2016). A truncated episode bootstraps.
+    a* = argmax Q⁻(s', ·), or argmax Q(s', ·) with `double` (van Hasselt et al. 2016). A truncated episode bootstraps. A row with a
+    `duration` d is discounted by γᵈ.
 
     Args:
         model: Offers `q(obs) -> [N, A]`.
@@ -53,14 +54,19 @@ class DQN(Algorithm):
         return EpsilonGreedy(self.epsilon)
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
-        return {"q": self.model.q(inputs.obs)}
+        out = {"q": self.model.q(inputs.obs)}
+        if not isinstance(inputs.obs, torch.Tensor) and "mask" in inputs.obs:
+            out["mask"] = inputs.obs["mask"].bool()  # random actions must be legal too
+        return out
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
         rew = batch.rew.float()
         alive = (~batch.terminated).float()
         discounts = self._discounts.to(rew.device)
-        if self.window.n_step == 1:
+        if "duration" in batch:  # rows of actions that take several steps, such as goals; their helpers refuse n_step > 1
+            discount = self.gamma ** batch.duration.float() * alive
+        elif self.window.n_step == 1:
             discount = self.gamma * alive
         else:
             rew = rew @ discounts[:-1]  # zero after the end, so the missing rewards add nothing

@@ -156,7 +156,8 @@ def main(argv: list[str] | None = None) -> int:
         work: dict[str, Any] = {}
         for driver in drivers:
             quick = 120_000 if n >= 16 else 30_000
-            work[driver] = lambda d=driver, n=n, k=quick if driver == "cooperative" else quick // 4: framework(d, n, k)
+            quick = quick if driver == "cooperative" else quick // 4
+            work[driver] = lambda d=driver, n=n, k=quick: framework(d, n, k)
         work["bare greenlets"] = lambda n=n: bare_greenlets(n, 120_000 if n >= 16 else 30_000)
         work["bare threads"] = lambda n=n: bare_threads(n, 30_000 if n >= 16 else 10_000)
         rates = compare(work, options.rounds)

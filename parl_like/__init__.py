@@ -15,12 +15,21 @@ if TYPE_CHECKING:
     from parl_like.agent import Agent as Agent
     from parl_like.agent_helper import (
         AgentHelper as AgentHelper,
+    )
+    from parl_like.agent_helper import (
         EpisodicHelper as EpisodicHelper,
+    )
+    from parl_like.agent_helper import (
         OfflineHelper as OfflineHelper,
+    )
+    from parl_like.agent_helper import (
         OffPolicyHelper as OffPolicyHelper,
+    )
+    from parl_like.agent_helper import (
         OnPolicyHelper as OnPolicyHelper,
     )
-    from parl_like.algorithm import Algorithm as Algorithm, create_algorithm_func as create_algorithm_func
+    from parl_like.algorithm import Algorithm as Algorithm
+    from parl_like.algorithm import create_algorithm_func as create_algorithm_func
     from parl_like.batch import Batch as Batch
     from parl_like.communicator import Communicator as Communicator
     from parl_like.computation_task import ComputationTask as ComputationTask
@@ -32,7 +41,9 @@ if TYPE_CHECKING:
     from parl_like.model import Model as Model
     from parl_like.robot import Robot as Robot
     from parl_like.spec import Spec as Spec
-    from parl_like.stages import Hook as Hook, Stage as Stage, StopCondition as StopCondition
+    from parl_like.stages import Hook as Hook
+    from parl_like.stages import Stage as Stage
+    from parl_like.stages import StopCondition as StopCondition
     from parl_like.vector_agent import VectorAgent as VectorAgent
 
 __version__ = "0.1.0"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
-from parl_like.agent_helper import AgentHelper, Helpers
+from parl_like.agent_helper import Helpers
 from parl_like.data.archive import rng_state, set_rng_state
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.errors import AgentFailed, Interrupted
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
     from parl_like.robot import Robot
 
 
-def overridden(observers: list[Any], name: str) -> list[Callable[..., None]]:
-    """The bound methods `name` of those observers that do more than the base class at this stage."""
-    bases = (getattr(Hook, name), getattr(AgentHelper, name, None))
+STUCK = 1000
+"""Calls of `run_one_episode` in a row that did nothing, after which an agent is declared stuck."""
+
+
+def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]:
+    """The bound methods `name` of those observers that have one and do more than `Hook` at this stage."""
+    base = getattr(Hook, name)
     methods = [getattr(o, name) for o in observers if hasattr(o, name)]
-    return [m for m in methods if getattr(m, "__func__", m) not in bases]
+    return [m for m in methods if getattr(m, "__func__", m) is not base]
 
 
 class EnvFace:
@@ -34,14 +39,16 @@ class EnvFace:
         last: (observation, action, reward, terminated, truncated, info) of the last step; action None after a reset.
         episode_return, episode_length: Of the running or just finished episode; the length counts actions.
         time_steps: Environment steps below action repetition.
+        env_index: 0, for this is the agent's only environment; see `VectorFace`.
     """
+
+    env_index = 0
 
     def __init__(self, env: gym.Env[Any, Any], agent: Agent) -> None:
         self._env, self._agent = env, agent
         self._reset, self._step = env.reset, env.step
-        self.action_space, self.observation_space = env.action_space, env.observation_space
-        self._n = int(self.action_space.n) if isinstance(self.action_space, gym.spaces.Discrete) else -1
-        self._start = int(self.action_space.start) if isinstance(self.action_space, gym.spaces.Discrete) else 0
+        self.observation_space = env.observation_space
+        self._use(env.action_space)
         self.last: tuple[Any, ...] = ()
         self.episode_return: Any = 0.0
         self.episode_length = 0
@@ -50,6 +57,12 @@ class EnvFace:
         self._open = False  # an episode is running, or ended without its POST_EPISODE yet
         self._over = True
         self.observe([])
+
+    def _use(self, action_space: gym.Space[Any]) -> None:
+        """Sets the space of one action. `_n` and `_start` let `step` check a Discrete one without asking the space."""
+        self.action_space = action_space
+        discrete = isinstance(action_space, gym.spaces.Discrete)
+        self._n, self._start = (int(action_space.n), int(action_space.start)) if discrete else (-1, 0)  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
@@ -61,24 +74,15 @@ class EnvFace:
     def observe(self, hooks: list[Hook]) -> None:
         """Sets who hears of the stages: the agent's helpers, then `hooks`."""
         observers = [*self._agent.helpers.values(), *hooks]
-        self._pre_episode = overridden(observers, "pre_episode") if observers else []
-        # The base helper resets recurrent memory here, which is not overriding; call it where there is memory.
-        self._pre_episode += [h.pre_episode for h in self._agent.helpers.values() if type(h).pre_episode is AgentHelper.pre_episode]
+        self._pre_episode, self._post_episode = overridden(observers, "pre_episode"), overridden(observers, "post_episode")
         self._pre_act, self._post_act = overridden(observers, "pre_act"), overridden(observers, "post_act")
-        self._post_episode = overridden(observers, "post_episode")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode. The first reset of a run is seeded from the agent's generator, later ones are not seeded."""
         agent = self._agent
-        if agent.signal is not None:
-            agent.obey()
         self.end_episode()
         agent.before_episode()
-        if seed is None and agent.fresh:
-            seed = int(agent.rng.integers(2**31))
-        agent.fresh = False
-        if seed is not None:
-            self.seed = seed
+        seed = self._seed(seed)
         try:
             obs, info = self._reset(seed=seed, options=options)
         except Exception as error:
@@ -89,6 +93,16 @@ class EnvFace:
         for call in self._pre_episode:
             call(agent)
         return obs, info
+
+    def _seed(self, seed: int | None) -> int | None:
+        """The seed of the next reset: the caller's, or at the first one after a start or an interruption the agent's."""
+        agent = self._agent
+        if seed is None and agent.fresh:
+            seed = int(agent.rng.integers(2**31))
+        agent.fresh = False
+        if seed is not None:
+            self.seed = seed
+        return seed
 
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Takes one action, `agent.action_repeat` times or until the episode ends; rewards are summed, the last observation counts."""
@@ -136,8 +150,9 @@ class EnvFace:
         for _ in range(self._agent.action_repeat):
             obs, rew, terminated, truncated, info = self._step(act)
             self.time_steps += 1
-            frames.append(obs)
-            total = total + scale * rew
+            if self._agent.keep_frames:
+                frames.append(copy.deepcopy(obs))  # the environment may draw its next observation into the same array
+            total = total + scale * rew  # type: ignore[operator]  # gymnasium says SupportsFloat; vectors are fine, too
             scale *= self._agent.repeat_discount
             if terminated or truncated:
                 break
@@ -154,7 +169,7 @@ class EnvFace:
                 fits = value.shape == space.shape and bool((value >= space.low).all() and (value <= space.high).all())
             else:
                 fits = bool(space.contains(act))
-        except Exception:  # a space may choke on what is not even nearly an action; that is an answer too
+        except Exception:  # noqa: BLE001 - a space may choke on what is not even nearly an action; that is an answer, too
             fits = False
         if not fits:
             raise AgentFailed(
@@ -162,12 +177,19 @@ class EnvFace:
                 "it, or at the model's action space"
             )
 
-    def end_episode(self, interrupted: bool = False) -> None:
-        """Fires POST_EPISODE once for the episode that is open, if any."""
-        if self._open:
-            self._open, self._over = False, True
-            for call in self._post_episode:
-                call(self._agent, interrupted)
+    def end_episode(self) -> None:
+        """Fires POST_EPISODE once for the episode that is open, if any: `interrupted` unless the environment had ended it.
+
+        The rows of an interrupted episode get a seam, so that nothing looks from them into the next one.
+        """
+        if not self._open:
+            return
+        interrupted = not self._over
+        self._open, self._over = False, True
+        if interrupted:
+            self._agent.cut()
+        for call in self._post_episode:
+            call(self._agent, interrupted)
 
     @property
     def is_over(self) -> bool:
@@ -188,14 +210,18 @@ class EnvFace:
 class Agent:
     """Runs episodes in one environment as plain sequential code. Override `run_one_episode` for your own control flow.
 
+    Args:
+        max_episode_steps, action_repeat, repeat_discount, keep_frames: See below; None: what the class says. A subclass may set
+            them in its body instead.
+
     Attributes:
-        index: Its number, also its lane in shared buffers.
+        index: Its number.
         env: The environment behind its face.
         helpers: Task name → helper.
         rng: Its own generator.
-        steps: Actions taken.
-        action_repeat: Environment steps per action (K); `repeat_discount` scales the k-th reward by its k-th power;
-            `keep_frames` puts the K observations into `info["frames"]`.
+        steps: Actions taken. The environment's own steps, of which an action may take several, are `env.time_steps`.
+        action_repeat: Environment steps per action (K); `repeat_discount` scales the reward of the k-th, from 0, by its k-th
+            power; `keep_frames` puts the K observations into `info["frames"]`.
         max_episode_steps: Actions after which an episode is truncated; None: the environment's own limit only.
     """
 
@@ -206,8 +232,22 @@ class Agent:
     n_envs = 1
     vector = False
 
+    def __init__(
+        self, *, max_episode_steps: int | None = None, action_repeat: int | None = None, repeat_discount: float | None = None,
+        keep_frames: bool | None = None,
+    ) -> None:
+        options = {"max_episode_steps": max_episode_steps, "action_repeat": action_repeat, "repeat_discount": repeat_discount,
+                   "keep_frames": keep_frames}
+        for name, value in options.items():
+            if value is not None:
+                setattr(self, name, value)
+
     def bind(self, robot: Robot, index: int, rng: np.random.Generator, label: str = "agent") -> None:
         """Called once, by the robot, before anything else."""
+        for name in ("action_repeat", "max_episode_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected at least 1")
         self.robot, self.index, self.rng = robot, index, rng
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
@@ -228,15 +268,16 @@ class Agent:
     # ------------------------------------------------------------------------------------------------------ what users write
 
     def run_one_episode(self) -> None:
-        """Acts until the episode ends: every helper predicts in the order of the tasks, the first one's action is taken, all store."""
-        if self.env is None:
-            for helper in self.helpers.values():
-                helper.learn()
-            self.robot.count_offline_step()
-            if self.signal is not None:
-                self.obey()
-            return
+        """Acts until the episode ends: the first task acts, and the helpers of all tasks store every step."""
         helpers = list(self.helpers.values())
+        if not helpers:
+            raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
+        if self.env is None:
+            for helper in helpers:
+                if helper.learns:
+                    helper.learn()
+            self.robot.count_offline_step()
+            return
         first = helpers[0]
         obs, _ = self.env.reset()
         done = False
@@ -250,8 +291,14 @@ class Agent:
     # ------------------------------------------------------------------------------------------------------- called by drivers
 
     def run(self) -> None:
-        """The driver's loop: episodes until stopped; an interruption ends an episode and, unless the run stops, starts another."""
+        """The driver's loop: episodes until stopped; an interruption ends an episode and, unless the run stops, starts another.
+
+        Raises:
+            What `run_one_episode` raised, after POST_EPISODE.
+            AgentFailed: `run_one_episode` keeps returning without having done anything, so the loop would never end.
+        """
         driver = self.robot.driver_of(self)
+        done, idle = self._doings(), 0
         while True:
             try:
                 self.before_episode()
@@ -260,21 +307,40 @@ class Agent:
                     self.env.end_episode()
             except Interrupted:
                 self.interrupt()
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                try:
+                    self.interrupt()
+                except Exception as second:  # noqa: BLE001 - whatever a hook raises now, the first error is the one to report
+                    error.add_note(f"afterwards POST_EPISODE of {self} raised {type(second).__name__}: {second}")
+                raise
             if self.signal == "stop":
                 return
             if self.signal == "interrupt":
                 self.signal = None
                 driver.park(self)
+            before, done = done, self._doings()
+            idle = idle + 1 if before == done else 0
+            if idle == STUCK and self.env is not None:
+                raise AgentFailed(
+                    f"{self}: run_one_episode returned {STUCK} times without an environment step or a request; "
+                    "it should begin with self.env.reset() and step until the episode ends"
+                )
+
+    def _doings(self) -> int:
+        """Steps and requests so far, also other agents'."""
+        queues = [q for w in self.robot.wrappers.values() for q in (w.predictions, w.trainings)]
+        return self.steps + sum(queue.counters.requests for queue in queues)
 
     def interrupt(self) -> None:
         """The open episode ends here; its rows get a seam, and the next reset is seeded."""
-        if self.env is not None:
-            interrupted = not self.env.is_over
-            if interrupted:
-                for helper in self.helpers.values():
-                    helper.interrupt()
-            self.env.end_episode(interrupted)
         self.fresh = True
+        if self.env is not None:
+            self.env.end_episode()
+
+    def cut(self) -> None:
+        """Marks the newest row of every helper as the last one of its episode."""
+        for helper in self.helpers.values():
+            helper.interrupt()
 
     def obey(self) -> None:
         """Acts on the signal, at a point where the agent's data is complete."""
@@ -303,11 +369,14 @@ class Agent:
                 self.obey()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "rng": rng_state(self.rng),
+        time_steps = 0 if self.env is None else self.env.time_steps
+        return {"steps": self.steps, "time_steps": time_steps, "rng": rng_state(self.rng),
                 "helpers": {name: helper.state_dict() for name, helper in self.helpers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps = state["steps"]
+        if self.env is not None:
+            self.env.time_steps = state["time_steps"]
         set_rng_state(self.rng, state["rng"])
         for name, helper in self.helpers.items():
             helper.load_state_dict(state["helpers"][name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from parl_like.data.archive import rng_state, set_rng_state
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.errors import NotEnoughRows
 from parl_like.explorer import Explorer
-from parl_like.spec import Array, Spec, leaves
+from parl_like.spec import Array, Spec, SpecError, leaves
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 NOISE_BLOCK = 64
 """Rows of noise drawn at a time."""
+
+DURATION = Spec("duration", (), np.dtype(np.int64), 1)
+"""For `AgentHelper(extras=…)`: the time that the action of a row took, in steps. Without it every action takes one."""
 
 
 class AgentHelper:
@@ -30,20 +33,23 @@ class AgentHelper:
         explorer: How predictions become actions; None: the algorithm's default.
         store_policy: Extra outputs of the explorer to store with each row (`log_prob`); needed when rows are learned from after
             the parameters have changed.
+        extras: Further columns of the buffer, for values that the agent gives to `store` by name. One of them the algorithms
+            know: `DURATION`, the steps that a row's action took; its next state is discounted by γ to that power.
 
     Attributes:
         name: The task's name.
-        buffer: Raw rows, one lane per agent or environment, shared by all helpers of the task in this process; None if nothing is kept.
-        steps: Rows stored by this helper: environment steps of its agent.
-        collecting: True while `Robot.collect` runs: rows are stored, the schedule is suspended.
-        mode: 'collect' or 'test'. In test mode actions are greedy and nothing is stored.
+        buffer: Raw rows, one lane per environment, shared by all helpers of the task in this process; None if nothing is kept.
+        steps: Rows stored by this helper.
+        collecting: True while `Robot.collect` runs: rows are stored, nothing is learned.
+        mode: 'collect' or 'test'. In test mode actions are greedy, nothing is stored and nothing is learned.
     """
 
     learns = False
 
-    def __init__(self, *, explorer: Explorer | None = None, store_policy: bool = False) -> None:
+    def __init__(self, *, explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = ()) -> None:
         self.explorer = explorer
         self.store_policy = store_policy
+        self.extras = tuple(extras)
         self.name = ""
         self.buffer: ReplayBuffer | None = None
         self.steps = 0
@@ -61,33 +67,40 @@ class AgentHelper:
         return None
 
     def bind(
-        self, name: str, agent: Agent, communicator: Communicator, lanes: range | None, buffer: ReplayBuffer | None,
+        self, name: str, agent: Agent, communicator: Communicator, lanes: range, buffer: ReplayBuffer | None,
         rng: np.random.Generator, mode: str, wait: bool,
     ) -> None:
         """Joins the helper to its agent and task; called once, by the robot.
 
         Args:
-            lanes: The agent's lanes in the buffer; None for an agent with a single environment in lane `agent.index`.
+            lanes: The agent's lanes in the buffer, one per environment.
             wait: Whether learning blocks the agent (sync) or not (async).
+
+        Raises:
+            ValueError: the helper's options do not fit the algorithm.
         """
         self.name, self.agent, self.comm = name, agent, communicator
         self.mode, self.wait, self.rng, self.buffer = mode, wait, rng, buffer
-        algorithm = communicator.wrapper.task.algorithm
+        self.task = communicator.wrapper.task
+        algorithm = self.task.algorithm
         self.model = algorithm.model
         self.window = algorithm.window
         if self.explorer is None:
             self.explorer = algorithm.explorer()
-        if self.store_policy and self.explorer is not None:
-            self.explorer.log_prob = True  # type: ignore[attr-defined]
+        if self.store_policy:
+            if not hasattr(self.explorer, "log_prob"):
+                raise ValueError(f"{agent}, task {name!r}: store_policy needs an explorer with log-probabilities; {self.explorer!r} has none")
+            self.explorer.log_prob = True  # type: ignore[union-attr]
+        if self.window.n_step > 1 and DURATION in self.extras:
+            raise ValueError(f"{agent}, task {name!r}: rows with durations look n steps ahead already; set n_step=1, got {self.window.n_step}")
         if self.explorer is not None:
             communicator.wrapper.predictions.add_explorer(self.explorer, agent)
         queue = communicator.wrapper.predictions
         if queue.to_env is None:
             queue.to_env = action_map(self.model.act_space)
         self._unmapped = queue.to_env is None
-        self.lanes = lanes
-        self.lane = agent.index if lanes is None else lanes.start
-        self._width = 1 if lanes is None else len(lanes)
+        self.lanes, self.lane = lanes, lanes.start
+        self._vector, self._lane_numbers = agent.vector, np.array(lanes)
         inputs = self.model.inputs()
         self._obs_names = [n for n in inputs if n == "obs" or n.startswith("obs.")]
         self._state_specs = {n: s for n, s in inputs.items() if n.startswith("state")}
@@ -100,37 +113,39 @@ class AgentHelper:
         self._acted = 0
         self._last: tuple[Any, Ticket | None, int] = (None, None, 0)
         self._pending: Ticket | None = None
-        self._stored_state: tuple[Any, ...] = ()
-        self._reset_state()
+        self._state = self._stored_state = self._zero_state()
+        self._has_more = bool(self._state_specs or self.store_policy or self.extras)
         if buffer is not None:
-            specs = [s for n, s in inputs.items() if not n.startswith("state")]
-            specs += list(self.model.act_specs.values())
+            specs = [inputs[n] for n in self._obs_names]
+            specs += [_raw_spec(s) for s in self.model.act_specs.values()]
             specs += [Spec("rew", (), np.dtype(np.float64)), Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool))]
-            specs += [Spec("obs_next" + n[3:], s.shape, s.dtype) for n, s in inputs.items() if n in self._obs_names]
+            specs += [Spec("obs_next" + n[3:], inputs[n].shape, inputs[n].dtype) for n in self._obs_names]
             specs += list(self._state_specs.values())
             if self.store_policy:
                 specs.append(Spec("policy.log_prob", (), np.dtype(np.float32)))
-            buffer.allocate([s.owned_by(f"task {name!r}") for s in specs])
+            self.allocate(buffer, [s.owned_by(f"task {name!r}") for s in (*specs, *self.extras)])
+
+    def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
+        """Declares the columns of a row, in the order in which `store` writes them."""
+        buffer.allocate(specs)
 
     def pre_episode(self, agent: Agent) -> None:
-        """Stage PRE_EPISODE: recurrent memory starts from zero."""
-        if self._state_specs:
-            self._reset_state()
-
-    def interrupt(self) -> None:
-        """The open episode ends here without an end of its own: nothing may bootstrap or look across the seam."""
-        if self.buffer is not None:
-            for lane in range(self.lane, self.lane + self._width):
-                self.buffer.truncate_open(lane)
-
-    def _reset_state(self, rows: Array | None = None) -> None:
-        if self.lanes is None:
-            self._state = tuple(np.zeros(s.shape, s.dtype) for s in self._state_specs.values())
-        elif rows is None:
-            self._state = tuple(s.zeros(self._width) for s in self._state_specs.values())
+        """Stage PRE_EPISODE: recurrent memory starts from zero; of a vector environment that of `env.env_index`."""
+        if not self._vector:
+            self._state = self._zero_state()
         else:
             for part in self._state:
-                part[rows] = 0
+                part[agent.env.env_index] = 0
+
+    def interrupt(self) -> None:
+        """The open episodes end here without an end of their own: nothing may look across the seam."""
+        if self.buffer is not None:
+            for lane in self.lanes:
+                self.buffer.truncate_open(lane)
+
+    def _zero_state(self) -> tuple[Array, ...]:
+        shape = (len(self.lanes),) if self._vector else ()
+        return tuple(np.zeros((*shape, *s.shape), s.dtype) for s in self._state_specs.values())
 
     # ------------------------------------------------------------------------------------------------------------- acting
 
@@ -155,7 +170,7 @@ class AgentHelper:
         if self._state_specs:
             self._stored_state = self._state
             values += self._state
-        if self.lanes is not None:
+        if self._vector:
             return self._predict_rows(values)
         if self._noisy:
             at = self._noise_at
@@ -171,7 +186,7 @@ class AgentHelper:
         if ticket.acts is None:
             return Batch.nest({name: value[row] for name, value in ticket.out.items()})
         act = ticket.acts[row]
-        self._last = (act, ticket.out, row)  # type: ignore[assignment]
+        self._last = (act, ticket.out, row)
         return act
 
     def _draw(self) -> None:
@@ -186,7 +201,7 @@ class AgentHelper:
             self._noise = [self.explorer.greedy()] * NOISE_BLOCK
 
     def _predict_rows(self, values: tuple[Any, ...]) -> Any:
-        n = self._width
+        n = len(self.lanes)
         if self._noisy:
             assert self.explorer is not None and self.explorer.noise is not None
             if self._exploring:
@@ -199,7 +214,7 @@ class AgentHelper:
         parts = [{name: v[t.start : t.start + t.rows] for name, v in t.out.items()} for t in tickets]
         out = parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
         if self._state_specs:
-            self._state = tuple(np.array(out[name]) for name in self._state_specs)
+            self._state = tuple(np.array(out[name]) for name in self._state_specs)  # copies: an episode's begin writes zeros here
         if tickets[0].acts is None:
             return Batch.nest(out)
         act = np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]])
@@ -210,9 +225,9 @@ class AgentHelper:
         flat = dict(leaves(value, root))
         if flat.keys() != set(names):
             missing, extra = sorted(set(names) - flat.keys()), sorted(flat.keys() - set(names))
-            raise ValueError(
-                f"{self.agent}, task {self.name!r}: fields of the observation: expected {sorted(names)}; missing {missing}, "
-                f"unexpected {extra}; give the keys of the model's observation space"
+            raise SpecError(
+                f"{self.agent}: task {self.name!r}, field 'obs': expected {', '.join(names)}, got {', '.join(flat) or 'nothing'} (missing "
+                f"{missing}, unexpected {extra}); give the keys of the model's observation space"
             )
         return tuple(flat[name] for name in names)
 
@@ -221,14 +236,13 @@ class AgentHelper:
         last, out, row = self._last
         if act is last and out is not None:
             return out["act"][row] if row >= 0 else out["act"]  # type: ignore[index]
-        inverse = getattr(self.comm.wrapper.predictions.to_env, "inverse", None)
-        return act if inverse is None else inverse(np.asarray(act))
+        return self.comm.wrapper.predictions.to_env.inverse(np.asarray(act))
 
     # ------------------------------------------------------------------------------------------------------------- storing
 
     def store(
         self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
-        mask: Array | None = None,
+        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Stores one transition (n of them for a vector environment) and learns when the schedule says so.
 
@@ -237,46 +251,58 @@ class AgentHelper:
                 at an episode's end the true final observation.
             info: Not stored; here for the plain call with what `env.step` returned.
             mask: [n] bool, rows that are real transitions; None: all.
+            extra: Values of the helper's `extras`, by name.
+
+        Raises:
+            SpecError: a value does not fit its field; nothing was stored.
         """
         buffer = self.buffer
-        if buffer is None or self.mode == "test":
+        if buffer is None:
             return
         if self._plain:
             head, tail = (obs,), (obs_next,)
         else:
             head, tail = self._flatten(obs, self._obs_names), self._flatten(obs_next, self._obs_names)
-        raw = act if self._unmapped else self._raw_act(act)
-        values = (*head, raw, rew, terminated, truncated, *tail, *self._stored_state)
-        if self.store_policy:
-            _, out, row = self._last
-            log_prob = out["log_prob"]  # type: ignore[index]
-            values += (log_prob[row] if row >= 0 else log_prob,)
+        values = (*head, act if self._unmapped else self._raw_act(act), rew, terminated, truncated, *tail)
+        if self._has_more:
+            values += self._more(act, extra or {})
         try:
-            if self.lanes is None:
-                buffer.push(self.lane, values)
-                self.steps += 1
-                ended = terminated or truncated
+            if self._vector:
+                n, ended = self._store_rows(buffer, values, np.logical_or(terminated, truncated), mask)
             else:
-                ended = self._store_rows(buffer, values, mask)
+                buffer.push(self.lane, values)
+                n, ended = 1, terminated or truncated
         except ValueError as error:
             raise type(error)(f"{self.agent}: {error}") from None
-        if not self.collecting:
-            self._after_store(bool(ended))
+        self.steps += n
+        self._after_store(n, ended)
 
-    def _store_rows(self, buffer: ReplayBuffer, values: tuple[Any, ...], mask: Array | None) -> bool:
-        lanes = np.arange(self.lane, self.lane + self._width)
-        ends = np.logical_or(values[-len(self._stored_state) - len(self._obs_names) - 2 - self.store_policy],
-                             values[-len(self._stored_state) - len(self._obs_names) - 1 - self.store_policy])
+    def _more(self, act: Any, extra: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Memory before the action, its log-probability, and the extras: the columns after `obs_next`."""
+        values = self._stored_state
+        if self.store_policy:
+            last, out, row = self._last
+            if act is not last:
+                raise ValueError(f"{self.agent}, task {self.name!r}: store_policy keeps the log-probability of what predict returned "
+                                 f"last; store that action, {act!r} is another")
+            log_prob = out["log_prob"]  # type: ignore[index]
+            values += (log_prob[row] if row >= 0 else log_prob,)
+        if extra.keys() != {s.name for s in self.extras}:
+            raise ValueError(f"{self.agent}, task {self.name!r}: store got extra {sorted(extra)}; expected {[s.name for s in self.extras]}, "
+                             "as the helper's `extras` say")
+        return values + tuple(extra[s.name] for s in self.extras)
+
+    def _store_rows(self, buffer: ReplayBuffer, values: tuple[Any, ...], ended: Array, mask: Array | None) -> tuple[int, int]:
+        """Stores the real rows; returns how many, and how many of them end an episode."""
+        lanes = self._lane_numbers
         if mask is not None and not mask.all():
-            lanes, values = lanes[mask], tuple(np.asarray(v)[mask] for v in values)
+            lanes, ended = lanes[mask], ended[mask]
+            values = tuple(np.asarray(v)[mask] for v in values)
         buffer.push_rows(lanes, values)
-        self.steps += len(lanes)
-        if self._state_specs:
-            self._reset_state(np.asarray(ends) if mask is None else ends | ~mask)
-        return bool(np.any(ends))
+        return len(lanes), int(ended.sum())
 
-    def _after_store(self, ended: bool) -> None:
-        """The schedule: called after each stored step."""
+    def _after_store(self, rows: int, ended: int) -> None:
+        """The schedule: called after each stored step with the number of its rows, and of those that ended an episode."""
 
     # ------------------------------------------------------------------------------------------------------------ learning
 
@@ -284,11 +310,20 @@ class AgentHelper:
         """Sends one training request now, whatever the schedule.
 
         Returns:
-            The training return (metrics, and arrays with one entry per row sent), or None when learning does not wait.
+            The training return (metrics, and arrays with one entry per row sent); None when learning does not wait, in test mode,
+            and while the robot only collects.
 
         Raises:
             NotEnoughRows: the buffer cannot fill the request.
         """
+        if self.mode == "test" or self.collecting:
+            return None
+        result = self._learn()
+        if self.agent.signal is not None:
+            self.agent.obey()
+        return result
+
+    def _learn(self) -> dict[str, Any] | None:
         raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {type(self).__name__} keeps no rows; use OnPolicyHelper or OffPolicyHelper to learn")
 
     def _send(self, rows: Mapping[str, Array], done: Callable[[Mapping[str, Any]], None] | None = None) -> dict[str, Any] | None:
@@ -303,7 +338,7 @@ class AgentHelper:
         result = self.comm.get(ticket)
         if done is not None:
             done(result)
-        return result  # type: ignore[no-any-return]
+        return result
 
     # --------------------------------------------------------------------------------------------------------------- state
 
@@ -330,7 +365,7 @@ class OffPolicyHelper(AgentHelper):
     Args:
         size: Rows that the buffer holds, all agents of the task together.
         batch_size: Rows of one training request, which is one learning batch.
-        learn_every: Environment steps of this agent between two requests; so many agents learn as often per step as one.
+        learn_every: Rows stored by this helper between two requests; so many agents learn as often per step as one.
         updates: Requests sent each time.
         warmup: Rows in the buffer before the first request; at least `batch_size`.
     """
@@ -339,14 +374,14 @@ class OffPolicyHelper(AgentHelper):
 
     def __init__(
         self, *, size: int = 100_000, batch_size: int = 64, learn_every: int = 4, updates: int = 1, warmup: int = 0,
-        explorer: Explorer | None = None, store_policy: bool = False,
+        explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = (),
     ) -> None:
-        super().__init__(explorer=explorer, store_policy=store_policy)
+        super().__init__(explorer=explorer, store_policy=store_policy, extras=extras)
         for name, value in (("size", size), ("batch_size", batch_size), ("learn_every", learn_every), ("updates", updates)):
             if value < 1:
-                raise ValueError(f"OffPolicyHelper: {name} is {value}; expected at least 1")
+                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected at least 1")
         if warmup > size or batch_size > size:
-            raise ValueError(f"OffPolicyHelper: warmup ({warmup}) or batch_size ({batch_size}) is above size ({size}); learning could never begin")
+            raise ValueError(f"{type(self).__name__}: warmup ({warmup}) or batch_size ({batch_size}) is above size ({size}); learning could never begin")
         self.size, self.batch_size, self.learn_every, self.updates = size, batch_size, learn_every, updates
         self.warmup = max(warmup, batch_size)
         self._since = 0
@@ -357,35 +392,44 @@ class OffPolicyHelper(AgentHelper):
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
         return ReplayBuffer(self.size, n_lanes, rng)
 
-    def _after_store(self, ended: bool) -> None:
-        self._since += self._width
+    def _after_store(self, rows: int, ended: int) -> None:
+        if self.collecting:
+            return  # not counted either, or the first step after a long collection would send hundreds of requests
+        self._since += rows
         while self._since >= self.learn_every:
             self._since -= self.learn_every
-            assert self.buffer is not None
-            if len(self.buffer) >= self.warmup:
+            if len(self.buffer) >= self.warmup:  # type: ignore[arg-type]
                 for _ in range(self.updates):
-                    self.learn()
+                    self._learn()
 
-    def learn(self) -> dict[str, Any] | None:
-        rows, _ = self.sample(self.batch_size)
-        return self._send(rows)
+    def _learn(self) -> dict[str, Any] | None:
+        return self._send(self.sample(self.batch_size)[0])
 
     def sample(self, n: int) -> tuple[dict[str, Array], Array]:
-        """`n` rows with what the algorithm's window asks for, flat field name → array, and their positions in the buffer."""
-        buffer = self.buffer
-        if buffer is None or len(buffer) < self.batch_size:
-            have = 0 if buffer is None else len(buffer)
-            raise NotEnoughRows(f"{self.agent}, task {self.name!r}: learning needs {self.batch_size} rows, the buffer has {have}; "
+        """`n` random rows with what the algorithm's window asks for, flat field name → array, and their positions in the buffer.
+
+        Raises:
+            NotEnoughRows: the buffer has fewer.
+        """
+        have = 0 if self.buffer is None else len(self.buffer)
+        if self.buffer is None or have < n:
+            raise NotEnoughRows(f"{self.agent}, task {self.name!r}: learning needs {n} rows, the buffer has {have}; "
                                 "store more steps first, or lower batch_size")
-        indices = buffer.sample_indices(n, self.rng)
+        indices = self.buffer.sample_indices(n, self.rng)
+        return self.rows_at(indices), indices
+
+    def rows_at(self, indices: Array) -> dict[str, Array]:
+        """The rows at these positions of the buffer with what the algorithm's window asks for."""
+        buffer = self.buffer
+        assert buffer is not None
         columns = buffer.columns
         if self.window.n_step == 1:
-            return {name: column[indices] for name, column in columns.items()}, indices
+            return {name: column[indices] for name, column in columns.items()}
         ahead = buffer.n_step(indices, self.window.n_step)
         last = ahead["last_index"]
         late = ("obs_next", "terminated", "truncated")
         rows = {name: column[last if name.split(".")[0] in late else indices] for name, column in columns.items() if name != "rew"}
-        return {**rows, "rew": ahead["rew"], "valid": ahead["valid"]}, indices
+        return {**rows, "rew": ahead["rew"], "valid": ahead["valid"]}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "since": self._since}
@@ -398,138 +442,282 @@ class OffPolicyHelper(AgentHelper):
 class OnPolicyHelper(AgentHelper):
     """Learns from the rows since the last time, once, and forgets them.
 
+    Where learning waits, rows that more than one update of the task has made old are dropped unlearned. That can only happen when
+    agents of one robot learn at different times, such as those whose task of another rhythm makes them wait for its updates.
+
     Args:
         unroll: Steps of this agent (of each of its environments) between two training requests.
+
+    Attributes:
+        dropped: Rows dropped as too old.
     """
 
     learns = True
 
-    def __init__(self, *, unroll: int = 32, explorer: Explorer | None = None, store_policy: bool = False) -> None:
-        super().__init__(explorer=explorer, store_policy=store_policy)
+    def __init__(
+        self, *, unroll: int = 32, explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = (),
+    ) -> None:
+        super().__init__(explorer=explorer, store_policy=store_policy, extras=extras)
         if unroll < 1:
             raise ValueError(f"{type(self).__name__}: unroll is {unroll}; expected at least 1")
         self.unroll = unroll
+        self.dropped = 0
+        self._unrolled = 0
+        self._learns = 0  # the task's updates when the newest row was stored
+        self._renewed: list[int] = []  # values of `_unrolled` at which the task was found updated
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
-        return ReplayBuffer(self.unroll * n_lanes, n_lanes, rng)
+        return ReplayBuffer((self.unroll + 1) * n_lanes, n_lanes, rng)  # one more: what was collected may fill the unroll already
 
-    def bind(self, *args: Any, **kwargs: Any) -> None:
-        super().bind(*args, **kwargs)
-        self._unrolled = 0
-
-    def _after_store(self, ended: bool) -> None:
+    def _after_store(self, rows: int, ended: int) -> None:
+        if self.task.learns != self._learns:
+            self._learns = self.task.learns
+            self._renewed.append(self._unrolled)
         self._unrolled += 1
-        if self._unrolled == self.unroll:
-            self.learn()
+        if self.collecting:
+            self._check_room()
+        elif self._unrolled >= self.unroll:
+            self._learn()
 
-    def learn(self) -> dict[str, Any] | None:
+    def _check_room(self) -> None:
+        if self._unrolled > self.unroll:
+            raise ValueError(f"{self.agent}, task {self.name!r}: collected more than {self.unroll} steps, all that this helper holds; "
+                             "give it a larger unroll (max_steps), or call update() in between")
+
+    def _learn(self) -> dict[str, Any] | None:
         return self._send(self.take())
 
     def take(self) -> dict[str, Array]:
-        """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them."""
-        buffer = self.buffer
-        assert buffer is not None
-        segments = [buffer.lane_rows(lane) for lane in range(self.lane, self.lane + self._width)]
-        segments = [s for s in segments if len(s["rew"])]
+        """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them.
+
+        Raises:
+            NotEnoughRows: there are none.
+        """
+        segments = self._segments()
         if not segments:
-            raise NotEnoughRows(f"{self.agent}, task {self.name!r}: nothing was stored since the last learning; store at least one step first")
+            raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {self._nothing}; store more steps before learning")
+        old = self._renewed[-2] if self.wait and len(self._renewed) > 1 else 0
+        if old:
+            fresh = self._unrolled - old
+            self.dropped += sum(max(len(s["rew"]) - fresh, 0) for s in segments)
+            segments = [{name: column[-fresh:] for name, column in s.items()} for s in segments]
         for segment in segments:
             segment["last"] = segment["terminated"] | segment["truncated"]
             segment["last"][-1] = True
         # Copies: the lanes are overwritten while an asynchronous request waits.
-        rows = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]}
-        for lane in range(self.lane, self.lane + self._width):
-            buffer.clear_lane(lane)
+        out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]}
+        self._forget()
+        return out
+
+    def ready(self) -> bool:
+        """Whether there is something to learn from."""
+        return bool(self._segments())
+
+    def _segments(self) -> list[dict[str, Array]]:
+        """What would be learned from now, per environment; perhaps views of the buffer."""
+        lanes = () if self.buffer is None else map(self.buffer.lane_rows, self.lanes)
+        parts = ({name: column[: self._to_take(rows)] for name, column in rows.items()} for rows in lanes)
+        return [part for part in parts if len(part["rew"])]
+
+    _nothing = "nothing was stored since the last learning"
+
+    def _to_take(self, rows: Mapping[str, Array]) -> int:
+        """How many rows of a lane are learned from now."""
+        return len(rows["rew"])
+
+    def _forget(self) -> None:
+        """Drops the rows that were taken."""
+        assert self.buffer is not None
+        for lane in self.lanes:
+            self.buffer.clear_lane(lane)
         self._unrolled = 0
-        return rows
+        self._renewed.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "unrolled": self._unrolled}
+        return {**super().state_dict(), "unrolled": self._unrolled, "learns": self._learns, "renewed": list(self._renewed),
+                "dropped": self.dropped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._unrolled = state["unrolled"]
+        self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
+        self._renewed = list(state["renewed"])
 
 
 class EpisodicHelper(OnPolicyHelper):
-    """Learns from whole episodes: at the end of every `episodes`-th one, or when `max_steps` rows wait.
+    """Learns from whole episodes: whenever `episodes` of them have ended, or when an environment has `max_steps` rows waiting.
+
+    Of a vector environment, rows of episodes that are still open wait for the next time.
 
     Args:
-        episodes: Episodes of this agent per training request.
-        max_steps: Rows that one agent can hold; a longer wait is cut there and bootstrapped.
+        episodes: Episodes of this agent, all its environments together, per training request.
+        max_steps: Rows that one environment can hold; a longer wait is cut there and bootstrapped.
     """
 
-    def __init__(self, *, episodes: int = 1, max_steps: int = 1000, explorer: Explorer | None = None, store_policy: bool = False) -> None:
-        super().__init__(unroll=max_steps, explorer=explorer, store_policy=store_policy)
+    _nothing = "no episode has ended since the last learning"
+
+    def __init__(
+        self, *, episodes: int = 1, max_steps: int = 1000, explorer: Explorer | None = None, store_policy: bool = False,
+        extras: Sequence[Spec] = (),
+    ) -> None:
+        super().__init__(unroll=max_steps, explorer=explorer, store_policy=store_policy, extras=extras)
         if episodes < 1:
-            raise ValueError(f"EpisodicHelper: episodes is {episodes}; expected at least 1")
+            raise ValueError(f"{type(self).__name__}: episodes is {episodes}; expected at least 1")
         self.episodes = episodes
         self._ended = 0
 
-    def _after_store(self, ended: bool) -> None:
-        self._unrolled += 1
+    def _after_store(self, rows: int, ended: int) -> None:
         self._ended += ended
-        if self._ended >= self.episodes or self._unrolled == self.unroll:
-            self.learn()
+        super()._after_store(rows, ended)
+        if self._ended >= self.episodes and not self.collecting:
+            self._learn()
 
-    def take(self) -> dict[str, Array]:
+    def _to_take(self, rows: Mapping[str, Array]) -> int:
+        n = len(rows["rew"])
+        if self._unrolled >= self.unroll:
+            return n
+        ends = np.flatnonzero(rows["terminated"] | rows["truncated"])
+        return int(ends[-1]) + 1 if len(ends) else 0
+
+    def _forget(self) -> None:
+        buffer = self.buffer
+        assert buffer is not None
+        left = {}
+        for lane in self.lanes:
+            rows = buffer.lane_rows(lane)
+            n = self._to_take(rows)
+            left[lane] = [column[n:].copy() for column in rows.values()]
+        super()._forget()
+        for lane, columns in left.items():
+            if len(columns[0]):
+                buffer.push_rows([lane] * len(columns[0]), columns)
+                self._unrolled = max(self._unrolled, len(columns[0]))
         self._ended = 0
-        return super().take()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "ended": self._ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._ended = state["ended"]
 
 
 class OfflineHelper(OffPolicyHelper):
     """Learns from a buffer that was filled elsewhere; stores nothing.
 
     Args:
-        data: The buffer, or anything `ReplayBuffer.update` takes.
+        data: The buffer. Its columns must have the names, shapes and dtypes of the model's spaces; what it lacks beside
+            observations and actions, the algorithm must not need; what it has more does no harm.
         batch_size: Rows of one training request.
     """
 
     def __init__(self, data: ReplayBuffer, *, batch_size: int = 64, explorer: Explorer | None = None) -> None:
-        super().__init__(size=max(len(data), 1), batch_size=batch_size, explorer=explorer)
+        if len(data) < batch_size:
+            raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or give more data")
+        super().__init__(size=len(data), batch_size=batch_size, explorer=explorer)
         self.data = data
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
         return self.data
 
+    def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
+        """Checks the columns that are there."""
+        for spec in specs:
+            column = buffer.columns.get(spec.name)
+            if column is None and spec.name.split(".")[0] in ("obs", "act"):
+                raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field", True)
+            if column is not None and (column.shape[1:] != spec.shape or column.dtype != spec.dtype):
+                raise spec.error(f"{('N', *column.shape[1:])} {column.dtype}", "convert the data, or build the model for its spaces", True)
+
     def store(self, *args: Any, **kwargs: Any) -> None:
         """Offline data does not grow."""
 
+    def interrupt(self) -> None:
+        """Offline data does not change."""
 
-def action_map(space: Any) -> Callable[[Array], Array] | None:
-    """From a policy's action to the environment's: Box with finite bounds: clip to [−1, 1], then scale; else unchanged.
 
-    Discrete spaces that do not start at 0 are shifted. The returned function has an attribute `inverse`.
+class ActionMap(Protocol):
+    """From a policy's actions [N, ...] to the environment's."""
+
+    def __call__(self, act: Array) -> Array: ...
+
+    def inverse(self, act: Array) -> Array:
+        """From the environment's actions to the policy's; up to clipping."""
+
+
+def action_map(space: Any) -> ActionMap | None:
+    """What an environment's action space makes of a policy's actions; None: they are the same.
+
+    A Box with finite bounds: clip to [−1, 1], then scale to the bounds. With some infinite bounds: clip to those there are.
+    Discrete and MultiDiscrete that do not start at 0: shift. Several choices: into the shape and dtype of the space.
     """
     import gymnasium as gym
 
-    if isinstance(space, gym.spaces.Discrete) and space.start:
-        return _Shift(int(space.start))
-    if isinstance(space, gym.spaces.Box) and np.isfinite(space.low).all() and np.isfinite(space.high).all():
-        return _Scale(space)
+    if isinstance(space, gym.spaces.Discrete):
+        return _Choices(space, int(space.start)) if space.start else None
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        plain = len(space.shape) == 1 and not space.start.any() and space.dtype == np.int64
+        return None if plain else _Choices(space, space.start)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return _Choices(space, 0)
+    if isinstance(space, gym.spaces.Box):
+        if np.isfinite(space.low).all() and np.isfinite(space.high).all():
+            return _Scale(space)
+        if np.isfinite(space.low).any() or np.isfinite(space.high).any() or space.dtype.kind != "f":
+            return _Clip(space)
     return None
 
 
-class _Shift:
-    def __init__(self, start: int) -> None:
-        self.start = start
+def _raw_spec(spec: Spec) -> Spec:
+    """What is stored of an action: the policy's. Continuous ones are real numbers also where the environment rounds them, and
+    several choices stand side by side, whatever their shape in the space."""
+    if isinstance(spec.low, np.ndarray):
+        return Spec(spec.name, spec.shape, spec.dtype if spec.dtype.kind == "f" else np.dtype(np.float32))
+    return Spec(spec.name, (int(np.prod(spec.shape)),), np.dtype(np.int64)) if spec.shape else spec
+
+
+class _Choices:
+    """Choices from 0, side by side ↔ the space's own numbers and shape."""
+
+    def __init__(self, space: Any, start: Any) -> None:
+        self.shape, self.dtype, self.start = space.shape, space.dtype, np.asarray(start)
 
     def __call__(self, act: Array) -> Array:
-        return act + self.start
+        return np.asarray(act.reshape(len(act), *self.shape) + self.start, self.dtype)
 
     def inverse(self, act: Array) -> Array:
-        return act - self.start
+        leading = act.shape[: act.ndim - len(self.shape)]
+        size = (int(np.prod(self.shape)),) if self.shape else ()
+        return np.asarray((act - self.start).reshape(*leading, *size), np.int64)
 
 
-class _Scale:
+class _Clip:
     def __init__(self, space: Any) -> None:
-        self.low, self.half, self.dtype = space.low, (space.high - space.low) / 2, space.dtype
+        self.low, self.high, self.dtype = space.low, space.high, space.dtype
+        self.raw = np.dtype(self.dtype if self.dtype.kind == "f" else np.float32)
 
     def __call__(self, act: Array) -> Array:
-        return (self.low + (np.clip(act, -1.0, 1.0) + 1.0) * self.half).astype(self.dtype)
+        return self._fit(act)
+
+    def _fit(self, act: Array) -> Array:
+        """Rounded to the space's dtype and inside its bounds, which rounding may have passed."""
+        return np.clip(np.rint(act) if self.dtype.kind != "f" else act, self.low, self.high).astype(self.dtype)
 
     def inverse(self, act: Array) -> Array:
-        return ((act - self.low) / self.half - 1.0).astype(self.dtype)
+        return np.asarray(act, self.raw)
+
+
+class _Scale(_Clip):
+    def __init__(self, space: Any) -> None:
+        super().__init__(space)
+        # In the raw dtype: the width of an integer space may not fit its own (255 − 0 in int8 terms), nor that of a float32 one.
+        self.middle = (np.asarray(space.low, np.float64) / 2 + np.asarray(space.high, np.float64) / 2).astype(self.raw)
+        self.half = (np.asarray(space.high, np.float64) / 2 - np.asarray(space.low, np.float64) / 2).astype(self.raw)
+
+    def __call__(self, act: Array) -> Array:
+        return self._fit(self.middle + np.clip(act, -1.0, 1.0) * self.half)
+
+    def inverse(self, act: Array) -> Array:
+        return np.asarray((act - self.middle) / np.where(self.half == 0, 1, self.half), self.raw)
 
 
 class Helpers(dict[str, AgentHelper]):

@@ -80,7 +80,12 @@ class Batch:
 
     # ---- fields
 
-    __setattr__ = _put
+    if TYPE_CHECKING:  # type checkers see a method; at run time there is no second call
+
+        def __setattr__(self, key: str, value: Any) -> None: ...
+
+    else:
+        __setattr__ = _put
 
     def __getattr__(self, key: str) -> Any:  # only reached when the field does not exist
         raise AttributeError(self._unknown(key))

@@ -21,22 +21,25 @@ class Ticket:
         out: Flat output name → array of the whole batch; rows `start` … `start` + `rows` − 1 are the reply.
         acts: The batch's actions as the environment takes them, one entry per row; None if the task gives no actions.
         error: Raised instead of a reply.
-        version: `ComputationTask.version` of the parameters that made the reply.
+        version: `ComputationTask.version` of the parameters that made the reply; of a training request, after it.
+        queue: Where it was put.
+        waiter, state, after: The driver's own.
     """
 
-    __slots__ = ("agent", "rows", "start", "out", "acts", "error", "version", "waiter", "counted", "kind")
+    __slots__ = ("acts", "after", "agent", "error", "out", "queue", "rows", "start", "state", "version", "waiter")
 
     def __init__(self, agent: Any, waiter: Any) -> None:
         self.agent = agent
         self.waiter = waiter
+        self.queue: Any = None
         self.rows = 0
         self.start = 0
         self.out: Any = None
         self.acts: Any = None
         self.error: BaseException | None = None
         self.version = 0
-        self.counted = False  # threads: the agent waits for this ticket and is not counted as acting
-        self.kind = ""
+        self.state = 0
+        self.after: Ticket | None = None
 
 
 class Link(Protocol):
@@ -49,7 +52,8 @@ class Link(Protocol):
         """Queues the request and, with `wait`, returns when it is served; raises `ticket.error`."""
 
     def wait(self, ticket: Ticket) -> None:
-        """Returns when a request that was put without waiting is served; raises `ticket.error`."""
+        """Returns when a request that was put without waiting is served, at once where it was waited for before; raises
+        `ticket.error`."""
 
     def is_served(self, ticket: Ticket) -> bool: ...
 
@@ -80,24 +84,32 @@ class Communicator:
             Stopped: the robot stopped first.
         """
         ticket = self._ticket
-        self._put(self._predictions, ticket, values, True)
+        try:
+            self._put(self._predictions, ticket, values, True)
+        except BaseException:
+            # An interrupted request may still lie in the queue, and two requests on one ticket would get one reply.
+            self._ticket = Ticket(self.agent, self._link.waiter())
+            raise
         return ticket
 
     def predict_rows(self, values: tuple[Array, ...], rows: int) -> list[Ticket]:
         """The same for arrays [rows, ...]. A request above `max_rows` is split; the replies come in order."""
+        if rows < 1:
+            raise ValueError(f"{self.agent}, task {self.task!r}: a prediction of {rows} rows; expected at least 1")
         limit = self._predictions.max_rows or rows
         tickets = []
         for start in range(0, rows, limit):
-            part = tuple(value[start : start + limit] for value in values) if limit < rows else values
             ticket = Ticket(self.agent, self._link.waiter())
             ticket.rows = min(limit, rows - start)
-            self._put(self._predictions, ticket, part, False)
             tickets.append(ticket)
-        for ticket in tickets:
+            part = tuple(value[start : start + limit] for value in values) if limit < rows else values
+            self._put(self._predictions, ticket, part, start + limit >= rows)  # the last part waits, and so for those before it
+        for ticket in tickets[:-1]:
             self._link.wait(ticket)
         return tickets
 
     def put_prediction(self, values: tuple[Any, ...]) -> Ticket:
+        """`predict` without waiting."""
         ticket = Ticket(self.agent, self._link.waiter())
         self._put(self._predictions, ticket, values, False)
         return ticket
@@ -107,12 +119,20 @@ class Communicator:
         return self.get(self.put_training(rows))
 
     def put_training(self, rows: Mapping[str, Array]) -> Ticket:
+        """`learn` without waiting.
+
+        Raises:
+            ValueError: no field, no row, or fields of different lengths, which would shift the rows of everybody behind them.
+        """
+        lengths = {name: len(value) for name, value in rows.items()}
+        if not lengths or len(set(lengths.values())) > 1 or not next(iter(lengths.values())):
+            raise ValueError(f"{self.agent}, task {self.task!r}: training fields with rows {lengths}; expected the same number ≥ 1 of each")
         ticket = Ticket(self.agent, self._link.waiter())
-        ticket.rows = len(next(iter(rows.values())))
+        ticket.rows = next(iter(lengths.values()))
         self._put(self._trainings, ticket, rows, False)
         return ticket
 
-    def get(self, ticket: Ticket) -> Any:
+    def get(self, ticket: Ticket) -> dict[str, Any]:
         """Waits for a ticket. A prediction: flat output name → its rows. Training: metrics, and its own rows of every array."""
         self._link.wait(ticket)
         rows = slice(ticket.start, ticket.start + (ticket.rows or 1))

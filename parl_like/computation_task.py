@@ -139,7 +139,7 @@ class ComputationTask:
         rows = {name: torch.from_numpy(spec.zeros(2)) for name, spec in inputs.items()}
         with torch.no_grad():
             out = self._flat(self.algorithm.predict(Batch(nest(rows))))
-        self.check_output({name: value.numpy() for name, value in out.items()}, 2)
+        self.check_output({name: _to_numpy(value) for name, value in out.items()}, 2)
 
     def claim(self) -> None:
         """Makes the optimiser over the parameters that no other living task owns, and finds the owners of the rest.
@@ -167,7 +167,7 @@ class ComputationTask:
     # ---------------------------------------------------------------------------------------------------------- prediction
 
     def _flat(self, out: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        flat = {}
+        flat: dict[str, torch.Tensor] = {}
         for name, value in out.items():
             if isinstance(value, (Mapping, Batch)):
                 flat |= {f"{name}.{key}": part for key, part in self._flat(dict(value.items())).items()}
@@ -204,7 +204,9 @@ class ComputationTask:
                 out = self._flat(algorithm.predict(Batch.nest(tensors)))
             finally:
                 algorithm.mode = before
-        arrays = {n: v.numpy() if cpu and type(v) is torch.Tensor else _to_numpy(v) for n, v in out.items()}
+            # What was not made in here is a view of a parameter (a Gaussian's log_std) or of the inputs (an identity), and both
+            # change under the reply: the next optimiser step, the next batch. Copied while the lock holds them still.
+            arrays = {n: v.numpy() if cpu and type(v) is torch.Tensor and v.is_inference() else _copied(v) for n, v in out.items()}
         self.check_output(arrays, len(next(iter(inputs.values()))))
         return arrays
 
@@ -351,7 +353,7 @@ class _Updating:
 def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
     """Scales all gradients by min(1, max_norm / norm), norm over all of them; returns the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))  # type: ignore[arg-type]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm
 
@@ -360,6 +362,15 @@ def _to_numpy(value: Any) -> Array:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
     return np.asarray(value)
+
+
+def _copied(value: Any) -> Array:
+    """An array that shares memory with no tensor outside of inference mode; the caller is in it."""
+    if not isinstance(value, torch.Tensor):
+        return np.array(value)
+    value = value.detach().cpu()
+    array: Array = (value if value.is_inference() else value.clone()).numpy()
+    return array
 
 
 def _plain_optimizer_state(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:

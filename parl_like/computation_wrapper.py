@@ -63,20 +63,29 @@ class RequestQueue:
 
     Attributes:
         rule: When a batch closes.
-        lock: Held while a request is written or a batch is taken. A driver with threads makes its condition on it.
+        mode: Travels with every prediction.
+        lock: Held while a request is written or a batch is taken. A driver with threads guards its own counts with it too.
+        rows: Waiting rows.
+        passed: 1 + how often a driver has served another queue since it last served this one.
+        stopped: Why new requests are refused; None: they are taken.
+        server: The driver's own.
     """
 
     kind = ""
 
-    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any) -> None:
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode = "collect") -> None:
         self.task = task
         self.rule = rule
+        self.mode: Mode = mode
         self.max_rows = rule.max_rows
         self.lock = lock
         self.batches: deque[_Batch] = deque()
         self.counters = Counters()
         self.rows = 0
+        self.passed = 1
         self.stopped: str | None = None
+        self._refusal: type[Exception] = Stopped
+        self.server: Any = None
 
     def put(self, ticket: Ticket, values: Any) -> None:
         """Adds a request; the caller holds `lock`."""
@@ -96,10 +105,14 @@ class RequestQueue:
 
     def check_open(self, ticket: Ticket) -> None:
         if self.stopped is not None:
-            raise Stopped(f"{ticket.agent}, task {self.task.name!r}: {self.stopped}")
+            raise self._refusal(f"{ticket.agent}, task {self.task.name!r}: {self.stopped}")
 
-    def serve(self, mode: Mode) -> list[Ticket]:
-        """Serves the oldest batch and returns its tickets, replied to but not yet woken. Never raises because of the task."""
+    def serve(self) -> list[Ticket]:
+        """Serves the oldest batch and returns its tickets, replied to but not yet woken; none where none waits.
+
+        Whatever the task raises becomes the tickets' error. An interruption that is no `Exception` (Ctrl-C) is raised here, and
+        the batch is put back.
+        """
         with self.lock:
             if not self.batches:
                 return []
@@ -108,15 +121,19 @@ class RequestQueue:
         begin = perf_counter()
         tickets = batch.tickets
         try:
-            self._run(batch, mode)
-        except Exception as error:
+            self._run(batch)
+        except Exception as error:  # noqa: BLE001  a task may raise anything, and its agents must hear of it
             self.counters.errors += 1
-            # Not chained to the wrapper's frames twice: the text below already holds the whole traceback.
             message = self._failure(error, tickets)
             for ticket in tickets:
                 failed = TaskFailed(message)
                 failed.__cause__ = error
                 ticket.error = failed
+        except BaseException:
+            with self.lock:
+                self.batches.appendleft(batch)
+                self.rows += batch.rows
+            raise
         counters = self.counters
         counters.requests += len(tickets)
         counters.rows += batch.rows
@@ -132,21 +149,21 @@ class RequestQueue:
         return (f"task {self.task.name!r}: {self.kind} failed for a batch of {len(tickets)} requests ({', '.join(names)}): "
                 f"{type(error).__name__}: {error}\n{text}")
 
-    def _run(self, batch: _Batch, mode: Mode) -> None:
+    def _run(self, batch: _Batch) -> None:
         raise TypeError("use PredictionQueue or TrainingQueue")
 
     def _recycle(self, batch: _Batch) -> None:
         pass
 
-    def fail_all(self, reason: str) -> list[Ticket]:
-        """Answers every queued request with `Stopped(reason)` and refuses new ones; returns the tickets to wake."""
+    def fail_all(self, reason: str, kind: type[Exception] = Stopped) -> list[Ticket]:
+        """Answers every queued request with the error `kind`, and refuses new ones with it; returns the tickets to wake."""
         with self.lock:
-            self.stopped = reason
+            self.stopped, self._refusal = reason, kind
             tickets = [ticket for batch in self.batches for ticket in batch.tickets]
             self.batches.clear()
             self.rows = 0
         for ticket in tickets:
-            ticket.error = Stopped(f"{ticket.agent}, task {self.task.name!r}: {reason}")
+            ticket.error = kind(f"{ticket.agent}, task {self.task.name!r}: {reason}")
         return tickets
 
 
@@ -155,8 +172,8 @@ class PredictionQueue(RequestQueue):
 
     kind = "predict"
 
-    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, specs: list[Spec]) -> None:
-        super().__init__(task, rule, lock)
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode, specs: list[Spec]) -> None:
+        super().__init__(task, rule, lock, mode)
         self.specs = specs
         self.explorer: Explorer | None = None
         self.to_env: Any = None
@@ -184,6 +201,7 @@ class PredictionQueue(RequestQueue):
     def put(self, ticket: Ticket, values: Any) -> None:
         if self.stopped is not None:
             self.check_open(ticket)
+        ticket.queue = self
         rows = ticket.rows or 1
         if self.batches and self.max_rows is None:
             batch = self.batches[-1]
@@ -218,18 +236,18 @@ class PredictionQueue(RequestQueue):
         batch.block = larger
         self._capacity = max(self._capacity, capacity)
 
-    def _run(self, batch: _Batch, mode: Mode) -> None:
+    def _run(self, batch: _Batch) -> None:
         n = batch.rows
         inputs = {name: column[:n] for name, column in batch.block.arrays.items()}
         noise = inputs.pop("noise", None)
-        version = self.task.version
-        out = self.task.predict(inputs, mode)
+        task = self.task
+        with task.lock:  # no optimiser step between the version and the forward pass
+            version = task.version
+            out = task.predict(inputs, self.mode)
         if self.explorer is not None:
-            out |= self.explorer.act(out, noise)
-        for name, value in out.items():
-            # An identity-like task may hand its input back; the columns are reused, so replies must not live in them.
-            if any(np.may_share_memory(value, column) for column in inputs.values()):
-                out[name] = value.copy()
+            for name, value in self.explorer.act(out, noise).items():
+                # The columns are reused for the next batch, so an explorer's action must not live in them.
+                out[name] = value.copy() if noise is not None and np.may_share_memory(value, noise) else value
         acts = None
         if "act" in out:
             act = out["act"] if self.to_env is None else self.to_env(out["act"])
@@ -251,6 +269,7 @@ class TrainingQueue(RequestQueue):
 
     def put(self, ticket: Ticket, values: Mapping[str, Array]) -> None:
         self.check_open(ticket)
+        ticket.queue = self
         batch = self._room_for(ticket.rows)
         if batch.parts and values.keys() != batch.parts[0].keys():
             raise ValueError(
@@ -263,7 +282,7 @@ class TrainingQueue(RequestQueue):
         batch.rows += ticket.rows
         self.rows += ticket.rows
 
-    def _run(self, batch: _Batch, mode: Mode) -> None:
+    def _run(self, batch: _Batch) -> None:
         parts = batch.parts
         rows = parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
         result = self.task.learn(rows)
@@ -273,6 +292,7 @@ class TrainingQueue(RequestQueue):
         self.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
         for ticket in batch.tickets:
             ticket.out = result
+            ticket.version = self.task.version
 
 
 class ComputationWrapper:
@@ -286,11 +306,10 @@ class ComputationWrapper:
 
     def __init__(self, task: ComputationTask, mode: Mode = "collect", training_rule: BatchRule | None = None, lock: Any = None) -> None:
         self.task = task
-        self.mode: Mode = mode
         owner = f"task {task.name!r}"
         lock = threading.Lock() if lock is None else lock
         specs = [spec.owned_by(owner) for spec in task.algorithm.model.inputs().values()]
-        self.predictions = PredictionQueue(task, task.predict_rule or BatchRule(), lock, specs)
+        self.predictions = PredictionQueue(task, task.predict_rule or BatchRule(), lock, mode, specs)
         self.trainings = TrainingQueue(task, task.training_rule or training_rule or BatchRule(), lock)
         self.communicators: dict[str, Communicator] = {}
 
@@ -300,18 +319,26 @@ class ComputationWrapper:
         return self.predictions.specs
 
     def create_communicator(self, agent: Any, link: Link) -> Communicator:
+        """The agent's end of the queues; agents may join while others run.
+
+        Raises:
+            ValueError: an agent of that name has one already.
+        """
         name = str(agent)
-        if name in self.communicators:
+        communicator = Communicator(self, agent, link)
+        if self.communicators.setdefault(name, communicator) is not communicator:
             raise ValueError(f"{name} already has a communicator of task {self.task.name!r}; close() it first, or give agents different ids")
-        communicator = self.communicators[name] = Communicator(self, agent, link)
         return communicator
 
     def remove_communicator(self, communicator: Communicator) -> None:
-        self.communicators.pop(str(communicator.agent), None)
+        """Frees the agent's name. A communicator that was removed before is left alone, and so is its successor."""
+        name = str(communicator.agent)
+        if self.communicators.get(name) is communicator:
+            del self.communicators[name]
 
     def summary(self) -> dict[str, float]:
         """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …"""
-        out = {}
+        out: dict[str, float] = {}
         for queue in (self.predictions, self.trainings):
             out |= {f"{queue.kind}/{name}": value for name, value in queue.counters.summary(queue.rows).items()}
         return out

@@ -7,12 +7,13 @@ depends on its own seed and prediction alone, never on which requests happened t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from parl_like.algorithm import Schedule, value_of
+from parl_like.data import _sample
 from parl_like.spec import Array, Spec
 
 GREEDY = -1.0
@@ -51,47 +52,70 @@ def best_actions(values: Array, mask: Array | None) -> Array:
     return chosen
 
 
+def all_best(values: Array, mask: Array | None = None) -> Array:
+    """[N, A] bool: the legal actions whose value is the largest legal one of their row."""
+    legal = np.ones(values.shape, bool) if mask is None else mask
+    best = np.where(legal, values, -np.inf).max(axis=1, keepdims=True)
+    tied: Array = (values == best) & legal
+    return tied
+
+
+def one_of(choices: Array, noise: Array) -> Array:
+    """For each row [N, A] bool the k-th True one, k uniform over their number as `noise` [N] in [0, 1) is."""
+    k = (noise * choices.sum(axis=1)).astype(np.int64)
+    chosen: Array = (choices.cumsum(axis=1) > k[:, None]).argmax(axis=1)
+    return chosen
+
+
+def _read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
+    if name not in out:
+        raise ValueError(f"{type(explorer).__name__} reads {name!r} of the prediction, which has {', '.join(out) or 'nothing'}; "
+                         "return it from the algorithm's predict, or give the helper another explorer")
+    return out[name]
+
+
 def _legal(out: Mapping[str, Array]) -> Array | None:
-    return out.get("mask")
+    """The legal actions [N, A] bool, where the prediction carries them."""
+    mask = out.get("mask")
+    return None if mask is None else mask.astype(bool, copy=False)
 
 
 class EpsilonGreedy(Explorer):
     """With probability ε a uniformly random legal action, else the best one by `q`.
 
     Args:
-        epsilon: A number in [0, 1] or a schedule over the acting steps of one helper.
+        epsilon: A number in [0, 1] or a schedule over the acts of one helper, counted from 1.
+        random_ties: Choose among equally good actions at random instead of the first; for tables, whose values begin equal.
     """
 
     noise = Spec("noise", (), np.dtype(np.float64))
 
-    def __init__(self, epsilon: float | Schedule = 0.1) -> None:
-        start = value_of(epsilon, 0)
+    def __init__(self, epsilon: float | Schedule = 0.1, random_ties: bool = False) -> None:
+        start = value_of(epsilon, 1)
         if not 0.0 <= start <= 1.0:
             raise ValueError(f"EpsilonGreedy: epsilon is {start}; expected a number in [0, 1]")
-        self.epsilon = epsilon
+        self.epsilon, self.random_ties = epsilon, random_ties
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
+        """In [0, 1): take the action at that share of the legal ones. In [−1, 0): take the best, or that share of the best."""
         explore, choice = rng.random((2, n))
-        if callable(self.epsilon):
-            epsilon = np.array([self.epsilon(step + i) for i in range(n)])
-        else:
-            epsilon = np.full(n, self.epsilon)
-        return np.where(explore < epsilon, choice, GREEDY)
+        epsilon = np.array([value_of(self.epsilon, step + i) for i in range(1, n + 1)]) if callable(self.epsilon) else self.epsilon
+        return np.where(explore < epsilon, choice, choice + GREEDY if self.random_ties else GREEDY)
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
         assert noise is not None
-        q, mask = out["q"], _legal(out)
-        act = best_actions(q, mask)
+        q, mask = _read(out, "q", self), _legal(out)
+        act = one_of(all_best(q, mask), noise - GREEDY) if self.random_ties else best_actions(q, mask)
         random = np.flatnonzero(noise >= 0)
         if len(random):
             if mask is None:
                 act[random] = (noise[random] * q.shape[1]).astype(np.int64)
             else:
-                # The k-th legal action, k uniform over their number.
-                legal = mask[random]
-                k = (noise[random] * legal.sum(axis=1)).astype(np.int64)
-                act[random] = (legal.cumsum(axis=1) > k[:, None]).argmax(axis=1)
+                act[random] = one_of(mask[random], noise[random])
         return {"act": act}
+
+    def kind(self) -> tuple[Any, ...]:
+        return (type(self), self.random_ties)
 
 
 class Categorical(Explorer):
@@ -107,22 +131,65 @@ class Categorical(Explorer):
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
         assert noise is not None
-        logits, mask = out["logits"], _legal(out)
+        logits, mask = _read(out, "logits", self), _legal(out)
         if mask is not None:
-            logits = np.where(mask, logits, -np.inf)
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        sums = weights.cumsum(axis=1)
-        act = (sums <= (noise * sums[:, -1])[:, None]).sum(axis=1)
-        greedy = noise < 0
-        if greedy.any():
-            act[greedy] = logits[greedy].argmax(axis=1)
-        if not self.log_prob:
-            return {"act": act}
-        chosen = weights[np.arange(len(act)), act]
-        return {"act": act, "log_prob": np.log(chosen / sums[:, -1])}
+            logits = np.where(mask, logits, np.float32(-np.inf))
+        return sample_categorical(logits, noise, self.log_prob)
 
     def kind(self) -> tuple[Any, ...]:
         return (type(self), self.log_prob)
+
+
+class MultiCategorical(Explorer):
+    """Several independent choices: `logits` [N, Σ nvec] hold one block for each, and each has a uniform number of its own.
+
+    Args:
+        nvec: Alternatives of each choice.
+    """
+
+    def __init__(self, nvec: Sequence[int], log_prob: bool = False) -> None:
+        self.nvec, self.log_prob = tuple(int(n) for n in nvec), log_prob
+        self.noise = Spec("noise", (len(self.nvec),), np.dtype(np.float64))
+
+    def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
+        return rng.random((n, len(self.nvec)))
+
+    def greedy(self) -> Any:
+        return np.full(len(self.nvec), GREEDY)
+
+    def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
+        assert noise is not None
+        logits, mask = _read(out, "logits", self), _legal(out)
+        if mask is not None:
+            logits = np.where(mask, logits, np.float32(-np.inf))
+        blocks = np.split(logits, np.cumsum(self.nvec)[:-1], axis=1)
+        parts = [sample_categorical(block, np.ascontiguousarray(noise[:, i]), self.log_prob) for i, block in enumerate(blocks)]
+        result = {"act": np.stack([part["act"] for part in parts], axis=1)}
+        if self.log_prob:
+            result["log_prob"] = np.sum([part["log_prob"] for part in parts], axis=0)
+        return result
+
+    def kind(self) -> tuple[Any, ...]:
+        return (type(self), self.nvec, self.log_prob)
+
+
+def sample_categorical(logits: Array, noise: Array, log_prob: bool) -> dict[str, Array]:
+    """{'act': [N] int64, maybe 'log_prob': [N] float32} from logits [N, A] and noise [N]; the kernel is data/_sample.pyx."""
+    n = len(logits)
+    act, logs = np.empty(n, np.int64), np.empty(n if log_prob else 0, np.float32)
+    _sample.categorical(np.ascontiguousarray(logits, np.float32), noise, act, logs)
+    return {"act": act, "log_prob": logs} if log_prob else {"act": act}
+
+
+def sample_categorical_reference(logits: Array, noise: Array, log_prob: bool) -> dict[str, Array]:
+    """`sample_categorical` in plain NumPy."""
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    sums = weights.cumsum(axis=1)
+    act = (sums <= (noise * sums[:, -1])[:, None]).sum(axis=1)
+    act = np.where(noise < 0, logits.argmax(axis=1), act)
+    if not log_prob:
+        return {"act": act}
+    return {"act": act, "log_prob": np.log(weights[np.arange(len(act)), act] / sums[:, -1]).astype(np.float32)}
 
 
 class Gaussian(Explorer):
@@ -144,7 +211,7 @@ class Gaussian(Explorer):
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
         assert noise is not None
-        mean, log_std = out["mean"], out["log_std"]
+        mean, log_std = _read(out, "mean", self), _read(out, "log_std", self)
         act = mean + np.exp(log_std) * noise
         if not self.log_prob:
             return {"act": act}

@@ -37,7 +37,7 @@ class FusedAdam(torch.optim.Adam):
             self._gather(members)
         moments, squares, counts = self._lists
         torch._foreach_add_(counts, 1.0)
-        torch._fused_adam_(  # type: ignore[call-overload]
+        torch._fused_adam_(
             members, [p.grad for p in members], moments, squares, [], counts, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1],
             weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
         )

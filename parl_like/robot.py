@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from collections import deque
@@ -16,14 +17,14 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.agent import Agent, overridden
-from parl_like.agent_helper import AgentHelper
+from parl_like.agent_helper import AgentHelper, OffPolicyHelper, OnPolicyHelper
 from parl_like.computation_task import ComputationTask, Mode
 from parl_like.computation_wrapper import ComputationWrapper
 from parl_like.data.archive import read_archive, write_archive
 from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.errors import AgentFailed, Interrupted, Stopped, TaskFailed, unknown
+from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.spec import SpecError
-from parl_like.stages import Hook, StopCondition, TraceHash
+from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash
 
 DRIVERS = {"cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver"}
 """Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
@@ -97,10 +98,13 @@ class Crew:
         self.buffers = {} if buffers is None else buffers
         self._driver = self._make_driver()
         self._started = False
+        self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
         agent_seeds = seed.spawn(n_agents)
         self.agents = []
         for index in range(n_agents):
             member = agent()
+            if not isinstance(member, Agent):
+                raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
             member.bind(self, index, np.random.default_rng(agent_seeds[index]), label)  # type: ignore[arg-type]
             self.agents.append(member)
             if env is None:
@@ -136,7 +140,7 @@ class Crew:
         wrapper = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
         lane = 0
         for agent, helper, helper_seed in zip(self.agents, helpers, seeds, strict=True):
-            lanes = range(lane, lane + agent.n_envs) if agent.vector else None
+            lanes = range(lane, lane + agent.n_envs)
             lane += agent.n_envs
             helper.bind(
                 name, agent, wrapper.create_communicator(agent, self._driver), lanes, self.buffers.get(name) if training else None,
@@ -180,7 +184,7 @@ class Crew:
         if isinstance(error, (Stopped, Interrupted)):
             return
         if self._error is None:
-            known = (AgentFailed, TaskFailed, SpecError, KeyboardInterrupt, SystemExit)
+            known = (AgentFailed, TaskFailed, NotEnoughRows, SpecError, KeyboardInterrupt, SystemExit)
             if not isinstance(error, known):
                 failed = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: {error}")
                 failed.__cause__ = error
@@ -194,16 +198,34 @@ class Crew:
     def _advance(self) -> bool:
         """One iteration of the driver; raises what an agent or a task raised."""
         self._ensure_started()
-        self._driver.resume([a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)])
+        self._resume([a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)])
         went_on: bool = self._driver.iterate()
         self._raise()
         return went_on
+
+    def _resume(self, agents: list[Agent]) -> None:
+        """In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too."""
+        self._driver.resume(sorted(agents, key=lambda agent: agent.index))
 
     def _raise(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
             self._halt()
+            self._error = None  # what hooks raised while the agents ended; the first error is the one to report
             raise error
+
+    def _cut(self) -> None:
+        """Ends all open episodes. Requests that are waiting are served first, so no reply and no lesson is lost."""
+        if self._started:
+            for agent in self.agents:
+                agent.signal = "interrupt"
+            self._resume(list(self._driver.parked))  # those that a collection left in mid-episode
+            self._driver.halt(self.agents, "interrupt")
+            for agent in self.agents:
+                agent.signal = None  # of those that had parked again before halt() gave the signal once more
+            self._raise()
+        for agent in self.agents:
+            agent.fresh = True
 
     def _halt(self) -> None:
         """All agents end; open requests are answered with `Stopped`. The crew may start again."""
@@ -226,23 +248,23 @@ class Crew:
 
         Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
         """
-        n = len(self.agents)
         begin, steps_before = perf_counter(), self.env_steps
         result = Episodes()
         watch = _Watch(self.agents)
         if n_episode is not None:
+            share, rest = divmod(n_episode, len(self.agents))
             for i, agent in enumerate(self.agents):
-                agent.quota_episodes = n_episode // n + (i < n_episode % n)
+                agent.quota_episodes = share + (i < rest)
         else:
             assert n_step is not None
-            share, rest = divmod(n_step, n)
-            if rest:
-                warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} agents; collecting {(share + 1) * n}", stacklevel=3)
+            n = sum(agent.n_envs for agent in self.agents)
+            share = -(-n_step // n)
+            if n_step % n:
+                warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} environments; collecting {share * n}", stacklevel=4)
             for agent in self.agents:
-                agent.quota_steps = share + bool(rest)
+                agent.quota_steps = share * agent.n_envs
         for agent in self.agents:
-            if agent.env is not None:
-                agent.env.observe([*self._hooks(), watch])
+            agent.env.observe([*self._hooks(), watch])
         try:
             while self._advance():
                 pass
@@ -250,7 +272,7 @@ class Crew:
             for agent in self.agents:
                 agent.quota_steps = agent.quota_episodes = None
                 agent.env.observe(self._hooks())
-        for index in range(n):
+        for index in range(len(self.agents)):
             result.returns += watch.returns[index]
             result.lengths += watch.lengths[index]
         result.n_steps, result.seconds = self.env_steps - steps_before, perf_counter() - begin
@@ -263,7 +285,7 @@ class Crew:
         """Stops the agents and closes their environments. May be called twice."""
         self._halt()
         for agent in self.agents:
-            if agent.env is not None:
+            if agent.env is not None and not self._borrowed:
                 agent.env.close()
 
 
@@ -305,6 +327,11 @@ class Robot(Crew):
             raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
         if mode not in ("sync", "async"):
             raise ValueError(f"Robot: mode is {mode!r}; expected 'sync' or 'async'")
+        for name, task in tasks.items():
+            if not isinstance(task, ComputationTask):
+                raise TypeError(f"Robot: task {name!r} is {type(task).__name__}; expected ComputationTask(algorithm or function, helper=…)")
+        if not callable(agent):
+            raise TypeError(f"Robot: agent is {type(agent).__name__}; expected a function that makes one, such as its class")
         if isinstance(env, gym.Env) and n_agents > 1:
             raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
         self.seed = seed
@@ -323,7 +350,10 @@ class Robot(Crew):
     # ------------------------------------------------------------------------------------------------------------- running
 
     def run(self, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
-        """Runs until `stop` says so; without it, until interrupted.
+        """Runs until `stop` says so; without it, until interrupted. Begins with new episodes, and ends those that are open then.
+
+        Training requests that are open at the end are still served (not under the threads driver, where that could mean to wait
+        for an environment): with `OnPolicyHelper(unroll=5)`, 20 steps are learned from in 4 lessons.
 
         Raises:
             What an agent, an environment or a task raised, named. POST_EXPERIMENT fires all the same.
@@ -331,22 +361,29 @@ class Robot(Crew):
         hooks = [hooks] if isinstance(hooks, Hook) else list(hooks)
         self._run_hooks = hooks
         self._observe()
-        if stop is not None:
-            stop.begin(self)
-        self._stop = stop
         try:
+            if stop is not None:
+                stop.begin(self)
+            self._stop = stop
             for call in overridden(hooks, "pre_experiment"):
                 call(self)
             while not self.stop_requested and self._advance():
                 self.iterations += 1
+                if stop is not None and stop.after_iteration(self):
+                    break
+            self._stop = None
+            if self.driver_name == "cooperative":
+                self._cut()
+            self._halt()
+            self._raise()
         finally:
-            try:
-                self._halt()
-            finally:
-                self._stop, self._run_hooks = None, []
-                for call in overridden(hooks, "post_experiment"):
-                    call(self)
-                self._observe()
+            self._stop = None
+            self._halt()
+            self._error = None
+            self._run_hooks = []
+            self._observe()
+            for call in overridden(hooks, "post_experiment"):
+                call(self)
 
     def train_iter(self) -> dict[str, float]:
         """One iteration of a sync robot: every learning agent unrolls with unchanged parameters, then the tasks train.
@@ -379,6 +416,8 @@ class Robot(Crew):
         Yields:
             epoch from 1; stats: `metrics()` and 'test/return/mean', …; info: 'best_return', 'best_epoch', 'env_steps', 'seconds'.
         """
+        if n_epochs < 1 or steps_per_epoch < 1:
+            raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
         begin = perf_counter()
         info: dict[str, Any] = {"best_return": self.evaluate(evaluate_episodes).mean_return, "best_epoch": 0}
         for epoch in range(1, n_epochs + 1):
@@ -403,9 +442,11 @@ class Robot(Crew):
         for name, value in (("n_step", n_step), ("n_episode", n_episode)):
             if value is not None and value < 1:
                 raise ValueError(f"collect: {name} is {value}; expected at least 1")
+        if any(agent.env is None for agent in self.agents):
+            raise ValueError("collect: this robot has no environment")
         helpers = [helper for agent in self.agents for helper in agent.helpers.values()]
         if n_episode is not None and self._started:
-            self.checkpoint_boundary()
+            self._cut()
         for helper in helpers:
             helper.collecting = True
         try:
@@ -415,18 +456,38 @@ class Robot(Crew):
                 helper.collecting = False
 
     def update(self, task: str, batch_size: int = 0) -> dict[str, Any]:
-        """One training request by hand: `batch_size` random rows of the task's buffer; 0: all rows, in time order."""
+        """One training request by hand, from what is stored: a custom loop is `collect()` and `update()` by turns.
+
+        Args:
+            task: Its name.
+            batch_size: Random rows of an off-policy task; 0: all rows of the buffer. An on-policy task learns from all rows since
+                the last time, and forgets them.
+
+        Returns:
+            The training return; {} where nothing is stored.
+
+        Raises:
+            NotEnoughRows: the buffer has fewer rows than `batch_size`, or no whole episode where those are learned from.
+        """
         if task not in self.tasks:
             raise KeyError(unknown("task", task, self.tasks))
+        buffer = self.buffers.get(task)
+        if buffer is None or not len(buffer):
+            return {}
         helpers = [agent.helpers[task] for agent in self.agents]
-        if batch_size:
-            rows = helpers[0].sample(batch_size)[0]  # type: ignore[attr-defined]
-        elif hasattr(helpers[0], "take"):
-            parts = [h.take() for h in helpers if len(h.buffer.lane_rows(h.lane)["rew"])]  # type: ignore[union-attr]
+        first = helpers[0]
+        if isinstance(first, OffPolicyHelper):
+            rows = first.sample(batch_size)[0] if batch_size else first.rows_at(buffer.sample_indices(0))
+        elif isinstance(first, OnPolicyHelper):
+            if batch_size:
+                raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size out")
+            parts = [h.take() for h in helpers if isinstance(h, OnPolicyHelper) and h.ready()] or [first.take()]
             rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
         else:
-            rows = {name: column.copy() for name, column in self.buffers[task].in_order().items()}
-        return self.tasks[task].learn(rows)
+            raise ValueError(f"update: task {task!r} has a {type(first).__name__}; expected OffPolicyHelper or OnPolicyHelper, or call helper.learn()")
+        result = self.tasks[task].learn(rows)
+        self.wrappers[task].trainings.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
+        return result
 
     def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None, n_agents: int | None = None) -> Episodes:
         """Greedy episodes in test mode with agents, environments and queues of their own; nothing is stored or counted.
@@ -434,8 +495,12 @@ class Robot(Crew):
         Args:
             episodes: How many, spread evenly over the evaluating agents.
             seed: Seeds the environments; None: the robot's seed. Two calls with one seed see the same start states.
-            env: Another environment than the training one.
+            env: Another environment than the training one. An environment itself (not a factory) is used by one agent, and not
+                closed.
             n_agents: How many evaluate at once; None: as many as train, at most `episodes`.
+
+        Raises:
+            ValueError: there is no environment, or the robot was given one that cannot be made a second time.
         """
         if episodes < 1:
             raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
@@ -446,35 +511,43 @@ class Robot(Crew):
             crew.close()
 
     def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> Crew:
-        source = env if env is not None else self._env
+        source = self._env if env is None else env
         if source is None:
             raise ValueError("evaluate: this robot has no environment; give one as env=")
-        if isinstance(source, gym.Env) and not env:
-            source = source.spec.id if source.spec is not None else source
+        borrowed = isinstance(env, gym.Env)
+        if borrowed:
+            n = 1
+        elif isinstance(source, gym.Env):
+            # The training environment itself is in the middle of an episode.
+            source = _again(source)
         sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
         # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
         sequence = np.random.SeedSequence(entropy=sequence.entropy, spawn_key=sequence.spawn_key)
-        return Crew(self.tasks, source, self._agent, n, sequence, "cooperative", True, "test", "evaluator")
+        crew = Crew(self.tasks, source, self._agent, n, sequence, "cooperative", True, "test", "evaluator")
+        crew._borrowed = borrowed
+        return crew
 
     def play(self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30) -> float:
         """One greedy episode as an animated GIF at `path`; returns its return. The environment must render 'rgb_array'."""
         from PIL import Image
 
         source = self._env
-        if not isinstance(source, str):
-            spec = make_one(source).spec
-            source = spec.id if spec is not None else None
         if source is None:
-            raise ValueError("play: the environment is not registered with gymnasium, so it cannot be made again with rendering")
-        crew = self._evaluators(1, seed, lambda: gym.make(source, render_mode="rgb_array", disable_env_checker=True))
+            raise ValueError("play: this robot has no environment")
+        probe = make_one(source)
+        again = _again(probe, "rgb_array")
+        if probe is not source:
+            probe.close()
+        crew = self._evaluators(1, seed, again)
         frames: list[Image.Image] = []
 
         class Film(_Watch):
             def pre_episode(self, agent: Agent) -> None:
-                frames.append(Image.fromarray(agent.env.render()))
+                self.post_act(agent)
 
             def post_act(self, agent: Agent) -> None:
-                frames.append(Image.fromarray(agent.env.render()))
+                picture = agent.env.render()
+                frames.append(Image.fromarray(picture[0] if agent.vector else picture))
 
         try:
             agent = crew.agents[0]
@@ -499,8 +572,10 @@ class Robot(Crew):
                 agent.env.observe(self._hooks())
 
     def counters(self) -> dict[str, int]:
-        """'env_steps', 'episodes', 'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
-        out = {"env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations}
+        """'env_steps' (the agents' actions), 'time_steps' (the environments' own steps, more where actions are repeated), 'episodes',
+        'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
+        time_steps = sum(agent.env.time_steps for agent in self.agents if agent.env is not None)
+        out = {"env_steps": self.env_steps, "time_steps": time_steps, "episodes": self.episodes, "iterations": self.iterations}
         for name, task in self.tasks.items():
             out |= {f"updates/{name}": task.algorithm.updates, f"rows/{name}": task.rows_learned}
         return out
@@ -537,11 +612,7 @@ class Robot(Crew):
         A Python frame cannot be saved. A run that is to be resumed exactly therefore restarts its episodes at every checkpoint,
         whether it is interrupted there or not; the environments are seeded anew from the agents' generators.
         """
-        if self._started:
-            self._driver.halt(self.agents, "interrupt")
-            self._raise()
-        for agent in self.agents:
-            agent.fresh = True
+        self._cut()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
@@ -597,8 +668,27 @@ class Robot(Crew):
         self.close()
 
 
-def run_policy(policy: Callable[[Any], Any], env: EnvSource, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
-    """Runs a plain function observation → action, without tasks or learning: `run_policy(lambda obs: 0, "CartPole-v1", stop)`."""
+def _again(env: Any, render_mode: str | None = None) -> Callable[[], Any]:
+    """A function that makes an environment like this one, arguments and registered wrappers included."""
+    if env.spec is None:
+        raise ValueError(
+            "the robot's environment is not registered with gymnasium, so it cannot be made a second time; give the robot a factory "
+            "(`lambda: MyEnv()`), or this call an environment of its own (env=)"
+        )
+    spec = copy.deepcopy(env.spec)
+    spec.disable_env_checker = True
+    return lambda: gym.make(spec) if render_mode is None else gym.make(spec, render_mode=render_mode)
+
+
+def run_policy(
+    policy: Callable[[Any], Any], env: EnvSource, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = (), *, seed: int = 0,
+) -> None:
+    """Runs a plain function observation → action, without tasks or learning: `run_policy(lambda obs: 0, "CartPole-v1")`.
+
+    Args:
+        stop: None: after one episode.
+        env: As for `Robot`. An environment itself is not closed.
+    """
 
     class PolicyAgent(Agent):
         def run_one_episode(self) -> None:
@@ -608,5 +698,6 @@ def run_policy(policy: Callable[[Any], Any], env: EnvSource, stop: StopCondition
                 obs, _, terminated, truncated, _ = self.env.step(policy(obs))
                 done = terminated or truncated
 
-    with Robot(env, tasks={}, agent=PolicyAgent) as robot:
-        robot.run(stop, hooks)
+    with Robot(env, tasks={}, agent=PolicyAgent, seed=seed) as robot:
+        robot._borrowed = isinstance(env, gym.Env)
+        robot.run(StopAfterEpisodes(1) if stop is None else stop, hooks)

@@ -33,8 +33,12 @@ class Hook:
     """Observes a run. Override what you need; a method that is not overridden costs nothing.
 
     Order: PRE_EXPERIMENT; per episode PRE_EPISODE (after the reset); per action PRE_ACT, the environment's step, POST_ACT; then
-    POST_EPISODE (after the agent's code is done with the episode); POST_EXPERIMENT, always, also after an error. At every
-    stage the agent's helpers come before the hooks, and hooks in the order in which they were given. Hooks never move data.
+    POST_EPISODE (after the agent's code is done with the episode), `interrupted` where a stop, an error or the agent's own code cut
+    the episode; POST_EXPERIMENT, always, also after an error. At every stage the agent's helpers come before the hooks (a helper
+    hears of a stage for which it has a method), and hooks in the order in which they were given. Hooks never move data.
+
+    Of a `VectorAgent`, PRE_ACT and POST_ACT are those of all its environments together; PRE_EPISODE and POST_EPISODE come for each
+    environment, whose number is `agent.env.env_index`.
     """
 
     def pre_experiment(self, robot: Robot) -> None: ...
@@ -48,7 +52,7 @@ class Hook:
         """`agent.env.last` is (observation, action, reward, terminated, truncated, info) of the step."""
 
     def post_episode(self, agent: Agent, interrupted: bool) -> None:
-        """`agent.env.episode_return` and `.episode_length` are the finished episode's; `interrupted`: it was cut by a stop."""
+        """`agent.env.episode_return` and `.episode_length` are the episode's; `interrupted`: it was cut before its end."""
 
     def post_experiment(self, robot: Robot) -> None: ...
 
@@ -81,16 +85,25 @@ class EpisodeStats(Hook):
 
 
 class RewardsPerEpisode(Hook):
-    """The rewards of every episode, one list each per agent; the running episode is the last list of its agent."""
+    """The rewards of every episode, in lists by environment; the running episode is the last list of its environment.
+
+    Attributes:
+        rewards: (agent's index, index of the environment in the agent, 0 for a single one) → a list of rewards per episode.
+    """
 
     def __init__(self) -> None:
-        self.rewards: dict[int, list[list[float]]] = {}
+        self.rewards: dict[tuple[int, int], list[list[float]]] = {}
 
     def pre_episode(self, agent: Agent) -> None:
-        self.rewards.setdefault(agent.index, []).append([])
+        self.rewards.setdefault((agent.index, agent.env.env_index), []).append([])
 
     def post_act(self, agent: Agent) -> None:
-        self.rewards[agent.index][-1].append(agent.env.last[2])
+        rew = agent.env.last[2]
+        if not agent.vector:
+            self.rewards[agent.index, 0][-1].append(rew)
+            return
+        for i in np.flatnonzero(agent.env.valid):
+            self.rewards[agent.index, int(i)][-1].append(float(rew[i]))
 
 
 class TimePerStep(Hook):
@@ -137,33 +150,44 @@ class TraceHash(Hook):
 
 
 class EveryNSteps(Hook):
-    """Calls `function(robot)` after every `n` environment steps of the whole robot."""
+    """Calls `function(robot)` whenever the whole robot's environment steps pass a multiple of `n`, once after each act that does."""
 
     def __init__(self, n: int, function: Callable[[Robot], None]) -> None:
         if n < 1:
             raise ValueError(f"EveryNSteps: n is {n}; expected at least 1")
         self.n, self.function = n, function
+        self._seen: int | None = None
+
+    def pre_experiment(self, robot: Robot) -> None:
+        self._seen = robot.env_steps
 
     def post_act(self, agent: Agent) -> None:
-        if agent.robot.env_steps % self.n == 0:
+        steps = agent.robot.env_steps
+        seen = steps - 1 if self._seen is None else self._seen
+        self._seen = max(seen, steps)
+        # Passed, not hit: the environments of a vector agent step together, and threads may count past a multiple.
+        if steps // self.n > seen // self.n:
             self.function(agent.robot)
 
 
 class EveryNEpisodes(Hook):
-    """Calls `function(robot)` after every `n` finished episodes of the whole robot."""
+    """Calls `function(robot)` after every `n`-th finished episode that this hook has seen, all agents together."""
 
     def __init__(self, n: int, function: Callable[[Robot], None]) -> None:
         if n < 1:
             raise ValueError(f"EveryNEpisodes: n is {n}; expected at least 1")
         self.n, self.function = n, function
+        self.seen = 0
 
     def post_episode(self, agent: Agent, interrupted: bool) -> None:
-        if not interrupted and agent.robot.episodes % self.n == 0:
-            self.function(agent.robot)
+        if not interrupted:
+            self.seen += 1
+            if self.seen % self.n == 0:
+                self.function(agent.robot)
 
 
 class StopCondition:
-    """Consulted after every act; the run ends at once when it returns True. Compose with `&` and `|`.
+    """Consulted after every act; the run ends at once when it returns True: no agent takes another step. Compose with `&` and `|`.
 
     Subclasses write `__call__`. A composition asks both sides every time, so that counters inside see every act.
     """
@@ -173,6 +197,10 @@ class StopCondition:
 
     def begin(self, robot: Robot) -> None:
         """Called when a run starts: conditions count from here."""
+
+    def after_iteration(self, robot: Robot) -> bool:
+        """The same question between two iterations, where no act is under way."""
+        return False
 
     def __and__(self, other: StopCondition) -> StopCondition:
         return _Both(self, other, all)
@@ -191,6 +219,9 @@ class _Both(StopCondition):
 
     def __call__(self, robot: Robot) -> bool:
         return self.rule([self.left(robot), self.right(robot)])
+
+    def after_iteration(self, robot: Robot) -> bool:
+        return self.rule([self.left.after_iteration(robot), self.right.after_iteration(robot)])
 
 
 class StopAfterSteps(StopCondition):
@@ -221,6 +252,24 @@ class StopAfterEpisodes(StopCondition):
 
     def __call__(self, robot: Robot) -> bool:
         return robot.episodes >= self._end
+
+
+class StopAfterIterations(StopCondition):
+    """After `n` iterations of this run, before the next one begins: the same as `n` calls of `Robot.train_iter`."""
+
+    def __init__(self, n: int) -> None:
+        if n < 1:
+            raise ValueError(f"StopAfterIterations: n is {n}; expected at least 1")
+        self.n, self._end = n, n
+
+    def begin(self, robot: Robot) -> None:
+        self._end = robot.iterations + self.n
+
+    def __call__(self, robot: Robot) -> bool:
+        return robot.iterations >= self._end
+
+    def after_iteration(self, robot: Robot) -> bool:
+        return self(robot)
 
 
 class StopAfterSeconds(StopCondition):
@@ -255,6 +304,8 @@ class StopWithoutImprovement(StopCondition):
     """
 
     def __init__(self, patience: int, delta: float = 0.0, value: Callable[[Robot], float] | None = None) -> None:
+        if patience < 1 or delta < 0:
+            raise ValueError(f"StopWithoutImprovement: patience is {patience} and delta {delta}; expected patience ≥ 1 and delta ≥ 0")
         self.patience, self.delta, self.value = patience, delta, value
         self._best, self._since, self._seen = float("-inf"), 0, 0
 
@@ -262,14 +313,36 @@ class StopWithoutImprovement(StopCondition):
         self._best, self._since, self._seen = float("-inf"), 0, robot.episodes
 
     def __call__(self, robot: Robot) -> bool:
-        if robot.episodes > self._seen:
+        new = robot.episodes - self._seen
+        if new:
             self._seen = robot.episodes
-            value = self.value(robot) if self.value is not None else robot.recent_returns[-1]
-            if value > self._best + self.delta:
-                self._best, self._since = value, 0
-            else:
-                self._since += 1
+            # A vector agent ends several episodes with one act.
+            values = list(robot.recent_returns)[-new:] if self.value is None else [self.value(robot)] * new
+            for value in values:
+                if value > self._best + self.delta:
+                    self._best, self._since = value, 0
+                else:
+                    self._since += 1
         return self._since >= self.patience
+
+
+class StopSignal(StopCondition):
+    """When `set()` was called, from a signal handler, another thread or a hook; it stays set until `clear()`."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def clear(self) -> None:
+        self._set = False
+
+    def __call__(self, robot: Robot) -> bool:
+        return self._set
+
+    def after_iteration(self, robot: Robot) -> bool:
+        return self._set
 
 
 class StopWhen(StopCondition):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parl_like.agent import Agent, EnvFace
+from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.errors import AgentFailed
 from parl_like.spec import Array, leaves, nest
 
@@ -21,63 +24,94 @@ class VectorFace(EnvFace):
     Attributes:
         n: Environments.
         obs_next: Observation after the last actions, the true final one where an episode ended.
-        valid: [n] bool, rows of the last step that are real transitions.
+        valid: [n] bool, rows of the last step that are real transitions and wanted; only they are counted.
         env_index: The environment whose episode end a hook hears of; `episode_return` and `episode_length` are that episode's.
+        quotas: [n] episodes that each environment still has to play in a collection; one with 0 is stepped, but no longer counted.
+            None: no bound.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], agent: Agent) -> None:
         self.n = int(env.num_envs)
         super().__init__(env, agent)  # type: ignore[arg-type]
-        self.action_space, self.observation_space = env.single_action_space, env.single_observation_space
-        mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        self._mode = AutoresetMode(mode)
-        self.valid: Array = np.ones(self.n, bool)
-        self.obs_next: Any = None
-        self.env_index = 0
-        self._ended: Array = np.zeros(self.n, bool)
-        self._returns: Array = np.zeros(self.n)
-        self._lengths: Array = np.zeros(self.n, np.int64)
+        self.observation_space = env.single_observation_space
+        self._use(env.single_action_space)
+        self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        # An environment that does not copy its observations overwrites those that are still to be stored.
+        self._fresh: Callable[[Any], Any] = _copied if getattr(env, "copy", True) is False else lambda obs: obs
         self.quotas: Array | None = None
+        self.obs_next: Any = None
+        self.valid = np.ones(self.n, bool)
+        self._running = np.zeros(self.n, bool)  # between PRE_EPISODE and POST_EPISODE
+        self._done = np.zeros(self.n, bool)  # the last step's ends, as the environment told them
+        self._ended = np.zeros(self.n, bool)  # of those, the ones whose POST_EPISODE is still to come
+        self._reset_now = np.zeros(self.n, bool)  # reset by the last step
+        self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
+
+    def _wanted(self) -> Array:
+        return np.ones(self.n, bool) if self.quotas is None else self.quotas > 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode in every environment; `EnvFace.reset` says how it is seeded, environment i with seed + i."""
         agent = self._agent
-        if seed is None and agent.fresh:
-            seed = int(agent.rng.integers(2**31))
-        agent.fresh = False
-        self.seed = seed
+        self.end_episode()
+        if agent.signal is not None:
+            agent.obey()
+        seed = self._seed(seed)
         try:
             obs, info = self._reset(seed=seed, options=options)
         except Exception as error:
             raise AgentFailed(f"{agent}: its vector environment raised in reset(seed={seed}): {type(error).__name__}: {error}") from error
+        obs = self._fresh(obs)
         self.last = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
-        self._returns[:], self._lengths[:], self._ended[:] = 0, 0, False
+        self._done[:] = self._ended[:] = False
         self._open, self._over = True, False
-        for self.env_index in range(self.n):
-            for call in self._pre_episode:
-                call(agent)
+        self._begin(self._wanted())
         return obs, info
+
+    def _begin(self, rows: Array) -> None:
+        """PRE_EPISODE for each of these environments."""
+        for i in np.flatnonzero(rows).tolist():
+            self.env_index, self._running[i] = i, True
+            self._returns[i], self._lengths[i] = 0.0, 0
+            for call in self._pre_episode:
+                call(self._agent)
+
+    def _end(self, i: int, interrupted: bool) -> None:
+        """POST_EPISODE for one environment."""
+        self.env_index, self._running[i] = i, False
+        self.episode_return, self.episode_length = float(self._returns[i]), int(self._lengths[i])
+        for call in self._post_episode:
+            call(self._agent, interrupted)
 
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of all environments; `obs` is what to act on next, `self.obs_next` what the actions led to."""
         agent = self._agent
         if agent.signal is not None:
             agent.obey()
+        if self._over:
+            raise AgentFailed(f"{agent}: step() before reset(); call reset() first")
+        self._check_actions(act)
         for call in self._pre_act:
             call(agent, act)
         try:
             obs, rew, terminated, truncated, info = self._step(act)
+            done = np.logical_or(terminated, truncated)
+            self.obs_next = obs = self._fresh(obs)
+            if self._mode is AutoresetMode.SAME_STEP and done.any():
+                self.obs_next = _with_rows(obs, info["final_obs"], np.flatnonzero(done))
+            elif self._mode is AutoresetMode.DISABLED and done.any():
+                obs, _ = self._reset(options={"reset_mask": done})
+                obs = self._fresh(obs)
         except Exception as error:
             raise AgentFailed(f"{agent}: its vector environment (seed {self.seed}) raised in step(): {type(error).__name__}: {error}") from error
-        done = np.logical_or(terminated, truncated)
-        self.valid = ~self._ended if self._mode is AutoresetMode.NEXT_STEP else np.ones(self.n, bool)
-        self.obs_next = obs
-        if self._mode is AutoresetMode.SAME_STEP and done.any():
-            self.obs_next = _with_rows(obs, info["final_obs"], np.flatnonzero(done))
-        elif self._mode is AutoresetMode.DISABLED and done.any():
-            self.obs_next = _copied(obs)  # the environment may write its next observations over these
-            obs, _ = self._reset(options={"reset_mask": done})
-        self._ended = done
-        self._returns += np.where(self.valid, rew, 0.0)
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._reset_now = self._done
+            self.valid = self._wanted() & ~self._done
+        else:
+            self._reset_now = done
+            self.valid = self._wanted()
+        self._done, self._ended = done, done & self.valid
+        self._returns += np.where(self.valid, np.asarray(rew, np.float64), 0.0)
         self._lengths += self.valid
         self.last = (obs, act, rew, terminated, truncated, info)
         robot, k = agent.robot, int(self.valid.sum())
@@ -85,7 +119,7 @@ class VectorFace(EnvFace):
         self.time_steps += k
         for _ in range(k):
             robot.env_steps = next(robot._step_counter)
-        for i in np.flatnonzero(done & self.valid):
+        for i in np.flatnonzero(self._ended):
             robot.count_episode(float(self._returns[i]), int(self._lengths[i]))
         for call in self._post_act:
             call(agent)
@@ -95,28 +129,55 @@ class VectorFace(EnvFace):
         agent.after_step(k)
         return obs, rew, terminated, truncated, info
 
-    def end_episodes(self) -> None:
-        """After the rows of the last step were stored: POST_EPISODE, and PRE_EPISODE of the next one, for each that ended."""
-        for i in np.flatnonzero(self._ended & self.valid):
-            self.env_index = int(i)
-            self.episode_return, self.episode_length = float(self._returns[i]), int(self._lengths[i])
-            self._returns[i], self._lengths[i] = 0.0, 0
-            if self.quotas is None or self.quotas[i] > 0:
-                for call in self._post_episode:
-                    call(self._agent, False)
-                if self.quotas is not None:
-                    self.quotas[i] -= 1
-            for call in self._pre_episode:
-                call(self._agent)
+    def _check_actions(self, act: Any) -> None:
+        """All rows at once where the space allows it; a wrong one is then named by `_check_action`."""
+        space, rows = self.action_space, np.asarray(act)
+        if rows.shape[:1] != (self.n,):
+            raise AgentFailed(f"{self._agent}: actions of shape {rows.shape}; expected one row for each of {self.n} environments")
+        if isinstance(space, gym.spaces.Discrete) and rows.ndim == 1 and rows.dtype.kind in "iu":
+            fits = bool(((rows >= self._start) & (rows < self._start + self._n)).all())
+        elif isinstance(space, gym.spaces.Box) and rows.shape == (self.n, *space.shape):
+            fits = bool(((rows >= space.low) & (rows <= space.high)).all())
+        else:
+            fits = False
+        if not fits:
+            for row in rows:
+                self._check_action(row)
 
-    def end_episode(self, interrupted: bool = False) -> None:
-        if self._open and interrupted:
-            for i in np.flatnonzero(self._lengths):
-                self.env_index = int(i)
-                self.episode_return, self.episode_length = float(self._returns[i]), int(self._lengths[i])
-                for call in self._post_episode:
-                    call(self._agent, True)
+    def end_episodes(self) -> None:
+        """To be called when the rows of a step have been stored: POST_EPISODE for each environment whose episode it ended, then
+        PRE_EPISODE for each that it reset."""
+        self._finish()
+        if self._reset_now.any():
+            self._begin(self._reset_now & self._wanted())
+
+    def _finish(self) -> None:
+        for i in np.flatnonzero(self._ended).tolist():
+            self._ended[i] = False
+            if self.quotas is not None:
+                self.quotas[i] -= 1
+            self._end(i, False)
+
+    def end_episode(self) -> None:
+        """Ends what runs in every environment, with seams in the buffer; see `EnvFace.end_episode`."""
+        if not self._open:
+            return
         self._open, self._over = False, True
+        self._finish()
+        if self._running.any():
+            self._agent.cut()
+            for i in np.flatnonzero(self._running).tolist():
+                self._end(i, True)
+
+    @property
+    def time_step(self) -> TimeStep:
+        """The last step of environment `env_index`; after an automatic reset the observation is the next episode's."""
+        i = self.env_index
+        obs, act, rew, terminated, truncated, info = self.last
+        row = nest({name: leaf[i] for name, leaf in leaves(obs, "o")})["o"]
+        if act is None:
+            return first_step(row, i, info)
+        return next_step(row, rew[i], terminated[i], truncated[i], act[i], i, info)
 
 
 class VectorAgent(Agent):
@@ -124,28 +185,44 @@ class VectorAgent(Agent):
 
     PRE_EPISODE and POST_EPISODE fire per environment; `run_one_episode` itself runs until the robot stops, or until every
     environment has had its share of the episodes that a collection or an evaluation asks for.
+
+    Args:
+        n_envs: Environments that are made of a single one.
+        max_episode_steps: Limit of the environments that are made. A vector environment brings its own limits.
     """
 
     vector = True
 
-    def __init__(self, n_envs: int = 8) -> None:
+    def __init__(self, n_envs: int = 8, *, max_episode_steps: int | None = None) -> None:
+        super().__init__(max_episode_steps=max_episode_steps)
         if n_envs < 1:
             raise ValueError(f"VectorAgent: n_envs is {n_envs}; expected at least 1")
         self.n_envs = n_envs
 
-    def join(self, make: Any) -> None:
+    def join(self, make: Callable[[], Any]) -> None:
         env = make()
-        if not isinstance(env, VectorEnv):
-            first = [env]
-            env = SyncVectorEnv([lambda: first.pop() if first else make()] * self.n_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        ready = isinstance(env, VectorEnv)
+        if self.action_repeat != 1 or (ready and self.max_episode_steps is not None):
+            raise ValueError(f"{self}: a VectorAgent does not repeat actions, and limits episodes only in environments that it makes; "
+                             "wrap the environments (gymnasium.wrappers.TimeLimit, an action-repeating wrapper)")
+        if not ready:
+            env = self._copies(env, make)
         self.n_envs = int(env.num_envs)
         self.env = VectorFace(env, self)
 
-    def after_step(self, steps: int = 1) -> None:
-        super().after_step(steps)
+    def _copies(self, first: Any, make: Callable[[], Any]) -> SyncVectorEnv:
+        envs = [first, *(make() for _ in range(self.n_envs - 1))]
+        if len({id(env) for env in envs}) < len(envs):
+            raise ValueError(f"{self}: {self.n_envs} environments are needed, and the robot has one; give it a factory or an id")
+        if self.max_episode_steps is not None:
+            envs = [gym.wrappers.TimeLimit(env, self.max_episode_steps) for env in envs]
+        return SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore[misc]
 
     def run_one_episode(self) -> None:
         env, helpers = self.env, list(self.helpers.values())
+        if not helpers:
+            raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
+        env.quotas = None
         if self.quota_episodes is not None:
             share, rest = divmod(self.quota_episodes, env.n)
             env.quotas = np.array([share + (i < rest) for i in range(env.n)])
@@ -157,7 +234,6 @@ class VectorAgent(Agent):
                 helper.store(obs, act, rew, env.obs_next, terminated, truncated, info, env.valid)
             env.end_episodes()
             obs = obs_next
-        env.quotas = None
 
 
 def _copied(obs: Any) -> Any:
@@ -165,13 +241,10 @@ def _copied(obs: Any) -> Any:
 
 
 def _with_rows(obs: Any, final: Any, rows: Array) -> Any:
-    """A copy of the stacked observations with the final ones of `rows` in place."""
+    """A copy of the stacked observations with the final ones of `rows` in place; `final` is an array of n observations."""
     out = _copied(obs)
-    for i in rows:
-        one = final[i] if not isinstance(final, dict) else {k: v[i] for k, v in final.items()}
-        targets = dict(leaves(out, "o"))
-        for name, leaf in leaves(one, "o"):
+    targets = dict(leaves(out, "o"))
+    for i in rows.tolist():
+        for name, leaf in leaves(final[i], "o"):
             targets[name][i] = leaf
     return out
-
-

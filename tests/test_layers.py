@@ -17,6 +17,8 @@ ALLOWED = {
     "algorithms": {"ground", "data", "nouns"},
     "models": {"ground", "data", "nouns"},
     "envs": {"ground", "data", "nouns"},
+    # parl_like/__init__.py and __main__.py: the face shows what the rooms hold, the command starts the lab
+    "face": {"ground", "data", "nouns", "drivers", "lab"},
     "robots": {"ground", "data", "nouns", "drivers", "lab", "algorithms", "models", "envs"},
 }
 
@@ -24,6 +26,8 @@ ALLOWED = {
 def room_of(module):
     """parl_like.envs.grid -> envs; parl_like.batch -> ground; parl_like.agent -> nouns."""
     head = module.split(".")[1] if "." in module else ""
+    if head in ("__init__", "__main__"):
+        return "face"
     return "ground" if head in ("batch", "spec") else head if head in ALLOWED else "nouns"
 
 

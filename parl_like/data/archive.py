@@ -455,7 +455,7 @@ def _manifest(path: Path, folder: int) -> Manifest:
     number = body.get("format") if isinstance(body, dict) else None
     if type(number) is int and number > FORMAT:
         raise _refusal(file, f"format {FORMAT}", f"format {number}, written by a newer parl_like", "upgrade parl_like")
-    if number != FORMAT or type(number) is not int:
+    if number != FORMAT:
         raise _damaged(file, f"format {FORMAT}", f"format {number!r:.20}")
     if text != _sealed(text[:-_SEAL]) or not body.pop("sha256", ""):
         raise _damaged(file, "the bytes that its own sha256 names", "others")
@@ -530,9 +530,9 @@ def _read_component(path: Path, folder: int, component: Component) -> Any:
 
 def _read_arrays(path: Path, folder: int, stored: StoredFile) -> dict[str, tuple[str, Array]]:
     file, out, header = path / stored.name, {}, _header(stored.name, stored.tensors)
-    digest = hashlib.sha256(header)
     with _open_file(folder, stored.name) as stream:
-        if stream.read(len(header)) != header:
+        digest = hashlib.sha256(got := stream.read(len(header)))
+        if got != header:
             raise _damaged(file, "the header that the manifest describes", "another")
         for tensor in stored.tensors:
             try:
@@ -541,11 +541,11 @@ def _read_arrays(path: Path, folder: int, stored: StoredFile) -> dict[str, tuple
                 raise _damaged(file, f"a possible shape of {tensor.name!r}", tensor.shape) from None
             rest = array.reshape(-1).view(np.uint8).data
             while rest:
-                got = stream.readinto(rest[:PIECE])
-                if not got:
+                count = stream.readinto(rest[:PIECE])
+                if not count:
                     raise _damaged(file, f"{stored.size} bytes", "fewer")
-                digest.update(rest[:got])
-                rest = rest[got:]
+                digest.update(rest[:count])
+                rest = rest[count:]
             out[tensor.name] = tensor.dtype, array
         if stream.read(1) or digest.hexdigest() != stored.sha256:
             raise _damaged(file, f"sha256 {stored.sha256}", digest.hexdigest())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
 
+from parl_like.errors import Interrupted
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
@@ -40,7 +41,6 @@ class CooperativeDriver:
         self.parked: list[Agent] = []
         self._fibers: dict[int, greenlet] = {}
         self._hub = getcurrent()
-        self._switch: Any = None
         self.stopping = False
 
     # ------------------------------------------------------------------------------------------- the agents' side (Link)
@@ -51,25 +51,24 @@ class CooperativeDriver:
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
         queue.put(ticket, values)
-        if wait:
-            current = getcurrent()
-            if current is self._hub:
-                return self._serve_inline(queue, ticket)
+        if not wait:
+            ticket.waiter = None
+            return
+        current = getcurrent()
+        if current is self._hub or not self.agents:
+            ticket.waiter = None
+            self._serve_inline(ticket)
+        else:
             ticket.waiter = current
             self._hub.switch()
-            if ticket.error is not None:
-                raise ticket.error
-        else:
-            ticket.waiter = None
+        if ticket.error is not None:
+            raise ticket.error
 
     def wait(self, ticket: Ticket) -> None:
         if ticket.waiter is not SERVED:
             current = getcurrent()
-            if current is self._hub:
-                for wrapper in self.wrappers:
-                    for queue in (wrapper.predictions, wrapper.trainings):
-                        while ticket.waiter is not SERVED and queue.batches:
-                            self._serve(queue, wrapper)
+            if current is self._hub or not self.agents:
+                self._serve_inline(ticket)
             else:
                 ticket.waiter = current
                 self._hub.switch()
@@ -79,10 +78,10 @@ class CooperativeDriver:
     def is_served(self, ticket: Ticket) -> bool:
         return ticket.waiter is SERVED
 
-    def _serve_inline(self, queue: RequestQueue, ticket: Ticket) -> None:
-        """A call from the hub itself (no agent is running): serve until the reply is there."""
-        ticket.waiter = None
-        self.wait(ticket)
+    def _serve_inline(self, ticket: Ticket) -> None:
+        """For a call from outside of the agents: serves the ticket's queue, whatever its rule, until the reply is there."""
+        while ticket.waiter is not SERVED and ticket.queue.batches:
+            self._wake(ticket.queue.serve())
 
     def park(self, agent: Agent) -> None:
         """Called by an agent: waits until `resume`."""
@@ -95,14 +94,16 @@ class CooperativeDriver:
         self._hub = getcurrent()
         self.wrappers = list(wrappers)
         self.agents = list(agents)
+        self._fibers = {}
         for agent in agents:
+            agent.signal = None
             fiber = self._fibers[id(agent)] = greenlet(partial(self._main, agent), self._hub)
             self.ready.append(fiber)
 
     def _main(self, agent: Agent) -> None:
         try:
             agent.run()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported, also Ctrl-C
             self._failed(agent, error)
         finally:
             self.agents.remove(agent)
@@ -124,10 +125,10 @@ class CooperativeDriver:
             if self.stopping:
                 return
 
-    def _serve(self, queue: RequestQueue, wrapper: ComputationWrapper) -> None:
-        tickets = queue.serve(wrapper.mode)
+    def _serve(self, queue: RequestQueue) -> None:
+        tickets = queue.serve()
         self._wake(tickets)
-        if queue is wrapper.trainings and tickets and tickets[0].error is not None and wrapper.task.on_error == "stop":
+        if queue.kind == "learn" and tickets and tickets[0].error is not None and queue.task.on_error == "stop":
             self._on_error(tickets[0].agent, tickets[0].error)
 
     def _wake(self, tickets: list[Ticket]) -> None:
@@ -145,35 +146,46 @@ class CooperativeDriver:
             False when nothing can run any more: every agent is parked or has ended.
         """
         left = slices
-        learners = self.sync and any(agent.learns for agent in self.agents)
         while True:
             self._run_ready()
             if self.stopping:
                 return False
-            choice = self._choose(learners)
-            if choice is None:
+            queue = self._choose()
+            if queue is None:
                 return self._train_round()
-            self._serve(*choice)
-            if not learners:
+            self._serve(queue)
+            # Asked anew each time: the last learner may have ended, and the others would go on for ever.
+            if not (self.sync and any(agent.learns and agent not in self.parked for agent in self.agents)):
                 left -= 1
                 if not left:
                     return True
 
-    def _choose(self, learners: bool) -> tuple[RequestQueue, ComputationWrapper] | None:
-        """The closable queue with most rows, ties in task order; None when only training in a round is left."""
-        best, rows = None, 0
-        waiting = False
+    def _choose(self) -> RequestQueue | None:
+        """The closable queue with most rows, ties in task order; None when only training in a round is left.
+
+        A queue's rows count once more each time another is served before it: so no queue waits for ever behind a fuller one, whose
+        agents come back before each choice.
+        """
+        open_queues: list[RequestQueue] = []
+        best: RequestQueue | None = None
+        training = False
         for wrapper in self.wrappers:
-            queue: RequestQueue
-            queue = wrapper.predictions
-            if queue.rows > rows:
-                best, rows = (queue, wrapper), queue.rows
+            if wrapper.predictions.rows:
+                open_queues.append(wrapper.predictions)
             queue = wrapper.trainings
             if queue.rows:
-                waiting = True
-                if (queue.rows > rows) if not self.sync else (queue.rows >= (queue.rule.min_rows or float("inf"))):
-                    best, rows = (queue, wrapper), queue.rows
-        if best is not None and waiting and learners and best[0].kind == "predict" and not self._learner_acts():
+                training = True
+                if queue.rows >= (queue.rule.min_rows or (float("inf") if self.sync else 1)):
+                    open_queues.append(queue)
+        if not open_queues:
+            return None
+        best = open_queues[0]
+        if len(open_queues) > 1:
+            best = max(open_queues, key=lambda queue: queue.rows * queue.passed)
+            for queue in open_queues:
+                queue.passed += 1
+            best.passed = 1
+        if self.sync and training and best.kind == "predict" and not self._learner_acts():
             return None
         return best
 
@@ -185,7 +197,7 @@ class CooperativeDriver:
         served = False
         for wrapper in self.wrappers:
             while wrapper.trainings.batches:
-                self._serve(wrapper.trainings, wrapper)
+                self._serve(wrapper.trainings)
                 served = True
                 if self.stopping:
                     return False
@@ -193,8 +205,18 @@ class CooperativeDriver:
 
     def halt(self, agents: Sequence[Agent], signal: str) -> None:
         """Gives every agent the signal and runs them until each has ended or parked; requests in the queues are answered `Stopped`
-        only where the signal is 'stop'. With 'interrupt' they are served first, so that no reply is lost."""
-        self._hub = getcurrent()
+        only where the signal is 'stop'. With 'interrupt' they are served first, so that no reply is lost.
+
+        Raises:
+            RuntimeError: called from inside an agent, say by a hook.
+        """
+        current = getcurrent()
+        if any(fiber is current for fiber in self._fibers.values()):
+            raise RuntimeError(
+                "an agent cannot halt all agents, for it would wait for itself (save, close, collect and the like, called from an "
+                "agent or a hook); call it between iterations, or use request_stop()"
+            )
+        self._hub = current
         self.stopping = False
         for agent in agents:
             agent.signal = signal
@@ -202,15 +224,20 @@ class CooperativeDriver:
             for wrapper in self.wrappers:
                 for queue in (wrapper.predictions, wrapper.trainings):
                     self._wake(queue.fail_all("the robot stopped"))
-            self.resume(list(self.parked))
+        self.resume(list(self.parked))
+        if signal == "stop":
             while self.ready:
                 self.ready.popleft().switch()
+            for agent in list(self.agents):
+                # Ctrl-C struck between taking this fiber, or its batch, from a queue and going on with it.
+                fiber = self._fibers[id(agent)]
+                fiber.throw(Interrupted) if fiber else fiber.switch()
             return
         while True:
             self._run_ready()
-            choice = self._choose(False)
+            choice = self._choose()
             if choice is not None:
-                self._serve(*choice)
+                self._serve(choice)
             elif not self._train_round():
                 return
 

@@ -2,14 +2,22 @@
 
 One lock guards all queues and counts. Every wait says above it what ends it; a stop answers every open request, so no wait
 outlives the run. The counts `_acting` and `_learners` tell when nobody is left who could still come, which closes a batch.
+
+The agent whose request completes a prediction batch serves it in its own thread: it would wait anyway, and two switches of
+threads per batch are saved. A wrapper's prediction thread serves what the clock closes, and what waits behind `max_rows`.
 """
 
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from parl_like.errors import TaskFailed
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
@@ -18,6 +26,43 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 0.001
 """How long a prediction batch stays open for agents that are busy in their environments, unless the task's rule says otherwise."""
+
+OPEN, WAITED, SERVED, READ = range(4)
+"""A ticket's `state`: nobody waits for it; its agent waits and is not counted as acting; answered; answered and waited for."""
+
+INFINITE = float("inf")
+
+
+class _Server:
+    """How one queue is served in one run.
+
+    Attributes:
+        bell: Lock that the thread sleeps on; released to wake it.
+        asleep: The thread sleeps until the bell, so the first request of a batch must ring; else it wakes by the clock.
+        busy: A batch is being computed, by the thread or by an agent.
+        enough: Rows that close a batch at once.
+        patience: Seconds that a batch stays open for more; None: no clock closes it.
+    """
+
+    __slots__ = ("asleep", "bell", "busy", "enough", "patience", "queue", "thread", "training")
+
+    def __init__(self, queue: RequestQueue) -> None:
+        self.queue = queue
+        self.training = queue.kind == "learn"
+        self.bell = threading.Lock()
+        self.bell.acquire()
+        self.asleep = self.busy = False
+        rule = queue.rule
+        self.patience = PATIENCE_S if rule.max_wait is None and rule.min_rows is None and not self.training else rule.max_wait
+        # A training batch that is full of rows is closed to more of them, but not therefore due: it waits for its round.
+        limits = [rule.min_rows, None if self.training else rule.max_rows, 1 if rule.max_wait == 0 else None]
+        self.enough = min((limit for limit in limits if limit is not None), default=INFINITE)
+        self.thread: threading.Thread | None = None
+
+    def ring(self) -> None:
+        """Wakes the thread; the caller holds the driver's lock."""
+        if self.bell.locked():
+            self.bell.release()
 
 
 class ThreadsDriver:
@@ -28,20 +73,17 @@ class ThreadsDriver:
         self._failed, self._on_error = failed, on_error
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)  # what the main thread waits on
-        self._bells: dict[int, Any] = {}  # queue → lock that its server thread sleeps on
-        self.wrappers: list[ComputationWrapper] = []
+        self._run: object | None = None  # this run; threads of an earlier one that come late see another
+        self._servers: list[_Server] = []
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
         self._gates: dict[int, threading.Semaphore] = {}
         self._threads: list[tuple[Agent, threading.Thread]] = []
-        self._servers: list[threading.Thread] = []
         self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
         self._learners = 0  # learning agents that are neither waiting for training, nor parked, nor ended
-        self._training = 0  # training batches being computed
         self._phase = "unroll"  # sync: unroll → train → done → unroll …
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
         self.stopping = False
-        self._closed = False
 
     # ------------------------------------------------------------------------------------------- the agents' side (Link)
 
@@ -52,128 +94,210 @@ class ThreadsDriver:
 
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
+        mine = False
         with self.lock:
             queue.put(ticket, values)
-            ticket.kind = queue.kind
-            ticket.counted = wait
-            if wait:
-                self._leave(ticket.agent, queue.kind == "learn")
-            elif queue.kind == "learn" or self._acting <= 0:
-                self._ring(queue)
+            ticket.state = OPEN
+            server = queue.server
+            if wait and server is not None:
+                ticket.state = WAITED
+                self._acting = acting = self._acting - 1
+                if acting <= 0 or queue.rows >= server.enough:
+                    mine = self._closes(server)
+                elif server.asleep:
+                    server.ring()
+                if server.training:
+                    self._count_learner(ticket.agent)
+            elif server is not None:
+                server.ring()
+                self._begin_round()
+        if mine:
+            self._serve(server, ticket)
         if wait:
-            # Ended by `_wake`: the batch was served, or the run stopped.
-            ticket.waiter.acquire()
-            if ticket.error is not None:
-                raise ticket.error
+            self.wait(ticket)
+
+    def _closes(self, server: _Server) -> bool:
+        """After a request: whether its agent shall serve the queue; rings for every other queue that may close now."""
+        if self._acting <= 0:
+            for other in self._servers:
+                if other is not server and other.queue.rows and not other.busy:
+                    other.ring()
+        if server.busy:
+            return False  # whoever is at it looks again afterwards
+        if server.training:
+            server.ring()
+            return False
+        server.busy = True
+        return True
 
     def wait(self, ticket: Ticket) -> None:
-        with self.lock:
-            if ticket.waiter.locked() and not ticket.counted:
-                ticket.counted = True
-                self._leave(ticket.agent, ticket.kind == "learn")
-        # Ended by `_wake`, as above; at once where the ticket was served before.
-        ticket.waiter.acquire()
+        if ticket.state == OPEN:
+            if ticket.queue.server is None:
+                self._serve_inline(ticket)
+            with self.lock:
+                if ticket.state == OPEN:
+                    ticket.state = WAITED
+                    self._leave(ticket.agent, ticket.queue.kind == "learn")
+        if ticket.state != READ:
+            try:
+                # Ended by `_wake`: the batch was served, the run stopped, or the server broke.
+                ticket.waiter.acquire()
+            except BaseException:
+                self._give_up(ticket)  # Ctrl-C, in a call from the main thread
+                raise
+            ticket.state = READ
+            if ticket.after is not None:
+                ticket.after.waiter.release()
         if ticket.error is not None:
             raise ticket.error
 
     def is_served(self, ticket: Ticket) -> bool:
-        return not ticket.waiter.locked()
+        return ticket.state >= SERVED
+
+    def _serve_inline(self, ticket: Ticket) -> None:
+        """For a call while no run is on: serves the ticket's queue, whatever its rule, until the reply is there."""
+        while ticket.state < SERVED and ticket.queue.batches:
+            tickets = ticket.queue.serve()
+            with self.lock:
+                self._count_in(tickets)
+            self._wake(tickets)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        """The caller of `wait` was interrupted: whoever it should wake must not wait for it."""
+        with self.lock:
+            if ticket.state == WAITED:
+                self._count_in([ticket])
+                ticket.state = OPEN
+            elif ticket.after is not None:
+                ticket.after.waiter.release()
+                ticket.after = None
 
     def park(self, agent: Agent) -> None:
+        """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
         with self.lock:
+            if agent.signal is not None:
+                return  # `halt` came between the agent's last look and this
             self.parked.append(agent)
             self._leave(agent, True)
             self._changed.notify_all()
-        self._gates[id(agent)].acquire()  # ended by `resume`
+        self._gates[id(agent)].acquire()  # ended by `resume` or `halt`
 
     def _leave(self, agent: Agent, training: bool) -> None:
         """The agent stops acting; wakes whoever waited for nobody to be left. The caller holds the lock."""
         self._acting -= 1
-        if training and agent.learns:
-            self._learners -= 1
         if self._acting <= 0:
-            waiting = [q for w in self.wrappers for q in (w.predictions, w.trainings) if q.rows]
-            for queue in waiting:
-                self._ring(queue)
+            waiting = [server for server in self._servers if server.queue.rows]
+            for server in waiting:
+                server.ring()
             if not waiting:
                 self._changed.notify_all()
+        if training:
+            self._count_learner(agent)
+
+    def _count_learner(self, agent: Agent) -> None:
+        """The agent will send no training request for now; the caller holds the lock."""
+        if agent.learns:
+            self._learners -= 1
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        """Sync: training begins when no learning agent is left who could still come. The caller holds the lock."""
         if self.sync and self._learners <= 0 and self._phase == "unroll":
-            self._begin_round()
-
-    def _ring(self, queue: Any) -> None:
-        """Wakes the queue's server thread; the caller holds the lock."""
-        bell = self._bells[id(queue)]
-        if bell.locked():
-            bell.release()
-
-    def _enter(self, agent: Agent, training: bool) -> None:
-        self._acting += 1
-        if training and agent.learns:
-            self._learners += 1
+            due = [server for server in self._servers if server.training and server.queue.rows]
+            if due:
+                self._phase = "train"
+            for server in due:
+                server.ring()
 
     # ----------------------------------------------------------------------------------------------------- the wrappers' side
 
-    def _begin_round(self) -> None:
-        if any(w.trainings.rows for w in self.wrappers):
-            self._phase = "train"
-            for wrapper in self.wrappers:
-                self._ring(wrapper.trainings)
-
-    def _may_close(self, queue: RequestQueue) -> float:
-        """Seconds until the oldest batch may close: 0 for now, infinity where only an event can close it."""
-        if not queue.rows:
-            return float("inf")
-        rule = queue.rule
-        training = queue.kind == "learn"
-        if (rule.min_rows is not None and queue.rows >= rule.min_rows) or (rule.max_rows is not None and queue.rows >= rule.max_rows and not training):
+    def _may_close(self, server: _Server) -> float:
+        """Seconds until the oldest batch may close: 0 for now, infinity where only an event can close it. The caller holds the lock."""
+        queue = server.queue
+        if not queue.rows or server.busy:
+            return INFINITE
+        if queue.rows >= server.enough:
             return 0.0
-        if training and self.sync:
+        if server.training and self.sync:
             if self._phase == "train":
                 return 0.0
-        elif self._acting <= 0 or (training and rule.min_rows is None):
+        elif self._acting <= 0 or (server.training and queue.rule.min_rows is None):
             return 0.0
-        wait = rule.max_wait
-        if wait is None:
-            if training or rule.min_rows is not None:
-                return float("inf")
-            wait = PATIENCE_S
-        return max(queue.batches[0].born + wait - perf_counter(), 0.0)
+        if server.patience is None:
+            return INFINITE
+        return max(queue.batches[0].born + server.patience - perf_counter(), 0.0)
 
-    def _serve_forever(self, queue: RequestQueue, wrapper: ComputationWrapper) -> None:
-        bell = self._bells[id(queue)]
-        training = queue.kind == "learn"
+    def _serve_forever(self, server: _Server, run: object) -> None:
+        torch.get_num_threads()  # see `_main`
+        bell = server.bell
+        served = -1
         while True:
             with self.lock:
-                left = self._may_close(queue)
-                if self._closed:
+                if self._run is not run:
                     return
+                left = self._may_close(server)
                 if left <= 0:
-                    self._training += training
-            if left > 0:
-                # Ended by an agent that stops acting, by a training request, by close(), or by the clock. The first request of a
-                # prediction batch does not ring: a wake-up for it alone would cost every batch a switch of threads.
-                bell.acquire(timeout=-1 if training and left == float("inf") else min(left, PATIENCE_S))
-                continue
-            tickets = queue.serve(wrapper.mode)
-            if training and tickets and tickets[0].error is not None and wrapper.task.on_error == "stop":
+                    server.busy = True
+                elif left == INFINITE and server.patience and served != server.queue.counters.batches:
+                    # Batches come and go meanwhile: a nap as long as the next batch may wait costs less than a bell for each.
+                    left = min(server.patience, PATIENCE_S)
+                server.asleep = left == INFINITE
+                served = server.queue.counters.batches
+            if left <= 0:
+                try:
+                    self._serve(server)
+                except BaseException:  # noqa: BLE001  `_serve` has reported it, and answered everybody
+                    return
+            else:
+                # Ended by an agent that stops acting, by a request that completes or opens a batch, by join(), or by the clock.
+                bell.acquire(timeout=-1 if left == INFINITE else left)
+
+    def _serve(self, server: _Server, own: Ticket | None = None) -> None:
+        """Serves the oldest batch, in the server's thread or in that of the agent with the ticket `own`; the caller has set `busy`."""
+        queue = server.queue
+        tickets: list[Ticket] = []
+        try:
+            tickets = queue.serve()
+            if server.training and tickets and tickets[0].error is not None and queue.task.on_error == "stop":
                 self._on_error(tickets[0].agent, tickets[0].error)
             with self.lock:
-                self._training -= training
-                if training and self.sync and self._phase == "train" and not self.stopping:
+                server.busy = False
+                if server.training and self._phase == "train" and not self.stopping:
                     self._held += tickets
                     tickets = []
-                    if not self._training and not any(w.trainings.rows for w in self.wrappers):
+                    if not any(s.busy or s.queue.rows for s in self._servers if s.training):
                         self._phase = "done"
                         self._changed.notify_all()
-                self._count_in(tickets)
-            self._wake(tickets)
+                chain = self._count_in(tickets)
+                if queue.rows:
+                    server.ring()
+        except BaseException as error:
+            self._break(server, tickets, error)
+            raise
+        if own in chain:
+
+    def _break(self, server: _Server, tickets: list[Ticket], error: BaseException) -> None:
+        """Serving itself failed, not the task: nobody may wait for this queue any more, and the run ends."""
+        queue = server.queue
+        message = f"the threads driver could not go on with {queue.kind} after {''.join(traceback.format_exception(error)).rstrip()}"
+        failed = [ticket for ticket in tickets if ticket.state < SERVED]
+        for ticket in failed:
+            ticket.error = TaskFailed(f"{ticket.agent}, task {queue.task.name!r}: {message}")
+        failed += queue.fail_all(message, TaskFailed)
+        with self.lock:
+            server.busy = False
+            self._count_in(failed)
+        self._wake(failed)
+        self._on_error("nobody", TaskFailed(f"task {queue.task.name!r}: {message}"))
 
     def _count_in(self, tickets: list[Ticket]) -> None:
         """Counts the tickets' agents as acting again; the caller holds the lock, and calls `_wake` when it no longer does."""
         for ticket in tickets:
-            if ticket.counted:
-                ticket.counted = False
-                self._enter(ticket.agent, ticket.kind == "learn")
+            if ticket.state == WAITED:
+                self._acting += 1
+                if ticket.queue.kind == "learn" and ticket.agent.learns:
+                    self._learners += 1
+            ticket.state = SERVED
 
     @staticmethod
     def _wake(tickets: list[Ticket]) -> None:
@@ -183,30 +307,48 @@ class ThreadsDriver:
     # ------------------------------------------------------------------------------------------------------- the robot's side
 
     def start(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
-        self.wrappers, self.agents = list(wrappers), list(agents)
-        self._closed = False
-        self._phase, self._held = "unroll", []
+        """Starts all threads.
+
+        Raises:
+            RuntimeError: an agent is still busy in its environment since before the last stop, or the system gives no more threads.
+        """
+        late = [agent for agent, thread in self._threads if thread.is_alive()]
+        if late:
+            raise RuntimeError(f"still busy in their environments since the last stop: {', '.join(map(str, late))}; they cannot start "
+                               "twice, so wait for them, or give the environment's step() a time limit")
+        run = self._run = object()
+        self.agents, self.parked, self._held = list(agents), [], []
+        self._phase = "unroll"
         self._acting = len(agents)
         self._learners = sum(agent.learns for agent in agents)
-        self._servers = []
-        for wrapper in wrappers:
-            for queue in (wrapper.predictions, wrapper.trainings):
-                bell = self._bells[id(queue)] = threading.Lock()
-                bell.acquire()
-                self._servers.append(threading.Thread(
-                    target=self._serve_forever, args=(queue, wrapper), name=f"{wrapper.task.name} {queue.kind}", daemon=True))
+        self._servers = [_Server(queue) for wrapper in wrappers for queue in (wrapper.predictions, wrapper.trainings)]
         self._gates = {id(agent): threading.Semaphore(0) for agent in agents}
-        self._threads = [(a, threading.Thread(target=self._main, args=(a,), name=str(a), daemon=True)) for a in agents]
+        threads = []
         for server in self._servers:
-            server.start()
-        for _, thread in self._threads:
-            thread.start()
+            server.queue.server = server
+            name = f"{server.queue.task.name} {server.queue.kind}"
+            server.thread = threading.Thread(target=self._serve_forever, args=(server, run), name=name, daemon=True)
+            threads.append(server.thread)
+        self._threads = [(a, threading.Thread(target=self._main, args=(a, run), name=str(a), daemon=True)) for a in agents]
+        for agent in agents:
+            agent.signal = None
+        try:
+            for thread in threads + [thread for _, thread in self._threads]:
+                thread.start()
+        except RuntimeError:
+            self.halt(agents, "stop")
+            self.join(5.0)
+            raise
 
-    def _main(self, agent: Agent) -> None:
+    def _main(self, agent: Agent, run: object) -> None:
+        # Asking makes torch give this thread the number of OpenMP threads that the process has set; without it a small forward
+        # pass takes all cores, 2 to 30 times as long when they are busy.
+        torch.get_num_threads()
         try:
             agent.run()
-        except BaseException as error:
-            self._failed(agent, error)
+        except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported, unless the run was given up before
+            if self._run is run:
+                self._failed(agent, error)
         finally:
             with self.lock:
                 self.agents.remove(agent)
@@ -221,23 +363,34 @@ class ThreadsDriver:
 
     def resume(self, agents: Sequence[Agent]) -> None:
         with self.lock:
-            for agent in agents:
-                if agent in self.parked:
-                    self.parked.remove(agent)
-                    self._enter(agent, True)
-                    self._gates[id(agent)].release()
+            self._open_gates(agents)
+
+    def _open_gates(self, agents: Sequence[Agent]) -> None:
+        for agent in agents:
+            if agent in self.parked:
+                self.parked.remove(agent)
+                self._acting += 1
+                self._learners += agent.learns
+                self._gates[id(agent)].release()
 
     def _release(self) -> list[Ticket]:
         """Ends a finished round: the next unroll begins. The caller holds the lock, and wakes the tickets when it no longer does."""
         held, self._held = self._held, []
         self._phase = "unroll"
         self._count_in(held)
+        self._begin_round()
         return held
 
     def _idle(self) -> bool:
         """Nothing can happen any more without the robot: every agent is parked or has ended, and no request is open."""
-        return len(self.parked) == len(self.agents) and not self._training and not any(
-            q.rows for w in self.wrappers for q in (w.predictions, w.trainings))
+        return len(self.parked) == len(self.agents) and not any(server.busy or server.queue.rows for server in self._servers)
+
+    def _ended(self) -> bool:
+        return self._phase == "done" or self.stopping or self._idle()
+
+    def _rounds(self) -> bool:
+        """Whether a learning agent is left, so that a round of training ends the iteration."""
+        return self.sync and sum(agent.learns for agent in self.agents) > sum(agent.learns for agent in self.parked)
 
     def iterate(self, slices: int = 64) -> bool:
         """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle."""
@@ -245,49 +398,62 @@ class ThreadsDriver:
             held = self._release() if self._phase == "done" else []
         self._wake(held)
         with self.lock:
-            learners = self.sync and any(agent.learns for agent in self.agents)
-            # Ended by the round's end, by a stop, by the last agent that parks or ends; or by the clock where there are no rounds.
-            self._changed.wait_for(lambda: self._phase == "done" or self.stopping or self._idle(), None if learners else 0.05)
+            # Both ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
+            while not self._ended() and self._rounds():
+                self._changed.wait()
+            self._changed.wait_for(self._ended, 0.05)
             return not self.stopping and not (self._idle() and self._phase != "done")
 
     def halt(self, agents: Sequence[Agent], signal: str) -> None:
         """See `CooperativeDriver.halt`."""
+        self._refuse_agents()
         self.stopping = signal == "stop"
         for agent in agents:
             agent.signal = signal
         if signal == "stop":
-            failed = [t for w in self.wrappers for q in (w.predictions, w.trainings) for t in q.fail_all("the robot stopped")]
+            failed = [ticket for server in self._servers for ticket in server.queue.fail_all("the robot stopped")]
             with self.lock:
                 failed += self._release()
                 self._count_in(failed)
+                self._open_gates(list(self.parked))
             self._wake(failed)
-            self.resume(list(self.parked))
             return
+        with self.lock:
+            self._open_gates(list(self.parked))
         while True:
             with self.lock:
                 if self._idle() and self._phase != "done":
-                    break
+                    return
                 held = self._release() if self._phase == "done" else []
                 if not held:
                     self._changed.wait(0.05)  # ended by the end of a round, by an agent that parks or ends, or by the clock
             self._wake(held)
-        self.stopping = False
+
+    def _refuse_agents(self) -> None:
+        if any(thread is threading.current_thread() for _, thread in self._threads):
+            raise RuntimeError(
+                "an agent cannot halt all agents, for it would wait for itself (save, close, collect and the like, called from an "
+                "agent or a hook); call it between iterations, or use request_stop()"
+            )
 
     def reopen(self) -> None:
-        for wrapper in self.wrappers:
-            wrapper.predictions.stopped = wrapper.trainings.stopped = None
+        """Takes requests again after a stop."""
+        for server in self._servers:
+            server.queue.stopped = None
 
     def join(self, timeout: float | None = None) -> list[Agent]:
         """Ends the wrappers' threads once the agents have ended; returns the agents that have not within `timeout` seconds."""
-        end = monotonic() + (timeout if timeout is not None else 1e9)
-        for _, thread in self._threads:
+        end = monotonic() + (timeout if timeout is not None else threading.TIMEOUT_MAX / 2)
+        started = [(agent, thread) for agent, thread in self._threads if thread.ident is not None]
+        for _, thread in started:
             thread.join(max(end - monotonic(), 0.0))
-        late = [agent for agent, thread in self._threads if thread.is_alive()]
+        late = [agent for agent, thread in started if thread.is_alive()]
         with self.lock:
-            self._closed = True
-            for bell in self._bells.values():
-                if bell.locked():
-                    bell.release()
+            self._run = None
+            for server in self._servers:
+                server.queue.server = None
+                server.ring()
         for server in self._servers:
-            server.join(max(end - monotonic(), 0.1))
+            if server.thread is not None and server.thread.ident is not None:
+                server.thread.join(max(end - monotonic(), 0.1))
         return late

@@ -85,9 +85,8 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
 
 
 def to_dict(config: msgspec.Struct) -> dict[str, Any]:
-    """The complete configuration as nested dicts and lists of plain values."""
-    tree: dict[str, Any] = msgspec.to_builtins(config)
-    return tree
+    """The complete configuration as nested dicts and lists of plain values, as YAML and JSON give it back (tuples are lists)."""
+    return msgspec.json.decode(msgspec.json.encode(config), type=dict[str, Any])
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

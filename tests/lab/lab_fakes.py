@@ -14,11 +14,13 @@ import numpy as np
 from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.lab.experiment import Experiment
 
-EPISODE = 10  # steps of one agent
+EPISODE = 10  # steps
+WARM_UP = 60  # steps before it learns, and knows its loss
 
 
 class Config(ExperimentConfig, frozen=True, kw_only=True):
     lr: Annotated[float, msgspec.Meta(gt=0)] = 0.5
+    hidden: tuple[int, ...] = (4, 4)
     refuse: bool = False
 
 
@@ -70,11 +72,16 @@ class FakeRobot:
             yield self.iterations
 
     def counters(self) -> dict[str, int]:
-        return {"env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "updates/RL": self.iterations}
+        updates = max(0, self.env_steps - WARM_UP)
+        return {"env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "updates/RL": updates}
 
     def metrics(self) -> dict[str, float]:
-        mean = self.weight / self.env_steps if self.episodes else float("nan")
-        return {"return/mean": mean, "return/last": self.weight, "RL/loss": self.noise / 2**62, "RL/predict/mean_batch": 1.0}
+        out = {"RL/predict/mean_batch": 1.0}
+        if self.episodes:
+            out |= {"return/mean": self.weight / self.env_steps, "return/last": self.weight}
+        if self.env_steps > WARM_UP:
+            out |= {"RL/loss": self.noise / 2**62}
+        return out
 
     def checkpoint_boundary(self) -> None:
         self.position = 0

@@ -12,6 +12,7 @@ import parl_like
 from parl_like.lab import experiment as experiments
 from parl_like.lab import plots
 from parl_like.lab.cli import main
+from parl_like.lab.config import load_yaml
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +75,8 @@ def test_words_may_stand_anywhere_and_a_file_comes_before_them(command, tmp_path
     (tmp_path / "mine.yaml").write_text("total_steps: 1e3\nlr: 0.25\n")
     code, out, err = command("train --show-config fake seed=3 --config mine.yaml lr=2 --debug n_agents=1")
     assert code == 0
-    lines = dict(line.split(": ") for line in out.splitlines())
-    assert (lines["total_steps"], lines["lr"], lines["seed"], lines["n_agents"], lines["checkpoint_every"]) == ("1000", "2.0", "3", "1", "100")
+    shown = load_yaml(out)
+    assert [shown[key] for key in ("total_steps", "lr", "seed", "n_agents", "checkpoint_every")] == [1000, 2.0, 3, 1, 100]
     assert err == "fake: counts ...\n"
     assert os.listdir(tmp_path) == ["mine.yaml"]
 
@@ -181,7 +182,10 @@ def test_bench_runs_the_repository_s_module(command, tmp_path, monkeypatch):
     root = tmp_path / "repository"
     (root / "parl_like").mkdir(parents=True)
     monkeypatch.setattr(parl_like, "__file__", str(root / "parl_like" / "__init__.py"))
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+    decoy = tmp_path / "decoy" / "benchmarks"
+    decoy.mkdir(parents=True)
+    (decoy / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(decoy.parent), *sys.path])
     monkeypatch.delitem(sys.modules, "benchmarks", raising=False)
     code, _, err = command("bench some-thing")
     assert code == 2

@@ -8,6 +8,7 @@ import pytest
 
 from parl_like.lab.config import (
     MAX_BYTES,
+    MAX_DEPTH,
     ConfigError,
     ExperimentConfig,
     differences,
@@ -90,8 +91,14 @@ NASTY = ["1e5", "yes", "~", "", "null", "true", "1_0", ".nan", "# no", " x ", "a
 
 def test_a_dumped_configuration_loads_back_unchanged():
     for text in NASTY:
-        config = Config(env=text, run_dir=text, lr=1e-7, net=Net(hidden=(3, 4)), limits={text: 1e300, "b": 0.1}, teacher=Net())
+        config = Config(seed=2**63 - 1, env=text, run_dir=text, lr=1e-7, net=Net(hidden=(3, 4)), limits={text: 1e300, "b": 0.1}, teacher=Net())
         assert resolve(Config, load_yaml(dump_yaml(to_dict(config)))) == config, repr(text)
+
+
+def test_plain_values_are_those_that_yaml_and_json_give_back():
+    tree = to_dict(Config(net=Net(hidden=(3, 4))))
+    assert tree == load_yaml(dump_yaml(tree))
+    assert tree["net"] == {"hidden": [3, 4], "activation": "tanh"}
 
 
 def test_differences_are_dotted():
@@ -144,7 +151,7 @@ def bad_configs() -> list[tuple[str, str]]:
     out += [(f"{key}: &a [*a]", key) for key in ("net", "env")] + [(f"{key}: *a", key) for key in ("seed", "env")]
     out += [(f"env: !!python/object/apply:os.system ['touch {os.devnull}']", "env"), ("env: !!str x", "env"), ("seed: !!int 3", "seed")]
     out += [("env: " + "[" * 30 + "]" * 30, "env"), ("limits: " + "{a: " * 30 + "1" + "}" * 30, "limits")]
-    out += [("env: [&a x, *a, *a]", "env"), ("<<: {seed: 1}", "<<"), ("1: 2", "1"), ("? [seed]\n: 1", "seed")]
+    out += [("env: [&a x, *a, *a]", "env"), ("env: &a x", "env"), ("<<: {seed: 1}", "<<"), ("1: 2", "1"), ("? [seed]\n: 1", "seed")]
     out += [("net: {hidden: []}", "net.hidden"), ("net: {hidden: [0]}", "net.hidden[0]"), ("net: 3", "net"), ("net: {x: 1}", "net.x"),
             ("net: {activation: gelu}", "net.activation"), ("limits: {a: -1}", "limits"), ("limits: {a: .nan}", "limits"),
             ("teacher: {hidden: 3}", "teacher.hidden"), ("teacher: {y: 3}", "teacher.y"), ("warmup_steps: 3", "warmup_steps"),
@@ -181,6 +188,13 @@ def test_size_is_limited_before_parsing(tmp_path):
         file.truncate(10_000_000)  # a hole: if it were read, it would be ten million NUL characters
     with pytest.raises(ConfigError, match="has 10000000 bytes"):
         load_yaml_file(big)
+
+
+def test_depth_is_limited():
+    assert load_yaml("a: " + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1))["a"] != []
+    for deep in ("a: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH, "a: " + "[" * 100_000):
+        with pytest.raises(ConfigError, match="nested over 20 levels deep"):
+            load_yaml(deep)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):

@@ -87,7 +87,7 @@ def test_truncate_drops_what_came_after_the_checkpoint(run):
     for step in (1000, 2000, 3000):
         log.write({"step": step, "a": 1.0} | ({"late": 5.0} if step > 1000 else {}))
     with open(run.metrics_file, "a") as file:
-        file.write("4000,1")  # the crash came in the middle of the line
+        file.write("1500,1")  # of 1500,123: the crash came in the middle of the line
     truncate(run, 2000)
     assert run.metrics_file.read_text() == "step,a\n1000,1\n2000,1\n"
     assert run.extra_file.read_text() == "step,key,value\n2000,late,5\n"
@@ -148,8 +148,10 @@ def test_bootstrap_interval():
     narrow = bootstrap_interval(rows, np.random.default_rng(0), level=0.5)
     assert (low < narrow[0]).all()
     assert (narrow[1] < high).all()
-    # The mean of two rows 0 and 1 is 0, ½, ½ or 1 with equal chance: 95 % of the resamples reach from 0 to 1.
-    assert bootstrap_interval([[0.0], [1.0]], np.random.default_rng(0), statistic=lambda rows: rows.mean(axis=0)) == ([0.0], [1.0])
+    # The mean of two rows 0 and 1 is 0, ½, ½ or 1 with equal chance: the middle 60 % of the resamples reach from 0 to 1,
+    # the middle 40 % lie at ½.
+    for level, expected in ((0.95, (0.0, 1.0)), (0.6, (0.0, 1.0)), (0.4, (0.5, 0.5))):
+        assert bootstrap_interval([0.0, 1.0], np.random.default_rng(0), statistic=lambda rows: rows.mean(axis=0), level=level) == expected
     np.testing.assert_array_equal(bootstrap_interval([[7.0]] * 5, np.random.default_rng(0)), [[7.0], [7.0]])
     with pytest.raises(ValueError, match="level"):
         bootstrap_interval(rows, np.random.default_rng(0), level=95)
@@ -210,8 +212,8 @@ class Terminal(io.StringIO):
         return True
 
 
-METRICS = {"return/mean": 12.345678, "return/last": NAN, "episode/length": 20.0, "RL/loss": 1e-7, "RL/predict/mean_batch": 63.5,
-           "RL/predict/queue_depth": 0.0, "RL/lr": 0.1}
+METRICS = {"return/mean": 12.345678, "return/last": NAN, "episode/length": 20.0, "RL/lr": 0.1, "RL/loss": 1e-7,
+           "RL/predict/mean_batch": 63.5, "RL/predict/queue_depth": 0.0}
 
 
 def test_a_plain_line_every_few_seconds():
@@ -259,4 +261,5 @@ def test_a_terminal_gets_a_table_of_at_most_twelve_lines():
     shown = stream.getvalue()
     assert "250 of 1,000 env steps" in shown
     assert "mean 12.35" in shown
+    assert "loss 1e-07  lr 0.1" in shown, "what matters most comes first, for a narrow terminal cuts the end"
     assert progress._table(250, METRICS | {f"task{i}/loss": 1.0 for i in range(50)}).row_count == 12

@@ -134,6 +134,10 @@ def test_plain_keeps_what_json_knows():
 def test_an_interrupted_write_leaves_the_old_text(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, "old")
+    with open(path) as reader:
+        write_atomically(path, "later")
+        assert reader.read() == "old", "who has it open sees the old text whole"
+    write_atomically(path, "old")
 
     def full(*_):
         raise OSError(28, "No space left on device")

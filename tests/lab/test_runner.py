@@ -96,6 +96,15 @@ def test_a_run_leaves_everything():
     assert FakeRobot.closed == 1
 
 
+def test_the_header_has_what_every_run_has_and_what_is_known_only_after_learning():
+    _, run, _ = train(total_steps=100)
+    before, after = rows(run)
+    assert {"return/mean", "return/last", "episode/length", "RL/loss", "updates/RL", "step"} <= before.keys()
+    assert (before["RL/loss"], before["updates/RL"], after["updates/RL"]) == ("", "0", "40")
+    assert 0 < float(after["RL/loss"]) < 1
+    assert not run.extra_file.exists()
+
+
 def test_the_picture_is_drawn_at_the_end(monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(plots, "matplotlib_missing", lambda: False)

@@ -1,0 +1,128 @@
+"""An agent that acts at two time resolutions: one task chooses goals, another one the actions that lead to them.
+
+    goal    sees {obs, prev_goal}, gives a goal; one row per goal: the observation in which it was chosen, the rewards until it was
+            left, the steps that took.
+    RL      sees {obs, goal}, gives an action; one row per step.
+
+Both tasks learn whenever their own helper says so, and nothing but the goal passes from one to the other. A robot with it:
+
+    goal_space = env.observation_space
+    tasks = {
+        "goal": ComputationTask(choose, lambda: OffPolicyHelper(learn_every=1, batch_size=32, extras=GOAL_EXTRAS)),
+        "RL": ComputationTask(follow, lambda: OnPolicyHelper(unroll=64)),
+    }
+    robot = Robot(make_env, agent=GoalAgent, tasks=tasks)
+
+where `choose` builds an algorithm over obs `Dict(obs=…, prev_goal=goal_space)` and act `goal_space`, and `follow` one over obs
+`Dict(obs=…, goal=goal_space)` and the environment's actions.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.agent import Agent
+from parl_like.agent_helper import DURATION
+from parl_like.spec import Spec
+
+
+class Left(IntEnum):
+    """Why a goal was left."""
+
+    ACHIEVED = 0
+    ABORTED = 1
+    EPISODE_END = 2
+
+
+GOAL_EXTRAS = (DURATION, Spec("left", (), np.dtype(np.int64), 0, 2))
+"""`extras` of the helper of task 'goal': the steps that a goal took, by which algorithms discount, and why it was left (`Left`)."""
+
+
+class GoalAgent(Agent):
+    """Chooses a goal, follows it for at least one step until it is achieved, aborted or the episode ends, and chooses the next.
+
+    The goal's row has the reward Σ γᵏ r_k of its n steps and the duration n, so that its target is Σ γᵏ r_k + γⁿ V(s'): a semi-Markov
+    decision process (Sutton, Precup & Singh 1999). A goal that is left open by an interruption leaves no row.
+
+    To the worker, each goal is an episode of its own: achieved is an end (terminated), aborted a cut (truncated), and the next goal a
+    new beginning. So the value of one goal never leaks into that of another. It sees the time limit of the environment as a cut, too.
+
+    Attributes:
+        goal_horizon: Steps after which a goal is aborted; None: never.
+        goal_gamma: γ per step inside a goal; None: that of the goal's own algorithm, 1 where it has none. 1 sums the rewards.
+    """
+
+    goal_horizon: int | None = None
+    goal_gamma: float | None = None
+
+    # ------------------------------------------------------------------------------------------------------ what users override
+
+    def goal_achieved(self, obs: Any, goal: Any) -> bool:
+        """Whether `obs`, after a step towards it, is the goal. Default: equal to it."""
+        return bool(np.array_equal(obs, goal))
+
+    def aborted(self, obs: Any, goal: Any, steps: int) -> bool:
+        """Whether to give the goal up in `obs`, after `steps` steps. Default: at the horizon."""
+        return self.goal_horizon is not None and steps >= self.goal_horizon
+
+    def intrinsic_reward(self, obs: Any, goal: Any, obs_next: Any) -> float:
+        """The worker's reward for the step from `obs` to `obs_next`. Default: 1 where it achieves the goal, else 0."""
+        return float(self.goal_achieved(obs_next, goal))
+
+    def goal_obs(self, obs: Any, prev_goal: Any) -> Any:
+        """What task 'goal' sees."""
+        return {"obs": obs, "prev_goal": prev_goal}
+
+    def worker_obs(self, obs: Any, goal: Any) -> Any:
+        """What task 'RL' sees."""
+        return {"obs": obs, "goal": goal}
+
+    def first_goal(self) -> Any:
+        """The `prev_goal` of an episode's beginning: zero, or the first value of a Discrete space."""
+        space = self.helpers["goal"].model.act_space
+        return int(space.start) if isinstance(space, gym.spaces.Discrete) else np.zeros(space.shape, space.dtype)
+
+    # ----------------------------------------------------------------------------------------------------------------- the loop
+
+    def run_one_episode(self) -> None:
+        obs, _ = self.env.reset()
+        prev_goal = self.first_goal()
+        done = False
+        while not done:
+            goal = self.helpers["goal"].predict(self.goal_obs(obs, prev_goal))
+            obs, done = self.follow(obs, goal, prev_goal)
+            prev_goal = goal
+
+    def follow(self, start: Any, goal: Any, prev_goal: Any) -> tuple[Any, bool]:
+        """Acts under one goal until it is left, and stores both levels' rows. Returns the observation then, and whether the episode ended."""
+        worker = self.helpers["RL"]
+        gamma = self._gamma()
+        obs, rew, scale, steps = start, 0.0, 1.0, 0
+        while True:
+            act = worker.predict(self.worker_obs(obs, goal))
+            obs_next, r, terminated, truncated, info = self.env.step(act)
+            rew, scale, steps = rew + scale * r, scale * gamma, steps + 1
+            achieved = self.goal_achieved(obs_next, goal)
+            aborted = not achieved and self.aborted(obs_next, goal, steps)
+            worker.store(
+                self.worker_obs(obs, goal), act, self.intrinsic_reward(obs, goal, obs_next), self.worker_obs(obs_next, goal),
+                terminated or achieved, truncated or aborted, info,
+            )
+            obs = obs_next
+            if achieved or aborted or terminated or truncated:
+                break
+        left = Left.ACHIEVED if achieved else Left.ABORTED if aborted else Left.EPISODE_END
+        self.helpers["goal"].store(
+            self.goal_obs(start, prev_goal), goal, rew, self.goal_obs(obs, goal), terminated, truncated,
+            extra={"duration": steps, "left": int(left)},
+        )
+        return obs, terminated or truncated
+
+    def _gamma(self) -> float:
+        if self.goal_gamma is not None:
+            return self.goal_gamma
+        return float(getattr(self.helpers["goal"].task.algorithm, "gamma", 1.0))
