@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXPERIMENT ?= hierarchy-mountaincar
+EXPERIMENT ?= hierarchy-doorkey
 ARGS ?=
 
 .PHONY: train test test-slow lint types check wheel-check bench clean

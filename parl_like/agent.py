@@ -273,10 +273,10 @@ class Agent:
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
         if self.env is None:
+            self.robot.count_offline_step()
             for helper in helpers:
                 if helper.learns:
                     helper.learn()
-            self.robot.count_offline_step()
             return
         first = helpers[0]
         obs, _ = self.env.reset()

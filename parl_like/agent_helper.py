@@ -117,7 +117,7 @@ class AgentHelper:
         self._has_more = bool(self._state_specs or self.store_policy or self.extras)
         if buffer is not None:
             specs = [inputs[n] for n in self._obs_names]
-            specs += [_raw_spec(s) for s in self.model.act_specs.values()]
+            specs += [_raw_spec(self.model.act_space, s) for s in self.model.act_specs.values()]
             specs += [Spec("rew", (), np.dtype(np.float64)), Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool))]
             specs += [Spec("obs_next" + n[3:], inputs[n].shape, inputs[n].dtype) for n in self._obs_names]
             specs += list(self._state_specs.values())
@@ -667,12 +667,16 @@ def action_map(space: Any) -> ActionMap | None:
     return None
 
 
-def _raw_spec(spec: Spec) -> Spec:
+def _raw_spec(space: Any, spec: Spec) -> Spec:
     """What is stored of an action: the policy's. Continuous ones are real numbers also where the environment rounds them, and
     several choices stand side by side, whatever their shape in the space."""
-    if isinstance(spec.low, np.ndarray):
+    import gymnasium as gym
+
+    if isinstance(space, gym.spaces.Box):
         return Spec(spec.name, spec.shape, spec.dtype if spec.dtype.kind == "f" else np.dtype(np.float32))
-    return Spec(spec.name, (int(np.prod(spec.shape)),), np.dtype(np.int64)) if spec.shape else spec
+    if isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
+        return Spec(spec.name, (int(np.prod(spec.shape)),), np.dtype(np.int64))
+    return spec
 
 
 class _Choices:

@@ -132,11 +132,11 @@ class ComputationTask:
         self.claim()
 
     def _try_out(self) -> None:
-        """One prediction on two rows of zeros: makes parameters of lazy layers, and finds a model that does not fit at once."""
+        """One prediction on two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that does not fit at once."""
         inputs = self.algorithm.model.inputs()
         if not inputs or type(self.algorithm).predict is Algorithm.predict:
             return
-        rows = {name: torch.from_numpy(spec.zeros(2)) for name, spec in inputs.items()}
+        rows = {name: torch.from_numpy(spec.legal(2)) for name, spec in inputs.items()}
         with torch.no_grad():
             out = self._flat(self.algorithm.predict(Batch(nest(rows))))
         self.check_output({name: _to_numpy(value) for name, value in out.items()}, 2)

@@ -87,7 +87,7 @@ class Model(nn.Module, metaclass=_Complete):
         """
         if not has_unbuilt(self):
             return
-        rows = nest({name: torch.from_numpy(spec.zeros(1)) for name, spec in self.inputs().items()})
+        rows = nest({name: torch.from_numpy(spec.legal(1)) for name, spec in self.inputs().items()})
         obs, state = rows["obs"], rows.get("state")
         passes: dict[str, tuple[Any, ...]] = {"q": (obs,), "policy": (obs, state), "value": (obs, state), "evaluate": (obs,)}
         if state is not None:

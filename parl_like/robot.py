@@ -155,10 +155,8 @@ class Crew:
 
     def _ensure_started(self) -> None:
         if not self._started:
-            self._started = True
-            for agent in self.agents:
-                agent.signal = None
             self._driver.start(self.agents, list(self.wrappers.values()))
+            self._started = True
 
     # ------------------------------------------------------------------------------------------------- called by the agents
 
@@ -168,7 +166,7 @@ class Crew:
         self.episodes += 1
 
     def count_offline_step(self) -> None:
-        """An agent without an environment did one round of learning; it counts as a step, so that stop conditions work."""
+        """An agent without an environment begins a round of learning; it counts as a step, so that stop conditions work."""
         self.env_steps = next(self._step_counter)
         if self._stop is not None and self._stop(self):  # type: ignore[arg-type]
             self.request_stop()
@@ -229,19 +227,20 @@ class Crew:
 
     def _halt(self) -> None:
         """All agents end; open requests are answered with `Stopped`. The crew may start again."""
+        late = []
         if self._started:
             self._driver.halt(self.agents, "stop")
             late = self._driver.join(5.0)
-            if late:
-                warnings.warn(f"still busy in their environments after 5 s: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
             self._started = False
         for agent in self.agents:
-            agent.signal = None
+            agent.signal = "stop" if agent in late else None
             agent.quota_steps = agent.quota_episodes = None
         self._driver.stopping = False
         self._driver.parked.clear()
         self._driver.reopen()
         self.stop_requested = False
+        if late:  # last, for the user may have made an error of warnings
+            warnings.warn(f"still busy in their environments after 5 s: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
 
     def _gather(self, n_step: int | None, n_episode: int | None) -> Episodes:
         """Runs every agent for its own share of steps or episodes, and reports the episodes that ended.

@@ -42,6 +42,11 @@ class Spec:
     def zeros(self, rows: int) -> Array:
         return np.zeros((rows, *self.shape), self.dtype)
 
+    def legal(self, rows: int) -> Array:
+        """Rows that the bounds allow, 0 where they do: what a network can be tried out with."""
+        zeros = self.zeros(rows)
+        return zeros if self.low is None else np.clip(zeros, self.low, self.high).astype(self.dtype)
+
     def error(self, got: str, mend: str, rows: bool = False) -> SpecError:
         shape = ("N", *self.shape) if rows else self.shape
         where = f"{self.owner}, " if self.owner else ""
@@ -113,7 +118,9 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
         return {name: Spec(name, (), np.dtype(np.int64), low, low + int(space.n) - 1)}
     if isinstance(space, gym.spaces.Box):
         return {name: Spec(name, tuple(space.shape), np.dtype(space.dtype), space.low, space.high)}
-    if isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return {name: Spec(name, tuple(space.shape), np.dtype(space.dtype), space.start, space.start + space.nvec - 1)}
+    if isinstance(space, gym.spaces.MultiBinary):
         assert space.shape is not None
         return {name: Spec(name, tuple(space.shape), np.dtype(space.dtype))}
     raise TypeError(

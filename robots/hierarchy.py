@@ -1,11 +1,11 @@
-"""Two tasks at two paces: where the car should be, and how to get there. `hierarchy=false` is the same learner without the goals.
+"""Two tasks at two paces: what to go for next, and how to get it. `hierarchy=false` is the same learner without the goals.
 
-MountainCar-v0 pays −1 per step until the flag is reached, and the engine is too weak to drive there directly. A single policy that
-explores step by step hardly ever swings high enough to see a different reward. Here a goal task picks one of a few positions and keeps
-it for up to `horizon` steps, and a worker is paid for getting closer to it. The worker is soon good at pushing towards a position;
-from then on even random goals swing the car up, and the goal task learns which to ask for when.
+In MiniGrid's DoorKey rooms a key must be fetched and a door unlocked before the way to the exit is free, and nothing is paid until the
+exit is reached. A single policy that explores step by step hardly ever does all three in order. Here a goal task picks one of the three
+things and keeps it for up to `horizon` steps, and a worker is paid for getting there and for handling it. The worker soon knows its
+three short trips; from then on the goal task needs only the right order of them, and random orders find it often.
 
-Deterministic evaluation over 50 episodes after 120,000 steps, seeds 0–4 (−200: never reached the flag):
+Deterministic evaluation over 50 episodes after TOTAL steps, seeds 0–4 (a success pays 1 − 0.9 · steps / limit, else 0):
 
 RESULTS
 """
@@ -22,88 +22,82 @@ from parl_like.agent_helper import OnPolicyHelper
 from parl_like.algorithm import create_algorithm_func
 from parl_like.algorithms.actor_critic import PPO
 from parl_like.computation_task import ComputationTask
-from parl_like.lab.config import ExperimentConfig
+from parl_like.envs.doorkey import DoorKey
+from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
 from parl_like.robots.spaces import schedule
 
 Positive = Annotated[int, Meta(ge=1)]
-LOW, HIGH, FASTEST = -1.2, 0.6, 0.07  # of MountainCar: leftmost and rightmost position, largest speed
+KEY, DOOR, EXIT = range(3)
 
 
 class Config(ExperimentConfig, frozen=True, kw_only=True):
     """Both tasks are PPO with networks of the same size.
 
     Attributes:
-        hierarchy: False: one PPO policy on the environment's own reward, everything else equal.
-        goals: Positions to choose from, evenly spaced. horizon: Steps after which a goal is given up.
+        hierarchy: False: one PPO policy on the environment's own reward and the same observation, everything else equal.
+        size: Of the square room, walls included. max_steps: Steps after which an episode is cut.
+        horizon: Steps after which a goal is given up.
         worker_unroll, goal_unroll: Steps, and goals, of each agent between two learning batches of the task.
         gamma: Discount per step, at both levels; a goal that took n steps is discounted by its n-th power.
         worker_gamma: That of the worker, whose episodes are short.
     """
 
     hierarchy: bool = True
+    size: Annotated[int, Meta(ge=5, le=16)] = 8
+    max_steps: Positive = 300
     hidden: tuple[Positive, ...] = (64, 64)
-    goals: Annotated[int, Meta(ge=2)] = 6
-    horizon: Positive = 20
+    horizon: Positive = 30
     worker_unroll: Positive = 64
-    goal_unroll: Positive = 16
-    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.995
+    goal_unroll: Positive = 8
+    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.99
     worker_gamma: Annotated[float, Meta(ge=0, le=1)] = 0.95
     lr: Annotated[float, Meta(gt=0)] = 1e-3
     lr_decay: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    epochs: Positive = 10
+    epochs: Positive = 6
     minibatches: Positive = 4
     entropy: Annotated[float, Meta(ge=0)] = 0.01
 
 
-class CarAgent(GoalAgent):
-    """Goals are positions, by number. A goal is achieved where the car reaches or passes it."""
+def carries(obs: Any) -> bool:
+    return bool(obs[9])
 
-    def __init__(self, goals: int, horizon: int) -> None:
-        self.places = np.linspace(LOW + 0.1, HIGH - 0.1, goals, dtype=np.float32)
+
+def is_open(obs: Any) -> bool:
+    return bool(obs[10])
+
+
+def way(obs: Any, goal: int) -> Any:
+    """(forward, right) to a thing, as a share of the room's size."""
+    return obs[11 + 2 * goal : 13 + 2 * goal]
+
+
+class KeyAgent(GoalAgent):
+    """Goals are the three things, by number: have the key, have the door open, be at the exit."""
+
+    def __init__(self, horizon: int) -> None:
         self.goal_horizon = horizon
-        self._side = 0.0
 
     def goal_obs(self, obs: Any, prev_goal: Any) -> Any:
-        return np.concatenate([scaled(obs), np.eye(len(self.places), dtype=np.float32)[prev_goal]])
+        return np.concatenate([obs, np.eye(3, dtype=np.float32)[prev_goal]])
 
     def worker_obs(self, obs: Any, goal: Any) -> Any:
-        return np.append(scaled(obs), self.places[goal])
-
-    def follow(self, start: Any, goal: Any, prev_goal: Any) -> tuple[Any, bool]:
-        self._side = np.sign(self.places[goal] - start[0])
-        return super().follow(start, goal, prev_goal)
+        return np.concatenate([obs, np.eye(3, dtype=np.float32)[goal], way(obs, goal)])
 
     def goal_achieved(self, obs: Any, goal: Any) -> bool:
-        away = self.places[goal] - obs[0]
-        return bool(abs(away) < 0.05 or np.sign(away) != self._side)
+        return carries(obs) if goal == KEY else is_open(obs) if goal == DOOR else not way(obs, EXIT).any()
 
     def intrinsic_reward(self, obs: Any, goal: Any, obs_next: Any) -> float:
-        """Ten times the distance gained, and 1 for arriving."""
-        place = self.places[goal]
-        return float(10.0 * (abs(obs[0] - place) - abs(obs_next[0] - place)) + self.goal_achieved(obs_next, goal))
-
-
-def scaled(obs: Any) -> Any:
-    """Position and speed, both within about [−1, 1]."""
-    return np.array([(obs[0] - (LOW + HIGH) / 2) / ((HIGH - LOW) / 2), obs[1] / FASTEST], np.float32)
-
-
-class ScaledCar(gym.ObservationWrapper[Any, Any, Any]):
-    """MountainCar with the observation that `CarAgent` gives its networks, for the robot without goals."""
-
-    def __init__(self) -> None:
-        super().__init__(gym.make("MountainCar-v0", disable_env_checker=True))
-        self.observation_space = box(2)
-
-    def observation(self, observation: Any) -> Any:
-        return scaled(observation)
+        """The distance gained, as a share of the room's size, and 1 for arriving."""
+        if self.goal_achieved(obs_next, goal):
+            return 1.0
+        return float(np.abs(way(obs, goal)).sum() - np.abs(way(obs_next, goal)).sum())
 
 
 def box(n: int) -> gym.spaces.Box:
-    return gym.spaces.Box(-2.0, 2.0, (n,), np.float32)
+    return gym.spaces.Box(-1.0, 1.0, (n,), np.float32)
 
 
 def build(config: Config) -> Robot:
@@ -115,17 +109,24 @@ def build(config: Config) -> Robot:
             {"lam": 0.95, "lr": schedule(config.lr, config.lr_decay, updates), "epochs": config.epochs,
              "minibatches": config.minibatches, "entropy": config.entropy, **options})
 
-    actions = gym.spaces.Discrete(3)
+    actions = gym.spaces.Discrete(len(DoorKey.ACTIONS))
+
+    def room() -> DoorKey:
+        return DoorKey(config.size, config.max_steps)
+
+    try:
+        room().close()
+    except ImportError as error:
+        raise ConfigError(f"Config: {error}") from None
     if not config.hierarchy:
-        policy = ppo(box(2), actions, 1.0, config.worker_unroll, gamma=config.gamma, reward_scale=0.05)
-        return Robot(ScaledCar, tasks={"RL": ComputationTask(policy, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device)},
+        policy = ppo(box(17), actions, 1.0, config.worker_unroll, gamma=config.gamma)
+        return Robot(room, tasks={"RL": ComputationTask(policy, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device)},
                      n_agents=config.n_agents, driver=config.driver, seed=config.seed, trace=config.trace)
-    goal = ppo(box(2 + config.goals), gym.spaces.Discrete(config.goals), 1.0 / config.horizon, config.goal_unroll,
-               gamma=config.gamma, reward_scale=0.05)
-    worker = ppo(box(3), actions, 1.0, config.worker_unroll, gamma=config.worker_gamma)
+    goal = ppo(box(20), gym.spaces.Discrete(3), 2.0 / config.horizon, config.goal_unroll, gamma=config.gamma)
+    worker = ppo(box(22), actions, 1.0, config.worker_unroll, gamma=config.worker_gamma)
     tasks = {
         "goal": ComputationTask(goal, lambda: OnPolicyHelper(unroll=config.goal_unroll, extras=GOAL_EXTRAS), device=config.device),
         "RL": ComputationTask(worker, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device),
     }
-    return Robot("MountainCar-v0", agent=lambda: CarAgent(config.goals, config.horizon), tasks=tasks, n_agents=config.n_agents,
+    return Robot(room, agent=lambda: KeyAgent(config.horizon), tasks=tasks, n_agents=config.n_agents,
                  driver=config.driver, seed=config.seed, trace=config.trace)

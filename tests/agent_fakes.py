@@ -127,7 +127,7 @@ class Recorder(Algorithm):
 
     def process(self, batch):
         self.modes.append(("process", self.mode))
-        self.lessons.append({name: np.array(leaf) for name, leaf in batch.leaves()})
+        self.lessons.append({name: np.array(leaf.numpy()) for name, leaf in batch.leaves().items()})
         return batch
 
     def learn(self, batch):

@@ -167,16 +167,15 @@ class CooperativeDriver:
         agents come back before each choice.
         """
         open_queues: list[RequestQueue] = []
-        best: RequestQueue | None = None
         training = False
         for wrapper in self.wrappers:
             if wrapper.predictions.rows:
                 open_queues.append(wrapper.predictions)
-            queue = wrapper.trainings
-            if queue.rows:
+            due = wrapper.trainings
+            if due.rows:
                 training = True
-                if queue.rows >= (queue.rule.min_rows or (float("inf") if self.sync else 1)):
-                    open_queues.append(queue)
+                if due.rows >= (due.rule.min_rows or (float("inf") if self.sync else 1)):
+                    open_queues.append(due)
         if not open_queues:
             return None
         best = open_queues[0]

@@ -140,14 +140,16 @@ class ThreadsDriver:
                     self._leave(ticket.agent, ticket.queue.kind == "learn")
         if ticket.state != READ:
             try:
-                # Ended by `_wake`: the batch was served, the run stopped, or the server broke.
+                # Ended by `_count_in`: the batch was served, the run stopped, or the server broke.
                 ticket.waiter.acquire()
             except BaseException:
                 self._give_up(ticket)  # Ctrl-C, in a call from the main thread
                 raise
             ticket.state = READ
-            if ticket.after is not None:
-                ticket.after.waiter.release()
+            after = ticket.after
+            if after is not None:
+                ticket.after = None
+                after.waiter.release()
         if ticket.error is not None:
             raise ticket.error
 
@@ -159,14 +161,15 @@ class ThreadsDriver:
         while ticket.state < SERVED and ticket.queue.batches:
             tickets = ticket.queue.serve()
             with self.lock:
-                self._count_in(tickets)
-            self._wake(tickets)
+                first = self._count_in(tickets)
+            self._wake(first)
 
     def _give_up(self, ticket: Ticket) -> None:
         """The caller of `wait` was interrupted: whoever it should wake must not wait for it."""
         with self.lock:
             if ticket.state == WAITED:
-                self._count_in([ticket])
+                self._acting += 1
+                self._learners += ticket.agent.learns and ticket.queue.kind == "learn"
                 ticket.state = OPEN
             elif ticket.after is not None:
                 ticket.after.waiter.release()
@@ -268,13 +271,13 @@ class ThreadsDriver:
                     if not any(s.busy or s.queue.rows for s in self._servers if s.training):
                         self._phase = "done"
                         self._changed.notify_all()
-                chain = self._count_in(tickets)
+                first = self._count_in(tickets, own)
                 if queue.rows:
                     server.ring()
         except BaseException as error:
             self._break(server, tickets, error)
             raise
-        if own in chain:
+        self._wake(first)
 
     def _break(self, server: _Server, tickets: list[Ticket], error: BaseException) -> None:
         """Serving itself failed, not the task: nobody may wait for this queue any more, and the run ends."""
@@ -286,18 +289,35 @@ class ThreadsDriver:
         failed += queue.fail_all(message, TaskFailed)
         with self.lock:
             server.busy = False
-            self._count_in(failed)
-        self._wake(failed)
+            first = self._count_in(failed)
+        self._wake(first)
         self._on_error("nobody", TaskFailed(f"task {queue.task.name!r}: {message}"))
 
-    def _count_in(self, tickets: list[Ticket]) -> None:
-        """Counts the tickets' agents as acting again; the caller holds the lock, and calls `_wake` when it no longer does."""
+    def _count_in(self, tickets: list[Ticket], own: Ticket | None = None) -> list[Ticket]:
+        """Marks tickets as served, and counts the agents that wait for them as acting again. The caller holds the lock.
+
+        Only the first two agents are woken by the caller, with `_wake`, and each that runs wakes the next but one: one runs while one
+        is on its way. All at once would fight for the GIL (64 agents on 2 cores: 43,000 against 53,000 requests/s).
+
+        Args:
+            own: The ticket of the agent that calls; it is already awake, so it comes first.
+        """
+        waited = []
         for ticket in tickets:
             if ticket.state == WAITED:
-                self._acting += 1
-                if ticket.queue.kind == "learn" and ticket.agent.learns:
+                waited.append(ticket)
+                if ticket.agent.learns and ticket.queue.kind == "learn":
                     self._learners += 1
+            else:
+                ticket.waiter.release()  # nobody sleeps on it
             ticket.state = SERVED
+        self._acting += len(waited)
+        if own in waited:
+            waited.remove(own)
+            waited.insert(0, own)
+        for ticket, after in zip(waited, waited[2:], strict=False):
+            ticket.after = after
+        return waited[:2]
 
     @staticmethod
     def _wake(tickets: list[Ticket]) -> None:
@@ -374,12 +394,13 @@ class ThreadsDriver:
                 self._gates[id(agent)].release()
 
     def _release(self) -> list[Ticket]:
-        """Ends a finished round: the next unroll begins. The caller holds the lock, and wakes the tickets when it no longer does."""
+        """Ends a finished round: the next unroll begins. The caller holds the lock, and gives the result to `_wake` when it no
+        longer does."""
         held, self._held = self._held, []
         self._phase = "unroll"
-        self._count_in(held)
+        first = self._count_in(held)
         self._begin_round()
-        return held
+        return first
 
     def _idle(self) -> bool:
         """Nothing can happen any more without the robot: every agent is parked or has ended, and no request is open."""
@@ -395,8 +416,8 @@ class ThreadsDriver:
     def iterate(self, slices: int = 64) -> bool:
         """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle."""
         with self.lock:
-            held = self._release() if self._phase == "done" else []
-        self._wake(held)
+            first = self._release() if self._phase == "done" else []
+        self._wake(first)
         with self.lock:
             # Both ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
             while not self._ended() and self._rounds():
@@ -413,10 +434,9 @@ class ThreadsDriver:
         if signal == "stop":
             failed = [ticket for server in self._servers for ticket in server.queue.fail_all("the robot stopped")]
             with self.lock:
-                failed += self._release()
-                self._count_in(failed)
+                first = self._release() + self._count_in(failed)
                 self._open_gates(list(self.parked))
-            self._wake(failed)
+            self._wake(first)
             return
         with self.lock:
             self._open_gates(list(self.parked))
@@ -424,10 +444,10 @@ class ThreadsDriver:
             with self.lock:
                 if self._idle() and self._phase != "done":
                     return
-                held = self._release() if self._phase == "done" else []
-                if not held:
+                first = self._release() if self._phase == "done" else []
+                if not first:
                     self._changed.wait(0.05)  # ended by the end of a round, by an agent that parks or ends, or by the clock
-            self._wake(held)
+            self._wake(first)
 
     def _refuse_agents(self) -> None:
         if any(thread is threading.current_thread() for _, thread in self._threads):

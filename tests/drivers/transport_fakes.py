@@ -1,0 +1,156 @@
+"""Fakes for the tests of the transport: a task that answers what it was asked, and agents that run one function once."""
+
+import threading
+from collections import Counter
+from functools import partial
+from time import perf_counter, sleep
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from parl_like import Agent, AgentHelper, ComputationTask, Robot
+from parl_like.algorithm import Algorithm
+from parl_like.model import Model
+
+torch.set_num_threads(1)
+
+OBS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+ACT = gym.spaces.Discrete(2)
+BAD = -1.0
+"""The number in an observation that makes `Echo` fail."""
+
+
+class Weights(Model):
+    """`n` parameters of `size` numbers, all 0."""
+
+    def __init__(self, n=1, size=1):
+        super().__init__(OBS, ACT)
+        self.parts = torch.nn.ParameterList(torch.zeros(size) for _ in range(n))
+
+
+class Echo(Algorithm):
+    """Answers every row with itself, and with the size of its batch. Fails where a row's second number is `BAD`.
+
+    Learning answers every row with itself and the batch with its size; each optimiser step adds 1 to every parameter.
+
+    Args:
+        seconds: Sleep in each prediction (without the GIL, as a forward pass does).
+        steps: Optimiser steps per training batch.
+
+    Attributes:
+        batches, lessons: The rows of every batch predicted and learned from, [N, 2] arrays.
+        before, during: Called in the middle of each prediction and of each learning step.
+    """
+
+    def __init__(self, model=None, seconds=0.0, steps=1, short=False):
+        super().__init__(Weights() if model is None else model)
+        self.seconds, self.steps, self.short = seconds, steps, short
+        self.batches, self.lessons = [], []
+        self.before = self.during = lambda rows: None
+        self.alone = threading.Lock()  # predictions of one task never overlap
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    def predict(self, inputs):
+        rows = inputs.obs
+        assert self.alone.acquire(blocking=False), "two predictions at once"
+        try:
+            self.batches.append(rows.numpy().copy())
+            self.before(rows)
+            if self.seconds:
+                sleep(self.seconds)
+            if (rows[:, 1] == BAD).any():
+                raise ArithmeticError("the row is bad")
+        finally:
+            self.alone.release()
+        n = len(rows)
+        weights = {f"w{i}": part.expand(n, -1) for i, part in enumerate(self.model.parts)}
+        return {"echo": rows[: n - 1] if self.short else rows, "size": torch.full((n,), n), **weights}
+
+    def minibatches(self, batch):
+        self.lessons.append(batch.obs.numpy().copy())
+        for _ in range(self.steps):
+            yield batch
+
+    def learn(self, batch):
+        self.during(batch.obs)
+        if (batch.obs[:, 1] == BAD).any():
+            raise ArithmeticError("the row is bad")
+        out = {"loss": -sum(part.sum() for part in self.model.parts), "size": float(len(batch.obs)), "row": batch.obs * 1.0}
+        return out | ({"row": batch.obs[1:]} if self.short else {})
+
+    def served(self):
+        """How often each row was predicted."""
+        return Counter(tuple(row) for batch in self.batches for row in batch.tolist())
+
+
+class Learner(AgentHelper):
+    """Keeps nothing, and is waited for in sync rounds."""
+
+    learns = True
+
+
+class Programmed(Agent):
+    """Runs a function of itself once, in place of episodes; ends with it."""
+
+    def __init__(self, program):
+        super().__init__()
+        self.program = program
+
+    def run(self):
+        self.program(self)
+
+
+def echo_task(algorithm=None, **options):
+    algorithm = algorithm or Echo()
+    task = ComputationTask(algorithm, **options)
+    algorithm.batches.clear()  # of the trial when the task was built
+    return task
+
+
+def play(driver, program, n_agents=1, tasks=None, **options):
+    """Every agent runs `program(agent)` once, under a driver or, 'inline', one after the other in calls from here.
+
+    Args:
+        tasks: Name → task; None: one that echoes.
+
+    Returns:
+        The robot, closed. What a program raised is raised.
+    """
+    if tasks is None:
+        tasks = {"echo": echo_task()}
+    inline = driver == "inline"
+    robot = Robot(tasks=tasks, agent=partial(Programmed, program), n_agents=n_agents, driver="cooperative" if inline else driver, **options)
+    with robot:
+        if inline:
+            for agent in robot.agents:
+                program(agent)
+        else:
+            robot.run()
+    return robot
+
+
+def row(agent, i):
+    return (np.array([agent.index, i], np.float64),)
+
+
+def lesson(agent, n, value=0.0):
+    """A training request of `n` rows: [agent, 0], [agent, 1], …"""
+    obs = np.stack([np.full(n, float(agent.index)), np.arange(n) + value], 1)
+    return {"obs": obs}
+
+
+def until(condition, seconds=5.0, what="condition"):
+    """Waits in small sleeps; the time is a safety net."""
+    end = perf_counter() + seconds
+    while not condition():
+        assert perf_counter() < end, f"{what} did not come within {seconds} s"
+        sleep(0.0005)
+
+
+def framework_threads():
+    """Names of the living threads that a robot started."""
+    ours = ("echo", "agent", "RL", "goal", "evaluator")
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(ours)]

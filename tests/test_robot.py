@@ -1,0 +1,618 @@
+"""Robot: running, iterating, collecting, evaluating, saving and going on exactly."""
+
+import copy
+import pickle
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from agent_fakes import ACT, POSITION, Corridor, Log, Noisy, Plain, Recorder, TwoLengths, a2c, dqn, ppo, robot_of, rows, weights
+
+from parl_like import (
+    Agent,
+    Batch,
+    ComputationTask,
+    EpisodicHelper,
+    OffPolicyHelper,
+    OnPolicyHelper,
+    Robot,
+    VectorAgent,
+    create_algorithm_func,
+)
+from parl_like.algorithms import DQN
+from parl_like.errors import AgentFailed, NotEnoughRows, TaskFailed
+from parl_like.models import MLPQ
+from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
+from parl_like.stages import EveryNSteps, StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
+
+GOALS = gym.spaces.Discrete(3)
+
+
+class Goals(GoalAgent):
+    """Goals are thirds of the walk's line."""
+
+    goal_horizon = 4
+
+    def goal_achieved(self, obs, goal):
+        return int(np.clip((obs[0] + 1) * 1.5, 0, 2)) == goal
+
+
+def hierarchical(**options):
+    env = Noisy()
+    above = gym.spaces.Dict({"obs": env.observation_space, "prev_goal": GOALS})
+    below = gym.spaces.Dict({"obs": env.observation_space, "goal": GOALS})
+
+    class Above(gym.Env):
+        observation_space, action_space = above, GOALS
+
+    class Below(gym.Env):
+        observation_space, action_space = below, env.action_space
+
+    tasks = {
+        "goal": ComputationTask(dqn(Above, epsilon=0.3), lambda: OffPolicyHelper(size=200, batch_size=4, learn_every=2, extras=GOAL_EXTRAS)),
+        "RL": ComputationTask(ppo(Below), lambda: OnPolicyHelper(unroll=7)),
+    }
+    return Robot(Noisy, tasks=tasks, agent=Goals, trace=True, **options)
+
+
+def off(**options):
+    return lambda: OffPolicyHelper(**{"size": 300, "batch_size": 8, "learn_every": 4, **options})
+
+
+BUILD = {
+    "dqn": lambda **o: robot_of(dqn(Noisy, epsilon=0.3), off(), Noisy, trace=True, **o),
+    "dqn_n_step": lambda **o: robot_of(dqn(Noisy, n_step=3), off(warmup=20), Noisy, trace=True, **o),
+    "ppo": lambda **o: robot_of(ppo(Noisy), lambda: OnPolicyHelper(unroll=8), Noisy, trace=True, **o),
+    "a2c": lambda **o: robot_of(a2c(Noisy), lambda: OnPolicyHelper(unroll=5), Noisy, trace=True, **o),
+    "episodic": lambda **o: robot_of(a2c(Noisy), lambda: EpisodicHelper(episodes=2), Noisy, trace=True, **o),
+    "recurrent": lambda **o: robot_of(ppo(Noisy, recurrent=True), lambda: OnPolicyHelper(unroll=8), Noisy, trace=True, **o),
+    "continuous": lambda **o: robot_of(
+        ppo(lambda: Noisy(gym.spaces.Box(-1, 1, (2,), np.float32))), lambda: OnPolicyHelper(unroll=8),
+        lambda: Noisy(gym.spaces.Box(-1, 1, (2,), np.float32)), trace=True, **o),
+    "vector": lambda **o: robot_of(dqn(Noisy), off(), Noisy, agent=lambda: VectorAgent(3), trace=True, **o),
+    "vector_recurrent": lambda **o: robot_of(
+        ppo(Noisy, recurrent=True), lambda: OnPolicyHelper(unroll=6), Noisy, agent=lambda: VectorAgent(2), trace=True, **o),
+    "hierarchical": hierarchical,
+}
+
+
+# --------------------------------------------------------------------------------------------------------------------- running
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_the_seed_decides_everything(kind):
+    def trace(seed):
+        state = np.random.get_state()[1].copy(), torch.random.get_rng_state()
+        with BUILD[kind](seed=seed, n_agents=2) as robot:
+            robot.run(StopAfterSteps(80))
+            assert (np.random.get_state()[1] == state[0]).all() and torch.equal(torch.random.get_rng_state(), state[1])
+            return robot.trace_hash()
+
+    assert trace(1) == trace(1) != trace(2)
+
+
+def test_a_robot_runs_more_than_once():
+    with BUILD["dqn"]() as robot:
+        for k in (1, 2, 3):
+            robot.run(StopAfterSteps(40))
+            assert robot.env_steps == 40 * k and len(robot.buffers["RL"]) == 40 * k
+        assert robot.tasks["RL"].learns == 29  # rows 8, 12, … 120
+
+
+def test_no_threads_of_the_past_are_left_in_a_closed_robot():
+    envs = []
+
+    def make():
+        envs.append(Corridor())
+        return envs[-1]
+
+    robot = robot_of(Recorder(), env=make, n_agents=2)
+    robot.run(StopAfterSteps(3))
+    robot.close()
+    robot.close()
+    assert all(env.closed for env in envs)
+
+
+def test_a_run_of_n_iterations_is_n_calls_of_train_iter():
+    for kind in ("ppo", "dqn", "hierarchical", "vector"):
+        with BUILD[kind](seed=3, n_agents=2) as one, BUILD[kind](seed=3, n_agents=2) as other:
+            one.run(StopAfterIterations(5))
+            for _ in range(5):
+                metrics = other.train_iter()
+            assert weights(one) == weights(other) and one.counters() == other.counters()
+            if kind != "hierarchical":
+                assert metrics["RL/loss"] == other.metrics()["RL/loss"]
+
+
+def test_parameters_do_not_change_while_the_agents_unroll():
+    with BUILD["ppo"](n_agents=3) as robot:
+        seen = []
+        robot.run(StopAfterIterations(4), EveryNSteps(1, lambda robot: seen.append((robot.iterations, weights(robot)["RL"]))))
+        assert len(seen) == 4 * 24 and len(set(seen)) == 4  # one hash per iteration
+        assert len({hash_ for _, hash_ in seen}) == 4
+
+
+def test_on_policy_every_step_is_learned_from_once_at_every_moment():
+    with BUILD["ppo"](n_agents=3) as robot:
+        for k in range(1, 4):
+            robot.train_iter()
+            counters = robot.counters()
+            assert counters["env_steps"] == counters["rows/RL"] == 24 * k
+            assert counters["iterations"] == k and counters["updates/RL"] == 4 * k  # 2 epochs × 2 minibatches
+
+
+def test_off_policy_counts_steps_and_learned_rows_apart():
+    with BUILD["dqn"]() as robot:
+        robot.run(StopAfterSteps(100))
+        assert robot.counters() == {"env_steps": 100, "time_steps": 100, "episodes": robot.episodes, "iterations": robot.iterations,
+                                    "updates/RL": 24, "rows/RL": 24 * 8}
+
+
+def test_train_iter_needs_a_learner_and_rounds():
+    with robot_of(Recorder()) as robot, pytest.raises(ValueError, match="no helper of this robot learns; use collect"):
+        robot.train_iter()
+    with robot_of(Recorder(), off(), mode="async") as robot, pytest.raises(ValueError, match="this robot is async, where an iteration is not"):
+        robot.train_iter()
+
+
+def test_an_async_robot_learns_and_stops_where_it_should():
+    with robot_of(dqn(Noisy), off(), Noisy, n_agents=2, mode="async") as robot:
+        robot.run(StopAfterSteps(200))
+        assert robot.env_steps == 200 and robot.tasks["RL"].learns > 20
+
+
+@pytest.mark.parametrize("build", [
+    lambda: robot_of(Recorder(), n_agents=0),
+    lambda: robot_of(Recorder(), mode="sometimes"),
+    lambda: robot_of(Recorder(), driver="cooperativ"),
+    lambda: robot_of(Recorder(), env=Corridor(), n_agents=2),
+])
+def test_arguments_that_make_no_robot_are_refused(build):
+    with pytest.raises(ValueError, match="expected at least 1|expected 'sync' or 'async'|did you mean 'cooperative'|cannot share one environment"):
+        build()
+
+
+def test_arguments_of_wrong_types_are_refused():
+    with pytest.raises(TypeError, match="task 'RL' is AlgorithmFactory; expected ComputationTask"):
+        Robot(Corridor, tasks={"RL": dqn()})
+    with pytest.raises(TypeError, match="agent is Agent; expected a function that makes one"):
+        Robot(Corridor, tasks={}, agent=Agent())
+    with pytest.raises(TypeError, match="agent\\(\\) gave Corridor; expected an Agent"):
+        Robot(Corridor, tasks={}, agent=Corridor)
+
+
+# ------------------------------------------------------------------------------------------------------------- iterate, epochs
+
+
+def test_iterate_stops_at_the_first_iteration_that_is_far_enough():
+    with BUILD["ppo"](n_agents=2) as robot:
+        assert list(robot.iterate(40)) == [1, 2, 3] and robot.env_steps == 48
+        assert list(robot.iterate(48)) == []
+        iterations = robot.iterate(200)
+        next(iterations)
+        iterations.close()  # left in the middle
+        assert list(robot.iterate(80)) == [5]
+
+
+def test_robots_that_are_advanced_together_are_as_if_apart():
+    def stats(robot):
+        return [(epoch, stat["test/return/mean"], stat["RL/loss"], info["env_steps"]) for epoch, stat, info in robot.epochs(3, 60, evaluate_episodes=2)]
+
+    with BUILD["dqn"](seed=1, n_agents=2) as a, BUILD["ppo"](seed=2) as b:
+        apart = stats(a), stats(b)
+        hashes = a.trace_hash(), b.trace_hash()
+    with BUILD["dqn"](seed=1, n_agents=2) as a, BUILD["ppo"](seed=2) as b:
+        together = ([], [])
+        for left, right in zip(a.epochs(3, 60, evaluate_episodes=2), b.epochs(3, 60, evaluate_episodes=2), strict=True):
+            for found, (epoch, stat, info) in zip(together, (left, right), strict=True):
+                found.append((epoch, stat["test/return/mean"], stat["RL/loss"], info["env_steps"]))
+        assert together == apart and (a.trace_hash(), b.trace_hash()) == hashes
+
+
+def test_epochs_report_the_best_and_stop_early():
+    with BUILD["dqn"]() as robot:
+        seen = []
+        for epoch, stats, info in robot.epochs(9, 20, evaluate_episodes=1, stop=lambda mean: len(seen) == 2):
+            seen.append((epoch, info["env_steps"]))
+            assert info["best_epoch"] <= epoch and info["best_return"] >= stats["test/return/mean"]
+        assert [epoch for epoch, _ in seen] == [1, 2] and seen[0][1] >= 20
+        with pytest.raises(ValueError, match="n_epochs is 0"):
+            next(robot.epochs(0, 20))
+
+
+# --------------------------------------------------------------------------------------------------------------------- collect
+
+
+def test_collecting_steps_leaves_the_agents_where_they_are():
+    with robot_of(Recorder(), off(), env=lambda: Corridor(5), n_agents=2) as robot:
+        first = robot.collect(n_step=6)
+        assert (first.n_steps, first.n_episodes) == (6, 0)
+        second = robot.collect(n_step=6)
+        assert (second.n_steps, second.lengths) == (6, [5, 5])
+        assert rows(robot)["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 0]
+        robot.run(StopAfterSteps(2))  # and a run goes on there
+        assert rows(robot)["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_an_episode_that_ends_with_the_last_step_counts():
+    with robot_of(Recorder(), off(), env=lambda: Corridor(5)) as robot:
+        assert robot.collect(n_step=5).lengths == [5] and robot.collect(n_step=10).lengths == [5, 5]
+
+
+def test_collecting_episodes_begins_anew_and_has_quotas():
+    with robot_of(Recorder(), off(), env=lambda: Corridor(5), n_agents=2) as robot:
+        robot.collect(n_step=4)
+        found = robot.collect(n_episode=5)
+        assert found.lengths == [5] * 5 and found.n_steps == 25 and [agent.steps for agent in robot.agents] == [2 + 15, 2 + 10]
+        stored = rows(robot)
+        assert stored["truncated"][:3].tolist() == [False, True, False]  # a seam where the first collection ended
+
+
+def test_the_mean_of_collected_episodes_is_not_biased_to_short_ones():
+    """Lengths 1 and 9: the mean is 5. Of the first 200 to end among 20 agents it would be about 2.8."""
+    with robot_of(Recorder(), off(learn_every=1000), env=TwoLengths, n_agents=20) as robot:
+        found = robot.collect(n_episode=200)
+        assert found.n_episodes == 200 and abs(found.mean_length - 5) < 3 * 4 / np.sqrt(200)
+        assert found.mean_return == found.mean_length and found.min_return == 1 and found.max_return == 9
+        assert found.std_return == pytest.approx(4, abs=0.3)
+
+
+def test_nothing_is_learned_while_collecting():
+    for kind in ("dqn", "vector", "hierarchical"):
+        with BUILD[kind](n_agents=2) as robot:
+            before = weights(robot)
+            robot.collect(n_step=12)
+            assert weights(robot) == before and all(task.learns == 0 for task in robot.tasks.values())
+            robot.run(StopAfterSteps(6))
+            assert all(task.learns <= 4 for task in robot.tasks.values())  # no backlog
+
+
+def test_steps_are_rounded_up_with_a_warning():
+    with robot_of(Recorder(), off(), n_agents=4) as robot, pytest.warns(UserWarning, match="n_step 10 is not a multiple of 4 environments"):
+        assert robot.collect(n_step=10).n_steps == 12
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({}, "exactly one of n_step and n_episode"), ({"n_step": 1, "n_episode": 1}, "exactly one of n_step and n_episode"),
+    ({"n_step": 0}, "n_step is 0; expected at least 1"), ({"n_episode": -1}, "n_episode is -1"),
+])
+def test_collect_wants_one_number(options, message):
+    with robot_of(Recorder(), off()) as robot, pytest.raises(ValueError, match=message):
+        robot.collect(**options)
+
+
+def test_a_robot_without_environment_cannot_collect():
+    with Robot(tasks={"RL": ComputationTask(Recorder(), off())}) as robot, pytest.raises(ValueError, match="this robot has no environment"):
+        robot.collect(n_step=1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- custom loops
+
+
+def test_an_on_policy_loop_by_hand():
+    with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=10), env=lambda: Corridor(4), n_agents=2) as robot:
+        for k in range(3):
+            assert robot.collect(n_step=20).n_steps == 20
+            assert robot.update("RL") == {"loss": 1.0} or k
+        lessons = robot.tasks["RL"].algorithm.lessons
+        per_agent = [p for lesson in lessons for p in lesson["obs"][:10, 0].tolist()]
+        assert per_agent == [t % 4 for t in range(30)] and [int(lesson["last"].sum()) for lesson in lessons] == [6, 6, 6]
+        assert robot.update("RL") == {} and robot.metrics()["RL/loss"] > 0
+        with pytest.raises(ValueError, match="learns on-policy, from all rows since the last time; leave batch_size out"):
+            robot.collect(n_step=2)
+            robot.update("RL", 5)
+
+
+def test_collecting_more_than_an_on_policy_helper_holds_is_refused():
+    with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4)) as robot:
+        robot.collect(n_step=4)
+        with pytest.raises(AgentFailed, match="agent 0, task 'RL': collected more than 4 steps, all that this helper holds"):
+            robot.collect(n_step=1)
+
+
+def test_what_was_collected_counts_for_the_next_unroll():
+    with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4), env=lambda: Corridor(100)) as robot:
+        robot.collect(n_step=4)
+        robot.train_iter()
+        (lesson,) = robot.tasks["RL"].algorithm.lessons
+        assert lesson["obs"][:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_off_policy_loop_by_hand():
+    with robot_of(Recorder(), off(), env=lambda: Corridor(4)) as robot:
+        assert robot.update("RL") == {} and robot.update("RL", 4) == {}
+        robot.collect(n_step=6)
+        robot.update("RL")
+        assert robot.tasks["RL"].algorithm.lessons[0]["obs"][:, 0].tolist() == [0, 1, 2, 3, 0, 1]  # all, in time order
+        robot.update("RL", 4)
+        assert len(robot.tasks["RL"].algorithm.lessons[1]["rew"]) == 4
+        with pytest.raises(NotEnoughRows, match="agent 0, task 'RL': learning needs 7 rows, the buffer has 6"):
+            robot.update("RL", 7)
+        with pytest.raises(KeyError, match="no task 'R'; did you mean 'RL'"):
+            robot.update("R")
+
+
+def test_a_loop_of_collect_and_update_learns_cartpole():
+    """Random play lasts 21 steps; after 30 × (100 steps, 25 updates), an episode must last 60."""
+    env = gym.make("CartPole-v1")
+    func = create_algorithm_func(MLPQ, dict(obs=env.observation_space, act=env.action_space, hidden=[64, 64]),
+                                 DQN, dict(gamma=0.99, n_step=3, lr=2e-3, target_period=50, epsilon=0.1))
+    robot = Robot("CartPole-v1", tasks={"RL": ComputationTask(func, off(size=10_000))}, seed=0)
+    for _ in range(30):
+        robot.collect(n_step=100)
+        for _ in range(25):
+            robot.update("RL", 64)
+    assert robot.evaluate(5).mean_return >= 60
+    robot.close()
+
+
+def test_an_evaluation_without_any_helper_in_six_lines():
+    with robot_of(dqn(lambda: gym.make("CartPole-v1")), env="CartPole-v1") as robot:
+        env, done, total, task = gym.make("CartPole-v1"), False, 0.0, robot.tasks["RL"]
+        obs, _ = env.reset(seed=0)
+        while not done:
+            act = int(task.predict({"obs": obs[None]}, "test")["q"].argmax(1)[0])
+            obs, rew, terminated, truncated, _ = env.step(act)
+            total, done = total + rew, terminated or truncated
+        assert total >= 8
+
+
+# ------------------------------------------------------------------------------------------------------------------- evaluating
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_an_evaluation_is_repeatable_and_leaves_no_trace(kind):
+    def go(evaluating):
+        with BUILD[kind](seed=4, n_agents=2) as robot:
+            robot.run(StopAfterSteps(60))
+            if evaluating:
+                before = pickle.dumps(robot.state_dict())
+                first = robot.evaluate(5)
+                assert robot.evaluate(5).returns == first.returns and robot.evaluate(5, seed=9).returns != first.returns
+                assert first.n_episodes == 5 and pickle.dumps(robot.state_dict()) == before
+            for _ in robot.iterate(120):
+                if evaluating:
+                    robot.evaluate(1)  # also between iterations, while agents are in mid-episode
+            return robot.trace_hash(), robot.counters()
+
+    assert go(True) == go(False)
+
+
+def test_an_evaluation_inside_a_run():
+    results = []
+    with BUILD["dqn"](seed=4, n_agents=3) as robot, BUILD["dqn"](seed=4, n_agents=3) as other:
+        robot.run(StopAfterSteps(100), EveryNSteps(30, lambda robot: results.append(robot.evaluate(2).mean_return)))
+        other.run(StopAfterSteps(100))
+        assert len(results) == 3 and robot.trace_hash() == other.trace_hash()
+
+
+def test_evaluating_is_greedy():
+    with robot_of(dqn(epsilon=1.0), off(), env=lambda: Corridor(30)) as robot:
+        acts = []
+
+        class Watched(Corridor):
+            def step(self, act):
+                acts.append(act)
+                return super().step(act)
+
+        robot.evaluate(1, env=lambda: Watched(30))
+        q = robot.tasks["RL"].predict({"obs": np.arange(30, dtype=np.float32)[:, None]}, "test")["q"]
+        assert acts == q.argmax(1).tolist()
+
+
+def test_an_environment_that_is_lent_is_not_closed():
+    env = Corridor(3)
+    with robot_of(Recorder(), env=lambda: Corridor(2), n_agents=3) as robot:
+        assert robot.evaluate(4, env=env).lengths == [3] * 4 and env.closed == 0
+        assert robot.evaluate(2).lengths == [2, 2]
+
+
+def test_the_training_environment_is_made_again_for_an_evaluation_or_refused():
+    made = gym.make("FrozenLake-v1", is_slippery=False, map_name="8x8")
+    model = dqn(lambda: made)
+    with robot_of(model, env=made) as robot:
+        crew = robot._evaluators(1, None)
+        assert crew.agents[0].env.unwrapped is not made.unwrapped
+        assert crew.agents[0].env.unwrapped.desc.shape == (8, 8) and len(crew.agents[0].env.unwrapped.P[0][1]) == 1  # not slippery
+        crew.close()
+    with robot_of(Recorder(), env=Corridor()) as robot:
+        with pytest.raises(ValueError, match="is not registered with gymnasium, so it cannot be made a second time; give the robot a factory"):
+            robot.evaluate(1)
+        assert robot.evaluate(1, env=Corridor(2)).lengths == [2]
+    with Robot(tasks={"RL": ComputationTask(Recorder())}) as robot, pytest.raises(ValueError, match="no environment; give one as env="):
+        robot.evaluate(1)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_a_picture_of_an_episode(tmp_path, vector):
+    from PIL import Image
+
+    gym.register("Corridor-v0", lambda **options: Corridor(**options), kwargs={"length": 6})
+    try:
+        agent = (lambda: VectorAgent(2)) if vector else Agent
+        with robot_of(Recorder(), env=lambda: gym.make("Corridor-v0", length=4), agent=agent) as robot:
+            assert robot.play(tmp_path / "film.gif") == 4.0  # the length that was asked for, not the registered one
+            assert Image.open(tmp_path / "film.gif").n_frames == 5
+    finally:
+        gym.registry.pop("Corridor-v0")
+    with robot_of(Recorder()) as robot, pytest.raises(ValueError, match="not registered"):
+        robot.play(tmp_path / "film.gif")
+
+
+# ------------------------------------------------------------------------------------------------------------------------ modes
+
+
+def test_modes_are_readable_inside_the_calls_and_restored():
+    with robot_of(Recorder(), off(learn_every=4, batch_size=1)) as robot:
+        algorithm = robot.tasks["RL"].algorithm
+        assert algorithm.mode == "test"
+        algorithm.modes.clear()
+        robot.run(StopAfterSteps(4))
+        assert algorithm.modes == [("predict", "collect")] * 4 + [("process", "update"), ("learn", "update")]
+        algorithm.modes.clear()
+        robot.evaluate(1)
+        assert set(algorithm.modes) == {("predict", "test")} and algorithm.mode == "test"
+
+
+def test_modes_are_restored_after_an_exception():
+    class Failing(Recorder):
+        def learn(self, batch):
+            raise OSError("no lesson")
+
+    with robot_of(Failing(), off(learn_every=1, batch_size=1)) as robot:
+        with pytest.raises(TaskFailed, match="no lesson"):
+            robot.run(StopAfterSteps(4))
+        assert robot.tasks["RL"].algorithm.mode == "test"
+        with pytest.raises(OSError, match="no lesson"):
+            robot.update("RL", 1)
+        assert robot.tasks["RL"].algorithm.mode == "test"
+
+
+# --------------------------------------------------------------------------------------------------------------- save and resume
+
+
+@pytest.mark.parametrize(("seed", "n_agents", "on_disk"), [(0, 1, False), (1, 3, True)])
+@pytest.mark.parametrize("kind", BUILD)
+def test_a_run_that_was_saved_loaded_and_resumed_is_the_run_that_was_not(kind, seed, n_agents, on_disk, tmp_path):
+    stops = (60, 120, 160)
+    with BUILD[kind](seed=seed, n_agents=n_agents) as whole:
+        for stop in stops:
+            for _ in whole.iterate(stop):
+                pass
+            whole.checkpoint_boundary()
+        expected = whole.trace_hash(), whole.counters(), weights(whole)
+    state = b""
+    for stop in stops:
+        begun = stop > stops[0]
+        with BUILD[kind](seed=seed + 7 * begun, n_agents=n_agents) as part:  # another seed: everything must come from the file
+            if begun:
+                part.load(tmp_path / "state") if on_disk else part.load_state_dict(pickle.loads(state))
+            for _ in part.iterate(stop):
+                pass
+            if on_disk:
+                part.save(tmp_path / "state")
+            else:
+                part.checkpoint_boundary()
+                state = pickle.dumps(part.state_dict())
+            found = part.trace_hash(), part.counters(), weights(part)
+    assert found == expected
+
+
+@pytest.mark.parametrize("steps", [63, 64, 65, 128])
+def test_a_resumed_run_goes_on_inside_and_at_the_edges_of_a_block_of_noise(steps, tmp_path):
+    def build(seed):
+        return robot_of(dqn(epsilon=0.5), off(), env=lambda: Corridor(end=None), trace=True, seed=seed)
+
+    with build(0) as whole:
+        whole.run(StopAfterSteps(steps))
+        whole.run(StopAfterSteps(100))
+        expected = whole.trace_hash()
+    with build(0) as first:
+        first.run(StopAfterSteps(steps))
+        first.save(tmp_path / "state")
+    with build(5) as second:
+        second.load(tmp_path / "state")
+        second.run(StopAfterSteps(100))
+        assert second.trace_hash() == expected
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_two_runs_are_resumed_as_two_runs(kind):
+    with BUILD[kind](seed=2, n_agents=2) as whole:
+        whole.run(StopAfterSteps(77))
+        whole.run(StopAfterSteps(77))
+        expected = whole.trace_hash()
+    with BUILD[kind](seed=2, n_agents=2) as first:
+        first.run(StopAfterSteps(77))
+        first.checkpoint_boundary()
+        state = pickle.dumps(first.state_dict())
+    with BUILD[kind](seed=3, n_agents=2) as second:
+        second.load_state_dict(pickle.loads(state))
+        second.run(StopAfterSteps(77))
+        assert second.trace_hash() == expected
+
+
+def test_a_checkpoint_in_mid_collection_is_resumed_exactly(tmp_path):
+    """The agents are parked in mid-episode: their rows need a seam, and they must go on after it."""
+    with BUILD["dqn"](seed=1, n_agents=2) as whole, BUILD["dqn"](seed=9, n_agents=2) as second:
+        whole.collect(n_step=34)
+        whole.save(tmp_path / "state")
+        assert rows(whole)["truncated"][-1] or rows(whole)["terminated"][-1]
+        second.load(tmp_path / "state")
+        for robot in (whole, second):
+            robot.collect(n_step=20)
+            robot.run(StopAfterSteps(50))
+        assert whole.trace_hash() == second.trace_hash() and whole.env_steps == 34 + 20 + 50
+
+
+def test_time_steps_are_saved(tmp_path):
+    build = lambda: robot_of(Recorder(), off(), env=lambda: Corridor(12), agent=lambda: Agent(action_repeat=5))  # noqa: E731
+    with build() as first, build() as second:
+        first.run(StopAfterEpisodes(1))
+        first.save(tmp_path / "state")
+        second.load(tmp_path / "state")
+        assert second.counters()["time_steps"] == 12 and second.counters()["env_steps"] == 3
+
+
+@pytest.mark.parametrize(("other", "message"), [
+    (lambda: BUILD["dqn"](n_agents=3), "the saved state has 2 agents, this robot 3; set n_agents"),
+    (lambda: BUILD["hierarchical"](n_agents=2), "build the robot as it was saved"),
+    (lambda: robot_of(dqn(Noisy, hidden=(9,)), off(), Noisy, n_agents=2), "task 'RL', network 'model': tensor 'net.layers.0.bias' is"),
+    (lambda: robot_of(dqn(Noisy), off(size=400), Noisy, n_agents=2), "the saved size is 300, this buffer's 400"),
+])
+def test_a_state_of_another_robot_is_refused_by_name(other, message, tmp_path):
+    with BUILD["dqn"](n_agents=2) as robot:
+        robot.run(StopAfterSteps(20))
+        robot.save(tmp_path / "state")
+    with other() as wrong, pytest.raises(ValueError, match=message):
+        wrong.load(tmp_path / "state")
+
+
+# --------------------------------------------------------------------------------------------------------------------- various
+
+
+def test_metrics_are_flat_numbers():
+    with BUILD["dqn"]() as robot:
+        robot.run(StopAfterSteps(100))
+        metrics = robot.metrics()
+        assert all(isinstance(value, float) for value in metrics.values())
+        assert {"return/mean", "return/max", "return/last", "episode/length", "RL/loss", "RL/predict/mean_batch", "env_steps"} <= metrics.keys()
+        assert metrics["return/mean"] == pytest.approx(np.mean(robot.recent_returns))
+
+
+def test_an_agent_may_use_the_tasks_by_itself():
+    """Any order of tasks is legal, as is data from one to the other: it goes through the agent."""
+    class Chain(Agent):
+        def run_one_episode(self):
+            obs, _ = self.env.reset()
+            done = False
+            while not done:
+                guess = self.helpers["look"].predict(obs)
+                act = self.helpers["act"].predict({"obs": obs, "guess": guess.guess})
+                obs, _, terminated, truncated, _ = self.env.step(act)
+                done = terminated or truncated
+
+    class Look(Recorder):
+        def predict(self, inputs):
+            return {"guess": inputs.obs * 2}
+
+    space = gym.spaces.Dict({"obs": POSITION, "guess": POSITION})
+    act = Recorder(Plain(space, ACT), lambda obs: ((obs["guess"] == 2 * obs["obs"])[:, 0]).long())
+    with Robot(Corridor, tasks={"look": ComputationTask(Look()), "act": ComputationTask(act)}, agent=Chain, n_agents=2) as robot:
+        robot.run(StopAfterEpisodes(4))
+        assert set(robot.agents[0].env.log[1:6]) == {1}
+
+
+def test_a_stop_that_looks_at_the_robot():
+    log = Log()
+    with BUILD["ppo"]() as robot:
+        robot.run(StopWhen(lambda robot: robot.tasks["RL"].learns >= 2), log)
+        assert robot.tasks["RL"].learns == 2 and robot.env_steps == 17
+
+
+def test_batches_and_factories_survive_copies():
+    with BUILD["dqn"]() as robot:
+        robot.run(StopAfterSteps(10))
+        batch = robot.buffers["RL"][:]
+        assert isinstance(batch, Batch) and copy.deepcopy(batch) == batch

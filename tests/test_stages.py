@@ -1,0 +1,369 @@
+"""The six stages, the hooks that come with the house, and stop conditions."""
+
+import time
+
+import numpy as np
+import pytest
+from agent_fakes import Corridor, Log, Recorder, TwoLengths, robot_of
+
+from parl_like import Agent, AgentHelper, OffPolicyHelper
+from parl_like.robot import run_policy
+from parl_like.stages import (
+    EpisodeStats,
+    EveryNEpisodes,
+    EveryNSteps,
+    Hook,
+    RewardsPerEpisode,
+    Stage,
+    StageHook,
+    StopAfterEpisodes,
+    StopAfterIterations,
+    StopAfterSeconds,
+    StopAfterSteps,
+    StopAtReturn,
+    StopCondition,
+    StopSignal,
+    StopWhen,
+    StopWithoutImprovement,
+    TimePerStep,
+    TraceHash,
+)
+
+# ---------------------------------------------------------------------------------------------------------------- the sequence
+
+
+class LoggingHelper(AgentHelper):
+    """A policy that hears of the stages, before any hook."""
+
+    events: list = []
+
+    def pre_episode(self, agent):
+        super().pre_episode(agent)
+        self.events.append(("policy", "PRE_EPISODE"))
+
+    def predict(self, obs):
+        self.events.append(("policy", "predict", float(obs[0])))
+        return super().predict(obs)
+
+    def pre_act(self, agent, act):
+        self.events.append(("policy", "PRE_ACT", act))
+
+    def post_act(self, agent):
+        self.events.append(("policy", "POST_ACT", agent.env.last[2]))
+
+    def store(self, *args, **kwargs):
+        self.events.append(("policy", "store"))
+
+    def post_episode(self, agent, interrupted):
+        self.events.append(("policy", "POST_EPISODE", interrupted))
+
+
+def test_two_episodes_of_two_steps_give_exactly_this_sequence():
+    events = []
+    helper = type("Helper", (LoggingHelper,), {"events": events})
+
+    class Stop(StopAfterEpisodes):
+        def __call__(self, robot):
+            events.append(("stop?",))
+            return super().__call__(robot)
+
+    with robot_of(Recorder(), helper, env=lambda: Corridor(2)) as robot:
+        robot.run(Stop(2), [Log("first", events), Log("second", events)])
+
+    def everybody(stage, *rest):
+        return [(who, stage, *rest) for who in ("policy", "first", "second")]
+
+    def step(position):
+        return [("policy", "predict", position), *everybody("PRE_ACT", 0), *everybody("POST_ACT", 1.0), ("stop?",), ("policy", "store")]
+
+    episode = [*everybody("PRE_EPISODE"), *step(0.0), *step(1.0), *everybody("POST_EPISODE", False)]
+    assert events == [
+        ("first", "PRE_EXPERIMENT"), ("second", "PRE_EXPERIMENT"), *episode, *episode, ("first", "POST_EXPERIMENT"), ("second", "POST_EXPERIMENT"),
+    ]
+
+
+def test_a_second_run_has_stages_of_its_own():
+    first, second = Log(), Log()
+    with robot_of(Recorder(), env=lambda: Corridor(2)) as robot:
+        robot.run(StopAfterEpisodes(1), first)
+        robot.run(StopAfterEpisodes(2), second)
+    assert (first.count("POST_EPISODE", False), second.count("POST_EPISODE", False)) == (1, 2)
+    assert first.count("POST_EXPERIMENT") == second.count("PRE_EXPERIMENT") == second.count("POST_EXPERIMENT") == 1
+
+
+def test_ten_episodes_give_ten_entries_whether_or_not_a_run_was_cut():
+    """Elsewhere 11 (an interrupted one was counted), and rewards of a cut episode were added to the next run's first."""
+    stats, rewards = EpisodeStats(), RewardsPerEpisode()
+    with robot_of(Recorder(), env=lambda: Corridor(4)) as robot:
+        robot.run(StopAfterSteps(10), [stats, rewards])
+        robot.run(StopAfterEpisodes(8), [stats, rewards])
+        assert stats.lengths == [4] * 10 and stats.returns == [4.0] * 10
+        assert [sum(episode) for episode in rewards.rewards[0, 0]] == [4.0, 4.0, 2.0, *[4.0] * 8]
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+@pytest.mark.parametrize("where", ["env", "agent", "hook", "stop", "pre_experiment"])
+def test_post_experiment_comes_also_after_an_error(where, driver):
+    class Failing(Hook):
+        def post_act(self, agent):
+            if where == "hook" and agent.steps == 3:
+                raise OSError("a hook")
+
+        def pre_experiment(self, robot):
+            if where == "pre_experiment":
+                raise OSError("at once")
+
+    class FailingStop(StopCondition):
+        def __call__(self, robot):
+            if where == "stop" and robot.env_steps > 3:
+                raise OSError("a stop")
+            return False
+
+    class FailingAgent(Agent):
+        def run_one_episode(self):
+            super().run_one_episode()
+            if where == "agent":
+                raise OSError("an agent")
+
+    log = Log()
+    env = lambda: Corridor(4, fail_at=2 if where == "env" else None)  # noqa: E731
+    with robot_of(Recorder(), env=env, agent=FailingAgent, n_agents=2, driver=driver) as robot:
+        with pytest.raises(Exception, match="a hole|an agent|a hook|a stop|at once"):
+            robot.run(FailingStop(), [log, Failing()])
+        assert log.events[0] == ("hook", "PRE_EXPERIMENT") and log.events[-1] == ("hook", "POST_EXPERIMENT")
+        assert log.count("PRE_EPISODE") == log.count("POST_EPISODE")  # also of the agents that had no part in it
+        if where == "env":
+            return
+        fresh = Log()
+        where = "nowhere"
+        robot.run(StopAfterEpisodes(2), fresh)  # the robot is as usable as before
+        assert fresh.count("POST_EPISODE", False) >= 2
+
+
+def test_an_error_is_not_hidden_by_those_that_follow_from_it():
+    class Bad(Hook):
+        def post_episode(self, agent, interrupted):
+            if interrupted:
+                raise ValueError("second")
+
+    with robot_of(Recorder(), env=lambda: Corridor(9, fail_at=2), n_agents=2) as robot:
+        with pytest.raises(Exception, match="a hole in the floor") as caught:
+            robot.run(StopAfterSteps(100), Bad())
+        assert any("afterwards POST_EPISODE of agent" in note for note in caught.value.__notes__)
+        with pytest.raises(Exception, match="a hole in the floor"):
+            robot.run(StopAfterSteps(100))  # and what happened while ending does not turn up in the next run
+
+
+def test_an_error_that_only_ending_brings_is_raised():
+    class Bad(Hook):
+        def post_episode(self, agent, interrupted):
+            raise ValueError("while ending")
+
+    with robot_of(Recorder(), env=lambda: Corridor(end=None)) as robot:
+        with pytest.raises(Exception, match="while ending"):
+            robot.run(StopAfterSteps(5), Bad())
+        robot.run(StopAfterSteps(5))
+        assert robot.env_steps == 10
+
+
+# ----------------------------------------------------------------------------------------------------------------------- hooks
+
+
+def test_hooks_add_up_in_order():
+    a, b, c = Hook(), Hook(), Hook()
+    assert a + b == [a, b] and a + b + c == [a, b, c] and a + (b + c) == [a, b, c]
+
+
+def test_a_function_at_a_stage():
+    calls = []
+    hooks = StageHook(Stage.PRE_EXPERIMENT, calls.append) + StageHook(Stage.POST_EPISODE, lambda agent, interrupted: calls.append(interrupted))
+    with robot_of(Recorder(), env=lambda: Corridor(2)) as robot:
+        robot.run(StopAfterEpisodes(2), hooks)
+        assert calls == [robot, False, False]
+
+
+def test_what_is_done_every_n_steps_and_episodes():
+    steps, episodes = [], []
+    with robot_of(Recorder(), env=lambda: Corridor(4), n_agents=3) as robot:
+        hooks = [EveryNSteps(10, lambda r: steps.append(r.env_steps)), EveryNEpisodes(3, lambda r: episodes.append(r.episodes))]
+        robot.run(StopAfterSteps(35), hooks)
+        assert steps == [10, 20, 30]
+        assert episodes == [3, 6]  # three agents end together, and each three of them are noticed once
+        robot.run(StopAfterSteps(10), hooks)
+        assert steps == [10, 20, 30, 40]
+    for hook in (EveryNSteps, EveryNEpisodes):
+        with pytest.raises(ValueError, match="n is 0; expected at least 1"):
+            hook(0, print)
+
+
+def test_time_per_step_is_the_environments():
+    class Slow(Corridor):
+        def step(self, act):
+            time.sleep(0.002)
+            return super().step(act)
+
+    times = TimePerStep(keep=5)
+    with robot_of(Recorder(), env=Slow) as robot:
+        robot.run(StopAfterSteps(8), times)
+    assert len(times.seconds) == 5 and min(times.seconds) >= 0.002
+
+
+def test_a_trace_sees_every_event():
+    def digest(env, steps=10):
+        trace = TraceHash()
+        with robot_of(Recorder(), env=env) as robot:
+            robot.run(StopAfterSteps(steps), trace)
+        return trace.hexdigest()
+
+    base = digest(lambda: Corridor(4))
+    assert digest(lambda: Corridor(4)) == base
+    others = [digest(lambda: Corridor(5)), digest(lambda: Corridor(4, "truncated")), digest(lambda: Corridor(4), 11)]
+    assert len({base, *others}) == 4
+
+
+# ------------------------------------------------------------------------------------------------------------- stop conditions
+
+
+def play(stop, env=lambda: Corridor(4), **options):
+    """The robot after a run with this stop condition."""
+    robot = robot_of(Recorder(), env=env, **options)
+    robot.run(stop)
+    robot.close()
+    return robot
+
+
+@pytest.mark.parametrize("n_agents", [1, 3])
+def test_steps_and_episodes_are_exact(n_agents):
+    assert play(StopAfterSteps(17), n_agents=n_agents).env_steps == 17
+    robot = play(StopAfterEpisodes(5), n_agents=n_agents)
+    assert robot.episodes == 5 and sum(agent.steps for agent in robot.agents) == robot.env_steps
+
+
+def test_conditions_count_from_the_start_of_their_run():
+    with robot_of(Recorder(), env=lambda: Corridor(4)) as robot:
+        for expected in (7, 14):
+            robot.run(StopAfterSteps(7))
+            assert robot.env_steps == expected
+        assert robot.episodes == 2  # each run had one whole episode of 4 steps
+        stop = StopAfterEpisodes(2)
+        for expected in (4, 6):
+            robot.run(stop)
+            assert robot.episodes == expected
+
+
+def test_any_and_all():
+    assert play(StopAfterSteps(9) | StopAfterEpisodes(1)).env_steps == 4
+    assert play(StopAfterSteps(2) | StopAfterEpisodes(1)).env_steps == 2
+    assert play(StopAfterSteps(9) & StopAfterEpisodes(1)).env_steps == 9
+    assert play(StopAfterSteps(2) & StopAfterEpisodes(2)).env_steps == 8
+    assert play((StopAfterSteps(3) | StopAfterSteps(5)) & (StopAfterSteps(6) | StopAfterEpisodes(1))).env_steps == 4
+
+
+def test_both_sides_are_asked_at_every_act():
+    class Count(StopCondition):
+        n = 0
+
+        def __call__(self, robot):
+            self.n += 1
+            return self.n >= 6
+
+    counts = [Count(), Count()]
+    play(StopAfterSteps(1) & counts[0])
+    play(counts[1] | StopAfterSteps(3))
+    assert [count.n for count in counts] == [6, 3]
+
+
+class Returns(Corridor):
+    """One-step episodes whose returns are given."""
+
+    def __init__(self, returns):
+        super().__init__(1)
+        self.returns = iter(returns)
+
+    def step(self, act):
+        obs, _, *rest = super().step(act)
+        return obs, float(next(self.returns)), *rest
+
+
+@pytest.mark.parametrize(("best_at", "delta"), [(1, 0.0), (50, 0.0), (50, 2.0)])
+def test_without_improvement_a_run_ends_patience_episodes_after_the_best(best_at, delta):
+    """30 episodes after the last that was better by more than `delta` than the best before it."""
+    returns = np.zeros(200)
+    returns[:best_at] = 3.0 * np.arange(1, best_at + 1)
+    returns[best_at + 5] = returns.max() + delta  # no improvement: not more than delta above the best
+    assert play(StopWithoutImprovement(30, delta), lambda: Returns(returns)).episodes == best_at + 30
+
+
+def test_improvement_of_a_value_of_ones_own():
+    values = iter([0, 1, 2, 3, 3, 3, 3, 3])
+    assert play(StopWithoutImprovement(3, value=lambda robot: next(values))).episodes == 4 + 3
+    with pytest.raises(ValueError, match="patience is 0"):
+        StopWithoutImprovement(0)
+
+
+def test_the_other_conditions():
+    begin = time.monotonic()
+    play(StopAfterSeconds(0.05))
+    assert time.monotonic() - begin >= 0.05
+    assert play(StopAtReturn(2.0, episodes=4), lambda: Returns([1, 1, 1, 1, 2, 2, 2, 2, 2, 2])).episodes == 8
+    assert play(StopWhen(lambda robot: robot.env_steps == 3)).env_steps == 3
+    signal = StopSignal()
+    robot = robot_of(Recorder())
+    robot.run(signal, EveryNSteps(7, lambda robot: signal.set()))
+    assert robot.env_steps == 7
+    robot.run(signal)
+    assert robot.env_steps == 8
+    signal.clear()
+    robot.run(signal | StopAfterSteps(2))
+    assert robot.env_steps == 10
+    robot.close()
+
+
+def test_iterations_end_between_unrolls():
+    helper = lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=5)  # noqa: E731
+    for stop in (StopAfterIterations(3), StopAfterIterations(3) | StopAfterSteps(1000)):
+        with robot_of(Recorder(), helper, n_agents=2) as robot:
+            robot.run(stop)
+            assert (robot.iterations, robot.env_steps, robot.tasks["RL"].learns) == (3, 30, 6)
+    with robot_of(Recorder(), helper) as robot:  # with `&` it is asked after every act, too
+        robot.run(StopAfterIterations(1) & StopAfterSteps(12))
+        assert robot.env_steps == 12
+
+
+@pytest.mark.parametrize("make", [StopAfterSteps, StopAfterEpisodes, StopAfterIterations])
+def test_nothing_is_no_number(make):
+    with pytest.raises(ValueError, match="n is 0; expected at least 1"):
+        make(0)
+
+
+def test_no_agent_takes_a_step_after_the_stop():
+    for n in range(1, 12):
+        robot = play(StopAfterSteps(n), env=lambda: TwoLengths(), n_agents=4)
+        assert robot.env_steps == n
+
+
+def test_a_stop_may_be_asked_for_before_the_first_step():
+    with robot_of(Recorder()) as robot:
+        robot.run(None, StageHook(Stage.PRE_EXPERIMENT, lambda robot: robot.request_stop()))
+        assert robot.env_steps == 0
+        robot.run(StopAfterSteps(2))
+        assert robot.env_steps == 2
+
+
+# ------------------------------------------------------------------------------------------------------------------ run_policy
+
+
+def test_a_plain_function_is_a_policy():
+    log = Log()
+    run_policy(lambda obs: int(obs[0]) % 2, lambda: Corridor(4), StopAfterEpisodes(2), log)
+    assert [e[2] for e in log.events if e[1] == "PRE_ACT"] == [0, 1, 0, 1] * 2
+    env = Corridor(3)
+    run_policy(lambda obs: 0, env)  # one episode
+    assert env.at == 3 and env.log[1:] == [0, 0, 0] and not env.closed
+
+
+def test_ones_own_environment_can_be_watched_twice():
+    seen = EpisodeStats()
+    for _ in range(2):
+        run_policy(lambda obs: 0, "CartPole-v1", None, seen, seed=4)
+    assert seen.lengths[0] == seen.lengths[1]  # one seed, one start
