@@ -264,7 +264,7 @@ class AgentHelper:
         else:
             head, tail = self._flatten(obs, self._obs_names), self._flatten(obs_next, self._obs_names)
         values = (*head, act if self._unmapped else self._raw_act(act), rew, terminated, truncated, *tail)
-        if self._has_more:
+        if self._has_more or extra is not None:
             values += self._more(act, extra or {})
         try:
             if self._vector:

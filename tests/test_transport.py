@@ -167,7 +167,7 @@ def ask_many_rows(agent):
         assert [t.rows for t in tickets] == [4, 4, 2]
         np.testing.assert_array_equal(np.concatenate([t.out["echo"][t.start : t.start + t.rows] for t in tickets]), obs)
         assert all(comm.is_served(t) for t in tickets)
-    with pytest.raises(ValueError, match="agent . *task 'echo'.*0 rows"):
+    with pytest.raises(ValueError, match="agent ., task 'echo': a prediction of 0 rows"):
         comm.predict_rows((obs[:0],), 0)
 
 
@@ -187,12 +187,13 @@ def teach_too_many_rows(agent):
 
 @each_driver
 def test_an_oversize_lesson_is_a_batch_of_its_own(driver):
-    """max_rows 4: the 9 rows of agent 0 stay together and alone; two of the others' requests fit into one batch."""
+    """max_rows 4: the 9 rows of agent 0 stay together and alone; the others' requests fit into one batch unless they come around it."""
     task = echo_task(helper=Learner, training_rule=BatchRule(max_rows=4))
     play(driver, teach_too_many_rows, 3, {"echo": task})
     sizes = Counter(len(batch) for batch in task.algorithm.lessons)
     assert sizes[9] == 10 and sizes[4] * 4 + sizes[2] * 2 == 40
-    assert sizes[4] == (0 if driver == "inline" else 10)
+    if driver != "threads":
+        assert sizes[4] == (10 if driver == "cooperative" else 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------- failures (5)
@@ -342,6 +343,8 @@ def ask_for_ever(seed, agent):
     rng = random.Random(100 * seed + agent.index)
     comm = agent.helpers["echo"].comm
     for i in count():
+        if agent.signal == "interrupt":
+            agent.obey()  # as helpers do; "stop" must do without
         agent.asked += 1
         try:
             kind = rng.random()
@@ -402,13 +405,16 @@ def test_requests_after_a_stop_are_refused_until_the_next_start(driver):
         agent.robot.request_stop()
         try:
             for i in count():
+                if agent.signal == "interrupt":
+                    return
                 comm.predict(row(agent, i))
         except Stopped as error:
             seen.append(str(error))
             raise
 
     robot = play(driver, program, 2)
-    assert sorted(seen) == [f"agent {i}, task 'echo': the robot stopped" for i in range(2)] or len(seen) == 2
+    if driver == "threads":  # the cooperative driver ends its agents with an interruption first
+        assert sorted(seen) == [f"agent {i}, task 'echo': the robot stopped" for i in range(2)]
     ticket = robot.agents[0].helpers["echo"].comm.predict(row(robot.agents[0], 5))
     assert ticket.out["echo"].tolist() == [[0, 5]]
 

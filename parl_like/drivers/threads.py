@@ -42,9 +42,11 @@ class _Server:
         busy: A batch is being computed, by the thread or by an agent.
         enough: Rows that close a batch at once.
         patience: Seconds that a batch stays open for more; None: no clock closes it.
+        free: When the last batch was answered. Without a rule of the task's own, patience counts from there: the agents just woken
+            would else miss the batch that waited meanwhile, and two halves would take turns for ever.
     """
 
-    __slots__ = ("asleep", "bell", "busy", "enough", "patience", "queue", "thread", "training")
+    __slots__ = ("asleep", "bell", "busy", "enough", "free", "patience", "queue", "thread", "training")
 
     def __init__(self, queue: RequestQueue) -> None:
         self.queue = queue
@@ -52,6 +54,7 @@ class _Server:
         self.bell = threading.Lock()
         self.bell.acquire()
         self.asleep = self.busy = False
+        self.free = 0.0
         rule = queue.rule
         self.patience = PATIENCE_S if rule.max_wait is None and rule.min_rows is None and not self.training else rule.max_wait
         # A training batch that is full of rows is closed to more of them, but not therefore due: it waits for its round.
@@ -228,7 +231,8 @@ class ThreadsDriver:
             return 0.0
         if server.patience is None:
             return INFINITE
-        return max(queue.batches[0].born + server.patience - perf_counter(), 0.0)
+        begin = queue.batches[0].born if queue.rule.max_wait is not None else max(queue.batches[0].born, server.free)
+        return max(begin + server.patience - perf_counter(), 0.0)
 
     def _serve_forever(self, server: _Server, run: object) -> None:
         torch.get_num_threads()  # see `_main`
@@ -265,6 +269,7 @@ class ThreadsDriver:
                 self._on_error(tickets[0].agent, tickets[0].error)
             with self.lock:
                 server.busy = False
+                server.free = perf_counter()
                 if server.training and self._phase == "train" and not self.stopping:
                     self._held += tickets
                     tickets = []

@@ -271,8 +271,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
         one.set_defaults(verb=run)
         return one
 
-    def checkpoint(one: argparse.ArgumentParser) -> None:
-        one.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest (default), best, or a step")
+    def checkpoint(one: argparse.ArgumentParser, default: str = "latest") -> None:
+        exact = "exact (the newest of the schedule, so that the run equals an uninterrupted one), " if default == "exact" else ""
+        one.add_argument("--checkpoint", default=default, metavar="WHICH", help=f"{exact}latest, best, or a step; default: {default}")
 
     one = verb("train", _train, "train an experiment in a new run directory")
     one.add_argument("experiment", metavar="EXPERIMENT", help="one of `parl-like list`")
@@ -282,7 +283,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     one = verb("resume", _resume, "continue a run from its last checkpoint")
     one.add_argument("run", metavar="RUN")
     one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help="e.g. total_steps=40000")
-    checkpoint(one)
+    checkpoint(one, "exact")
     one = verb("eval", _eval, "evaluate a trained run without exploration")
     one.add_argument("run", metavar="RUN")
     one.add_argument("--episodes", type=_positive, default=0, metavar="N", help="default: as after training")

@@ -45,6 +45,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         metrics_every: Environment steps between two rows of `metrics.csv`. Steps, not seconds: two runs give the same rows.
         log_every_s: Seconds between two progress lines where the output is not a terminal.
         eval_episodes: Episodes of the evaluation after training; 0: as many as the experiment's expectation names, or 10.
+        torch_threads: Threads of one torch operation on the CPU; more than one slows small networks down.
         tensorboard: Also write TensorBoard files, where the extra `tb` is installed.
         trace: Keep a hash of every event, so that two runs can be compared.
     """
@@ -60,6 +61,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     metrics_every: Annotated[int, msgspec.Meta(ge=1)] = 1_000
     log_every_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     eval_episodes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    torch_threads: Annotated[int, msgspec.Meta(ge=1)] = 1
     tensorboard: bool = True
     trace: bool = False
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self, TextIO
 
 import numpy as np
 
+from parl_like.data.archive import ArchiveError, read_manifest
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import metrics as metrics_files
@@ -115,13 +116,17 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         return _Session(experiment, config, run, stream, debug, report).go(None)
 
 
-def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "latest", command: Sequence[str] = (),
+def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "exact", command: Sequence[str] = (),
            stream: TextIO | None = None, debug: bool = False, report: Report | None = None) -> int:
-    """Continues a run exactly where its checkpoint was made.
+    """Continues a run from a checkpoint.
+
+    A stop by a signal or an error saves at a moment that no schedule knows, and a save restarts the episodes; so a run that goes on
+    from there is a valid one, but not the one that would have been. By default the run therefore continues from the newest checkpoint
+    of its schedule, and repeats the steps after it: its trace is that of a run that was never interrupted.
 
     Args:
         overrides: May give a new `total_steps` and whatever else is in RESUMABLE.
-        which: Checkpoint: `latest`, `best`, or its step.
+        which: Checkpoint: `exact` (see above), `latest`, `best`, or its step.
 
     Returns:
         As `train`.
@@ -137,7 +142,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         config = configs.resolve(config_class, run.config(), overrides or {})
         _refuse_changes(configs.to_dict(stored), configs.to_dict(config), "a resumed run keeps its configuration")
         session = _Session(experiment, config, run, stream, debug, report)
-        loaded = session.checkpoints.load(_archive(run, which))
+        loaded = session.checkpoints.load(_scheduled(run, session.say) if which == "exact" else _archive(run, which))
         meta = loaded.manifest.meta
         _refuse_changes(meta.get("config", {}), configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
         if run.info().state == "finished" and meta.get("step", 0) >= config.total_steps:
@@ -222,6 +227,22 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) ->
         raise ConfigError(f"{why}: {'; '.join(refused)}; only {free} may change; for another configuration train a new run")
 
 
+def _scheduled(run: RunDir, say: Callable[[str], None]) -> str | Path:
+    """The newest checkpoint, unless an interruption made it and there is one of the schedule: then that one."""
+    found = []
+    for path in sorted(run.checkpoints.glob("[0-9]*"), reverse=True):
+        try:
+            found.append((path, bool(read_manifest(path).meta.get("interrupted"))))
+        except ArchiveError:
+            continue  # `load` reports it where it matters
+    on_schedule = [path for path, interrupted in found if not interrupted]
+    if not on_schedule or not found[0][1]:
+        return "latest"
+    say(f"continuing from step {int(on_schedule[0].name):,}, the last scheduled checkpoint, so that the run equals one that was never "
+        f"interrupted; `--checkpoint latest` continues from step {int(found[0][0].name):,}")
+    return on_schedule[0]
+
+
 def _archive(run: RunDir, which: str) -> str | Path:
     """What `Checkpoints.load` takes: `latest`, `best`, or the archive of a step."""
     if which in ("latest", "best"):
@@ -301,6 +322,8 @@ class _Session:
         verb = "train" if loaded is None else "resume"
         title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
         self.say(f"{verb} {title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
+        if "torch" in sys.modules:  # a robot without torch needs no threads of it
+            sys.modules["torch"].set_num_threads(config.torch_threads)
         self.robot = cleanup.enter_context(contextlib.closing(self.experiment.module().build(config)))
         if loaded is None:
             run.event("started", pid=os.getpid())
@@ -346,7 +369,7 @@ class _Session:
             step = self.step()
             if step == before and not signals.received:
                 raise RuntimeError(f"robot.iterate({stop}) ended at env step {step} without a step; expected it to reach {stop}")
-            step = self._save(last=step >= total or bool(signals.received))
+            step = self._save(last=step >= total or bool(signals.received), interrupted=bool(signals.received) and step < stop)
         if step > self.last_row:
             self._write_row(step)
         if step != self.saved_step:
@@ -391,7 +414,7 @@ class _Session:
         updates = [count for key, count in self.robot.counters().items() if key.startswith("updates/")]
         self.metrics.write({**clock, **self._metrics()}, complete=all(updates))
 
-    def _save(self, *, last: bool) -> int:
+    def _save(self, *, last: bool, interrupted: bool = False) -> int:
         """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
 
         A disk that refuses is survived while training goes on (`Checkpoints.save` says so, and gives up after three in a row), for
@@ -399,7 +422,7 @@ class _Session:
         """
         self.robot.checkpoint_boundary()
         step = self.step()
-        meta = {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config)}
+        meta = {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config), "interrupted": interrupted}
         score = self.robot.metrics().get("return/mean", math.nan)
         if self.checkpoints.save(step, self.robot.state_dict(), meta, score) is not None:
             self.saved_step = step
@@ -447,7 +470,7 @@ class _Session:
 
         def checkpoint() -> None:
             if self.step() != self.saved_step:
-                self._save(last=True)
+                self._save(last=True, interrupted=True)
 
         for attempt in (row, checkpoint):
             try:

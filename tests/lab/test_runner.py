@@ -271,8 +271,32 @@ def test_a_signal_stops_after_the_iteration_and_a_save(monkeypatch, number, capf
     assert f"{number.name}: stopping after this iteration" in capfd.readouterr().err
     assert signal.getsignal(number) is before
     assert FakeRobot.closed == 1
-    code, run, _ = resume()
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    code, run, screen = resume()
     assert (code, run.state(), state(run).env_steps) == (0, "finished", 400)
+    assert "continuing from step 100, the last scheduled checkpoint" in screen
+    assert [row["step"] for row in rows(run)] == ["50", "100", "150", "200", "250", "300", "350", "400"]
+
+
+def test_a_run_stopped_between_checkpoints_equals_an_uninterrupted_one(monkeypatch):
+    _, run, _ = train(run_dir="whole")
+    whole = run.result()["trace_hash"]
+    assert whole
+    monkeypatch.setattr(FakeRobot, "at_step", {135: signal_here(signal.SIGTERM)})
+    train()
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    _, run, _ = resume()
+    assert run.result()["trace_hash"] == whole
+
+
+def test_resume_from_the_interruption_itself_on_request(monkeypatch):
+    monkeypatch.setattr(FakeRobot, "at_step", {135: signal_here(signal.SIGTERM)})
+    train()
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    code, run, screen = resume(which="latest")
+    assert (code, state(run).env_steps) == (0, 400)
+    assert "last scheduled checkpoint" not in screen
+    assert next(event["step"] for event in events(run, "resumed")) == 136
 
 
 def test_a_signal_while_saving_leaves_a_whole_checkpoint(monkeypatch):
