@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from parl_like.computation_wrapper import ComputationWrapper as ComputationWrapper
     from parl_like.data.experience import Experience as Experience
     from parl_like.data.replay_buffer import ReplayBuffer as ReplayBuffer
+    from parl_like.data.replay_buffer import VectorReplayBuffer as VectorReplayBuffer
     from parl_like.data.timestep import TimeStep as TimeStep
     from parl_like.lab.experiment import Experiment as Experiment
     from parl_like.model import Model as Model
@@ -57,7 +58,7 @@ _HOMES = {
     "computation_task": ["ComputationTask"],
     "computation_wrapper": ["ComputationWrapper"],
     "data.experience": ["Experience"],
-    "data.replay_buffer": ["ReplayBuffer"],
+    "data.replay_buffer": ["ReplayBuffer", "VectorReplayBuffer"],
     "data.timestep": ["TimeStep"],
     "lab.experiment": ["Experiment"],
     "layers": ["layers"],

@@ -131,7 +131,7 @@ class EnvFace:
         self.last = (obs, act, rew, terminated, truncated, info)
         agent.steps += 1
         robot = agent.robot
-        robot.env_steps = next(robot._step_counter)
+        robot.env_steps += 1
         if terminated or truncated:
             self._over = True
             robot.count_episode(float(self.episode_return) if np.ndim(self.episode_return) == 0 else self.episode_return, self.episode_length)

@@ -339,15 +339,21 @@ class _Updating:
         task = self.task
         task.lock.acquire()
         self.before, task.algorithm.mode = task.algorithm.mode, "update"
-        if task._has_modes:
-            task._switch(True)
+        try:
+            if task._has_modes:
+                task._switch(True)
+        except BaseException:
+            self.__exit__()  # a lock that is never released would stop everybody
+            raise
 
     def __exit__(self, *exception: object) -> None:
         task = self.task
         task.algorithm.mode = self.before
-        if task._has_modes:
-            task._switch(False)
-        task.lock.release()
+        try:
+            if task._has_modes:
+                task._switch(False)
+        finally:
+            task.lock.release()
 
 
 def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash
 DRIVERS = {"cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver"}
 """Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
 
-EnvSource = str | gym.Env[Any, Any] | Callable[[], Any] | None
+EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
 
 
 @dataclass
@@ -76,7 +75,12 @@ def make_one(env: EnvSource) -> Any:
     """An environment from a registered id, a factory, or itself. Ids are made without gymnasium's checker: ours checks each step."""
     if isinstance(env, str):
         return gym.make(env, disable_env_checker=True)
-    return env() if callable(env) and not isinstance(env, gym.Env) else env
+    return env() if callable(env) and not _is_made(env) else env
+
+
+def _is_made(env: Any) -> bool:
+    """Whether this is an environment itself, of which there is only one."""
+    return isinstance(env, (gym.Env, gym.vector.VectorEnv))
 
 
 class Crew:
@@ -88,10 +92,11 @@ class Crew:
     ) -> None:
         self.tasks = dict(tasks)
         self.driver_name, self.sync, self.mode = driver, sync, mode
+        # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`. The
+        # value of a call (next() of a counter) could be stored late, over a larger one.
         self.env_steps = self.episodes = 0
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
-        self._step_counter = itertools.count(1)
         self._stop: StopCondition | None = None
         self._error: BaseException | None = None
         self.stop_requested = False
@@ -155,8 +160,8 @@ class Crew:
 
     def _ensure_started(self) -> None:
         if not self._started:
+            self._started = True  # first: what has started when Ctrl-C strikes must be halted
             self._driver.start(self.agents, list(self.wrappers.values()))
-            self._started = True
 
     # ------------------------------------------------------------------------------------------------- called by the agents
 
@@ -167,7 +172,7 @@ class Crew:
 
     def count_offline_step(self) -> None:
         """An agent without an environment begins a round of learning; it counts as a step, so that stop conditions work."""
-        self.env_steps = next(self._step_counter)
+        self.env_steps += 1
         if self._stop is not None and self._stop(self):  # type: ignore[arg-type]
             self.request_stop()
 
@@ -227,7 +232,7 @@ class Crew:
 
     def _halt(self) -> None:
         """All agents end; open requests are answered with `Stopped`. The crew may start again."""
-        late = []
+        late: list[Any] = []
         if self._started:
             self._driver.halt(self.agents, "stop")
             late = self._driver.join(5.0)
@@ -240,7 +245,7 @@ class Crew:
         self._driver.reopen()
         self.stop_requested = False
         if late:  # last, for the user may have made an error of warnings
-            warnings.warn(f"still busy in their environments after 5 s: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"still busy 5 s after the stop: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
 
     def _gather(self, n_step: int | None, n_episode: int | None) -> Episodes:
         """Runs every agent for its own share of steps or episodes, and reports the episodes that ended.
@@ -331,7 +336,7 @@ class Robot(Crew):
                 raise TypeError(f"Robot: task {name!r} is {type(task).__name__}; expected ComputationTask(algorithm or function, helper=…)")
         if not callable(agent):
             raise TypeError(f"Robot: agent is {type(agent).__name__}; expected a function that makes one, such as its class")
-        if isinstance(env, gym.Env) and n_agents > 1:
+        if _is_made(env) and n_agents > 1:
             raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
         self.seed = seed
         root = np.random.SeedSequence(seed)
@@ -513,10 +518,10 @@ class Robot(Crew):
         source = self._env if env is None else env
         if source is None:
             raise ValueError("evaluate: this robot has no environment; give one as env=")
-        borrowed = isinstance(env, gym.Env)
+        borrowed = _is_made(env)
         if borrowed:
             n = 1
-        elif isinstance(source, gym.Env):
+        elif _is_made(source):
             # The training environment itself is in the middle of an episode.
             source = _again(source)
         sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
@@ -646,7 +651,6 @@ class Robot(Crew):
             agent.fresh = True
         counters = state["counters"]
         self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
-        self._step_counter = itertools.count(self.env_steps + 1)
         self.recent_returns = deque(counters["returns"], maxlen=100)
         self.recent_lengths = deque(counters["lengths"], maxlen=100)
         if self._trace is not None:
@@ -669,7 +673,7 @@ class Robot(Crew):
 
 def _again(env: Any, render_mode: str | None = None) -> Callable[[], Any]:
     """A function that makes an environment like this one, arguments and registered wrappers included."""
-    if env.spec is None:
+    if env.spec is None or not isinstance(env, gym.Env):
         raise ValueError(
             "the robot's environment is not registered with gymnasium, so it cannot be made a second time; give the robot a factory "
             "(`lambda: MyEnv()`), or this call an environment of its own (env=)"
@@ -698,5 +702,5 @@ def run_policy(
                 done = terminated or truncated
 
     with Robot(env, tasks={}, agent=PolicyAgent, seed=seed) as robot:
-        robot._borrowed = isinstance(env, gym.Env)
+        robot._borrowed = _is_made(env)
         robot.run(StopAfterEpisodes(1) if stop is None else stop, hooks)

@@ -117,8 +117,7 @@ class VectorFace(EnvFace):
         robot, k = agent.robot, int(self.valid.sum())
         agent.steps += k
         self.time_steps += k
-        for _ in range(k):
-            robot.env_steps = next(robot._step_counter)
+        robot.env_steps += k
         for i in np.flatnonzero(self._ended):
             robot.count_episode(float(self._returns[i]), int(self._lengths[i]))
         for call in self._post_act:

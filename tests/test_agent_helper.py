@@ -413,7 +413,8 @@ def test_extras_are_stored_by_name():
             obs_next, *_ = self.env.step(0)
             self.helpers["RL"].store(obs, 0, 1.0, obs_next, False, False, extra=self.extra)
 
-    def run(extra, helper=off(extras=(DURATION, level))):
+    def run(extra):
+        helper = off(extras=(DURATION, level))
         agent = type("A", (Extra,), {"extra": extra})
         with robot_of(Recorder(), helper, agent=agent) as robot:
             robot.run(StopAfterSteps(2))

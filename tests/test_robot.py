@@ -167,6 +167,7 @@ def test_an_async_robot_learns_and_stops_where_it_should():
     lambda: robot_of(Recorder(), mode="sometimes"),
     lambda: robot_of(Recorder(), driver="cooperativ"),
     lambda: robot_of(Recorder(), env=Corridor(), n_agents=2),
+    lambda: robot_of(Recorder(), env=gym.vector.SyncVectorEnv([Corridor]), agent=VectorAgent, n_agents=2),
 ])
 def test_arguments_that_make_no_robot_are_refused(build):
     with pytest.raises(ValueError, match="expected at least 1|expected 'sync' or 'async'|did you mean 'cooperative'|cannot share one environment"):
@@ -416,6 +417,10 @@ def test_the_training_environment_is_made_again_for_an_evaluation_or_refused():
         assert crew.agents[0].env.unwrapped is not made.unwrapped
         assert crew.agents[0].env.unwrapped.desc.shape == (8, 8) and len(crew.agents[0].env.unwrapped.P[0][1]) == 1  # not slippery
         crew.close()
+    for env, agent in ((Corridor(), Agent), (gym.make_vec("CartPole-v1", 2), VectorAgent)):
+        with robot_of(dqn(lambda: env) if agent is Agent else dqn(lambda: gym.make("CartPole-v1")), env=env, agent=agent) as robot:
+            with pytest.raises(ValueError, match="is not registered with gymnasium, so it cannot be made a second time"):
+                robot.evaluate(1)
     with robot_of(Recorder(), env=Corridor()) as robot:
         with pytest.raises(ValueError, match="is not registered with gymnasium, so it cannot be made a second time; give the robot a factory"):
             robot.evaluate(1)
@@ -567,6 +572,34 @@ def test_a_state_of_another_robot_is_refused_by_name(other, message, tmp_path):
         robot.save(tmp_path / "state")
     with other() as wrong, pytest.raises(ValueError, match=message):
         wrong.load(tmp_path / "state")
+
+
+# --------------------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_agents_in_threads_collect_learn_save_and_go_on(mode, tmp_path):
+    """The same verbs; only the order of events is the threads' own."""
+    def build():
+        return robot_of(dqn(Noisy), off(), Noisy, n_agents=3, driver="threads", mode=mode)
+
+    with build() as robot:
+        assert robot.collect(n_step=30).n_steps == 30 and robot.tasks["RL"].learns == 0
+        assert robot.collect(n_episode=5).n_episodes == 5
+        for _ in robot.iterate(robot.env_steps + 100):
+            pass
+        assert robot.tasks["RL"].learns > 5
+        robot.save(tmp_path / "state")
+        before = robot.counters()
+        assert before["env_steps"] == sum(agent.steps for agent in robot.agents) == len(robot.buffers["RL"])
+        for lane in range(3):
+            assert rows(robot, lane=lane)["truncated"][-1] or rows(robot, lane=lane)["terminated"][-1]
+        robot.run(StopAfterEpisodes(5))
+        assert robot.evaluate(3).n_episodes == 3
+    with build() as other:
+        other.load(tmp_path / "state")
+        assert other.counters() == before
+        other.run(StopAfterEpisodes(2))
 
 
 # --------------------------------------------------------------------------------------------------------------------- various

@@ -343,8 +343,8 @@ def ask_for_ever(seed, agent):
     rng = random.Random(100 * seed + agent.index)
     comm = agent.helpers["echo"].comm
     for i in count():
-        if agent.signal == "interrupt":
-            agent.obey()  # as helpers do; "stop" must do without
+        if agent.signal is not None and agent.robot.driver_name == "cooperative":
+            agent.obey()  # as helpers do; threads must do without
         agent.asked += 1
         try:
             kind = rng.random()
@@ -405,7 +405,7 @@ def test_requests_after_a_stop_are_refused_until_the_next_start(driver):
         agent.robot.request_stop()
         try:
             for i in count():
-                if agent.signal == "interrupt":
+                if agent.signal is not None and driver == "cooperative":
                     return
                 comm.predict(row(agent, i))
         except Stopped as error:
@@ -829,13 +829,15 @@ def test_off_policy_requests_of_unequal_agents_all_train(driver):
 @each_running_driver
 def test_a_run_goes_on_after_a_collection_and_a_checkpoint(driver, tmp_path):
     """The collection leaves the agents parked in mid-episode; the checkpoint ends their episodes; the run begins new ones."""
-    task = ComputationTask(Elementwise(), lambda: OnPolicyHelper(unroll=5))
+    task = ComputationTask(Elementwise(), lambda: OffPolicyHelper(size=900, batch_size=4, learn_every=5))
     with Robot(Drift, tasks={"RL": task}, n_agents=3, driver=driver) as robot:
         for i in range(3):
             before = robot.env_steps
             assert robot.collect(n_step=21).n_steps == 21
             robot.save(tmp_path / f"{i}")
+            learned = task.learns
             robot.train_iter()
+            assert task.learns == learned + 3
             robot.save(tmp_path / f"{i}b")
             robot.run(StopAfterSteps(40))
             assert robot.env_steps >= before + 21 + 40

@@ -9,7 +9,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from parl_like import Agent, EpisodicHelper, OffPolicyHelper, OnPolicyHelper, VectorAgent
 from parl_like.errors import AgentFailed
-from parl_like.stages import EpisodeStats, EveryNSteps, RewardsPerEpisode, StopAfterEpisodes, StopAfterSteps, StopWithoutImprovement
+from parl_like.stages import (
+    EpisodeStats,
+    EveryNSteps,
+    RewardsPerEpisode,
+    StopAfterEpisodes,
+    StopAfterSteps,
+    StopWithoutImprovement,
+)
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]
 

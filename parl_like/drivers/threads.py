@@ -9,9 +9,11 @@ threads per batch are saved. A wrapper's prediction thread serves what the clock
 
 from __future__ import annotations
 
+import signal as signals
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,23 @@ OPEN, WAITED, SERVED, READ = range(4)
 """A ticket's `state`: nobody waits for it; its agent waits and is not counted as acting; answered; answered and waited for."""
 
 INFINITE = float("inf")
+
+
+@contextmanager
+def _shielded() -> Iterator[None]:
+    """Ctrl-C in the main thread is heard at the end of the block: in its middle it would leave tickets that nobody wakes."""
+    handler = signals.getsignal(signals.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    heard: list[Any] = []
+    try:
+        signals.signal(signals.SIGINT, lambda *struck: heard.append(struck))
+        yield
+    finally:
+        signals.signal(signals.SIGINT, handler)
+        if heard:
+            handler(*heard[-1])
 
 
 class _Server:
@@ -77,6 +96,7 @@ class ThreadsDriver:
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)  # what the main thread waits on
         self._run: object | None = None  # this run; threads of an earlier one that come late see another
+        self._owner = 0  # the thread that started it, the robot's
         self._servers: list[_Server] = []
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
@@ -135,7 +155,7 @@ class ThreadsDriver:
 
     def wait(self, ticket: Ticket) -> None:
         if ticket.state == OPEN:
-            if ticket.queue.server is None:
+            if ticket.queue.server is None or threading.get_ident() == self._owner:
                 self._serve_inline(ticket)
             with self.lock:
                 if ticket.state == OPEN:
@@ -160,7 +180,8 @@ class ThreadsDriver:
         return ticket.state >= SERVED
 
     def _serve_inline(self, ticket: Ticket) -> None:
-        """For a call while no run is on: serves the ticket's queue, whatever its rule, until the reply is there."""
+        """For a call while no run is on, or from the robot's thread, where no round would begin while it waits: serves the ticket's
+        queue, whatever its rule, until the reply is there."""
         while ticket.state < SERVED and ticket.queue.batches:
             tickets = ticket.queue.serve()
             with self.lock:
@@ -279,6 +300,8 @@ class ThreadsDriver:
                 first = self._count_in(tickets, own)
                 if queue.rows:
                     server.ring()
+                elif self._acting <= 0:
+                    self._changed.notify_all()  # it was the last thing to do, and nobody had waited for it
         except BaseException as error:
             self._break(server, tickets, error)
             raise
@@ -332,16 +355,18 @@ class ThreadsDriver:
     # ------------------------------------------------------------------------------------------------------- the robot's side
 
     def start(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
-        """Starts all threads.
+        """Starts all threads. Where it raises, `halt` and `join` end those that have started.
 
         Raises:
-            RuntimeError: an agent is still busy in its environment since before the last stop, or the system gives no more threads.
+            RuntimeError: an agent (in its environment) or a task is still busy since before the last stop, or the system gives no more
+                threads.
         """
-        late = [agent for agent, thread in self._threads if thread.is_alive()]
+        late = self._late()
         if late:
-            raise RuntimeError(f"still busy in their environments since the last stop: {', '.join(map(str, late))}; they cannot start "
-                               "twice, so wait for them, or give the environment's step() a time limit")
+            raise RuntimeError(f"still busy since the last stop: {', '.join(map(str, late))}; nobody can start twice, so wait for them, or "
+                               "give the environment's step() a time limit")
         run = self._run = object()
+        self._owner = threading.get_ident()
         self.agents, self.parked, self._held = list(agents), [], []
         self._phase = "unroll"
         self._acting = len(agents)
@@ -357,13 +382,9 @@ class ThreadsDriver:
         self._threads = [(a, threading.Thread(target=self._main, args=(a, run), name=str(a), daemon=True)) for a in agents]
         for agent in agents:
             agent.signal = None
-        try:
+        with _shielded():
             for thread in threads + [thread for _, thread in self._threads]:
                 thread.start()
-        except RuntimeError:
-            self.halt(agents, "stop")
-            self.join(5.0)
-            raise
 
     def _main(self, agent: Agent, run: object) -> None:
         # Asking makes torch give this thread the number of OpenMP threads that the process has set; without it a small forward
@@ -398,6 +419,12 @@ class ThreadsDriver:
                 self._learners += agent.learns
                 self._gates[id(agent)].release()
 
+    def _next_unroll(self) -> None:
+        with _shielded():
+            with self.lock:
+                first = self._release()
+            self._wake(first)
+
     def _release(self) -> list[Ticket]:
         """Ends a finished round: the next unroll begins. The caller holds the lock, and gives the result to `_wake` when it no
         longer does."""
@@ -420,9 +447,8 @@ class ThreadsDriver:
 
     def iterate(self, slices: int = 64) -> bool:
         """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle."""
-        with self.lock:
-            first = self._release() if self._phase == "done" else []
-        self._wake(first)
+        if self._phase == "done":
+            self._next_unroll()
         with self.lock:
             # Both ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
             while not self._ended() and self._rounds():
@@ -433,26 +459,25 @@ class ThreadsDriver:
     def halt(self, agents: Sequence[Agent], signal: str) -> None:
         """See `CooperativeDriver.halt`."""
         self._refuse_agents()
-        self.stopping = signal == "stop"
-        for agent in agents:
-            agent.signal = signal
-        if signal == "stop":
-            failed = [ticket for server in self._servers for ticket in server.queue.fail_all("the robot stopped")]
+        with _shielded():
+            self.stopping = signal == "stop"
+            for agent in agents:
+                agent.signal = signal
+            failed: list[Ticket] = []
+            if signal == "stop":
+                failed = [ticket for server in self._servers for ticket in server.queue.fail_all("the robot stopped")]
             with self.lock:
-                first = self._release() + self._count_in(failed)
+                first = self._release() + self._count_in(failed) if signal == "stop" else []
                 self._open_gates(list(self.parked))
             self._wake(first)
-            return
-        with self.lock:
-            self._open_gates(list(self.parked))
-        while True:
+        while signal == "interrupt":
+            if self._phase == "done":
+                self._next_unroll()
             with self.lock:
-                if self._idle() and self._phase != "done":
-                    return
-                first = self._release() if self._phase == "done" else []
-                if not first:
+                if self._phase != "done":
+                    if self._idle():
+                        return
                     self._changed.wait(0.05)  # ended by the end of a round, by an agent that parks or ends, or by the clock
-            self._wake(first)
 
     def _refuse_agents(self) -> None:
         if any(thread is threading.current_thread() for _, thread in self._threads):
@@ -466,13 +491,21 @@ class ThreadsDriver:
         for server in self._servers:
             server.queue.stopped = None
 
-    def join(self, timeout: float | None = None) -> list[Agent]:
-        """Ends the wrappers' threads once the agents have ended; returns the agents that have not within `timeout` seconds."""
+    def _late(self) -> list[Any]:
+        """Agents, and names of the wrappers' threads, that are alive."""
+        servers = [server.thread for server in self._servers if server.thread is not None and server.thread.is_alive()]
+        return [agent for agent, thread in self._threads if thread.is_alive()] + [thread.name for thread in servers]
+
+    def join(self, timeout: float | None = None) -> list[Any]:
+        """Ends the wrappers' threads once the agents have ended.
+
+        Returns:
+            The agents, and the names of the wrappers' threads, that have not ended within `timeout` seconds.
+        """
         end = monotonic() + (timeout if timeout is not None else threading.TIMEOUT_MAX / 2)
-        started = [(agent, thread) for agent, thread in self._threads if thread.ident is not None]
-        for _, thread in started:
-            thread.join(max(end - monotonic(), 0.0))
-        late = [agent for agent, thread in started if thread.is_alive()]
+        for _, thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(end - monotonic(), 0.0))
         with self.lock:
             self._run = None
             for server in self._servers:
@@ -481,4 +514,4 @@ class ThreadsDriver:
         for server in self._servers:
             if server.thread is not None and server.thread.ident is not None:
                 server.thread.join(max(end - monotonic(), 0.1))
-        return late
+        return self._late()

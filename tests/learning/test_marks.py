@@ -1,0 +1,47 @@
+"""The scores that the experiments promise: five seeds each, deterministic evaluation over 50 episodes, median against the mark.
+
+Marked slow (minutes): `make test-slow`. Random play: CartPole 22, Pendulum −1238, DoorKey 0.
+"""
+
+import statistics
+
+import pytest
+import torch
+
+from parl_like.lab import config as configs
+from parl_like.lab import experiment as experiments
+from parl_like.lab.runner import evaluation_seed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def scores(name, seeds=5, **overrides):
+    experiment = experiments.get(name)
+    module = experiment.module()
+    found = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for seed in range(seeds):
+            config = configs.resolve(module.Config, experiment.config, overrides, {"seed": seed})
+            with module.build(config) as robot:
+                for _ in robot.iterate(config.total_steps):
+                    pass
+                found.append(robot.evaluate(50, seed=evaluation_seed(config)).mean_return)
+    finally:
+        torch.set_num_threads(threads)
+    print(f"{name} {overrides or ''}: median {statistics.median(found):.4g} of {[round(score, 3) for score in found]}")
+    return found
+
+
+@pytest.mark.parametrize(("name", "mark"), [
+    ("ppo-cartpole", 475), ("a2c-cartpole", 450), ("dqn-cartpole", 400), ("ppo-pendulum", -250),
+])
+def test_median_of_five_seeds_reaches_the_mark(name, mark):
+    assert statistics.median(scores(name)) >= mark
+
+
+def test_goals_do_something():
+    pytest.importorskip("minigrid")
+    assert statistics.median(scores("hierarchy-doorkey")) >= 0.9
+    assert statistics.median(scores("hierarchy-doorkey", hierarchy=False)) <= 0.5
