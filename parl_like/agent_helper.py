@@ -182,12 +182,19 @@ class AgentHelper:
         ticket = self.comm.predict(values)
         row = ticket.start
         if self._state_specs:
-            self._state = tuple(ticket.out[name][row] for name in self._state_specs)
+            self._state = tuple(part[row] for part in self._new_state(ticket.out))
         if ticket.acts is None:
             return Batch.nest({name: value[row] for name, value in ticket.out.items()})
         act = ticket.acts[row]
         self._last = (act, ticket.out, row)
         return act
+
+    def _new_state(self, out: Mapping[str, Array]) -> list[Array]:
+        missing = self._state_specs.keys() - out.keys()
+        if missing:
+            raise SpecError(f"{self.agent}: task {self.name!r}, field {min(missing)!r}: expected in the output of predict, got "
+                            f"{', '.join(out)}; this model has a memory, so the algorithm must return `state`")
+        return [out[name] for name in self._state_specs]
 
     def _draw(self) -> None:
         """The next block of noise, as rows. The generator's state before it is kept, so that a checkpoint can redraw it."""
@@ -214,7 +221,7 @@ class AgentHelper:
         parts = [{name: v[t.start : t.start + t.rows] for name, v in t.out.items()} for t in tickets]
         out = parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
         if self._state_specs:
-            self._state = tuple(np.array(out[name]) for name in self._state_specs)  # copies: an episode's begin writes zeros here
+            self._state = tuple(np.array(part) for part in self._new_state(out))  # copies: an episode's begin writes zeros here
         if tickets[0].acts is None:
             return Batch.nest(out)
         act = np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]])

@@ -287,6 +287,18 @@ def test_a_state_that_has_another_shape():
     fails_cleanly(robot_of(Forgetful(Memory()), off()), SpecError, r"^agent 0: task 'RL', field 'state.h': expected \(3,\) float32, got \(2,\)")
 
 
+@pytest.mark.parametrize("agent", [Agent, lambda: VectorAgent(2)])
+def test_an_algorithm_without_memory_for_a_model_with_one(agent):
+    from parl_like.spec import Spec
+
+    class Memory(Plain):
+        def state_specs(self):
+            return {"h": Spec("h", (3,), np.dtype(np.float32))}
+
+    message = "^agent 0: task 'RL', field 'state.h': expected in the output of predict, got act; this model has a memory"
+    fails_cleanly(robot_of(Recorder(Memory()), off(), agent=agent), SpecError, message)
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_lesson_that_raises(driver):
     class Failing(Recorder):

@@ -1,0 +1,651 @@
+"""The threads driver alone: who serves, when the clock closes a batch, stops in every phase, agents and servers that break."""
+
+import ctypes
+import random
+import signal
+import sys
+import threading
+from functools import partial
+from itertools import count
+from time import perf_counter, sleep
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, framework_threads, lesson, play, row, until
+
+from parl_like import AgentHelper, OffPolicyHelper, OnPolicyHelper, Robot
+from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.drivers import threads
+from parl_like.errors import Stopped, TaskFailed
+from parl_like.stages import StopAfterSteps, StopWhen
+
+pytestmark = pytest.mark.timeout(60)
+
+SAFETY_S = 10.0
+"""Only bounds how long a broken test takes."""
+
+
+def robot_of(program, n_agents=1, task=None, **options):
+    return Robot(tasks={"echo": task or echo_task()}, agent=partial(Programmed, program), n_agents=n_agents, driver="threads", **options)
+
+
+def ask(n, agent):
+    comm = agent.helpers["echo"].comm
+    for i in range(n):
+        ticket = comm.predict(row(agent, i))
+        assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    until(lambda: not framework_threads(), SAFETY_S, f"the end of {framework_threads()}")
+
+
+# ------------------------------------------------------------------------------------------------------------------ who serves
+
+
+def test_the_agent_that_completes_a_batch_serves_it():
+    """One agent needs no second thread; of three, none waits for a prediction thread to be woken."""
+    names = []
+    for n_agents in (1, 3):
+        task = echo_task()
+        task.algorithm.before = lambda rows: names.append(threading.current_thread().name)
+        play("threads", partial(ask, 50), n_agents, {"echo": task})
+        if n_agents == 1:
+            assert set(names) == {"agent 0"}
+    assert sum(name.startswith("agent") for name in names) > len(names) / 2
+
+
+def test_one_request_opens_and_one_clock_closes_a_batch():
+    """Agent 0 acts until agent 1 has its reply, so only the clock can close agent 1's batch."""
+    for rule in (None, BatchRule(max_wait=0.02), BatchRule(max_wait=0.0), BatchRule(min_rows=50, max_wait=0.02)):
+        replied = threading.Event()
+
+        def program(agent, replied=replied):
+            if agent.index == 0:
+                assert replied.wait(SAFETY_S), "agent 1 waited for agent 0"
+            else:
+                for i in range(5):
+                    agent.helpers["echo"].comm.predict(row(agent, i))
+                replied.set()
+
+        play("threads", program, 2, {"echo": echo_task(predict_rule=rule)})
+
+
+def test_the_clock_closes_a_lesson_too():
+    replied = threading.Event()
+
+    def program(agent):
+        if agent.index == 0:
+            assert replied.wait(SAFETY_S), "agent 1 waited for agent 0"
+        else:
+            assert agent.helpers["echo"].comm.learn(lesson(agent, 2))["size"] == 2
+            replied.set()
+
+    for mode in ("sync", "async"):
+        replied.clear()
+        play("threads", program, 2, {"echo": echo_task(helper=Learner, training_rule=BatchRule(min_rows=50, max_wait=0.02))}, mode=mode)
+
+
+def test_without_a_rule_an_async_lesson_waits_for_nobody():
+    replied = threading.Event()
+
+    def program(agent):
+        if agent.index == 0:
+            assert replied.wait(SAFETY_S), "agent 1 waited for agent 0"
+        else:
+            agent.helpers["echo"].comm.learn(lesson(agent, 2))
+            replied.set()
+
+    play("threads", program, 2, {"echo": echo_task(helper=Learner)}, mode="async")
+
+
+def test_a_sync_lesson_waits_for_the_learner_that_still_acts():
+    """Agent 1 asks to learn; agent 0 acts on until it sees the request waiting, and a while longer: nothing is learned before."""
+    task = echo_task(helper=Learner)
+
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        if agent.index == 0:
+            until(lambda: agent.robot.wrappers["echo"].trainings.rows, SAFETY_S)
+            for i in range(50):
+                comm.predict(row(agent, i))
+            assert task.learns == 0
+        assert comm.learn(lesson(agent, 2))["size"] == 4
+
+    play("threads", program, 2, {"echo": task})
+    assert task.learns == 1
+
+
+def test_a_slow_step_of_one_agent_does_not_hold_up_the_others():
+    asleep, done = threading.Event(), threading.Event()
+
+    def program(agent):
+        if agent.index == 0:
+            asleep.set()
+            assert done.wait(SAFETY_S)
+        else:
+            assert asleep.wait(SAFETY_S)
+            ask(20, agent)
+            agent.robot.finished = getattr(agent.robot, "finished", 0) + 1
+            if agent.robot.finished == 3:
+                done.set()
+
+    play("threads", program, 4)
+
+
+def test_a_batch_that_waited_while_another_was_computed_takes_the_agents_that_come_back():
+    """Else two halves of the agents would take turns for ever, each in half a batch."""
+    task = echo_task(Echo(seconds=0.004))
+    play("threads", partial(ask, 30), 8, {"echo": task})
+    sizes = [len(batch) for batch in task.algorithm.batches]
+    assert np.mean(sizes[5:-5]) > 7, sizes
+
+
+def test_every_thread_uses_the_number_of_cores_that_torch_was_told():
+    """OpenMP keeps that number per thread, and gives a new thread all cores."""
+    maps = open("/proc/self/maps").read().split() if sys.platform == "linux" else []
+    paths = {part for part in maps if "libgomp" in part}
+    if not paths:
+        pytest.skip("torch does not use libgomp here")
+    library = ctypes.CDLL(paths.pop())
+    seen = {}
+    task = echo_task()
+    task.algorithm.before = lambda rows: seen.setdefault(threading.current_thread().name, library.omp_get_max_threads())
+    play("threads", partial(ask, 20), 3, {"echo": task})
+    assert set(seen.values()) == {torch.get_num_threads()} and seen, seen
+
+
+# ------------------------------------------------------------------------------------------------------------------- stopping
+
+
+def stopped_after(begun, robot, release=None):
+    """Runs the robot, stops it from another thread once `begun` is set; the seconds from the stop until all have ended."""
+    moment = []
+
+    def stop():
+        assert begun.wait(SAFETY_S)
+        sleep(0.005)
+        moment.append(perf_counter())
+        robot.request_stop()
+        if release is not None:
+            sleep(0.02)
+            release.set()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    robot.run()
+    seconds = perf_counter() - moment[0]
+    thread.join()
+    return seconds
+
+
+class Ledger:
+    """What an agent asked and how it was answered."""
+
+    def __init__(self):
+        self.replies, self.stopped = 0, 0
+
+    def predict(self, agent, i):
+        self._count(lambda: agent.helpers["echo"].comm.predict(row(agent, i)))
+
+    def learn(self, agent):
+        self._count(lambda: agent.helpers["echo"].comm.learn(lesson(agent, 2)))
+
+    def _count(self, call):
+        try:
+            call()
+        except Stopped:
+            self.stopped += 1
+            raise
+        self.replies += 1
+
+
+@pytest.mark.parametrize("what", ["predict", "learn"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_stop_while_a_batch_is_computed(what, mode):
+    """Its members get their reply; whoever queued behind them is refused."""
+    computing, release, ledger = threading.Event(), threading.Event(), Ledger()
+    task = echo_task(helper=Learner)
+
+    def block(rows):
+        computing.set()
+        assert release.wait(SAFETY_S)
+
+    if what == "predict":
+        task.algorithm.before = block
+    else:
+        task.algorithm.during = block
+
+    def program(agent):
+        ledger.predict(agent, 0) if what == "predict" else ledger.learn(agent)
+        ledger.predict(agent, 1)
+
+    with robot_of(program, 4, task, mode=mode) as robot:
+        assert stopped_after(computing, robot, release) < 2.0
+    assert 1 <= ledger.replies and 1 <= ledger.stopped <= 4
+
+
+def test_stop_while_a_batch_waits_for_more():
+    waiting, ledger = threading.Event(), Ledger()
+
+    def program(agent):
+        if agent.index == 0:
+            until(lambda: agent.robot.wrappers["echo"].predictions.rows == 3, SAFETY_S)
+            waiting.set()
+            until(lambda: agent.signal == "stop", SAFETY_S)
+        else:
+            ledger.predict(agent, 1)
+
+    with robot_of(program, 4, echo_task(predict_rule=BatchRule(min_rows=100))) as robot:
+        assert stopped_after(waiting, robot) < 2.0
+    assert (ledger.replies, ledger.stopped) == (0, 3)
+
+
+def test_stop_while_learners_wait_for_the_last_one():
+    waiting, ledger = threading.Event(), Ledger()
+
+    def program(agent):
+        if agent.index == 0:
+            until(lambda: agent.robot.wrappers["echo"].trainings.rows == 6, SAFETY_S)
+            waiting.set()
+            until(lambda: agent.signal == "stop", SAFETY_S)
+        else:
+            ledger.learn(agent)
+
+    with robot_of(program, 4, echo_task(helper=Learner)) as robot:
+        assert stopped_after(waiting, robot) < 2.0
+    assert (ledger.replies, ledger.stopped) == (0, 3)
+
+
+class Line(gym.Env):
+    """Steps on a line, 10 to an episode. `stuck`, if set, is waited for in step number `at`."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, stuck=None, at=3):
+        self.stuck, self.at, self.steps = stuck, at, 0
+        self.entered = threading.Event()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.array([self.t, self.steps], np.float64), {}
+
+    def step(self, act):
+        self.steps += 1
+        self.t += 1
+        if self.stuck is not None and self.steps == self.at:
+            self.entered.set()
+            assert self.stuck.wait(SAFETY_S)
+        return np.array([self.t, self.steps], np.float64), 1.0, self.t == 10, False, {}
+
+
+class Walk(Echo):
+    """Echo that acts: always action 1."""
+
+    def predict(self, inputs):
+        return super().predict(inputs) | {"act": torch.ones(len(inputs.obs), dtype=torch.int64)}
+
+
+def walking(helper, **options):
+    algorithm = Walk()
+    task = ComputationTask(algorithm, helper)
+    algorithm.batches.clear()
+    return Robot(Line, tasks={"RL": task}, driver="threads", **options)
+
+
+def test_close_between_iterations_and_while_parked():
+    """After an iteration all agents are held with their replies; after a collection all are parked."""
+    for _ in range(20):
+        robot = walking(lambda: OnPolicyHelper(unroll=4), n_agents=3)
+        robot.train_iter()
+        assert robot.tasks["RL"].rows_learned == robot.env_steps == 12
+        robot.close()
+        robot = walking(lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=2), n_agents=3)
+        robot.collect(n_step=9)
+        robot.close()
+        assert not framework_threads()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Stops wait 0.2 s instead of 5."""
+    join = threads.ThreadsDriver.join
+    monkeypatch.setattr(threads.ThreadsDriver, "join", lambda driver, timeout: join(driver, 0.2))
+
+
+def test_an_agent_stuck_in_its_environment_is_reported_and_does_not_come_back_as_a_ghost(impatient):
+    release = threading.Event()
+    envs = iter([Line(), Line(release), Line()])
+    robot = Robot(lambda: next(envs), tasks={"RL": echo_task(Walk())}, n_agents=3, driver="threads")
+    stuck = robot.agents[1]
+    try:
+        with pytest.warns(RuntimeWarning, match=r"still busy 5 s after the stop: agent 1$"):
+            robot.run(StopWhen(lambda robot: stuck.env.entered.is_set() and robot.env_steps > 30))
+        assert [name for name in framework_threads()] == ["agent 1"]
+        with pytest.raises(RuntimeError, match="still busy since the last stop: agent 1"), pytest.warns(RuntimeWarning, match="agent 1"):
+            robot.run(StopAfterSteps(10))
+        assert stuck.signal == "stop"
+    finally:
+        release.set()
+    until(lambda: not framework_threads(), SAFETY_S, "the end of agent 1")
+    steps = stuck.steps
+    assert steps == 3  # it finished the step it was in, and took no other
+    robot.run(StopAfterSteps(60))
+    assert stuck.steps > steps
+    robot.close()
+
+
+def test_a_task_that_is_still_learning_is_reported(impatient):
+    release, begun = threading.Event(), threading.Event()
+    task = echo_task()
+
+    def block(rows):
+        begun.set()
+        assert release.wait(SAFETY_S)
+
+    task.algorithm.during = block
+
+    def program(agent):
+        agent.helpers["echo"].comm.put_training(lesson(agent, 2))
+        assert begun.wait(SAFETY_S)
+        agent.robot.request_stop()
+
+    robot = robot_of(program, 1, task, mode="async")
+    try:
+        with pytest.warns(RuntimeWarning, match="still busy 5 s after the stop: echo learn"):
+            robot.run()
+    finally:
+        release.set()
+    until(lambda: not framework_threads(), SAFETY_S, "the end of the lesson")
+    robot.close()
+
+
+def test_ctrl_c_again_and_again():
+    """Bursts of three interruptions, which also strike in the middle of the stop: no ticket and no thread is lost."""
+    rng = random.Random(3)
+    asked, answered = [0] * 4, [0] * 4
+
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        for i in count():
+            asked[agent.index] += 1
+            try:
+                if i % 5:
+                    comm.predict(row(agent, i))
+                else:
+                    comm.learn(lesson(agent, 2))
+            finally:
+                answered[agent.index] += 1
+
+    robot = robot_of(program, 4, echo_task(Echo(seconds=0.0003), helper=Learner))
+    over = False
+
+    def strike():
+        sleep(0.001 + rng.random() * 0.004)
+        for _ in range(3):
+            if not over:
+                signal.raise_signal(signal.SIGINT)
+            sleep(rng.random() * 0.0005)
+
+    for _ in range(60):
+        over = False
+        thread = threading.Thread(target=strike)
+        try:
+            thread.start()
+            robot.run()
+        except KeyboardInterrupt:
+            pass
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                pass
+        over = True
+        robot._halt()
+        assert asked == answered
+        assert not framework_threads()
+    assert sum(asked) > 60
+    robot.close()
+
+
+# ------------------------------------------------------------------------------------------------ agents and servers that break
+
+
+@pytest.mark.parametrize("way", ["returns", "raises"])
+def test_an_agent_that_dies_while_its_request_is_computed(way):
+    """Its reply goes nowhere; the others get theirs."""
+    computing, dead = threading.Event(), threading.Event()
+    task = echo_task(on_error="fail_batch")
+    replies = []
+
+    def block(rows):
+        if (rows[:, 0] == 0).any():
+            computing.set()
+            assert dead.wait(SAFETY_S)
+
+    task.algorithm.before = block
+    failed = []
+
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        if agent.index == 0:
+            comm.put_prediction(row(agent, 5))
+            assert computing.wait(SAFETY_S)
+            if way == "raises":
+                raise OSError("power failure")
+            return
+        replies.append(comm.get(comm.put_prediction(row(agent, 1)))["echo"].tolist())
+        for i in range(20):
+            ticket = comm.predict(row(agent, i))
+            replies.append(ticket.out["echo"][ticket.start : ticket.start + 1].tolist())
+
+    robot = robot_of(program, 3, task)
+    robot._driver._failed = lambda agent, error: failed.append((str(agent), str(error)))  # else the robot stops all
+    dying = threading.Thread(target=lambda: (until(lambda: robot.agents[0] not in robot._driver.agents and computing.is_set(), SAFETY_S), dead.set()))
+    dying.start()
+    robot.run()
+    dying.join()
+    robot.close()
+    assert sorted(replies) == sorted([[[a, i]] for a in (1, 2) for i in (1, *range(20))])
+    assert failed == ([("agent 0", "power failure")] if way == "raises" else [])
+
+
+@pytest.mark.parametrize("stage", ["serve", "reply"])
+@pytest.mark.parametrize("kind", ["predictions", "trainings"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage, kind, mode, monkeypatch):
+    robot = robot_of(lambda agent: None, 4, echo_task(helper=Learner), mode=mode)
+    queue = getattr(robot.wrappers["echo"], kind)
+    errors = []
+
+    def bug(*arguments, **options):
+        raise RuntimeError("a bug of the framework")
+
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        try:
+            for i in count():
+                comm.predict(row(agent, i))
+                comm.learn(lesson(agent, 1))
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    for agent in robot.agents:
+        agent.program = program
+    if stage == "serve":
+        monkeypatch.setattr(queue, "serve", bug)
+    else:
+        original, failed_once = robot._driver._count_in, []
+
+        def count_in(tickets, own=None):
+            if tickets and tickets[0].queue is queue and not failed_once:
+                failed_once.append(True)
+                bug()
+            return original(tickets, own)
+
+        monkeypatch.setattr(robot._driver, "_count_in", count_in)
+    with pytest.raises((TaskFailed, RuntimeError), match="(?s)could not go on with .*RuntimeError: a bug of the framework"):
+        robot.run()
+    assert len(errors) == 4
+    assert not framework_threads()
+    robot.close()
+
+
+def test_the_last_thing_an_idle_robot_waits_for_is_an_unread_lesson():
+    """Nobody waits for the ticket and all agents have ended: the run must still end, after the lesson."""
+    task = echo_task(helper=Learner)
+
+    def program(agent):
+        agent.helpers["echo"].comm.put_training(lesson(agent, 3))
+
+    for mode in ("sync", "async"):
+        play("threads", program, 3, {"echo": task}, mode=mode)
+    assert task.rows_learned == 18
+
+
+# ------------------------------------------------------------------------------------------------------------- counts and signals
+
+
+def test_no_agent_is_lost_from_the_counts():
+    """Every way of asking, from 6 threads that change at every opportunity; at the end nobody acts, and nobody acts twice."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def program(agent):
+        rng = random.Random(agent.index)
+        comm = agent.helpers["echo"].comm
+        for i in range(150):
+            kind = rng.random()
+            if kind < 0.5:
+                comm.predict(row(agent, i))
+            elif kind < 0.8:
+                tickets = [comm.put_prediction(row(agent, i + k)) for k in range(rng.randrange(1, 4))]
+                for _ in range(rng.randrange(30)):
+                    pass  # so that the replies come before, while and after it begins to wait
+                for k, ticket in enumerate(tickets):
+                    assert comm.get(ticket)["echo"].tolist() == [[agent.index, i + k]]
+            elif kind < 0.9:
+                comm.learn(lesson(agent, 2))
+            else:
+                ticket = comm.put_training(lesson(agent, 2))
+                comm.predict(row(agent, i))
+                comm.get(ticket)
+
+    try:
+        for mode in ("sync", "async"):
+            with robot_of(program, 6, echo_task(helper=Learner), mode=mode) as robot:
+                robot.run()
+                driver = robot._driver
+                assert (driver._acting, driver._learners, driver._held) == (0, 0, [])
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_parking_and_signals_never_miss_each_other():
+    """Collections, which park the agents, cut by checkpoints, which interrupt them, and by stops: 150 in quick succession."""
+    rng = random.Random(4)
+    with walking(lambda: OffPolicyHelper(size=10_000, batch_size=2, learn_every=5), n_agents=4) as robot:
+        for _ in range(150):
+            kind = rng.random()
+            before = robot.env_steps
+            if kind < 0.4:
+                n = 4 * rng.randrange(1, 6)
+                assert robot.collect(n_step=n).n_steps == n
+                assert len(robot._driver.parked) == 4
+            elif kind < 0.6:
+                robot.checkpoint_boundary()
+            elif kind < 0.8:
+                robot.train_iter()
+            else:
+                robot.run(StopAfterSteps(rng.randrange(1, 20)))
+            assert robot.env_steps >= before
+        assert sum(agent.steps for agent in robot.agents) == robot.env_steps == sum(agent.env.unwrapped.steps for agent in robot.agents)
+
+
+def test_an_interruption_that_comes_while_an_agent_parks():
+    """The signal is given between the agent's last look and its parking: it must obey, not sleep."""
+    with walking(lambda: OffPolicyHelper(size=1000, batch_size=2, learn_every=5), n_agents=1) as robot:
+        agent, driver = robot.agents[0], robot._driver
+        park = driver.park
+        given = []
+
+        def late(agent):
+            if not given:
+                given.append(agent.signal)
+                agent.signal = "interrupt"
+            park(agent)
+
+        driver.park = late
+        robot.collect(n_step=3)
+        assert given == [None]
+        assert agent.env.is_over or agent.signal is None
+        assert robot.collect(n_step=5).n_steps == 5
+
+
+def test_the_robots_thread_may_ask_and_teach_between_iterations():
+    """All agents are held then, and no round could begin while the caller waits."""
+    with walking(lambda: OnPolicyHelper(unroll=4), n_agents=2) as robot:
+        for _ in range(5):
+            robot.train_iter()
+            agent = robot.agents[0]
+            comm = agent.helpers["RL"].comm
+            assert comm.predict(row(agent, 9)).out["echo"].shape[1] == 2
+            assert comm.learn({name: column[:2] for name, column in _some_rows(robot).items()})["size"] == 2
+            with pytest.raises(TaskFailed):
+                comm.predict(row(agent, BAD))
+        assert robot.tasks["RL"].learns == 10
+
+
+def _some_rows(robot):
+    specs = {"obs": np.zeros((2, 2)), "act": np.ones(2, np.int64), "rew": np.zeros(2), "terminated": np.zeros(2, bool),
+             "truncated": np.zeros(2, bool), "obs_next": np.zeros((2, 2)), "last": np.ones(2, bool)}
+    return specs
+
+
+def test_an_interrupted_call_of_the_robots_thread_holds_up_nobody():
+    """Ctrl-C while the main thread waits for a prediction among agents: its place in the line of waking is given on."""
+    asked, go = threading.Event(), threading.Event()
+    task = echo_task(predict_rule=BatchRule(min_rows=4))
+
+    def program(agent):
+        assert go.wait(SAFETY_S)
+        ask(50, agent)
+
+    robot = robot_of(program, 4, task)
+    robot._ensure_started()
+    ghost = robot.wrappers["echo"].create_communicator("main", robot._driver)
+    ghost.agent = robot.agents[0]
+    threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        ghost.predict((np.array([99.0, 1.0]),))
+    asked.set()
+    go.set()
+    robot.run()
+    robot.close()
+    assert robot.wrappers["echo"].predictions.counters.requests == 201
+
+
+def test_helpers_of_agents_that_only_predict_are_not_waited_for():
+    """Sync: two learners train round after round while a third agent, which never learns, is busy for the whole time."""
+    learning = iter([True, True, False])
+    rounds = threading.Event()
+
+    def program(agent):
+        if agent.index == 2:
+            assert rounds.wait(SAFETY_S), "the round waited for an agent that does not learn"
+        else:
+            for i in range(5):
+                agent.helpers["echo"].comm.predict(row(agent, i))
+                agent.helpers["echo"].comm.learn(lesson(agent, 2))
+            rounds.set()
+
+    task = echo_task(helper=lambda: Learner() if next(learning) else AgentHelper())
+    play("threads", program, 3, {"echo": task})
+    assert task.rows_learned == 20

@@ -1,0 +1,121 @@
+"""Every experiment that ships: its configuration, a short run, the same trace twice, and an exact resume through the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from parl_like.lab import config as configs
+from parl_like.lab import experiment as experiments
+from parl_like.lab.cli import main
+
+NAMES = [name for name in experiments.names() if experiments.get(name).robot not in ("fake",)]
+
+
+def build(name, **overrides):
+    experiment = experiments.get(name)
+    if experiment.config.get("env", "").startswith("MiniGrid") or experiment.robot == "hierarchy":
+        pytest.importorskip("minigrid")
+    module = experiment.module()
+    return module.build(configs.resolve(module.Config, experiment.config, overrides))
+
+
+def test_these_ship():
+    assert {"dqn-cartpole", "ppo-cartpole", "a2c-cartpole", "ppo-pendulum", "hierarchy-doorkey"} <= set(NAMES)
+    assert any(name.startswith("auxiliary-") for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_short_runs_leave_the_same_trace(name):
+    hashes = []
+    for seed in (5, 5, 6):
+        with build(name, n_agents=4, total_steps=1500, trace=True, seed=seed) as robot:
+            for _ in robot.iterate(1500):
+                pass
+            assert robot.counters()["env_steps"] >= 1500
+            assert robot.evaluate(2, seed=1).n_episodes == 2
+            hashes.append(robot.trace_hash())
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_robot_without_goals_has_one_task():
+    assert list(build("hierarchy-doorkey", hierarchy=False, n_agents=2).tasks) == ["RL"]
+
+
+def test_an_unknown_environment_is_a_config_error():
+    with pytest.raises(configs.ConfigError, match="'env'"):
+        build("ppo-cartpole", env="CartPoll-v1")
+
+
+ARGS = ["ppo-cartpole", "n_agents=4", "unroll=32", "total_steps=6144", "checkpoint_every=1024", "trace=true", "tensorboard=false", "eval_episodes=2"]
+
+
+def trace(run):
+    return json.loads((run / "result.json").read_text())["trace_hash"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Trace of the run that nothing interrupts."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    assert main(["train", *ARGS, f"run_dir={run}"]) == 0
+    return trace(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, whole, number):
+    run = tmp_path / "cut"
+    code = ("import time\nfrom parl_like.stages import TraceHash\nadd = TraceHash._add\n"
+            "def slow(self, agent):\n    time.sleep(0.001)\n    add(self, agent)\n"
+            "TraceHash._add = slow\nfrom parl_like.lab.cli import main\nraise SystemExit(main(" + repr(["train", *ARGS, f"run_dir={run}"]) + "))")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (run / "checkpoints" / "000002048").exists():  # two scheduled ones are there; then somewhere behind them
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(process.pid, number)
+    assert process.wait(30) == (3 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert not (run / "result.json").exists()
+    assert main(["resume", str(run)]) == 0
+    assert trace(run) == whole
+
+
+def test_eval_prints_one_line_of_json(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["train", *ARGS[:-5], "total_steps=512", "tensorboard=false", "eval_episodes=1", f"run_dir={run}"]) == 0
+    capsys.readouterr()
+    assert main(["eval", str(run), "--episodes", "3", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    numbers = json.loads(line)
+    assert numbers["episodes"] == 3
+    assert numbers["min_return"] <= numbers["mean_return"] <= numbers["max_return"] and numbers["std_return"] >= 0
+    assert (run / "plots" / "learning_curve.png").stat().st_size > 1000
+
+
+def test_a_bad_environment_ends_with_code_1_a_checkpoint_and_the_metrics(tmp_path, monkeypatch, capsys):
+    import gymnasium as gym
+
+    from parl_like.robots import actor_critic
+
+    class Broken(gym.Wrapper):
+        steps = 0
+
+        def step(self, action):
+            Broken.steps += 1
+            if Broken.steps == 2000:
+                raise RuntimeError("the motor is on fire")
+            return super().step(action)
+
+    real = actor_critic.Robot
+    monkeypatch.setattr(actor_critic, "Robot", lambda env, **options: real(lambda: Broken(gym.make(env)), **options))
+    run = tmp_path / "run"
+    assert main(["train", *ARGS, "metrics_every=128", f"run_dir={run}"]) == 1
+    shown = "".join(capsys.readouterr())
+    assert "the motor is on fire" in shown and "agent" in shown
+    assert any((run / "checkpoints").glob("0*")) and len((run / "metrics.csv").read_text().splitlines()) > 3
+    assert json.loads((run / "run.json").read_text())["state"] == "failed"

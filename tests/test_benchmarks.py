@@ -1,0 +1,31 @@
+"""The benchmarks run and report what they say; how fast is not a matter for tests."""
+
+import importlib
+import json
+
+import pytest
+
+pytestmark = pytest.mark.checkout
+
+
+@pytest.mark.parametrize(("name", "argv"), [
+    ("transport", ["--agents", "4", "--rounds", "1"]),
+    ("memory", ["--agents", "8"]),
+])
+def test_json_out(name, argv, capsys):
+    assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bench"] == name and result["machine"]["cores"]
+    if name == "memory":
+        assert result["robot_mib"] < 1024 and not result["import"]["loads_torch"] and result["import"]["untouched"]
+    else:
+        assert result["agents"]["4"]["cooperative"]["median"] > 0
+
+
+def test_compare_takes_turns():
+    from benchmarks.common import compare
+
+    order = []
+    rates = compare({"a": lambda: order.append("a") or 1.0, "b": lambda: order.append("b") or len(order)}, rounds=3)
+    assert order == ["a", "b"] * 3
+    assert rates["b"] == {"median": 4, "best": 6, "spread": 1.0}
