@@ -449,8 +449,9 @@ class OffPolicyHelper(AgentHelper):
 class OnPolicyHelper(AgentHelper):
     """Learns from the rows since the last time, once, and forgets them.
 
-    Where learning waits, rows that more than one update of the task has made old are dropped unlearned. That can only happen when
-    agents of one robot learn at different times, such as those whose task of another rhythm makes them wait for its updates.
+    Where learning waits, rows that more than one update of the task has made old are dropped unlearned, unless they carry the
+    log-probability they were taken with (`store_policy`). That can only happen when agents of one robot learn at different times,
+    such as those whose task of another rhythm makes them wait for its updates.
 
     Args:
         unroll: Steps of this agent (of each of its environments) between two training requests.
@@ -503,7 +504,7 @@ class OnPolicyHelper(AgentHelper):
         segments = self._segments()
         if not segments:
             raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {self._nothing}; store more steps before learning")
-        old = self._renewed[-2] if self.wait and len(self._renewed) > 1 else 0
+        old = self._renewed[-2] if self.wait and not self.store_policy and len(self._renewed) > 1 else 0
         if old:
             fresh = self._unrolled - old
             self.dropped += sum(max(len(s["rew"]) - fresh, 0) for s in segments)
@@ -725,7 +726,7 @@ class _Scale(_Clip):
         self.half = (np.asarray(space.high, np.float64) / 2 - np.asarray(space.low, np.float64) / 2).astype(self.raw)
 
     def __call__(self, act: Array) -> Array:
-        return self._fit(self.middle + np.clip(act, -1.0, 1.0) * self.half)
+        return self._fit(self.middle + act * self.half)
 
     def inverse(self, act: Array) -> Array:
         return np.asarray((act - self.middle) / np.where(self.half == 0, 1, self.half), self.raw)

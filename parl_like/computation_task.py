@@ -159,10 +159,21 @@ class ComputationTask:
         self._parameters = list(self.algorithm.parameters())
         self.optimizer = self.algorithm.optimizer(mine) if mine else None
         self._optimizers = [t.optimizer for t in (self, *owners) if t.optimizer is not None]
-        for owner in owners:
-            self.lock = owner.lock  # one lock for everybody who reads or writes the shared tensors
-            owner._sharers.add(self)
-            self._sharers.add(owner)
+        if owners:
+            tensors = {id(p) for p in self._parameters}
+            for other in {*owners, *(sharer for owner in owners for sharer in owner._sharers)} - {self}:
+                if any(id(p) in tensors for p in other._parameters):
+                    other._sharers.add(self)
+                    self._sharers.add(other)
+            for task in self._related():
+                task.lock = owners[0].lock  # one lock for everybody who reads or writes the shared tensors
+
+    def _related(self) -> list[ComputationTask]:
+        """This task, those that share parameters with it, those that share with these, and so on."""
+        found = [self]
+        for task in found:
+            found += [sharer for sharer in task._sharers if sharer not in found]
+        return found
 
     # ---------------------------------------------------------------------------------------------------------- prediction
 
@@ -292,19 +303,20 @@ class ComputationTask:
 
     def sync_from(self, other: ComputationTask, decay: float = 0.0) -> None:
         """Every network of this task ← decay · own + (1 − decay) · other's."""
-        with self.lock, other.lock:
+        first, second = sorted((self.lock, other.lock), key=id)  # in one order, so that two tasks may follow each other
+        with first, second:
             theirs = other.algorithm.networks()
             for name, network in self.algorithm.networks().items():
                 network.sync_from(theirs[name], decay)  # type: ignore[operator]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that learning depends on: networks, optimiser, counters, generators."""
+        """Everything that learning depends on: networks, optimiser, counters, generators; copies, so that later learning leaves it as it is."""
         from parl_like.data.archive import rng_state, torch_rng_state
 
         algorithm = self.algorithm
         with self.lock:
             return {
-                "networks": {name: dict(network.state_dict()) for name, network in algorithm.networks().items()},
+                "networks": {name: _clones(network.state_dict()) for name, network in algorithm.networks().items()},
                 "optimizer": _plain_optimizer_state(self.optimizer),
                 "counters": {"updates": algorithm.updates, "version": self.version, "learns": self.learns, "rows": self.rows_learned},
                 "rng": rng_state(algorithm.rng),
@@ -379,12 +391,16 @@ def _copied(value: Any) -> Array:
     return array
 
 
+def _clones(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.detach().clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+
+
 def _plain_optimizer_state(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     if optimizer is None:
         return {}
     state = optimizer.state_dict()
     return {
-        "state": {str(k): dict(v) for k, v in state["state"].items()},
+        "state": {str(k): _clones(v) for k, v in state["state"].items()},
         "groups": [{k: v for k, v in g.items() if isinstance(v, (int, float, bool))} for g in state["param_groups"]],
     }
 
@@ -393,7 +409,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer | None, saved: Mapping[str,
     if optimizer is None or not saved:
         return
     own = optimizer.state_dict()
-    own["state"] = {int(k): dict(v) for k, v in saved["state"].items()}
+    own["state"] = {int(k): _clones(v) for k, v in saved["state"].items()}  # else the optimiser would go on in the caller's tensors
     own["param_groups"] = [{**mine, **theirs} for mine, theirs in zip(own["param_groups"], saved["groups"], strict=True)]
     optimizer.load_state_dict(own)
 

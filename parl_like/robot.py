@@ -201,14 +201,12 @@ class Crew:
     def _advance(self) -> bool:
         """One iteration of the driver; raises what an agent or a task raised."""
         self._ensure_started()
-        self._resume([a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)])
+        able = [a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
+        # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
+        self._driver.resume(sorted(able, key=lambda agent: agent.index))
         went_on: bool = self._driver.iterate()
         self._raise()
         return went_on
-
-    def _resume(self, agents: list[Agent]) -> None:
-        """In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too."""
-        self._driver.resume(sorted(agents, key=lambda agent: agent.index))
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -220,12 +218,7 @@ class Crew:
     def _cut(self) -> None:
         """Ends all open episodes. Requests that are waiting are served first, so no reply and no lesson is lost."""
         if self._started:
-            for agent in self.agents:
-                agent.signal = "interrupt"
-            self._resume(list(self._driver.parked))  # those that a collection left in mid-episode
             self._driver.halt(self.agents, "interrupt")
-            for agent in self.agents:
-                agent.signal = None  # of those that had parked again before halt() gave the signal once more
             self._raise()
         for agent in self.agents:
             agent.fresh = True
@@ -585,7 +578,8 @@ class Robot(Crew):
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Flat and ready to log: 'return/mean' over the last 100 episodes, 'RL/loss', 'RL/predict/mean_batch', …"""
+        """Flat and ready to log: 'return/mean' over the last 100 episodes, 'RL/loss', 'RL/predict/mean_batch', 'RL/dropped' (rows
+        that were too old for an on-policy task), …"""
         out: dict[str, float] = {}
         if self.recent_returns:
             returns = np.asarray(self.recent_returns, dtype=np.float64)
@@ -594,6 +588,9 @@ class Robot(Crew):
         for name, wrapper in self.wrappers.items():
             out |= {f"{name}/{key}": float(value) for key, value in wrapper.trainings.last_result.items()}
             out |= {f"{name}/{key}": float(value) for key, value in wrapper.summary().items()}
+            helpers = [agent.helpers[name] for agent in self.agents]
+            if isinstance(helpers[0], OnPolicyHelper):
+                out[f"{name}/dropped"] = float(sum(h.dropped for h in helpers if isinstance(h, OnPolicyHelper)))
         return {**out, **{key: float(value) for key, value in self.counters().items()}}
 
     def trace_hash(self) -> str | None:

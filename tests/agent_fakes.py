@@ -201,6 +201,13 @@ def weights(robot):
     return {name: task.algorithm.model.weights_hash() for name, task in robot.tasks.items()}
 
 
+def same(a, b):
+    """Whether two trees of arrays, tensors and plain values are equal."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and np.array_equal(np.asarray(a), np.asarray(b))
+
+
 def rows(robot, task="RL", lane=0):
     """The rows of one lane in time order, flat field name → array."""
     return {name: column.copy() for name, column in robot.buffers[task].lane_rows(lane).items()}

@@ -9,8 +9,19 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parl_like import Agent, ComputationTask, EpisodicHelper, OfflineHelper, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent
+from parl_like import (
+    Agent,
+    ComputationTask,
+    EpisodicHelper,
+    OfflineHelper,
+    OffPolicyHelper,
+    OnPolicyHelper,
+    Robot,
+    VectorAgent,
+    create_algorithm_func,
+)
 from parl_like.agent_helper import DURATION, NOISE_BLOCK, action_map
+from parl_like.algorithms import PPO
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.errors import NotEnoughRows
 from parl_like.explorer import EpsilonGreedy
@@ -106,9 +117,27 @@ def test_open_episodes_of_other_environments_wait_for_the_next_episodic_lesson()
         assert all(lesson["terminated"][-1] for lesson in lessons)
 
 
-def test_on_policy_rows_that_two_updates_made_old_are_dropped_and_counted():
+def test_environments_that_end_together_count_as_two_episodes():
+    with robot_of(Recorder(), lambda: EpisodicHelper(episodes=4), env=lambda: Corridor(3), agent=lambda: VectorAgent(2)) as robot:
+        robot.run(StopAfterSteps(24))
+        assert [len(lesson["rew"]) for lesson in robot.tasks["RL"].algorithm.lessons] == [12, 12]
+
+
+def test_episodes_counted_before_a_checkpoint_count_after_it():
+    def build():
+        return robot_of(Recorder(), lambda: EpisodicHelper(episodes=3), env=lambda: Corridor(2))
+
+    with build() as first, build() as second:
+        first.run(StopAfterEpisodes(2))
+        second.load_state_dict(first.state_dict())
+        second.run(StopAfterEpisodes(1))
+        assert [len(lesson["rew"]) for lesson in second.tasks["RL"].algorithm.lessons] == [6]
+
+
+@pytest.mark.parametrize("store_policy", [False, True])
+def test_on_policy_rows_that_two_updates_made_old_are_dropped_and_counted(store_policy):
     class Two(Agent):
-        """Learns 'RL' every 6 rows; a second agent, whose unroll is 2, updates the task meanwhile, because task 'clock' makes both wait."""
+        """Task 'clock' makes both agents wait at every step. Agent 1, whose unroll is 2, updates 'RL' meanwhile; agent 0's is 6."""
 
         def run_one_episode(self):
             obs, _ = self.env.reset()
@@ -120,17 +149,25 @@ def test_on_policy_rows_that_two_updates_made_old_are_dropped_and_counted():
                     self.helpers[name].store(obs, act, rew, obs_next, terminated, truncated)
                 obs, done = obs_next, terminated or truncated
 
+    lessons = []
+
+    class Recording(PPO):
+        def process(self, batch):
+            lessons.append(batch.obs[:, 0].tolist())
+            return super().process(batch)
+
     unrolls = iter([6, 2])
-    tasks = {"RL": ComputationTask(Recorder(), lambda: OnPolicyHelper(unroll=next(unrolls))),
+    func = create_algorithm_func(MLPActorCritic, dict(obs=POSITION, act=ACT, hidden=[4]), Recording, dict(epochs=1, minibatches=1))
+    tasks = {"RL": ComputationTask(func, lambda: OnPolicyHelper(unroll=next(unrolls), store_policy=store_policy)),
              "clock": ComputationTask(Recorder(), off(learn_every=1, batch_size=1))}
     with Robot(lambda: Corridor(100), tasks=tasks, agent=Two, n_agents=2) as robot:
         robot.run(StopAfterSteps(12))
         # Agent 1 learned after its rows 2, 4 and 6. Agent 0's rows 0 and 1 are then two updates old, 2 and 3 one, 4 and 5 none.
-        longest = max(tasks["RL"].algorithm.lessons, key=lambda lesson: lesson["obs"].max() - lesson["obs"].min())
-        of_agent_0 = longest["obs"][:4, 0]
-        assert robot.agents[0].helpers["RL"].dropped == 2
-        assert of_agent_0.tolist() == [2, 3, 4, 5]
-        assert robot.agents[1].helpers["RL"].dropped == 0
+        # With their log-probabilities, they may be as old as they like.
+        of_agent_0 = [0, 1, 2, 3, 4, 5] if store_policy else [2, 3, 4, 5]
+        assert max(lessons, key=len)[: len(of_agent_0)] == of_agent_0
+        assert [agent.helpers["RL"].dropped for agent in robot.agents] == [0 if store_policy else 2, 0]
+        assert robot.metrics()["RL/dropped"] == (0 if store_policy else 2) and "clock/dropped" not in robot.metrics()
 
 
 def test_offline_learning_leaves_its_data_alone():
@@ -150,6 +187,15 @@ def test_offline_learning_leaves_its_data_alone():
         assert len(robot.evaluate(2, env=lambda: Corridor(4)).returns) == 2
         for name, column in data.state_dict()["columns"].items():
             np.testing.assert_array_equal(column, before[name])
+
+
+def test_agents_that_act_beside_offline_data_leave_it_alone_too():
+    data = ReplayBuffer(20)
+    for t in range(10):
+        data.add({"obs": np.array([t], np.float32), "act": 0, "rew": 1.0, "terminated": False, "truncated": False})
+    with robot_of(Recorder(), lambda: OfflineHelper(data, batch_size=4)) as robot:
+        robot.run(StopAfterSteps(7))
+        assert len(data) == 10 and not data.truncated.any()
 
 
 @pytest.mark.parametrize(("row", "message"), [
@@ -330,6 +376,7 @@ def test_scaled_actions_stay_inside_whatever_the_bounds(low, width, raw, dtype):
     for value in (raw, -1.0, 1.0):
         act = to_env(np.array([[value]], np.float32))
         assert space.contains(act[0])
+    assert to_env(np.array([[-1e30]], np.float32))[0] == space.low and to_env(np.array([[1e30]], np.float32))[0] == space.high or not width
     back = to_env.inverse(to_env(np.array([[1.0]], np.float32))[0])
     assert back.shape == (1,) and np.isfinite(back).all()
 
@@ -371,12 +418,25 @@ def test_memory_is_fed_back_stored_and_reset_at_the_start_of_every_episode(store
             assert rows(robot)["state.seen"].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
 
 
-def test_memory_of_a_vector_agent_is_reset_for_the_environment_that_ended():
-    lengths = iter([2, 3])
-    with robot_of(CountingTask(Remember()), off(), env=lambda: Corridor(next(lengths)), agent=lambda: VectorAgent(2)) as robot:
-        robot.run(StopAfterSteps(12))
-        assert rows(robot, lane=0)["state.seen"].tolist() == [0, 1, 0, 1, 0, 1]
-        assert rows(robot, lane=1)["state.seen"].tolist() == [0, 1, 2, 0, 1, 2]
+@pytest.mark.parametrize("mode", gym.vector.AutoresetMode)
+def test_memory_of_a_vector_agent_is_reset_for_the_environment_that_ended(mode):
+    env = lambda: gym.vector.SyncVectorEnv([lambda: Corridor(2), lambda: Corridor(3)], autoreset_mode=mode)  # noqa: E731
+    with robot_of(CountingTask(Remember()), off(), env=env, agent=VectorAgent) as robot:
+        robot.run(StopAfterSteps(14))
+        assert rows(robot, lane=0)["state.seen"].tolist()[:6] == [0, 1, 0, 1, 0, 1]
+        assert rows(robot, lane=1)["state.seen"].tolist()[:6] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_row_stored_without_a_prediction_has_the_memory_of_a_beginning():
+    class Warming(Agent):
+        def run_one_episode(self):
+            obs, _ = self.env.reset()
+            obs_next, rew, terminated, truncated, _ = self.env.step(1)
+            self.helpers["RL"].store(obs, 1, rew, obs_next, terminated, truncated)
+
+    with robot_of(CountingTask(Remember()), off(), agent=Warming) as robot:
+        robot.run(StopAfterSteps(2))
+        assert rows(robot)["state.seen"].tolist() == [0, 0]
 
 
 def test_memory_is_also_reset_in_an_evaluation_of_many_environments():

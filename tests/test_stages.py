@@ -154,6 +154,26 @@ def test_an_error_is_not_hidden_by_those_that_follow_from_it():
             robot.run(StopAfterSteps(100))  # and what happened while ending does not turn up in the next run
 
 
+def test_an_error_while_ending_is_not_left_for_the_next_iteration():
+    class Untidy(Agent):
+        def run_one_episode(self):
+            try:
+                super().run_one_episode()
+            finally:
+                if self.index == 1 and self.env.length == 9:
+                    raise ValueError("second")
+
+    helper = lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=1)  # noqa: E731
+    with robot_of(Recorder(), helper, env=lambda: Corridor(9, fail_at=2), agent=Untidy, n_agents=2) as robot:
+        with pytest.raises(Exception, match="a hole in the floor"):
+            for _ in range(3):
+                robot.train_iter()
+        for agent in robot.agents:
+            agent.env.fail_at = agent.env._env.fail_at = None
+            agent.env._env.length = 8
+        robot.train_iter()
+
+
 def test_an_error_that_only_ending_brings_is_raised():
     class Bad(Hook):
         def post_episode(self, agent, interrupted):
@@ -184,11 +204,12 @@ def test_a_function_at_a_stage():
 
 def test_what_is_done_every_n_steps_and_episodes():
     steps, episodes = [], []
-    with robot_of(Recorder(), env=lambda: Corridor(4), n_agents=3) as robot:
+    helper = lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=1)  # noqa: E731
+    with robot_of(Recorder(), helper, env=lambda: Corridor(4), n_agents=3) as robot:
         hooks = [EveryNSteps(10, lambda r: steps.append(r.env_steps)), EveryNEpisodes(3, lambda r: episodes.append(r.episodes))]
         robot.run(StopAfterSteps(35), hooks)
         assert steps == [10, 20, 30]
-        assert episodes == [3, 6]  # three agents end together, and each three of them are noticed once
+        assert len(episodes) == 2  # three agents end together, before the first hook hears of it, and each three are noticed once
         robot.run(StopAfterSteps(10), hooks)
         assert steps == [10, 20, 30, 40]
     for hook in (EveryNSteps, EveryNEpisodes):
@@ -267,10 +288,11 @@ def test_both_sides_are_asked_at_every_act():
             self.n += 1
             return self.n >= 6
 
-    counts = [Count(), Count()]
-    play(StopAfterSteps(1) & counts[0])
-    play(counts[1] | StopAfterSteps(3))
-    assert [count.n for count in counts] == [6, 3]
+    for stop in (StopAfterSteps(3) & Count(), Count() & StopAfterSteps(3), StopAfterSteps(9) | Count(), Count() | StopAfterSteps(9)):
+        assert play(stop).env_steps == 6
+    ones = Count()
+    play((StopAfterSteps(2) | ones) & StopAfterSteps(4))
+    assert ones.n == 4  # also where the other side had said yes already
 
 
 class Returns(Corridor):

@@ -429,7 +429,7 @@ def test_ctrl_c_ends_the_run_cleanly(driver):
     for agent in robot.agents:
         prepare(agent)
     for _ in range(30):
-        timer = threading.Timer(0.002 + rng.random() * 0.006, signal.raise_signal, (signal.SIGINT,))
+        timer = threading.Timer(0.002 + rng.random() * 0.006, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             timer.start()
             robot.run()

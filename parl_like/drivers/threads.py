@@ -193,7 +193,7 @@ class ThreadsDriver:
         with self.lock:
             if ticket.state == WAITED:
                 self._acting += 1
-                self._learners += ticket.agent.learns and ticket.queue.kind == "learn"
+                self._learners += ticket.queue.kind == "learn" and ticket.agent.learns
                 ticket.state = OPEN
             elif ticket.after is not None:
                 ticket.after.waiter.release()
@@ -317,8 +317,10 @@ class ThreadsDriver:
         failed += queue.fail_all(message, TaskFailed)
         with self.lock:
             server.busy = False
-            first = self._count_in(failed)
-        self._wake(first)
+            for ticket in failed:  # one by one, in case `_count_in` is what failed
+                self._acting += ticket.state == WAITED
+                ticket.state = SERVED
+                ticket.waiter.release()
         self._on_error("nobody", TaskFailed(f"task {queue.task.name!r}: {message}"))
 
     def _count_in(self, tickets: list[Ticket], own: Ticket | None = None) -> list[Ticket]:
@@ -334,7 +336,7 @@ class ThreadsDriver:
         for ticket in tickets:
             if ticket.state == WAITED:
                 waited.append(ticket)
-                if ticket.agent.learns and ticket.queue.kind == "learn":
+                if ticket.queue.kind == "learn" and ticket.agent.learns:
                     self._learners += 1
             else:
                 ticket.waiter.release()  # nobody sleeps on it

@@ -218,6 +218,18 @@ def _restored(run: RunDir, which: str) -> Iterator[tuple[Experiment, ExperimentC
         yield experiment, config, robot
 
 
+def _built(experiment: Experiment, config: ExperimentConfig) -> RobotLike:
+    """The experiment's robot. What its parts refuse with a ValueError is a configuration that does not fit together."""
+    try:
+        robot: RobotLike = experiment.module().build(config)
+    except UsageError:
+        raise
+    except ValueError as error:
+        log.error("the robot could not be built\n%s", "".join(traceback.format_exception(error)))
+        raise ConfigError(f"Config: {error}") from error
+    return robot
+
+
 def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) -> None:
     # A key that `old` lacks is one that the code learned since; it came with its default.
     changes = {key: change for key, change in configs.differences(old, new).items() if key in RESUMABLE or key.split(".")[0] in old}
@@ -324,7 +336,7 @@ class _Session:
         self.say(f"{verb} {title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
         if "torch" in sys.modules:  # a robot without torch needs no threads of it
             sys.modules["torch"].set_num_threads(config.torch_threads)
-        self.robot = cleanup.enter_context(contextlib.closing(self.experiment.module().build(config)))
+        self.robot = cleanup.enter_context(contextlib.closing(_built(self.experiment, config)))
         if loaded is None:
             run.event("started", pid=os.getpid())
         else:

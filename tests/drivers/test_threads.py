@@ -16,6 +16,7 @@ import torch
 from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, framework_threads, lesson, play, row, until
 
 from parl_like import AgentHelper, OffPolicyHelper, OnPolicyHelper, Robot
+from parl_like.communicator import Communicator, Ticket
 from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.drivers import threads
 from parl_like.errors import Stopped, TaskFailed
@@ -25,6 +26,11 @@ pytestmark = pytest.mark.timeout(60)
 
 SAFETY_S = 10.0
 """Only bounds how long a broken test takes."""
+
+
+def strike():
+    """Ctrl-C, delivered to the main thread as a terminal's is."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def robot_of(program, n_agents=1, task=None, **options):
@@ -236,7 +242,7 @@ def test_stop_while_a_batch_waits_for_more():
         if agent.index == 0:
             until(lambda: agent.robot.wrappers["echo"].predictions.rows == 3, SAFETY_S)
             waiting.set()
-            until(lambda: agent.signal == "stop", SAFETY_S)
+            until(lambda: agent.robot.wrappers["echo"].trainings.stopped, SAFETY_S)  # if it ended sooner, nobody would be left
         else:
             ledger.predict(agent, 1)
 
@@ -252,7 +258,7 @@ def test_stop_while_learners_wait_for_the_last_one():
         if agent.index == 0:
             until(lambda: agent.robot.wrappers["echo"].trainings.rows == 6, SAFETY_S)
             waiting.set()
-            until(lambda: agent.signal == "stop", SAFETY_S)
+            until(lambda: agent.robot.wrappers["echo"].trainings.stopped, SAFETY_S)  # if it ended sooner, nobody would be left
         else:
             ledger.learn(agent)
 
@@ -386,16 +392,16 @@ def test_ctrl_c_again_and_again():
     robot = robot_of(program, 4, echo_task(Echo(seconds=0.0003), helper=Learner))
     over = False
 
-    def strike():
+    def burst():
         sleep(0.001 + rng.random() * 0.004)
         for _ in range(3):
             if not over:
-                signal.raise_signal(signal.SIGINT)
+                strike()
             sleep(rng.random() * 0.0005)
 
     for _ in range(60):
         over = False
-        thread = threading.Thread(target=strike)
+        thread = threading.Thread(target=burst)
         try:
             thread.start()
             robot.run()
@@ -485,7 +491,8 @@ def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage,
         original, failed_once = robot._driver._count_in, []
 
         def count_in(tickets, own=None):
-            if tickets and tickets[0].queue is queue and not failed_once:
+            serving = threading.current_thread().name == "echo learn" if kind == "trainings" else tickets and tickets[0].queue is queue
+            if serving and not failed_once:
                 failed_once.append(True)
                 bug()
             return original(tickets, own)
@@ -611,7 +618,7 @@ def _some_rows(robot):
 
 def test_an_interrupted_call_of_the_robots_thread_holds_up_nobody():
     """Ctrl-C while the main thread waits for a prediction among agents: its place in the line of waking is given on."""
-    asked, go = threading.Event(), threading.Event()
+    go = threading.Event()
     task = echo_task(predict_rule=BatchRule(min_rows=4))
 
     def program(agent):
@@ -620,16 +627,32 @@ def test_an_interrupted_call_of_the_robots_thread_holds_up_nobody():
 
     robot = robot_of(program, 4, task)
     robot._ensure_started()
-    ghost = robot.wrappers["echo"].create_communicator("main", robot._driver)
-    ghost.agent = robot.agents[0]
-    threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,)).start()
+    ghost = Communicator(robot.wrappers["echo"], robot.agents[0], robot._driver)
+    threading.Timer(0.05, strike).start()
     with pytest.raises(KeyboardInterrupt):
         ghost.predict((np.array([99.0, 1.0]),))
-    asked.set()
+    assert robot._driver._acting == 4
     go.set()
     robot.run()
     robot.close()
     assert robot.wrappers["echo"].predictions.counters.requests == 201
+
+
+def test_whoever_gives_up_a_reply_wakes_the_next_in_line():
+    driver = threads.ThreadsDriver(True, print, print)
+    tickets = [Ticket("agent", driver.waiter()) for _ in range(5)]
+    for ticket in tickets:
+        ticket.state = threads.WAITED
+        ticket.queue = echo_task()  # anything with a kind
+        ticket.queue.kind = "predict"
+    driver._wake(driver._count_in(tickets, own=tickets[3]))
+    assert [ticket.waiter.locked() for ticket in tickets] == [False, True, True, False, True]  # 3 first, for it is awake; 0 next
+    driver._give_up(tickets[3])
+    driver.wait(tickets[0])
+    assert [ticket.waiter.locked() for ticket in tickets] == [True, False, False, False, True]
+    driver.wait(tickets[1])
+    driver.wait(tickets[2])
+    driver.wait(tickets[4])
 
 
 def test_helpers_of_agents_that_only_predict_are_not_waited_for():

@@ -119,3 +119,23 @@ def test_a_bad_environment_ends_with_code_1_a_checkpoint_and_the_metrics(tmp_pat
     assert "the motor is on fire" in shown and "agent" in shown
     assert any((run / "checkpoints").glob("0*")) and len((run / "metrics.csv").read_text().splitlines()) > 3
     assert json.loads((run / "run.json").read_text())["state"] == "failed"
+
+
+@pytest.mark.parametrize("words", [["device=cuda:99"], ["warmup=100", "size=50"], ["gamma=1.5"], ["hiden=[3]"], ["driver=rockets"]])
+def test_a_configuration_that_does_not_fit_ends_with_code_2_and_one_line(tmp_path, capsys, words):
+    assert main(["train", "dqn-cartpole", "total_steps=100", f"run_dir={tmp_path / 'run'}", *words]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_robot_runs_on_a_gpu_where_there_is_one(name):
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    with build(name, n_agents=4, total_steps=1500, device="cuda") as robot:
+        for _ in robot.iterate(1500):
+            pass
+        assert all(p.is_cuda for t in robot.tasks.values() for p in t.algorithm.model.parameters())
+        assert robot.evaluate(2, seed=1).n_episodes == 2

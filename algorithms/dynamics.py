@@ -1,0 +1,41 @@
+"""An auxiliary task: learn what the environment does, for the sake of the trunk that a policy shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+
+from parl_like.algorithm import Algorithm, Schedule
+from parl_like.batch import Batch
+from parl_like.model import Model
+
+
+class DynamicsLearner(Algorithm):
+    """loss = forward · mean ‖ŝ'(z(s), a) − s'‖² + inverse · mean −log p(a | z(s), z(s')),   z the shared trunk.
+
+    Predicting the next observation keeps in z whatever moves by a rule; predicting the action keeps what the agent controls
+    (Pathak et al. 2017). Neither finds anything in pure noise. The action space is Discrete.
+
+    Args:
+        model: Offers `trunk`, `next_obs` and `action_logits`, see `parl_like.models.dynamics`.
+        forward, inverse: Weights of the two terms.
+    """
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, forward: float = 1.0, inverse: float = 1.0, lr: float | Schedule = 1e-3,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
+        if forward < 0 or inverse < 0 or forward + inverse == 0:
+            raise ValueError(f"DynamicsLearner: weights forward {forward} and inverse {inverse}; expected both ≥ 0, and not both 0")
+        self.forward, self.inverse = forward, inverse
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        model = self.model
+        act = batch.act - int(model.act_space.start)
+        features, features_next = model.trunk(batch.obs), model.trunk(batch.obs_next)
+        error = (model.next_obs(features, act) - model.trunk.flat(batch.obs_next)).square().sum(1).mean()
+        surprise = F.cross_entropy(model.action_logits(features, features_next), act)
+        return {"loss": self.forward * error + self.inverse * surprise, "forward": error.detach(), "inverse": surprise.detach()}
