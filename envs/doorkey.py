@@ -27,10 +27,10 @@ class DoorKey(gym.Env[Any, Any]):
 
     def __init__(self, size: int = 8, max_steps: int = 300) -> None:
         try:
-            from minigrid.envs import DoorKeyEnv
+            from minigrid.envs.doorkey import DoorKeyEnv
         except ImportError:
             raise ImportError("DoorKey needs MiniGrid; install the extra: pip install 'parl_like[grid]'") from None
-        self.grid_env = DoorKeyEnv(size=size, max_steps=max_steps, render_mode="rgb_array")
+        self.grid_env: Any = DoorKeyEnv(size=size, max_steps=max_steps, render_mode="rgb_array")
         self.size = size
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (17,), np.float32)
         self.action_space = gym.spaces.Discrete(len(self.ACTIONS))
@@ -41,7 +41,7 @@ class DoorKey(gym.Env[Any, Any]):
         _, info = self.grid_env.reset(seed=seed)
         cells = {cell.type: (i % self.size, i // self.size) for i, cell in enumerate(self.grid_env.grid.grid) if cell is not None}
         self.places = [np.array(cells[kind]) for kind in ("key", "door", "goal")]
-        self.door = self.grid_env.grid.get(*cells["door"])
+        self.door: Any = self.grid_env.grid.get(*cells["door"])
         return self.observe(), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
