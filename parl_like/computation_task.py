@@ -342,10 +342,11 @@ class ComputationTask:
 class _Updating:
     """The task's lock, and mode 'update' for one call, restored also after an exception."""
 
-    __slots__ = ("task", "before")
+    __slots__ = ("task", "before", "lent")
 
     def __init__(self, task: ComputationTask) -> None:
         self.task = task
+        self.lent: torch.Tensor | None = None
 
     def __enter__(self) -> None:
         task = self.task
@@ -354,6 +355,10 @@ class _Updating:
         try:
             if task._has_modes:
                 task._switch(True)
+                if task.device.type == "cpu":
+                    # Dropout knows only torch's global generator: it is lent the task's state, and gets its own back.
+                    self.lent = torch.get_rng_state()
+                    torch.set_rng_state(task.algorithm.torch_rng.get_state())
         except BaseException:
             self.__exit__()  # a lock that is never released would stop everybody
             raise
@@ -364,6 +369,10 @@ class _Updating:
         try:
             if task._has_modes:
                 task._switch(False)
+                if self.lent is not None:
+                    task.algorithm.torch_rng.set_state(torch.get_rng_state())
+                    torch.set_rng_state(self.lent)
+                    self.lent = None
         finally:
             task.lock.release()
 

@@ -2,10 +2,20 @@
 
 import importlib
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.checkout
+
+
+@pytest.fixture(autouse=True)
+def ours(monkeypatch):
+    """The repository's own folder, whatever other tests have imported under that name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.parametrize(("name", "argv"), [

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import pickle
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -278,3 +279,33 @@ def test_a_robot_with_a_shared_trunk_is_repeatable():
     assert run() == run()
 
 
+
+
+def test_dropout_draws_from_the_tasks_generator_and_leaves_the_global_one_alone():
+    class Forgetful(MLPQ):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.drop = torch.nn.Dropout(0.5)
+
+        def q(self, obs):
+            return self.drop(super().q(obs))
+
+    def learned():
+        args = {"obs": gym.spaces.Box(-1, 1, (3,), np.float32), "act": gym.spaces.Discrete(2), "hidden": [8]}
+        task = ComputationTask(create_algorithm_func(Forgetful, args, DQN, {"lr": 0.1}))
+        task.build(np.random.SeedSequence(4))
+        rows = {"obs": np.ones((8, 3), np.float32), "act": np.zeros(8, np.int64), "obs_next": np.ones((8, 3), np.float32), "rew": np.ones(8),
+                "terminated": np.zeros(8, bool), "truncated": np.zeros(8, bool)}
+        for _ in range(3):
+            torch.rand(1)  # somebody else's draws
+            task.learn(rows)
+        return task.algorithm.model.weights_hash()
+
+    torch.manual_seed(1)
+    first = learned()
+    drawn = torch.rand(1)
+    torch.manual_seed(2)
+    assert learned() == first
+    torch.manual_seed(1)
+    torch.rand(3)
+    assert torch.rand(1) == drawn
