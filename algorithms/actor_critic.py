@@ -97,7 +97,9 @@ class ActorCritic(Algorithm):
         return batch
 
     def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return (batch.returns - value).square().mean(), self.model.head.entropy(out).mean()
+        with torch.set_grad_enabled(bool(value_of(self.entropy, self.updates))):  # with weight 0 a metric, no gradient to pay for
+            entropy = self.model.head.entropy(out).mean()
+        return (batch.returns - value).square().mean(), entropy
 
 
 class A2C(ActorCritic):
@@ -166,7 +168,8 @@ class PPO(ActorCritic):
         policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(1.0 - self.clip, 1.0 + self.clip) * advantage).mean()
         value_loss, entropy = self.value_and_entropy(out, value, batch)
         loss = policy_loss + self.value_weight * value_loss - value_of(self.entropy, self.updates) * entropy
-        kl = ((ratio - 1.0) - log_ratio).detach().mean()
+        with torch.no_grad():
+            kl = (ratio - 1.0 - log_ratio).mean()
         if self.target_kl is not None:
             self._kl = float(kl)
         return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach(), "kl": kl}

@@ -126,6 +126,29 @@ def test_a_sync_lesson_waits_for_the_learner_that_still_acts():
     assert task.learns == 1
 
 
+def test_a_batch_that_was_complete_while_another_was_computed_is_served_next():
+    """max_rows 1: agent 1 asks while agent 0 computes its own batch, and agent 0 acts until agent 1 has its reply."""
+    task = echo_task(predict_rule=BatchRule(max_rows=1, max_wait=60.0))
+    computing, replied = threading.Event(), threading.Event()
+
+    def before(rows):
+        if rows[0, 0] == 0:
+            computing.set()
+            until(lambda: robot.wrappers["echo"].predictions.rows, SAFETY_S)
+
+    def program(agent):
+        if agent.index == 1:
+            assert computing.wait(SAFETY_S)
+        agent.helpers["echo"].comm.predict(row(agent, 1))
+        if agent.index == 0:
+            assert replied.wait(SAFETY_S), "agent 1 waited for agent 0"
+        replied.set()
+
+    task.algorithm.before = before
+    with robot_of(program, 2, task) as robot:
+        robot.run()
+
+
 def test_a_slow_step_of_one_agent_does_not_hold_up_the_others():
     asleep, done = threading.Event(), threading.Event()
 
