@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.agent_helper import Helpers
+from parl_like.batch import Batch
 from parl_like.data.archive import rng_state, set_rng_state
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.errors import AgentFailed, Interrupted
@@ -171,6 +172,9 @@ class EnvFace:
                 fits = bool(space.contains(act))
         except Exception:  # noqa: BLE001 - a space may choke on what is not even nearly an action; that is an answer, too
             fits = False
+        if not fits and isinstance(act, Batch):
+            raise AgentFailed(f"{self._agent}: the task gave {sorted(act.keys())} and no action; write explorer() of its algorithm, or give its "
+                              "helper explorer=, so that predictions become actions")
         if not fits:
             raise AgentFailed(
                 f"{self._agent}: action outside the space: expected {space}, got {act!r}; look at the output of the task that made "

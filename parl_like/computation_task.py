@@ -80,6 +80,8 @@ class ComputationTask:
     ) -> None:
         if on_error not in ("stop", "fail_batch"):
             raise ValueError(f"ComputationTask: on_error is {on_error!r}; expected 'stop' or 'fail_batch'")
+        if helper is not None and not callable(helper):
+            raise TypeError(f"ComputationTask: helper is {helper!r}; expected a function that makes one: helper=lambda: {type(helper).__name__}(...)")
         self.name = "task"
         self.helper = helper
         self.device = torch.device(device)
@@ -250,7 +252,7 @@ class ComputationTask:
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
             with self._updating():
                 out = algorithm.learn(minibatch)
-                loss = self.step(out["loss"])
+                loss = self.step(self._loss(out))
             for name, value in out.items():
                 if name == "loss":
                     value = loss
@@ -263,6 +265,13 @@ class ComputationTask:
         self.learns += 1
         self.rows_learned += n
         return {k: _to_numpy(v) if np.ndim(v) else float(v) / steps for k, v in sums.items()}
+
+    def _loss(self, out: Mapping[str, Any]) -> torch.Tensor:
+        loss = out.get("loss")
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            what = f"keys {sorted(out)}" if loss is None else "a loss without a gradient"
+            raise ValueError(f"task {self.name!r}: learn returned {what}; expected 'loss', a scalar tensor with a gradient (not detached)")
+        return loss
 
     def step(self, loss: torch.Tensor) -> float:
         """Backward pass and one optimiser step; the caller holds the lock. Returns the loss.

@@ -31,7 +31,7 @@ DRIVERS = {"cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "th
 EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
 
 
-@dataclass
+@dataclass(repr=False)
 class Episodes:
     """What a collection or an evaluation saw. Returns and lengths are of finished episodes, agent by agent.
 
@@ -45,6 +45,9 @@ class Episodes:
     lengths: list[int] = field(default_factory=list)
     n_steps: int = 0
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"Episodes({self.n_episodes}: return {self.mean_return:.4g} ± {self.std_return:.3g}, {self.n_steps} steps, {self.seconds:.1f} s)"
 
     @property
     def n_episodes(self) -> int:
@@ -355,6 +358,8 @@ class Robot(Crew):
         Raises:
             What an agent, an environment or a task raised, named. POST_EXPERIMENT fires all the same.
         """
+        if stop is not None and not isinstance(stop, StopCondition):
+            raise TypeError(f"Robot.run: stop is {stop!r}; expected a StopCondition, e.g. StopAfterSteps(1000) of parl_like.stages")
         hooks = [hooks] if isinstance(hooks, Hook) else list(hooks)
         self._run_hooks = hooks
         self._observe()

@@ -403,13 +403,12 @@ def test_requests_after_a_stop_are_refused_until_the_next_start(driver):
 
     def program(agent):
         comm = agent.helpers["echo"].comm
-        comm.predict(row(agent, 1))
-        agent.robot.request_stop()
         try:
             for i in count():
                 if agent.signal is not None and driver == "cooperative":
                     return
                 comm.predict(row(agent, i))
+                agent.robot.request_stop()
         except Stopped as error:
             seen.append(str(error))
             raise
@@ -856,8 +855,11 @@ def test_halting_from_inside_an_agent_is_refused_instead_of_waiting_for_oneself(
             with pytest.raises(RuntimeError, match="an agent cannot halt all agents"):
                 getattr(agent.robot, call)()
         ask(5, agent)
+        finished.append(agent.index)
 
+    finished = []
     play(driver, program, 2)
+    assert sorted(finished) == [0, 1]
 
 
 @each_running_driver

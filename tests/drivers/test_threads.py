@@ -171,7 +171,7 @@ def test_a_batch_that_waited_while_another_was_computed_takes_the_agents_that_co
     task = echo_task(Echo(seconds=0.004))
     play("threads", partial(ask, 30), 8, {"echo": task})
     sizes = [len(batch) for batch in task.algorithm.batches]
-    assert np.mean(sizes[5:-5]) > 7, sizes
+    assert np.mean(sizes[5:-5]) > 6, sizes  # the halves would have 4
 
 
 def test_every_thread_uses_the_number_of_cores_that_torch_was_told():
