@@ -1,12 +1,11 @@
 """A policy task and an auxiliary task on one trunk. `auxiliary=false` is the same robot without the second task.
 
-CartPole's four numbers come with `noise` more that mean nothing. DQN's own loss, from rewards alone, hardly tells the four from the
-rest at this budget. The auxiliary task learns from the same steps, but from a buffer and at a pace of its own, to predict the next
-observation and the action between two; only the four real numbers help with that, so they are what the shared trunk keeps.
+CartPole's four numbers come with `noise` more that mean nothing. The auxiliary task learns from the same steps, from a buffer and at a
+pace of its own, to predict the next observation and the action between two, which only the four real numbers help with.
 
-Deterministic evaluation over 50 episodes after TOTAL steps, seeds 0–4 (random play: 22; no noise: 500 is the most):
-
-RESULTS
+Deterministic evaluation over 50 episodes after 40,000 steps, seeds 0-4: with 263 166 122 176 222 (median 176), without 11 11 12 10 11.
+The gap belongs to this setting (lr 1e-3, learn_every 4): without, lr 3e-3 gives a median of 162, and with learn_every 2 201; the best
+found with the task is 182. So the task rescues a trunk that DQN leaves untrained here; no gain over a tuned DQN is shown.
 """
 
 from __future__ import annotations

@@ -154,6 +154,8 @@ class CooperativeDriver:
             if queue is None:
                 return self._train_round()
             self._serve(queue)
+            if self.sync and queue.kind == "learn":
+                return True  # a batch that its own rule closed before everybody came ends the iteration, too
             # Asked anew each time: the last learner may have ended, and the others would go on for ever.
             if not (self.sync and any(agent.learns and agent not in self.parked for agent in self.agents)):
                 left -= 1

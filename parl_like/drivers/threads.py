@@ -105,6 +105,8 @@ class ThreadsDriver:
         self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
         self._learners = 0  # learning agents that are neither waiting for training, nor parked, nor ended
         self._phase = "unroll"  # sync: unroll → train → done → unroll …
+        self._fresh = True  # no iteration has been asked for yet: a round that is done already is the first one's
+        self._early = False
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
         self.stopping = False
 
@@ -297,6 +299,9 @@ class ThreadsDriver:
                     if not any(s.busy or s.queue.rows for s in self._servers if s.training):
                         self._phase = "done"
                         self._changed.notify_all()
+                elif server.training and self.sync:
+                    self._early = True  # a batch that its own rule closed before everybody came ends the iteration, too
+                    self._changed.notify_all()
                 first = self._count_in(tickets, own)
                 if queue.rows:
                     server.ring()
@@ -368,6 +373,7 @@ class ThreadsDriver:
             raise RuntimeError(f"still busy since the last stop: {', '.join(map(str, late))}; nobody can start twice, so wait for them, or "
                                "give the environment's step() a time limit")
         run = self._run = object()
+        self._fresh, self._early = True, False
         self._owner = threading.get_ident()
         self.agents, self.parked, self._held = list(agents), [], []
         self._phase = "unroll"
@@ -441,7 +447,7 @@ class ThreadsDriver:
         return len(self.parked) == len(self.agents) and not any(server.busy or server.queue.rows for server in self._servers)
 
     def _ended(self) -> bool:
-        return self._phase == "done" or self.stopping or self._idle()
+        return self._phase == "done" or self._early or self.stopping or self._idle()
 
     def _rounds(self) -> bool:
         """Whether a learning agent is left, so that a round of training ends the iteration."""
@@ -449,8 +455,12 @@ class ThreadsDriver:
 
     def iterate(self, slices: int = 64) -> bool:
         """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle."""
-        if self._phase == "done":
-            self._next_unroll()
+        if self._fresh:
+            self._fresh = False
+        else:
+            self._early = False
+            if self._phase == "done":
+                self._next_unroll()
         with self.lock:
             # Both ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
             while not self._ended() and self._rounds():
