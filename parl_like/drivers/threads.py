@@ -9,9 +9,11 @@ threads per batch are saved. A wrapper's prediction thread serves what the clock
 
 from __future__ import annotations
 
+import atexit
 import signal as signals
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, perf_counter
@@ -34,6 +36,19 @@ OPEN, WAITED, SERVED, READ = range(4)
 
 INFINITE = float("inf")
 
+_started: weakref.WeakSet[ThreadsDriver] = weakref.WeakSet()
+"""Drivers that may have threads."""
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends the threads of robots that nobody closed: one that comes back from torch into an interpreter that is gone aborts the process
+    ("terminate called without an active exception")."""
+    for driver in list(_started):
+        driver.halt(list(driver.agents), "stop")
+    for driver in list(_started):
+        driver.join(5.0)
+
 
 @contextmanager
 def _shielded() -> Iterator[None]:
@@ -50,6 +65,22 @@ def _shielded() -> Iterator[None]:
         signals.signal(signals.SIGINT, handler)
         if heard:
             handler(*heard[-1])
+
+
+def _has_ended(thread: threading.Thread | None, end: float = 0.0) -> bool:
+    """Whether a thread has ended or was never started; waits for that until the time `end`.
+
+    Ctrl-C waits meanwhile, 50 ms at most: struck by it, `Thread.join` and `is_alive` take a running thread for an ended one.
+    """
+    if thread is None or thread.ident is None:
+        return True
+    while True:
+        with _shielded():
+            thread.join(min(max(end - monotonic(), 0.0), 0.05))
+            if not thread.is_alive():
+                return True
+        if monotonic() >= end:
+            return False
 
 
 class _Server:
@@ -94,7 +125,9 @@ class ThreadsDriver:
         self.sync = sync
         self._failed, self._on_error = failed, on_error
         self.lock = threading.Lock()
-        self._changed = threading.Condition(self.lock)  # what the main thread waits on
+        # What the robot's thread waits on. A plain lock, for Ctrl-C strikes that thread anywhere, and a Condition struck while it takes
+        # its lock back leaves with a lock that is not its own.
+        self._news = self.waiter()
         self._run: object | None = None  # this run; threads of an earlier one that come late see another
         self._owner = 0  # the thread that started it, the robot's
         self._servers: list[_Server] = []
@@ -105,8 +138,8 @@ class ThreadsDriver:
         self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
         self._learners = 0  # learning agents that are neither waiting for training, nor parked, nor ended
         self._phase = "unroll"  # sync: unroll → train → done → unroll …
-        self._fresh = True  # no iteration has been asked for yet: a round that is done already is the first one's
-        self._early = False
+        self._told = False  # `iterate` has returned for the round that is done; else it is the next call's
+        self._early = False  # sync: a training batch was closed by its own rule, before everybody came, since `iterate` returned
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
         self.stopping = False
 
@@ -208,7 +241,7 @@ class ThreadsDriver:
                 return  # `halt` came between the agent's last look and this
             self.parked.append(agent)
             self._leave(agent, True)
-            self._changed.notify_all()
+            self._tell()
         self._gates[id(agent)].acquire()  # ended by `resume` or `halt`
 
     def _leave(self, agent: Agent, training: bool) -> None:
@@ -219,9 +252,14 @@ class ThreadsDriver:
             for server in waiting:
                 server.ring()
             if not waiting:
-                self._changed.notify_all()
+                self._tell()
         if training:
             self._count_learner(agent)
+
+    def _tell(self) -> None:
+        """Makes the robot's thread look; the caller holds the lock."""
+        if self._news.locked():
+            self._news.release()
 
     def _count_learner(self, agent: Agent) -> None:
         """The agent will send no training request for now; the caller holds the lock."""
@@ -298,15 +336,15 @@ class ThreadsDriver:
                     tickets = []
                     if not any(s.busy or s.queue.rows for s in self._servers if s.training):
                         self._phase = "done"
-                        self._changed.notify_all()
+                        self._tell()
                 elif server.training and self.sync:
-                    self._early = True  # a batch that its own rule closed before everybody came ends the iteration, too
-                    self._changed.notify_all()
+                    self._early = True
+                    self._tell()
                 first = self._count_in(tickets, own)
                 if queue.rows:
                     server.ring()
                 elif self._acting <= 0:
-                    self._changed.notify_all()  # it was the last thing to do, and nobody had waited for it
+                    self._tell()  # it was the last thing to do, and nobody had waited for it
         except BaseException as error:
             self._break(server, tickets, error)
             raise
@@ -372,11 +410,11 @@ class ThreadsDriver:
         if late:
             raise RuntimeError(f"still busy since the last stop: {', '.join(map(str, late))}; nobody can start twice, so wait for them, or "
                                "give the environment's step() a time limit")
+        _started.add(self)
         run = self._run = object()
-        self._fresh, self._early = True, False
         self._owner = threading.get_ident()
         self.agents, self.parked, self._held = list(agents), [], []
-        self._phase = "unroll"
+        self._phase, self._told, self._early = "unroll", False, False
         self._acting = len(agents)
         self._learners = sum(agent.learns for agent in agents)
         self._servers = [_Server(queue) for wrapper in wrappers for queue in (wrapper.predictions, wrapper.trainings)]
@@ -407,16 +445,16 @@ class ThreadsDriver:
             with self.lock:
                 self.agents.remove(agent)
                 self._leave(agent, True)
-                self._changed.notify_all()
+                self._tell()
 
     def request_stop(self) -> None:
         self.stopping = True
         # Called by agents and by hooks in agents' threads, never with the lock held.
         with self.lock:
-            self._changed.notify_all()
+            self._tell()
 
     def resume(self, agents: Sequence[Agent]) -> None:
-        with self.lock:
+        with _shielded(), self.lock:
             self._open_gates(agents)
 
     def _open_gates(self, agents: Sequence[Agent]) -> None:
@@ -437,7 +475,7 @@ class ThreadsDriver:
         """Ends a finished round: the next unroll begins. The caller holds the lock, and gives the result to `_wake` when it no
         longer does."""
         held, self._held = self._held, []
-        self._phase = "unroll"
+        self._phase, self._told = "unroll", False
         first = self._count_in(held)
         self._begin_round()
         return first
@@ -454,19 +492,26 @@ class ThreadsDriver:
         return self.sync and sum(agent.learns for agent in self.agents) > sum(agent.learns for agent in self.parked)
 
     def iterate(self, slices: int = 64) -> bool:
-        """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle."""
-        if self._fresh:
-            self._fresh = False
-        else:
-            self._early = False
-            if self._phase == "done":
-                self._next_unroll()
+        """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle.
+
+        A training batch that its own rule closed before everybody came ends the iteration, too.
+        """
+        if self._told:
+            self._next_unroll()
+        end = monotonic() + 0.05
+        while True:
+            with self.lock:
+                if self._ended():
+                    break
+                left = -1 if self._rounds() else end - monotonic()
+            if -1 < left <= 0:
+                break
+            # Ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
+            self._news.acquire(timeout=left)
         with self.lock:
-            # Both ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
-            while not self._ended() and self._rounds():
-                self._changed.wait()
-            self._changed.wait_for(self._ended, 0.05)
-            return not self.stopping and not (self._idle() and self._phase != "done")
+            trained = self._phase == "done" or self._early
+            self._told, self._early = self._phase == "done", False
+            return not self.stopping and (trained or not self._idle())
 
     def halt(self, agents: Sequence[Agent], signal: str) -> None:
         """See `CooperativeDriver.halt`."""
@@ -486,10 +531,9 @@ class ThreadsDriver:
             if self._phase == "done":
                 self._next_unroll()
             with self.lock:
-                if self._phase != "done":
-                    if self._idle():
-                        return
-                    self._changed.wait(0.05)  # ended by the end of a round, by an agent that parks or ends, or by the clock
+                if self._phase != "done" and self._idle():
+                    return
+            self._news.acquire(timeout=0.05)  # ended by the end of a round, by an agent that parks or ends, or by the clock
 
     def _refuse_agents(self) -> None:
         if any(thread is threading.current_thread() for _, thread in self._threads):
@@ -505,8 +549,8 @@ class ThreadsDriver:
 
     def _late(self) -> list[Any]:
         """Agents, and names of the wrappers' threads, that are alive."""
-        servers = [server.thread for server in self._servers if server.thread is not None and server.thread.is_alive()]
-        return [agent for agent, thread in self._threads if thread.is_alive()] + [thread.name for thread in servers]
+        agents: list[Any] = [agent for agent, thread in self._threads if not _has_ended(thread)]
+        return agents + [server.thread.name for server in self._servers if server.thread is not None and not _has_ended(server.thread)]
 
     def join(self, timeout: float | None = None) -> list[Any]:
         """Ends the wrappers' threads once the agents have ended.
@@ -516,14 +560,12 @@ class ThreadsDriver:
         """
         end = monotonic() + (timeout if timeout is not None else threading.TIMEOUT_MAX / 2)
         for _, thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(end - monotonic(), 0.0))
+            _has_ended(thread, end)
         with self.lock:
             self._run = None
             for server in self._servers:
                 server.queue.server = None
                 server.ring()
         for server in self._servers:
-            if server.thread is not None and server.thread.ident is not None:
-                server.thread.join(max(end - monotonic(), 0.1))
+            _has_ended(server.thread, max(end, monotonic() + 0.1))
         return self._late()
