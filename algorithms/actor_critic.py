@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.batch import Batch
@@ -99,7 +100,7 @@ class ActorCritic(Algorithm):
     def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.set_grad_enabled(bool(value_of(self.entropy, self.updates))):  # with weight 0 a metric, no gradient to pay for
             entropy = self.model.head.entropy(out).mean()
-        return (batch.returns - value).square().mean(), entropy
+        return F.mse_loss(value, batch.returns), entropy
 
 
 class A2C(ActorCritic):
@@ -165,7 +166,9 @@ class PPO(ActorCritic):
         advantage = normalized(batch.advantage) if self.normalize else batch.advantage
         log_ratio = self.model.head.log_prob(out, batch.act) - batch.log_prob
         ratio = log_ratio.exp()
-        policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(1.0 - self.clip, 1.0 + self.clip) * advantage).mean()
+        # min(ρ A, clip(ρ) A): only one of the two bounds can be the smaller, which one is the sign of A.
+        bound = torch.where(advantage >= 0, 1.0 + self.clip, 1.0 - self.clip)
+        policy_loss = -torch.minimum(ratio * advantage, bound * advantage).mean()
         value_loss, entropy = self.value_and_entropy(out, value, batch)
         loss = policy_loss + self.value_weight * value_loss - value_of(self.entropy, self.updates) * entropy
         with torch.no_grad():
@@ -177,7 +180,10 @@ class PPO(ActorCritic):
 
 def normalized(x: torch.Tensor) -> torch.Tensor:
     """Mean 0, standard deviation 1; a single row stays as it is."""
-    return x if len(x) < 2 else (x - x.mean()) / (x.std() + 1e-8)
+    if len(x) < 2:
+        return x
+    std, mean = torch.std_mean(x)
+    return (x - mean) / (std + 1e-8)
 
 
 def sequences(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -386,11 +386,12 @@ class _Updating:
             task.lock.release()
 
 
-def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> float:
     """Scales all gradients by min(1, max_norm / norm), norm over all of them; returns the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+    if not norm <= max_norm:  # also where it is no number
+        torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
     return norm
 
 

@@ -20,6 +20,7 @@ class FusedAdam(torch.optim.Adam):
             raise ValueError(f"FusedAdam: {len(self.param_groups)} parameter groups; expected one (use torch.optim.Adam for more)")
         self._lists: tuple[list[torch.Tensor], ...] = ()
         self._members: list[torch.Tensor] = []
+        self._counts: list[torch.Tensor] = []
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
@@ -36,7 +37,8 @@ class FusedAdam(torch.optim.Adam):
         if len(members) != len(self._members) or any(a is not b for a, b in zip(members, self._members, strict=True)):
             self._gather(members)
         moments, squares, counts = self._lists
-        torch._foreach_add_(counts, 1.0)
+        for count in self._counts:
+            count += 1.0
         torch._fused_adam_(
             members, [p.grad for p in members], moments, squares, [], counts, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1],
             weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
@@ -48,5 +50,12 @@ class FusedAdam(torch.optim.Adam):
         for p in members:
             if not self.state[p]:
                 self.state[p] = {"step": torch.zeros((), device=p.device), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        # Parameters that have taken equally many steps share one counter, so that a step adds to one number instead of to one per tensor.
+        # The others of an earlier group keep theirs, hence new ones here.
+        counters: dict[float, torch.Tensor] = {}
+        for p in members:
+            steps = self.state[p]["step"]
+            self.state[p]["step"] = counters.setdefault(float(steps), steps.clone())
+        self._counts = list(counters.values())
         self._members = members
         self._lists = tuple([self.state[p][key] for p in members] for key in ("exp_avg", "exp_avg_sq", "step"))

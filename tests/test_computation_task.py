@@ -252,7 +252,7 @@ def test_clipping_scales_all_gradients_by_their_common_norm():
     for parameter in parameters[:2]:
         parameter.grad = torch.tensor([3.0, 4.0])
     norm = clip_gradients(parameters, 2**0.5)
-    assert norm.item() == pytest.approx(50**0.5)
+    assert norm == pytest.approx(50**0.5)
     for parameter in parameters[:2]:
         torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
     clip_gradients(parameters, 10.0)

@@ -209,6 +209,11 @@ def test_activations_are_torchs_and_differentiable(name):
     torch.testing.assert_close(fc.w.grad, w.grad)
 
 
+def test_tanh_is_exact_to_float32_everywhere():
+    x = torch.cat([torch.linspace(-30, 30, 10_001), torch.tensor([0.0, 1e-4, -1e-4, 1e4, -1e4])])
+    assert float((layers.activation("tanh")(x.clone()) - torch.tanh(x.double())).abs().max()) < 2e-7
+
+
 def test_conv2d_is_torchs_convolution():
     x = normal(2, 3, 8, 8)
     conv = layers.conv2d(5, 3, stride=2, padding=1, act="relu")

@@ -1,0 +1,104 @@
+"""DQN against its formula on tables."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parl_like.algorithms import DQN
+from parl_like.batch import Batch
+from parl_like.model import Model
+
+STATES, ACTIONS = 5, 3
+
+
+class Table(Model):
+    def __init__(self):
+        super().__init__(gym.spaces.Discrete(STATES), gym.spaces.Discrete(ACTIONS))
+        self.table = torch.nn.Parameter(torch.randn(STATES, ACTIONS, generator=torch.Generator().manual_seed(0)))
+
+    def q(self, obs):
+        return self.table[obs.long()]
+
+
+def rows_of(n=8, n_step=1, seed=0):
+    rng = np.random.default_rng(seed)
+    rew = rng.normal(size=(n, n_step) if n_step > 1 else n)
+    valid = rng.integers(1, n_step + 1, n)
+    if n_step > 1:
+        rew[np.arange(n_step) >= valid[:, None]] = 0.0
+    fields = {"obs": rng.integers(STATES, size=n), "act": rng.integers(ACTIONS, size=n), "rew": rew, "terminated": rng.random(n) < 0.4,
+              "obs_next": rng.integers(STATES, size=n)} | ({"valid": valid} if n_step > 1 else {})
+    fields["truncated"] = ~fields["terminated"] & (rng.random(n) < 0.5)
+    return Batch({name: torch.from_numpy(value) for name, value in fields.items()})
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("copy", [0, 100])
+def test_targets_and_loss(n_step, double, copy):
+    algorithm = DQN(Table(), gamma=0.9, n_step=n_step, target_period=copy, double=double)
+    if copy:
+        algorithm.target.table.data = algorithm.target.table.data.flip(0, 1)
+    q, frozen = algorithm.model.table.detach().numpy(), algorithm.target.table.detach().numpy()
+    rows = rows_of(n_step=n_step)
+    batch = algorithm.process(rows)
+    expected = []
+    for i in range(8):
+        m = int(rows.valid[i]) if n_step > 1 else 1
+        rewards = np.atleast_1d(rows.rew[i].numpy())[:m]
+        s = int(rows.obs_next[i])
+        best = np.argmax(q[s] if double else frozen[s])
+        tail = 0.0 if rows.terminated[i] else 0.9**m * frozen[s, best]
+        expected.append(sum(0.9**k * r for k, r in enumerate(rewards)) + tail)
+    np.testing.assert_allclose(batch.target.detach().numpy(), expected, rtol=1e-5)
+    error = np.abs(np.array(expected) - q[rows.obs, rows.act])
+    huber = np.where(error < 1, 0.5 * error**2, error - 0.5).mean()
+    assert float(algorithm.learn(batch)["loss"].detach()) == pytest.approx(huber, rel=1e-5)
+
+
+def test_a_rows_duration_discounts_it():
+    algorithm = DQN(Table(), gamma=0.9, double=False)
+    rows = rows_of()
+    rows.duration = torch.arange(1, 9)
+    batch = algorithm.process(rows)
+    best = algorithm.target.q(rows.obs_next).amax(1)
+    np.testing.assert_allclose(batch.target.detach(), (rows.rew + 0.9**rows.duration * ~rows.terminated * best).detach(), rtol=1e-5)
+
+
+def test_the_target_follows_every_few_steps_or_a_little_at_each():
+    algorithm = DQN(Table(), target_period=3)
+    begin = algorithm.target.table.clone()
+    algorithm.model.table.data += 1.0
+    for algorithm.updates in (1, 2):
+        algorithm.post_process(Batch())
+        assert torch.equal(algorithm.target.table, begin)
+    algorithm.updates = 3
+    algorithm.post_process(Batch())
+    assert torch.equal(algorithm.target.table, algorithm.model.table)
+    algorithm = DQN(Table(), tau=0.25)
+    algorithm.model.table.data += 1.0
+    algorithm.post_process(Batch())
+    torch.testing.assert_close(algorithm.target.table.detach(), begin.detach() + 0.25)
+
+
+def test_the_mask_goes_to_the_explorer():
+    obs = gym.spaces.Dict(state=gym.spaces.Discrete(STATES), mask=gym.spaces.MultiBinary(ACTIONS))
+
+    class Masked(Table):
+        def __init__(self):
+            super().__init__()
+            self.obs_space = obs
+
+        def q(self, obs):
+            return self.table[obs["state"].long()].masked_fill(~obs["mask"].bool(), -1e9)
+
+    algorithm = DQN(Masked())
+    inputs = Batch(obs=Batch(state=torch.arange(5), mask=torch.tensor([[1, 0, 1]] * 5)))
+    assert algorithm.predict(inputs)["mask"].tolist() == [[True, False, True]] * 5
+
+
+@pytest.mark.parametrize("options", [{"gamma": 1.5}, {"n_step": 0}, {"target_period": -1}])
+def test_bad_options_are_named(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        DQN(Table(), **options)

@@ -1,0 +1,59 @@
+"""FusedAdam against torch's Adam."""
+
+import pytest
+import torch
+
+from parl_like.optim import FusedAdam
+
+
+def pair(**options):
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=generator) for shape in [(3, 4), (4,), (2, 2), ()]]
+    sides = [[torch.nn.Parameter(value.clone()) for value in values] for _ in range(2)]
+    return sides, FusedAdam(sides[0], **options), torch.optim.Adam(sides[1], **options), generator
+
+
+def steps(sides, ours, theirs, generator, groups):
+    for members in groups:
+        ours.zero_grad()
+        theirs.zero_grad()
+        for i in members:
+            grad = torch.randn(sides[0][i].shape, generator=generator)
+            for side in sides:
+                side[i].grad = grad.clone()
+        ours.step()
+        theirs.step()
+    for mine, other in zip(*sides, strict=True):
+        torch.testing.assert_close(mine, other)
+    for mine, other in zip(*sides, strict=True):
+        assert float(ours.state[mine]["step"]) == float(theirs.state[other]["step"])
+
+
+ALL = range(4)
+
+
+@pytest.mark.parametrize("options", [{}, {"lr": 0.1, "eps": 1e-3, "betas": (0.5, 0.9)}, {"weight_decay": 0.1}])
+def test_takes_torchs_steps(options):
+    options = {"eps": 1e-5, **options}
+    steps(*pair(**options), [ALL] * 20)
+
+
+def test_parameters_without_a_gradient_are_left_alone_and_keep_their_count():
+    """A trunk is stepped more often than the heads; counters that were equal must part."""
+    steps(*pair(eps=1e-5), [ALL, ALL, [0, 1], ALL, [2], [0, 1], [0, 1], [3], ALL])
+
+
+def test_goes_on_from_its_own_and_from_torchs_state():
+    sides, ours, theirs, generator = pair(eps=1e-5)
+    steps(sides, ours, theirs, generator, [ALL, ALL, [1]])
+    saved = torch.optim.Adam(sides[0], eps=1e-5)
+    saved.load_state_dict(ours.state_dict())
+    resumed = FusedAdam(sides[0])
+    resumed.load_state_dict(saved.state_dict())
+    steps(sides, resumed, theirs, generator, [ALL, [2], ALL])
+
+
+def test_refuses_groups():
+    a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    with pytest.raises(ValueError, match="2 parameter groups"):
+        FusedAdam([{"params": [a]}, {"params": [b], "lr": 0.1}])
