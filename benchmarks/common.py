@@ -10,20 +10,25 @@ from statistics import median
 from typing import Any
 
 
-def compare(contestants: Mapping[str, Callable[[], float]], rounds: int = 3) -> dict[str, dict[str, float]]:
+def compare(contestants: Mapping[str, Callable[[], float]], rounds: int = 3) -> dict[str, dict[str, Any]]:
     """Runs every contestant `rounds` times, in turn, so that a slow moment of the machine hits all.
 
     Args:
         contestants: Name → function that does the work once and returns its rate (per second).
 
     Returns:
-        Name → {"median", "best", "spread"}; spread = (best − worst) / median. Above 0.1 the machine was busy.
+        Name → {"median", "best", "spread", "rounds"}; spread = (best − worst) / median. Above 0.1 the machine was busy.
     """
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, work in contestants.items():
             rates[name].append(work())
-    return {name: {"median": median(r), "best": max(r), "spread": (max(r) - min(r)) / median(r)} for name, r in rates.items()}
+    return {name: {"median": median(r), "best": max(r), "spread": (max(r) - min(r)) / median(r), "rounds": r} for name, r in rates.items()}
+
+
+def ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """Median of the rounds' own ratios: the two ran one after the other, so a slow moment of the machine divides out."""
+    return median(a / b for a, b in zip(ours["rounds"], theirs["rounds"], strict=True))
 
 
 def machine() -> dict[str, Any]:

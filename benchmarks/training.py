@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import compare, machine, report
+from benchmarks.common import compare, machine, ratio, report
 from parl_like import ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DQN, PPO
 from parl_like.models import MLPQ, MLPActorCritic
@@ -199,7 +199,7 @@ def run(name: str, cases: dict[str, dict[str, Callable[[], float]]], argv: list[
     """Compares the contestants of each case and prints the rates with their ratios to stable-baselines3 and to the loop."""
     parser = argparse.ArgumentParser(prog=f"parl-like bench {name}", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", choices=list(cases), action="append", help="default: all")
     options = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
@@ -210,8 +210,7 @@ def run(name: str, cases: dict[str, dict[str, Callable[[], float]]], argv: list[
     for case in options.case or cases:
         contestants = {k: v for k, v in cases[case].items() if peers or k != "stable-baselines3"}
         rates = compare(contestants, options.rounds)
-        ours = rates["parl_like"]["median"]
-        ratios = {f"vs {other}": ours / rates[other]["median"] for other in rates if other != "parl_like"}
+        ratios = {f"vs {other}": ratio(rates["parl_like"], rates[other]) for other in rates if other != "parl_like"}
         result["cases"][case] = {"rates": rates, "ratios": ratios}
         lines.append(f"{case}: " + ", ".join(f"{k} {v['median']:,.0f}" for k, v in rates.items()) + "; "
                      + ", ".join(f"{k} {v:.2f}×" for k, v in ratios.items()))

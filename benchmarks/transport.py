@@ -3,14 +3,16 @@
 The network is an MLP 4-64-64-2, the environment does nothing. Contestants at each number of agents:
   cooperative, threads    the framework, its default agent's predict and an environment step that returns constants
   bare greenlets          greenlets that append to a list, one forward pass on the stacked rows, no framework at all
-  bare threads            a thread per agent with a `queue.SimpleQueue` to and from one serving thread
+  plain queues            a thread per agent with a `queue.Queue` to and from one serving thread, as most would write it
+  simple queues           the same with `queue.SimpleQueue`, which is written in C
 """
 
 from __future__ import annotations
 
 import argparse
 import threading
-from queue import Empty, SimpleQueue
+from collections.abc import Callable
+from queue import Empty, Queue, SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -19,13 +21,14 @@ import numpy as np
 import torch
 from greenlet import getcurrent, greenlet
 
-from benchmarks.common import compare, machine, report
+from benchmarks.common import compare, machine, ratio, report
 from parl_like import Agent, ComputationTask, Robot, create_algorithm_func
 from parl_like.algorithms import DQN
 from parl_like.models import MLPQ
 from parl_like.stages import StopWhen
 
 OBS = np.zeros(4, np.float32)
+PAIRS = [("cooperative", "bare greenlets"), ("threads", "plain queues"), ("threads", "simple queues")]
 
 
 class Idle(gym.Env):
@@ -107,10 +110,10 @@ def bare_greenlets(n_agents: int, requests: int) -> float:
     return each * n_agents / (perf_counter() - begin)
 
 
-def bare_threads(n_agents: int, requests: int) -> float:
-    net, queue = network(), SimpleQueue()
+def bare_threads(kind: Any, n_agents: int, requests: int) -> float:
+    net, queue = network(), kind()
     each = requests // n_agents
-    back = [SimpleQueue() for _ in range(n_agents)]
+    back = [kind() for _ in range(n_agents)]
 
     def agent(i: int) -> None:
         for _ in range(each):
@@ -151,26 +154,22 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     drivers = options.driver or ["cooperative", "threads"]
     result: dict[str, Any] = {"bench": "transport", "unit": "requests/s", "machine": machine(), "agents": {}}
-    lines = ["requests/s (median)   " + "".join(f"{name:>16}" for name in ("cooperative", "bare greenlets", "ratio", "threads", "bare threads", "ratio"))]
+    lines = []
     for n in options.agents:
-        work: dict[str, Any] = {}
-        for driver in drivers:
-            quick = 120_000 if n >= 16 else 30_000
-            quick = quick if driver == "cooperative" else quick // 4
-            work[driver] = lambda d=driver, n=n, k=quick: framework(d, n, k)
-        work["bare greenlets"] = lambda n=n: bare_greenlets(n, 120_000 if n >= 16 else 30_000)
-        work["bare threads"] = lambda n=n: bare_threads(n, 30_000 if n >= 16 else 10_000)
+        long, short = (120_000, 30_000) if n >= 16 else (30_000, 10_000)
+        work: dict[str, Callable[[], float]] = {}
+        if "cooperative" in drivers:
+            work["cooperative"] = lambda n=n, k=long: framework("cooperative", n, k)
+            work["bare greenlets"] = lambda n=n, k=long: bare_greenlets(n, k)
+        if "threads" in drivers:
+            work["threads"] = lambda n=n, k=short: framework("threads", n, k)
+            work["plain queues"] = lambda n=n, k=short: bare_threads(Queue, n, k)
+            work["simple queues"] = lambda n=n, k=short: bare_threads(SimpleQueue, n, k)
         rates = compare(work, options.rounds)
-        for driver, bare in (("cooperative", "bare greenlets"), ("threads", "bare threads")):
-            if driver in rates:
-                rates[driver]["ratio"] = rates[driver]["median"] / rates[bare]["median"]
-        result["agents"][n] = rates
-
-        def show(name: str, key: str = "median", rates: dict[str, Any] = rates) -> str:
-            return f"{rates[name][key]:>16,.2f}" if key == "ratio" and name in rates else f"{rates[name][key]:>16,.0f}" if name in rates else f"{'–':>16}"
-
-        lines.append(f"{n:>4} agents           " + show("cooperative") + show("bare greenlets") + show("cooperative", "ratio")
-                     + show("threads") + show("bare threads") + show("threads", "ratio"))
+        ratios = {f"{ours} vs {bare}": ratio(rates[ours], rates[bare]) for ours, bare in PAIRS if ours in rates}
+        result["agents"][n] = {"rates": rates, "ratios": ratios}
+        lines.append(f"{n:>3} agents: " + ", ".join(f"{name} {rate['median']:,.0f}" for name, rate in rates.items()) + "; "
+                     + ", ".join(f"{name} {value:.2f}×" for name, value in ratios.items()))
     report(result, options.json, lines)
     return 0
 

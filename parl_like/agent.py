@@ -141,7 +141,8 @@ class EnvFace:
         stop = robot._stop
         if stop is not None and stop(robot):
             robot.request_stop()
-        agent.after_step()
+        if agent.quota_steps is not None:
+            agent.after_step()
         return obs, rew, terminated, truncated, info
 
     def _repeat(self, act: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

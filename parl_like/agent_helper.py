@@ -493,10 +493,14 @@ class OnPolicyHelper(AgentHelper):
                              "give it a larger unroll (max_steps), or call update() in between")
 
     def _learn(self) -> dict[str, Any] | None:
-        return self._send(self.take())
+        # An agent that waits does not overwrite its rows, and those of several agents are joined, so copied, anyway.
+        return self._send(self.take(copy=not self.wait or len(self.agent.robot.agents) == 1))
 
-    def take(self) -> dict[str, Array]:
+    def take(self, copy: bool = True) -> dict[str, Array]:
         """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them.
+
+        Args:
+            copy: Without it perhaps views of the buffer, which the next `store` overwrites.
 
         Raises:
             NotEnoughRows: there are none.
@@ -512,8 +516,8 @@ class OnPolicyHelper(AgentHelper):
         for segment in segments:
             segment["last"] = segment["terminated"] | segment["truncated"]
             segment["last"][-1] = True
-        # Copies: the lanes are overwritten while an asynchronous request waits.
-        out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]}
+        # The lanes are overwritten while an asynchronous request waits.
+        out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]} if copy or len(segments) > 1 else segments[0]
         self._forget()
         return out
 

@@ -573,10 +573,12 @@ def _shapes(batch: Batch) -> Iterator[tuple[int, ...]]:
 
 def _rows(value: Any, index: Index) -> Any:
     """The rows at `index` of a leaf or nested Batch."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        plain = type(index) is torch.Tensor or (type(index) is slice and index.step is None)
+        return value[index if plain else _tensor_index(value, index)]
     if isinstance(value, Batch):
         return value[index] if value.__dict__ else Batch()
-    if _is_tensor(value):
-        return value[_tensor_index(value, index)]
     if _is_array(value):
         return np.asarray(value)[index]
     return _distribution_rows(value, index) if _is_distribution(value) else value

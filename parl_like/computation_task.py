@@ -246,8 +246,7 @@ class ComputationTask:
         batch = Batch.nest({name: self._tensor(value) for name, value in rows.items()})
         with self._updating(), torch.no_grad():
             batch = algorithm.process(batch)
-        sums: dict[str, Any] = {}
-        steps = 0
+        results: dict[str, list[Any]] = {}
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
             with self._updating():
@@ -258,13 +257,12 @@ class ComputationTask:
                     value = loss
                 elif isinstance(value, torch.Tensor):
                     value = value.detach()
-                sums[name] = value if not steps or np.ndim(value) else sums[name] + value
-            steps += 1
+                results.setdefault(name, []).append(value)
         with self._updating(), torch.no_grad():
             algorithm.post_process(batch)
         self.learns += 1
         self.rows_learned += n
-        return {k: _to_numpy(v) if np.ndim(v) else float(v) / steps for k, v in sums.items()}
+        return {k: _to_numpy(v[-1]) if np.ndim(v[-1]) else _mean(v) for k, v in results.items()}
 
     def _loss(self, out: Mapping[str, Any]) -> torch.Tensor:
         loss = out.get("loss")
@@ -393,6 +391,10 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> flo
     if not norm <= max_norm:  # also where it is no number
         torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
     return norm
+
+
+def _mean(values: list[Any]) -> float:
+    return float(torch.stack(values).mean() if isinstance(values[0], torch.Tensor) else np.mean(values))
 
 
 def _to_numpy(value: Any) -> Array:

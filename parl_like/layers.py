@@ -38,7 +38,7 @@ Init = Callable[[Tensor], Any]
 
 def fast_tanh(x: Tensor) -> Tensor:
     """tanh x = 2 σ(2x) − 1, to 2e-7; overwrites x. torch's σ takes a fifth of the time of its tanh on a CPU, a PPO lesson 10 % less."""
-    return torch.tanh_(x) if x.is_cuda else torch.sigmoid(x.mul_(2.0)).mul(2.0).sub_(1.0)
+    return torch.tanh_(x) if x.is_cuda else torch.rsub(torch.sigmoid(x.mul_(2.0)), -1.0, alpha=-2.0)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -29,13 +29,17 @@ def test_json_out(name, argv, capsys):
     if name == "memory":
         assert result["robot_mib"] < 1024 and not result["import"]["loads_torch"] and result["import"]["untouched"]
     else:
-        assert result["agents"]["4"]["cooperative"]["median"] > 0
+        case = result["agents"]["4"]
+        rates = case["rates"]
+        assert case["ratios"]["threads vs plain queues"] == rates["threads"]["median"] / rates["plain queues"]["median"]
+        assert set(case["ratios"]) == {"cooperative vs bare greenlets", "threads vs plain queues", "threads vs simple queues"}
 
 
-def test_compare_takes_turns():
-    from benchmarks.common import compare
+def test_compare_takes_turns_and_the_ratio_is_that_of_neighbours():
+    from benchmarks.common import compare, ratio
 
     order = []
     rates = compare({"a": lambda: order.append("a") or 1.0, "b": lambda: order.append("b") or len(order)}, rounds=3)
     assert order == ["a", "b"] * 3
-    assert rates["b"] == {"median": 4, "best": 6, "spread": 1.0}
+    assert rates["b"] == {"median": 4, "best": 6, "spread": 1.0, "rounds": [2, 4, 6]}
+    assert ratio({"rounds": [1, 2, 12]}, {"rounds": [1, 1, 4]}) == 2
