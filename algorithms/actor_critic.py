@@ -143,7 +143,7 @@ class PPO(ActorCritic):
 
     def minibatches(self, batch: Batch) -> Iterable[Batch]:
         n = len(batch.last)
-        parts = self.n_minibatches if self.minibatch_rows is None else max(n // self.minibatch_rows, 1)
+        parts = min(self.n_minibatches if self.minibatch_rows is None else max(n // self.minibatch_rows, 1), n)  # none is empty
         names = ("obs", "act", "advantage", "returns", "log_prob", *(("last", "state") if self.recurrent else ()))
         fields = Batch({name: batch[name] for name in names})
         # Memory is replayed from the first row of a segment, so segments stay whole; otherwise every row is dealt on its own.

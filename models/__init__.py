@@ -5,7 +5,7 @@ if __name__ != "parl_like.models":
 
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
 from parl_like.models.heads import CategoricalHead, GaussianHead, MultiCategoricalHead, make_head
-from parl_like.models.mlp import MLP, MLPQ, FlatObs, MLPActorCritic
+from parl_like.models.mlp import MLP, MLPQ, FlatObs, MLPActorCritic, TwinMLP
 from parl_like.models.recurrent import RecurrentActorCritic
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "MLPActorCritic",
     "MultiCategoricalHead",
     "RecurrentActorCritic",
+    "TwinMLP",
     "make_head",
 ]

@@ -60,7 +60,7 @@ def legal_mask(obs: Any, key: str) -> Tensor:
     return mask
 
 
-class _Linear(nn.Linear):
+class Linear(nn.Linear):
     """Linear layer with orthogonal weights of this gain and zero bias; `gain=None`: torch's default."""
 
     def __init__(self, in_size: int, out_size: int, gain: float | None) -> None:
@@ -92,7 +92,7 @@ class CategoricalHead(nn.Module):
     def __init__(self, in_size: int, n: int, gain: float | None = 0.01) -> None:
         super().__init__()
         self.n = n
-        self.linear = _Linear(in_size, n, gain)
+        self.linear = Linear(in_size, n, gain)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Features [N, in_size] and perhaps the legal actions [N, n] bool → {'logits': [N, n]}."""
@@ -154,7 +154,7 @@ class GaussianHead(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.log_std_init, self.state_dependent = dim, log_std_init, state_dependent
-        self.linear = _Linear(in_size, 2 * dim if state_dependent else dim, gain)
+        self.linear = Linear(in_size, 2 * dim if state_dependent else dim, gain)
         self.log_std = None if state_dependent else nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 

@@ -507,8 +507,9 @@ def test_actor_critic_discounts_by_duration():
     """V = 8 everywhere, γ = 1/2, λ = 0: advantage = rew + γ^d · 8 − 8."""
     with robot_of(ppo(gamma=0.5, lam=0.0), lambda: OnPolicyHelper(extras=(DURATION,))) as robot:
         algorithm = robot.tasks["RL"].algorithm
-        for name, value in algorithm.model.critic.state_dict().items():
-            value.fill_(8.0 if name.endswith("layers.1.bias") else 0.0)
+        head = algorithm.model.value_head
+        head.weight.data.zero_()
+        head.bias.data.fill_(8.0)
         obs = np.zeros(1, np.float32)
         for duration, terminated in ((1, False), (3, False), (2, True)):
             robot.buffers["RL"].push(0, (obs, 0, 1.0, terminated, False, obs, duration))

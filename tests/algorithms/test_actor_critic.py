@@ -143,6 +143,14 @@ def test_every_pass_deals_out_every_row_once():
     assert passes[0] != passes[1] != passes[2]
 
 
+def test_fewer_rows_than_minibatches_make_fewer_minibatches():
+    algorithm = algorithm_of(PPO, "discrete", epochs=1, minibatches=4)
+    rows = rows_of("discrete")[1:4]
+    with torch.no_grad():
+        batch = algorithm.process(rows)
+    assert [len(part.act) for part in algorithm.minibatches(batch)] == [1, 1, 1]
+
+
 def test_passes_end_where_the_policy_has_moved_too_far():
     algorithm = algorithm_of(PPO, "discrete", epochs=4, minibatches=2, target_kl=0.01)
     with torch.no_grad():

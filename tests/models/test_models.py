@@ -25,6 +25,7 @@ from parl_like.models import (
     MLPActorCritic,
     MultiCategoricalHead,
     RecurrentActorCritic,
+    TwinMLP,
     make_head,
 )
 
@@ -172,6 +173,26 @@ def test_mlp_is_linear_layers_in_a_row(activate_last):
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("orthogonal", [False, True])
+def test_twins_are_two_mlps(orthogonal):
+    twins, x = TwinMLP([3, 5, 4], "tanh", orthogonal), normal(2, 6, 3)
+    for i in (0, 1):
+        mlp = MLP([3, 5, 4], "tanh", activate_last=True)
+        with torch.no_grad():
+            for layer, (weight, bias) in zip(mlp.layers, twins.layers(), strict=True):
+                layer.weight.copy_(weight[i].T)
+                layer.bias.copy_(bias[i, 0])
+        torch.testing.assert_close(twins(x)[i], mlp(x))
+        torch.testing.assert_close(twins.one(i, x), mlp(x))
+    assert not torch.allclose(*twins(x))
+    copied = copy.deepcopy(twins)
+    with torch.no_grad():
+        twins.layers()[0][0].zero_()
+    assert not torch.equal(copied(x)[0], twins(x)[0])
+    bounds = [weight.abs().max() * weight.shape[1] ** 0.5 for weight, _ in copied.layers()]
+    assert orthogonal or all(0.8 < bound <= 1 for bound in bounds)  # as torch's Linear
+
+
 def test_mlp_of_one_size_is_the_identity():
     x = normal(2, 3)
     assert MLP([3], activate_last=True)(x) is x and MLP([3]).out_size == 3
@@ -230,20 +251,19 @@ def test_the_mask_is_no_feature():
 # ------------------------------------------------------------------------------------------------------------------ policies
 
 
-class Forbidden(nn.Module):
-    def forward(self, x):
-        raise AssertionError("acting must not compute values")
-
-
 @pytest.mark.parametrize("make", [
     lambda: MLPActorCritic(OBS, ACT), lambda: MLPActorCritic(OBS, ACT, shared=True), lambda: RecurrentActorCritic(OBS, ACT),
 ])
 def test_acting_computes_no_value(make):
+    """Nothing of the critic has a part in the policy's gradient."""
     model = make()
-    model.critic = Forbidden()
-    model.policy(normal(2, 3))
-    with pytest.raises(AssertionError):
-        model.value(normal(2, 3))
+    out, _ = model.policy(normal(2, 3))
+    out["logits"].sum().backward()
+    if isinstance(model, MLPActorCritic):
+        assert model.value_head.weight.grad is None
+        assert all(not weight.grad[1].any() and weight.grad[0].any() for weight, _ in model.own.layers())
+    else:
+        assert all(p.grad is None for p in model.critic.parameters())
 
 
 @pytest.mark.parametrize("act", [ACT, MultiDiscrete([2, 3]), MultiBinary(3), Box(-1, 1, (2,)), Box(-1, 1, ()), Box(-1, 1, (2, 2))], ids=str)
@@ -272,19 +292,17 @@ def test_a_new_policy_is_nearly_uniform():
 def test_gains_of_the_orthogonal_weights():
     model = MLPActorCritic(OBS, ACT, hidden=(16, 8))
     # All rows (or columns) of an orthogonal matrix with gain g have norm g.
-    for weight, gain in [
-        (model.actor.layers[1].weight, 2**0.5), (model.critic.layers[1].weight, 2**0.5), (model.critic.layers[2].weight, 1.0),
-        (model.head.linear.weight, 0.01),
-    ]:
+    (actor, critic), _ = model.own.layers()[1]
+    for weight, gain in [(actor.T, 2**0.5), (critic.T, 2**0.5), (model.value_head.weight, 1.0), (model.head.linear.weight, 0.01)]:
         torch.testing.assert_close(weight.norm(dim=1), torch.full((len(weight),), gain))
-    assert all(not parameter.any() for name, parameter in model.named_parameters() if name.endswith("bias"))
+    assert all(not parameter.any() for name, parameter in model.named_parameters() if "bias" in name)
 
 
 def test_actor_and_critic_are_apart_unless_shared():
     x = normal(4, 3)
     model = MLPActorCritic(OBS, ACT)
     model.value(x).sum().backward()
-    assert all(p.grad is None for p in model.actor.parameters())
+    assert all(not weight.grad[0].any() for weight, _ in model.own.layers())
     shared = MLPActorCritic(OBS, ACT, shared=True)
     assert shared.parameter_count() == (3 * 64 + 64) + (64 * 64 + 64) + (64 * 4 + 4) + (64 + 1)
     assert model.parameter_count() == 2 * ((3 * 64 + 64) + (64 * 64 + 64)) + (64 * 4 + 4) + (64 + 1)
