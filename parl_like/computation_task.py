@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import torch
 
 from parl_like.algorithm import Algorithm, value_of
 from parl_like.batch import Batch
+from parl_like.errors import Diverged
 from parl_like.spec import Array, Spec, nest
 
 if TYPE_CHECKING:
@@ -275,21 +277,17 @@ class ComputationTask:
         """Backward pass and one optimiser step; the caller holds the lock. Returns the loss.
 
         Raises:
-            FloatingPointError: the loss is not a finite number. The parameters are untouched.
+            Diverged: the loss, or with `max_grad_norm` the norm of the gradient, is not a finite number. The parameters are untouched.
         """
         value = float(loss.detach())
-        if not np.isfinite(value):
-            raise FloatingPointError(
-                f"task {self.name!r}: loss is {value} at optimiser step {self.algorithm.updates}; the weights are unchanged. "
-                "Lower the learning rate, set max_grad_norm, or look for extreme rewards"
-            )
+        self._check_finite("loss", value)
         algorithm = self.algorithm
         optimizers = self._optimizers
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if algorithm.max_grad_norm is not None:
-            clip_gradients(self._parameters, algorithm.max_grad_norm)
+            self._check_finite("norm of the gradient", clip_gradients(self._parameters, algorithm.max_grad_norm))
         if self.optimizer is not None and callable(algorithm.lr):
             for group in self.optimizer.param_groups:
                 group["lr"] = value_of(algorithm.lr, algorithm.updates)
@@ -301,6 +299,13 @@ class ComputationTask:
         for sharer in self._sharers:
             sharer.version += 1
         return value
+
+    def _check_finite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise Diverged(
+                f"task {self.name!r}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are unchanged. "
+                "Lower the learning rate, set max_grad_norm, or look for extreme rewards"
+            )
 
     def _tensor(self, value: Array) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(value))

@@ -18,6 +18,10 @@ class NotEnoughRows(RuntimeError):
     """Learning was asked for before the buffer holds enough rows."""
 
 
+class Diverged(FloatingPointError):
+    """A loss or gradient is no finite number; the optimiser step was not taken."""
+
+
 class Stopped(Exception):
     """The robot stopped before this request was served."""
 

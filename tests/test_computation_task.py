@@ -10,6 +10,7 @@ import torch
 
 from parl_like.algorithm import Algorithm, Linear
 from parl_like.computation_task import BatchRule, ComputationTask, clip_gradients
+from parl_like.errors import Diverged
 from parl_like.model import Model
 from parl_like.spec import SpecError
 
@@ -278,6 +279,16 @@ def test_a_loss_that_is_no_number_changes_nothing(value):
     with pytest.raises(FloatingPointError, match="task 'task': loss is (nan|-?inf) at optimiser step 1; the weights are unchanged"):
         task.learn({"obs": np.full((3, 2), value, np.float32)})
     assert task.algorithm.model.weights_hash() == before and task.version == 1
+
+
+def test_a_gradient_that_is_no_number_changes_nothing():
+    """√(a₀ + …) at 0 has a finite value and an infinite slope."""
+    task = task_of(max_grad_norm=1.0)
+    task.algorithm.learn = lambda batch: {"loss": (task.algorithm.model.a * 0).abs().sqrt().sum()}
+    before = task.algorithm.model.weights_hash()
+    with pytest.raises(Diverged, match="task 'task': norm of the gradient is nan at optimiser step 0; the weights are unchanged"):
+        task.learn({"obs": ROWS})
+    assert task.algorithm.model.weights_hash() == before and task.version == 0
 
 
 # --------------------------------------------------------------------------------------------------------------------- sharing

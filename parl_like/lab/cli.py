@@ -18,7 +18,8 @@ ERROR, USAGE, INTERRUPTED = 1, 2, 130
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 _EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "peers": "stable_baselines3"}
 
-EPILOG = """Exit codes: 0 done, 1 error, 2 bad usage or configuration, 3 stopped by a signal after a clean save.
+EPILOG = """Exit codes: 0 done, 1 error, 2 bad usage or configuration, 3 stopped by a signal after a clean save,
+4 training diverged.
 First run: parl-like list; parl-like train NAME; parl-like play RUN"""
 
 

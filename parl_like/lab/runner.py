@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self, TextIO
 import numpy as np
 
 from parl_like.data.archive import ArchiveError, read_manifest
+from parl_like.errors import Diverged
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import metrics as metrics_files
@@ -36,8 +37,8 @@ from parl_like.lab.rundir import RunDir, State
 
 log = logging.getLogger("parl_like.lab")
 
-FINISHED, FAILED, USAGE, STOPPED = 0, 1, 2, 3
-"""Exit codes: done; an error; asked for what cannot be; stopped by a signal after a clean save."""
+FINISHED, FAILED, USAGE, STOPPED, DIVERGED = 0, 1, 2, 3, 4
+"""Exit codes: done; an error; asked for what cannot be; stopped by a signal after a clean save; training diverged."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -473,7 +474,7 @@ class _Session:
                 traceback.print_exception(error, file=self.stream)
             hint = f"; continue from step {self.saved_step} with `parl-like resume {self.run.path}`" if self.saved_step >= 0 else ""
             print(f"error: {' '.join(reason.split())}; the traceback is in {self.run.log_file}{hint}", file=self.stream, flush=True)
-        return FAILED
+        return DIVERGED if _diverged(error) else FAILED
 
     def _rescue(self) -> None:
         def row() -> None:
@@ -489,6 +490,12 @@ class _Session:
                 attempt()
             except Exception as error:  # noqa: BLE001  whatever broke the run may break this too, and must not hide it
                 log.error("could not save after the failure: %s: %s", type(error).__name__, error)
+
+
+def _diverged(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, Diverged):
+        error = error.__cause__
+    return error is not None
 
 
 def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[str, float]) -> str:

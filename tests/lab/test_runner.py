@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from lab_fakes import MODULE, FakeRobot, experiment, signal_here
 
+from parl_like.errors import Diverged, TaskFailed
 from parl_like.lab import checkpoint, plots, runner
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
@@ -376,6 +377,15 @@ def test_a_failure_leaves_what_there_is(monkeypatch):
     assert [row["step"] for row in rows(run)] == ["50", "100", "135"]
     assert state(run).env_steps == 135
     assert FakeRobot.closed == 1
+
+
+def test_divergence_has_an_exit_code_of_its_own(monkeypatch):
+    def diverge():
+        raise TaskFailed("learn failed") from Diverged("loss is nan")
+
+    monkeypatch.setattr(FakeRobot, "at_step", {135: diverge})
+    code, run, _ = train()
+    assert (code, run.state(), run.info().exit_reason) == (4, "failed", "TaskFailed: learn failed")
 
 
 def test_a_failure_that_also_breaks_saving_keeps_the_last_checkpoint(monkeypatch):
