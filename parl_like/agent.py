@@ -31,6 +31,13 @@ def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]
     return [m for m in methods if getattr(m, "__func__", m) is not base]
 
 
+def _old_style(error: Exception) -> str:
+    """What to say to one who gives us an environment of the time before gymnasium; '' where that is not what happened."""
+    wrong = isinstance(error, ValueError) and "values to unpack" in str(error)
+    return ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym environment needs "
+            "a wrapper such as shimmy's GymV21CompatibilityV0") if wrong else ""
+
+
 class EnvFace:
     """The agent's environment: the user's gymnasium one behind a face that everything passes.
 
@@ -87,7 +94,7 @@ class EnvFace:
         try:
             obs, info = self._reset(seed=seed, options=options)
         except Exception as error:
-            raise AgentFailed(f"{agent}: its environment raised in reset(seed={seed}): {type(error).__name__}: {error}") from error
+            raise AgentFailed(f"{agent}: its environment raised in reset(seed={seed}): {type(error).__name__}: {error}{_old_style(error)}") from error
         self.last = (obs, None, 0.0, False, False, info)
         self.episode_return, self.episode_length = 0.0, 0
         self._open, self._over = True, False
@@ -124,7 +131,7 @@ class EnvFace:
                 obs, rew, terminated, truncated, info = self._repeat(act)
         except Exception as error:
             raise AgentFailed(f"{agent}: its environment (seed {self.seed}) raised in step({act!r}), step {self.episode_length} of the "
-                              f"episode: {type(error).__name__}: {error}") from error
+                              f"episode: {type(error).__name__}: {error}{_old_style(error)}") from error
         self.episode_return += rew
         self.episode_length += 1
         if self.episode_length == agent.max_episode_steps:

@@ -46,7 +46,11 @@ class _Complete(type):
 
 
 class Model(nn.Module, metaclass=_Complete):
-    """Base class of all models.
+    """Base class of all models. A subclass writes what its algorithm calls, all on [N, …] tensors (the module's text says more):
+
+        q(obs) -> [N, A]                                for values of actions (DQN)
+        policy(obs, state=None) -> (out, state)         for acting: {'logits': [N, A]} or {'mean', 'log_std'}; state {} without memory
+        value(obs, state=None) -> [N]                   and `evaluate`, `head`, see `MLPActorCritic` (A2C, PPO)
 
     Args:
         obs, act: Observation and action space.

@@ -192,7 +192,8 @@ class Crew:
         if self._error is None:
             known = (AgentFailed, TaskFailed, NotEnoughRows, SpecError, KeyboardInterrupt, SystemExit)
             if not isinstance(error, known):
-                failed = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: {error}")
+                said = error.args[0] if isinstance(error, KeyError) and error.args else error  # a KeyError quotes its own text
+                failed = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: {str(said).removeprefix(f'{agent}: ')}")
                 failed.__cause__ = error
                 error = failed
             self._error = error
