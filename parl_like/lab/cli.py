@@ -96,6 +96,9 @@ def _eval(args: argparse.Namespace) -> int:
 def _play(args: argparse.Namespace) -> int:
     from parl_like.lab import runner
 
+    # Frames go into a file: pygame needs no window, and complains where there cannot be one.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint)
     if args.json:
         _print_json(episodes)
@@ -255,7 +258,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"error: {message}; see `{self.prog} --help`", file=sys.stderr)
+        hint = "; configuration is written key=value, e.g. total_steps=2000" if "unrecognized arguments: --" in message else ""
+        print(f"error: {message}{hint}; see `{self.prog} --help`", file=sys.stderr)
         raise SystemExit(USAGE)
 
 

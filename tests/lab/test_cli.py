@@ -113,7 +113,7 @@ def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):
     ("eval nowhere --episodes 0", "argument --episodes: expected a whole number from 1, got '0'; see `parl-like eval --help`"),
     ("train", "the following arguments are required: EXPERIMENT; see `parl-like train --help`"),
     ("trian fake", "argument VERB: invalid choice: 'trian'"),
-    ("train fake --steps 3", "unrecognized arguments: --steps"),
+    ("train fake --steps 3", "unrecognized arguments: --steps 3; configuration is written key=value, e.g. total_steps=2000"),
     ("", "the following arguments are required: VERB; see `parl-like --help`"),
 ])
 def test_wrong_usage_is_one_line_and_exit_code_2(command, tmp_path, line, message):
