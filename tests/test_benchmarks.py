@@ -21,6 +21,7 @@ def ours(monkeypatch):
 @pytest.mark.parametrize(("name", "argv"), [
     ("transport", ["--agents", "4", "--rounds", "1"]),
     ("memory", ["--agents", "8"]),
+    ("replay", ["--rounds", "1", "--scale", "0.01"]),
 ])
 def test_json_out(name, argv, capsys):
     assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
@@ -28,6 +29,9 @@ def test_json_out(name, argv, capsys):
     assert result["bench"] == name and result["machine"]["cores"]
     if name == "memory":
         assert result["robot_mib"] < 1024 and not result["import"]["loads_torch"] and result["import"]["untouched"]
+    elif name == "replay":
+        assert set(result["cases"]) == {"insert 1 row", "add 1 row", "insert 64 lanes", "sample 256"}
+        assert all(case["ratios"]["vs dict of arrays"] > 0 for case in result["cases"].values())
     else:
         case = result["agents"]["4"]
         rates = case["rates"]
