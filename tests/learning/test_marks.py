@@ -41,6 +41,13 @@ def test_median_of_five_seeds_reaches_the_mark(name, mark):
     assert statistics.median(scores(name)) >= mark
 
 
+def test_an_auxiliary_task_does_something():
+    """Without it no learning rate and pace were found that pass 31, see robots/auxiliary.py."""
+    assert statistics.median(scores("auxiliary-cartpole")) >= 120
+    assert statistics.median(scores("auxiliary-cartpole", auxiliary=False)) <= 60
+    assert statistics.median(scores("auxiliary-cartpole", auxiliary=False, lr=3e-3)) <= 60
+
+
 def test_goals_do_something():
     pytest.importorskip("minigrid")
     assert statistics.median(scores("hierarchy-doorkey")) >= 0.9
