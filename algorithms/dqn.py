@@ -43,6 +43,7 @@ class DQN(Algorithm):
             raise ValueError(f"DQN: n_step is {n_step} and target_period {target_period}; expected n_step ≥ 1 and target_period ≥ 0")
         self.gamma, self.double, self.epsilon = gamma, double, epsilon
         self.target_period, self.tau = target_period, tau
+        self._before = 0  # optimiser steps when the lesson began
         self.window = Window(n_step=n_step)
         self.target = self.model.clone() if target_period or tau is not None else self.model
         self._discounts = torch.tensor([gamma**k for k in range(n_step + 1)], dtype=torch.float32)
@@ -61,6 +62,7 @@ class DQN(Algorithm):
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
+        self._before = self.updates
         rew = batch.rew.float()
         alive = (~batch.terminated).float()
         discounts = self._discounts.to(rew.device)
@@ -85,7 +87,8 @@ class DQN(Algorithm):
         return {"loss": F.smooth_l1_loss(q, batch.target), "q": q.detach().mean()}
 
     def post_process(self, batch: Batch) -> None:
+        """A lesson may have taken several optimiser steps."""
         if self.tau is not None:
-            self.target.sync_from(self.model, decay=1.0 - self.tau)
-        elif self.target_period and self.updates % self.target_period == 0:
+            self.target.sync_from(self.model, decay=(1.0 - self.tau) ** (self.updates - self._before))
+        elif self.target_period and self.updates // self.target_period > self._before // self.target_period:
             self.target.sync_from(self.model)

@@ -422,8 +422,9 @@ class OffPolicyHelper(AgentHelper):
         if self.buffer is None or have < n:
             raise NotEnoughRows(f"{self.agent}, task {self.name!r}: learning needs {n} rows, the buffer has {have}; "
                                 "store more steps first, or lower batch_size")
-        indices = self.buffer.sample_indices(n, self.rng)
-        return self.rows_at(indices), indices
+        with self.buffer.lock:  # all columns of a row from one moment
+            indices = self.buffer.sample_indices(n, self.rng)
+            return self.rows_at(indices), indices
 
     def rows_at(self, indices: Array) -> dict[str, Array]:
         """The rows at these positions of the buffer with what the algorithm's window asks for."""

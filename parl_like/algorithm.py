@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from parl_like.model import reinitialise, sync
 from parl_like.optim import FusedAdam
 
 if TYPE_CHECKING:
@@ -145,23 +146,31 @@ class Algorithm:
         return {"model": self.model}
 
     def clone(self, copy: bool = True) -> Algorithm:
-        """A second algorithm with parameters of its own, equal in value (`copy=True`) or newly initialised."""
+        """A second algorithm with parameters of its own, equal in value (`copy=True`) or newly initialised.
+
+        What is one object inside this algorithm is one in the clone. Newly initialised, a network `target` (`target_x`) is again a
+        copy of `model` (`x`).
+        """
         other = _copy_without_sharing(self)
         if not copy:
-            for name, network in self.networks().items():
-                setattr(other, name, network.clone(copy=False))  # type: ignore[operator]
+            networks = other.networks()
+            followed = {name: name.removeprefix("target").removeprefix("_") or "model" for name in networks if name.startswith("target")}
+            for network in {id(n): n for name, n in networks.items() if followed.get(name) not in networks}.values():
+                reinitialise(network)
+            for name, source in followed.items():
+                if source in networks and networks[name] is not networks[source]:
+                    sync(networks[name], networks[source])
         return other
 
 
 def _copy_without_sharing(algorithm: Algorithm) -> Algorithm:
+    memo: dict[int, Any] = {}
+    for value in vars(algorithm).values():
+        if isinstance(value, torch.Generator):  # deepcopy knows no generators
+            memo[id(value)] = torch.Generator(device=value.device)
+            memo[id(value)].set_state(value.get_state())
     other = copy.copy(algorithm)
-    for key, value in vars(algorithm).items():
-        if isinstance(value, torch.Generator):
-            generator = torch.Generator(device=value.device)
-            generator.set_state(value.get_state())
-            setattr(other, key, generator)
-        else:
-            setattr(other, key, copy.deepcopy(value))
+    other.__dict__.update(copy.deepcopy(vars(algorithm), memo))
     return other
 
 

@@ -182,6 +182,7 @@ class Batch:
             )
         rows = value if isinstance(value, Batch) else Batch(value)
         _check_writable(self, rows)
+        _write(self[index].apply_values_transform(_spare), ..., rows)  # a trial: all fits before the first leaf changes
         _write(self, index, rows)
 
     def __len__(self) -> int:
@@ -335,7 +336,10 @@ class Batch:
     def _arithmetic(self, other: Any, operation: Callable[[Any, Any], Any], takes_batch: bool) -> Self:
         if not isinstance(other, (*_NUMBERS, Batch) if takes_batch else _NUMBERS):
             return NotImplemented  # type: ignore[no-any-return]
-        for owner, key, operand in list(_operands(self, other)):  # list: all is checked before the first leaf changes
+        operands = list(_operands(self, other))
+        for owner, key, operand in operands:  # on copies first: an integer leaf may refuse what a float one takes
+            operation(_spare(owner[key]), operand)
+        for owner, key, operand in operands:
             owner[key] = operation(owner[key], operand)
         return self
 
@@ -644,6 +648,13 @@ def _write(batch: Batch, index: Index, rows: Batch) -> None:
             mine[index] = _numpy(value)
         elif _is_tensor(mine):
             mine[_tensor_index(mine, index)] = _tensor(value, mine.dtype, mine.device)
+
+
+def _spare(value: Leaf) -> Leaf:
+    """Memory of the same shape and dtype, for a trial."""
+    if _is_tensor(value):
+        return value.clone()
+    return np.array(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _clear(value: Leaf, index: Index) -> Leaf:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -130,9 +131,8 @@ class ComputationTask:
         self._algorithm = algorithm
         self._try_out()
         for network in algorithm.networks().values():
-            network.to(self.device)
-        modes = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._NormBase)
-        self._has_modes = any(isinstance(m, modes) for n in algorithm.networks().values() for m in n.modules())
+            network.to(self.device).eval()
+        self._has_modes = any(_has_modes(type(m)) for n in algorithm.networks().values() for m in n.modules())  # type: ignore[arg-type]
         self.claim()
 
     def _try_out(self) -> None:
@@ -295,10 +295,13 @@ class ComputationTask:
         for optimizer in optimizers:
             optimizer.step()
         algorithm.updates += 1
+        self._new_version()
+        return value
+
+    def _new_version(self) -> None:
         self.version += 1
         for sharer in self._sharers:
             sharer.version += 1
-        return value
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
@@ -320,6 +323,7 @@ class ComputationTask:
             theirs = other.algorithm.networks()
             for name, network in self.algorithm.networks().items():
                 network.sync_from(theirs[name], decay)  # type: ignore[operator]
+            self._new_version()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that learning depends on: networks, optimiser, counters, generators; copies, so that later learning leaves it as it is."""
@@ -387,6 +391,13 @@ class _Updating:
                     self.lent = None
         finally:
             task.lock.release()
+
+
+@cache
+def _has_modes(kind: type[torch.nn.Module]) -> bool:
+    """Whether modules of this class do something else while they learn: whether one of its methods reads `training`, or is `train`."""
+    methods = [value for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module for value in vars(base).items()]
+    return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ()) for name, value in methods)
 
 
 def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> float:

@@ -145,6 +145,8 @@ class Crew:
             buffer = helpers[0].make_buffer(n_lanes, np.random.default_rng(buffer_seed))
             if buffer is not None:
                 self.buffers[name] = buffer
+                if getattr(self._driver, "lock", None) is not None:  # agents are threads
+                    buffer.make_threadsafe()
         wrapper = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
         lane = 0
         for agent, helper, helper_seed in zip(self.agents, helpers, seeds, strict=True):
@@ -204,6 +206,7 @@ class Crew:
 
     def _advance(self) -> bool:
         """One iteration of the driver; raises what an agent or a task raised."""
+        self._driver.refuse_agents()
         self._ensure_started()
         able = [a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
         # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
@@ -249,6 +252,7 @@ class Crew:
 
         Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
         """
+        self._driver.refuse_agents()
         begin, steps_before = perf_counter(), self.env_steps
         result = Episodes()
         watch = _Watch(self.agents)
@@ -361,6 +365,7 @@ class Robot(Crew):
         """
         if stop is not None and not isinstance(stop, StopCondition):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a StopCondition, e.g. StopAfterSteps(1000) of parl_like.stages")
+        self._driver.refuse_agents()
         hooks = [hooks] if isinstance(hooks, Hook) else list(hooks)
         self._run_hooks = hooks
         self._observe()

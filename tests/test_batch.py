@@ -824,3 +824,24 @@ def test_importing_batch_does_not_import_torch():
     code = "import sys, parl_like.batch as m; b = m.Batch(a=[1, 2], b='x'); b[0]; repr(b); len(b); b == b; b + 1 if 0 else 0; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+# ---- all or nothing
+
+
+@pytest.mark.parametrize("change", [lambda b: b.__iadd__(1.5), lambda b: b.__itruediv__(2), lambda b: b.__imul__(0.5)])
+def test_arithmetic_that_one_leaf_refuses_changes_none(change):
+    for module in (np, torch):
+        batch = Batch(f=module.ones(2), g=Batch(i=module.ones(2, dtype=module.int64)))
+        with pytest.raises((TypeError, RuntimeError)):
+            change(batch)
+        assert batch.f.tolist() == [1, 1] and batch.g.i.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("index", [0, slice(0, 2), [0, 2], np.array([True, False, True])])
+def test_rows_that_one_leaf_refuses_change_none(index):
+    for convert in (lambda b: b, lambda b: b.to_torch()):
+        batch = convert(Batch(a=np.zeros(3), b=Batch(c=np.zeros((3, 2)))))
+        with pytest.raises((ValueError, RuntimeError)):
+            batch[index] = {"a": 1.0, "b": {"c": np.ones((5, 7))}}
+        assert not batch.a.any() and not batch.b.c.any()

@@ -391,3 +391,41 @@ def test_two_tasks_may_follow_each_other_from_two_threads():
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive(), "the two tasks wait for each other"
+
+
+class OwnNoise(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.randn(x.shape) if self.training else x
+
+
+@pytest.mark.parametrize("part", [
+    lambda: OwnNoise(), lambda: torch.nn.LSTM(2, 2, num_layers=2, dropout=0.5), lambda: torch.nn.MultiheadAttention(2, 1, dropout=0.5),
+    lambda: torch.nn.Dropout(0.5), lambda: torch.nn.BatchNorm1d(2),
+])
+def test_whatever_has_modes_predicts_in_mode_eval(part):
+    """Found by what its code reads, not by a list of classes."""
+    class Wrapped(Two):
+        def __init__(self):
+            super().__init__()
+            self.part = part()
+            self.dropout, self.norm = torch.nn.Identity(), torch.nn.Identity()
+
+    class Through(Algorithm):
+        def predict(self, inputs):
+            x = inputs.obs
+            part = self.model.part
+            out = part(x, x, x)[0] if isinstance(part, torch.nn.MultiheadAttention) else part(x)
+            return {"x": out[0] if isinstance(out, tuple) else out}
+
+        def learn(self, batch):
+            assert self.model.part.training
+            return {"loss": self.model.a.sum()}
+
+    task = ComputationTask(Through(Wrapped()))
+    before = torch.get_rng_state()
+    for _ in range(2):
+        first, second = (task.predict({"obs": ROWS})["x"] for _ in range(2))
+        np.testing.assert_array_equal(first, second)
+        task.learn({"obs": ROWS})
+        assert not task.algorithm.model.part.training
+    assert torch.equal(before, torch.get_rng_state())

@@ -77,6 +77,27 @@ def test_a_clone_is_equal_and_lives_on_its_own(build):
     assert clone.torch_rng is not algorithm.torch_rng and clone.rng is not algorithm.rng
 
 
+def test_what_is_one_object_is_one_in_the_clone():
+    alone = DQN(MLPQ(**spaces_of(Noisy()), hidden=[8]), target_period=0)
+    for copy in (True, False):
+        clone = alone.clone(copy=copy)
+        assert clone.target is clone.model
+    head = dqn(Noisy)()
+    head.part = next(head.model.children())
+    assert head.clone().part is not head.part
+    clone = head.clone()
+    assert clone.part is next(clone.model.children())
+
+
+def test_a_new_target_is_a_copy_of_the_new_model():
+    algorithm = dqn(Noisy)()
+    with torch.no_grad():
+        next(algorithm.model.parameters()).add_(1.0)  # model and target differ
+    anew = algorithm.clone(copy=False)
+    assert anew.target.weights_hash() == anew.model.weights_hash() not in (algorithm.model.weights_hash(), algorithm.target.weights_hash())
+    assert anew.target is not anew.model
+
+
 def test_a_cloned_task_learns_on_its_own():
     algorithm = dqn(Noisy, lr=0.05)()
     clone = ComputationTask(algorithm.clone())

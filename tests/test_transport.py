@@ -848,11 +848,11 @@ def test_a_run_goes_on_after_a_collection_and_a_checkpoint(driver, tmp_path):
 
 
 @each_running_driver
-@pytest.mark.parametrize("call", ["checkpoint_boundary", "close"])
+@pytest.mark.parametrize("call", ["checkpoint_boundary", "close", "run"])
 def test_halting_from_inside_an_agent_is_refused_instead_of_waiting_for_oneself(driver, call):
     def program(agent):
         if agent.index == 0:
-            with pytest.raises(RuntimeError, match="an agent cannot halt all agents"):
+            with pytest.raises(RuntimeError, match="an agent cannot run or halt all agents"):
                 getattr(agent.robot, call)()
         ask(5, agent)
         finished.append(agent.index)
@@ -882,3 +882,21 @@ def test_a_training_batch_that_its_own_rule_closes_ends_the_iteration(driver):
     with Robot(Drift, tasks={"RL": task}, n_agents=2, driver=driver) as robot:
         done = sum(1 for _ in robot.iterate(120))
         assert robot.env_steps >= 120 and done >= 5
+
+
+@each_running_driver
+@pytest.mark.parametrize("call", ["train_iter", "collect", "run"])
+def test_running_from_inside_a_hook_is_refused_and_the_run_goes_on(driver, call):
+    refused = []
+
+    class Again(Hook):
+        def post_act(self, agent):
+            if not refused:
+                with pytest.raises(RuntimeError, match="an agent cannot run or halt all agents"):
+                    getattr(agent.robot, call)(**{"collect": {"n_step": 4}, "run": {"stop": StopAfterSteps(5)}}.get(call, {}))
+                refused.append(agent.index)
+
+    task = ComputationTask(Elementwise(), lambda: OnPolicyHelper(unroll=5))
+    with Robot(Drift, tasks={"RL": task}, n_agents=2, driver=driver) as robot:
+        robot.run(StopAfterSteps(40), Again())
+        assert len(refused) == 1 and robot.env_steps >= 40

@@ -101,6 +101,10 @@ cdef class RowBlock:
             if spec.shape == ():
                 self.kind[i] = {"float64": FLOAT64, "float32": FLOAT32, "int64": INT64, "bool": BOOL}.get(spec.dtype.name, ARRAY)
 
+    def __reduce__(self):
+        # The addresses are those of this process; the copy finds its own. (Cython's own way would copy them as texts.)
+        return RowBlock, (self.specs, self.capacity, self.arrays)
+
     cdef int put(self, Py_ssize_t row, int i, object value) except -1:
         cdef char* target = self.base[i] + row * self.nbytes[i]
         cdef int kind = self.kind[i]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,10 +73,15 @@ class ReplayBuffer:
         self._open_return: list[Any] = [0.0] * n_lanes
         self._open_length = [0] * n_lanes
         self._open_start = [0] * n_lanes
+        self.lock: Any = nullcontext()
         if threadsafe:
-            lock = threading.RLock()
-            for name in LOCKED:
-                setattr(self, name, _under(lock, getattr(self, name)))
+            self.make_threadsafe()
+
+    def make_threadsafe(self) -> None:
+        """From now on `lock` guards writing and sampling; hold it over several reads that must see the same rows."""
+        self.lock = threading.RLock()
+        for name in LOCKED:
+            setattr(self, name, _under(self.lock, getattr(type(self), name).__get__(self)))
 
     # ---- writing
 
@@ -392,6 +398,20 @@ class ReplayBuffer:
 
     # ---- saving
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to one object in one process: views, bound methods, the lock."""
+        gone = {"_write", "_try_write", "lock", *LOCKED, *self._exposed}
+        return {**{key: value for key, value in self.__dict__.items() if key not in gone}, "_exposed": frozenset(),
+                "threadsafe": "push" in self.__dict__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        threadsafe = state.pop("threadsafe")
+        self.__dict__.update(state, lock=nullcontext(), _write=_not_allocated, _try_write=_not_allocated)
+        if self.specs:
+            self._bind()
+        if threadsafe:
+            self.make_threadsafe()
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the filled rows."""
         filled = self._filled()
@@ -451,11 +471,15 @@ class ReplayBuffer:
         columns = {
             spec.name: self.columns[spec.name] if spec.name in self.columns else spec.zeros(self.capacity) for spec in specs
         }
-        block, spare = RowBlock(specs, self.capacity, columns), RowBlock(specs, 1)
-        self.specs = tuple(specs)
+        self.specs, self.columns = tuple(specs), columns
+        self._empty_keys = (*self._empty_keys, *new_keys)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Makes what writes into `columns`, and what shows them."""
+        block, spare = RowBlock(self.specs, self.capacity, self.columns), RowBlock(self.specs, 1)
         self.columns = block.arrays
         self._write, self._try_write = block.write, spare.write
-        self._empty_keys = (*self._empty_keys, *new_keys)
         self._expose()
 
     def _expose(self) -> None:

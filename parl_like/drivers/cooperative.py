@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from parl_like.computation_wrapper import ComputationWrapper, RequestQueue
 
 SERVED = object()
+CALLED_BY_AGENT = (
+    "an agent cannot run or halt all agents, for it would wait for itself (run, train_iter, collect, save, close and the like, called "
+    "from an agent or a hook); call it between iterations, or use request_stop()"
+)
 
 
 class CooperativeDriver:
@@ -204,6 +208,12 @@ class CooperativeDriver:
                     return False
         return served
 
+    def refuse_agents(self) -> None:
+        """Raises a RuntimeError in a call from an agent, for what runs or ends all agents would wait for its caller."""
+        current = getcurrent()
+        if any(fiber is current for fiber in self._fibers.values()):
+            raise RuntimeError(CALLED_BY_AGENT)
+
     def halt(self, agents: Sequence[Agent], signal: str) -> None:
         """Gives every agent the signal and runs them until each has ended or parked; requests in the queues are answered `Stopped`
         only where the signal is 'stop'. With 'interrupt' they are served first, so that no reply is lost.
@@ -211,13 +221,8 @@ class CooperativeDriver:
         Raises:
             RuntimeError: called from inside an agent, say by a hook.
         """
-        current = getcurrent()
-        if any(fiber is current for fiber in self._fibers.values()):
-            raise RuntimeError(
-                "an agent cannot halt all agents, for it would wait for itself (save, close, collect and the like, called from an "
-                "agent or a hook); call it between iterations, or use request_stop()"
-            )
-        self._hub = current
+        self.refuse_agents()
+        self._hub = getcurrent()
         self.stopping = False
         for agent in agents:
             agent.signal = signal

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from parl_like.drivers.cooperative import CALLED_BY_AGENT
 from parl_like.errors import TaskFailed
 
 if TYPE_CHECKING:
@@ -515,7 +516,7 @@ class ThreadsDriver:
 
     def halt(self, agents: Sequence[Agent], signal: str) -> None:
         """See `CooperativeDriver.halt`."""
-        self._refuse_agents()
+        self.refuse_agents()
         with _shielded():
             self.stopping = signal == "stop"
             for agent in agents:
@@ -535,12 +536,10 @@ class ThreadsDriver:
                     return
             self._news.acquire(timeout=0.05)  # ended by the end of a round, by an agent that parks or ends, or by the clock
 
-    def _refuse_agents(self) -> None:
+    def refuse_agents(self) -> None:
+        """See `CooperativeDriver.refuse_agents`."""
         if any(thread is threading.current_thread() for _, thread in self._threads):
-            raise RuntimeError(
-                "an agent cannot halt all agents, for it would wait for itself (save, close, collect and the like, called from an "
-                "agent or a hook); call it between iterations, or use request_stop()"
-            )
+            raise RuntimeError(CALLED_BY_AGENT)
 
     def reopen(self) -> None:
         """Takes requests again after a stop."""

@@ -221,12 +221,22 @@ class Checkpoints:
         return score if isinstance(score, (int, float)) and not math.isnan(score) else -math.inf
 
     def _prune(self, saved: int) -> None:
-        """Removes all but the newest `keep`; first those of later steps, which this run left behind when it resumed earlier."""
+        """Removes all but the newest `keep`; first those of later steps, which this run left behind when it resumed earlier.
+
+        The newest one that no interruption made stays, too: an interrupted run goes on from there.
+        """
         protected = {saved, *(int(name) for which in ("LATEST", "BEST") if (name := self._pointer(which)[0]))}
+        protected.update(next(([step] for step in reversed(self._steps()) if step <= saved and self._on_schedule(step)), []))
         order = sorted(self._steps(), key=lambda step: (step <= saved, step))
         for step in order[: -self.keep]:
             if step not in protected:
                 remove_archive(self.root / f"{step:09d}")
+
+    def _on_schedule(self, step: int) -> bool:
+        try:
+            return not read_manifest(self.root / f"{step:09d}").meta.get("interrupted")
+        except ArchiveError:
+            return False
 
 
 def verify(root: Path) -> list[tuple[str, bool, str]]:

@@ -358,13 +358,15 @@ class _Session:
         self.started = time.perf_counter()
 
     def _train(self, signals: _Signals) -> None:
-        """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every` and at the end.
+        """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every`, 0 included, and at the end.
 
         The stops are multiples counted from step 0, not from where this process began, and every save is preceded by the robot's
         boundary. So a run that was cut at a checkpoint and resumed meets the same boundaries as one that was not.
         """
         total, every = self.config.total_steps, self.config.checkpoint_every
         step = self.step()
+        if step == 0 and every:
+            self._save(last=False)  # what a run that is interrupted before its first checkpoint goes on from, exactly
         while step < total and not signals.received:
             stop = min(total, (step // every + 1) * every) if every else total
             before = step

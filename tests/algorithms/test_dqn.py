@@ -70,16 +70,26 @@ def test_the_target_follows_every_few_steps_or_a_little_at_each():
     algorithm = DQN(Table(), target_period=3)
     begin = algorithm.target.table.clone()
     algorithm.model.table.data += 1.0
-    for algorithm.updates in (1, 2):
+
+
+    def lesson(algorithm, steps):
+        algorithm.process(rows_of())
+        algorithm.updates += steps
         algorithm.post_process(Batch())
+
+    for _ in range(2):
+        lesson(algorithm, 1)
         assert torch.equal(algorithm.target.table, begin)
-    algorithm.updates = 3
-    algorithm.post_process(Batch())
+    lesson(algorithm, 2)  # past the third
     assert torch.equal(algorithm.target.table, algorithm.model.table)
-    algorithm = DQN(Table(), tau=0.25)
     algorithm.model.table.data += 1.0
-    algorithm.post_process(Batch())
-    torch.testing.assert_close(algorithm.target.table.detach(), begin.detach() + 0.25)
+    lesson(algorithm, 1)
+    assert not torch.equal(algorithm.target.table, algorithm.model.table)
+    for steps, share in ((1, 0.25), (2, 0.4375)):
+        algorithm = DQN(Table(), tau=0.25)
+        algorithm.model.table.data += 1.0
+        lesson(algorithm, steps)
+        torch.testing.assert_close(algorithm.target.table.detach(), begin.detach() + share)
 
 
 def test_the_mask_goes_to_the_explorer():

@@ -1,6 +1,8 @@
 """ReplayBuffer: the literal numbers of the Tianshou seed (T20 to T30, T35 to T39, T48), lanes, laws, errors, and its saved state."""
 
+import copy
 import json
+import pickle
 import threading
 from collections import Counter
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from parl_like.batch import Batch
 from parl_like.data.replay_buffer import ReplayBuffer, VectorReplayBuffer
+from parl_like.data.rows import RowBlock
 from parl_like.spec import Spec, SpecError
 
 
@@ -783,3 +786,30 @@ def test_a_subclass_may_choose_other_rows():
         buffer.add(row(i))
     batch, indices = buffer.sample(2)
     assert batch.obs.tolist() == [6, 5] and indices.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("threadsafe", [False, True])
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_copies_and_pickles_live_on(way, threadsafe):
+    """Also before the fields are known; a deep copy writes into memory of its own."""
+    assert len(way(ReplayBuffer(4, threadsafe=threadsafe))) == 0
+    buffer = pushed(4, 1, threadsafe=threadsafe)
+    for i in range(3):
+        buffer.push(0, values(i))
+    other = way(buffer)
+    assert other.act.tolist()[:3] == [0, 1, 2] and other.state_dict()["rng"] == buffer.state_dict()["rng"]
+    if way is copy.copy:
+        return
+    other.push(0, values(7))
+    other.push(0, values(8))
+    assert other.act.tolist() == [8, 1, 2, 7] and other.columns["act"] is not buffer.columns["act"]
+    assert len(buffer) == 3 and buffer.act.tolist()[:3] == [0, 1, 2]
+
+
+def test_a_row_block_is_copied_by_what_it_holds():
+    block = RowBlock([Spec("x", (2,), np.dtype(np.float32))], 3)
+    block.write(1, (np.array([1, 2], np.float32),))
+    for other in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+        other.write(2, (np.array([3, 4], np.float32),))
+        assert other.arrays["x"].tolist() == [[0, 0], [1, 2], [3, 4]]
+    assert block.arrays["x"].tolist() == [[0, 0], [1, 2], [0, 0]]

@@ -64,7 +64,7 @@ def test_train_eval_play_list_verify_resume(command):
 
     code, out, _ = command("verify one --json")
     assert code == 0
-    assert [row["checkpoint"] for row in json.loads(out)["checkpoints"]] == ["000000100", "000000200"]
+    assert [row["checkpoint"] for row in json.loads(out)["checkpoints"]] == ["000000000", "000000100", "000000200"]
 
     assert command("resume one total_steps=300")[0] == 0
     assert json.loads(command("eval one --json")[1])["step"] == 300
@@ -128,13 +128,13 @@ def test_wrong_usage_is_one_line_and_exit_code_2(command, tmp_path, line, messag
 
 def test_a_checkpoint_that_is_not_there(command):
     command("train fake run_dir=run total_steps=200")
-    assert command("eval run --checkpoint 150")[::2] == (2, "error: run has no checkpoint of step 150; it has 100, 200\n")
+    assert command("eval run --checkpoint 150")[::2] == (2, "error: run has no checkpoint of step 150; it has 0, 100, 200\n")
     assert command("eval run --checkpoint ../x")[::2] == (2, "error: checkpoint '../x': expected latest, best, or an env step\n")
 
 
 def test_a_damaged_checkpoint_is_found_and_never_used_silently(command, tmp_path):
     command("train fake run_dir=run total_steps=200")
-    for folder in ("000000100", "000000200"):
+    for folder in ("000000000", "000000100", "000000200"):
         for file in (tmp_path / "run" / "checkpoints" / folder).glob("*.safetensors"):
             file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     code, out, _ = command("verify run")

@@ -79,8 +79,8 @@ def test_a_run_leaves_everything():
     info = run.info()
     assert (info.state, info.exit_reason, info.experiment) == ("finished", "", "fake")
     assert [row["step"] for row in rows(run)] == ["50", "100", "150", "200", "250", "300", "350", "400"]
-    assert [event["step"] for event in events(run, "checkpoint")] == [100, 200, 300, 400]
-    assert (state(run).env_steps, state(run).boundaries) == (400, 4), "a boundary before every save, and nowhere else"
+    assert [event["step"] for event in events(run, "checkpoint")] == [0, 100, 200, 300, 400]
+    assert (state(run).env_steps, state(run).boundaries) == (400, 5), "a boundary before every save, and nowhere else"
     result = run.result()
     assert result["solved"] is True
     assert (result["env_steps"], result["evaluation"]["episodes"], result["evaluation"]["regret"]) == (400, 5, 0.25)
@@ -139,7 +139,7 @@ def test_without_a_goal_there_is_no_verdict():
 
 def test_an_overshooting_robot_is_saved_where_it_stands():
     _, run, _ = train(n_agents=7, checkpoint_every=100, total_steps=250)
-    assert [event["step"] for event in events(run, "checkpoint")] == [105, 203, 252]
+    assert [event["step"] for event in events(run, "checkpoint")] == [0, 105, 203, 252]
 
 
 def test_checkpoint_only_at_the_end():
@@ -265,7 +265,7 @@ def test_a_signal_stops_after_the_iteration_and_a_save(monkeypatch, number, capf
     code, run, screen = train()
     assert code == 3
     assert (run.state(), run.info().exit_reason) == ("stopped", number.name)
-    assert [event["step"] for event in events(run, "checkpoint")] == [100, 136]
+    assert [event["step"] for event in events(run, "checkpoint")] == [0, 100, 136]
     assert [row["step"] for row in rows(run)] == ["50", "100", "136"]
     assert run.result() is None
     assert screen.splitlines()[-1] == f"stopped by {number.name} at env step 136; continue with `parl-like resume run`"
@@ -303,7 +303,7 @@ def test_resume_from_the_interruption_itself_on_request(monkeypatch):
 def test_a_signal_while_saving_leaves_a_whole_checkpoint(monkeypatch):
     monkeypatch.setattr(FakeRobot, "on_save", signal_here(signal.SIGTERM))
     code, run, _ = train()
-    assert (code, run.state(), state(run).env_steps) == (3, "stopped", 100)
+    assert (code, run.state(), state(run).env_steps) == (3, "stopped", 0)
 
 
 def test_a_signal_before_the_first_iteration(monkeypatch):
@@ -333,7 +333,7 @@ def test_a_run_that_died_in_its_evaluation_is_finished_by_resuming(monkeypatch):
         broken.setattr(FakeRobot, "evaluate", lambda self, **_: 1 / 0)
         assert train()[0] == 1
     code, run, _ = resume()
-    assert (code, run.state(), state(run).env_steps, state(run).boundaries) == (0, "finished", 400, 4)
+    assert (code, run.state(), state(run).env_steps, state(run).boundaries) == (0, "finished", 400, 5)
 
 
 def test_the_second_signal_leaves_at_once(tmp_path):
@@ -448,14 +448,14 @@ def test_a_full_disk_is_survived_while_training_goes_on(monkeypatch):
     code, run, screen = train()
     assert (code, state(run).env_steps) == (0, 400)
     assert screen.count("No space left on device") == len(events(run, "warning")) == 2
-    assert [event["step"] for event in events(run, "checkpoint")] == [100, 400]
+    assert [event["step"] for event in events(run, "checkpoint")] == [0, 300, 400]
 
 
 def test_a_disk_that_stays_full_ends_the_run(monkeypatch):
     full_disk(monkeypatch, range(1000))
     code, run, screen = train(total_steps=10_000)
     assert (code, run.state()) == (1, "failed")
-    assert rows(run)[-1]["step"] == "300"
+    assert rows(run)[-1]["step"] == "200"
     assert "No space left on device" in screen.splitlines()[-1]
 
 

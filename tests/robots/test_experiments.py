@@ -66,15 +66,17 @@ def whole(tmp_path_factory):
     return trace(run)
 
 
+@pytest.mark.parametrize("keep", [1, 5])
+@pytest.mark.parametrize("checkpoint", ["000000000", "000002048"])  # before the first of the schedule, or with two of them there
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, whole, number):
+def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, whole, number, checkpoint, keep):
     run = tmp_path / "cut"
     code = ("import time\nfrom parl_like.stages import TraceHash\nadd = TraceHash._add\n"
             "def slow(self, agent):\n    time.sleep(0.001)\n    add(self, agent)\n"
-            "TraceHash._add = slow\nfrom parl_like.lab.cli import main\nraise SystemExit(main(" + repr(["train", *ARGS, f"run_dir={run}"]) + "))")
+            "TraceHash._add = slow\nfrom parl_like.lab.cli import main\nraise SystemExit(main(" + repr(["train", *ARGS, f"run_dir={run}", f"keep_checkpoints={keep}"]) + "))")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
-    while not (run / "checkpoints" / "000002048").exists():  # two scheduled ones are there; then somewhere behind them
+    while not (run / "checkpoints" / checkpoint).exists():
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.01)
     time.sleep(0.3)
