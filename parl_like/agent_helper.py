@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import gymnasium as gym
 import numpy as np
 
 from parl_like.batch import Batch
@@ -94,6 +95,7 @@ class AgentHelper:
         if self.window.n_step > 1 and DURATION in self.extras:
             raise ValueError(f"{agent}, task {name!r}: rows with durations look n steps ahead already; set n_step=1, got {self.window.n_step}")
         if self.explorer is not None:
+            self._check_width(self.explorer)
             communicator.wrapper.predictions.add_explorer(self.explorer, agent)
         queue = communicator.wrapper.predictions
         if queue.to_env is None:
@@ -124,6 +126,14 @@ class AgentHelper:
             if self.store_policy:
                 specs.append(Spec("policy.log_prob", (), np.dtype(np.float32)))
             self.allocate(buffer, [s.owned_by(f"task {name!r}") for s in (*specs, *self.extras)])
+
+    def _check_width(self, explorer: Explorer) -> None:
+        """Refuses a prediction with fewer or more numbers per row than there are actions."""
+        shape = self.task.output_shapes.get(explorer.reads or "")
+        space = self.model.act_space
+        if shape is not None and isinstance(space, gym.spaces.Discrete) and shape != (int(space.n),):
+            raise SpecError(f"task {self.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one number per action, "
+                            f"got ('N', {', '.join(map(str, shape))}); look at the last layer of {type(self.model).__name__}")
 
     def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
         """Declares the columns of a row, in the order in which `store` writes them."""
@@ -663,8 +673,6 @@ def action_map(space: Any) -> ActionMap | None:
     A Box with finite bounds: clip to [−1, 1], then scale to the bounds. With some infinite bounds: clip to those there are.
     Discrete and MultiDiscrete that do not start at 0: shift. Several choices: into the shape and dtype of the space.
     """
-    import gymnasium as gym
-
     if isinstance(space, gym.spaces.Discrete):
         return _Choices(space, int(space.start)) if space.start else None
     if isinstance(space, gym.spaces.MultiDiscrete):

@@ -87,7 +87,10 @@ class ComputationTask:
             raise TypeError(f"ComputationTask: helper is {helper!r}; expected a function that makes one: helper=lambda: {type(helper).__name__}(...)")
         self.name = "task"
         self.helper = helper
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(f"ComputationTask: device is {device!r}; expected 'cpu', 'cuda' or 'cuda:<number>'") from error
         self.predict_rule, self.training_rule = predict_rule, training_rule
         self.on_error = on_error
         self.train = train
@@ -95,6 +98,7 @@ class ComputationTask:
         self.version = 0
         self.learns = 0
         self.rows_learned = 0
+        self.output_shapes: dict[str, tuple[int, ...]] = {}  # of one row of each output of predict
         self._source = algorithm
         self._algorithm: Algorithm | None = None
         self._sharers: weakref.WeakSet[ComputationTask] = weakref.WeakSet()
@@ -144,6 +148,7 @@ class ComputationTask:
         with torch.no_grad():
             out = self._flat(self.algorithm.predict(Batch(nest(rows))))
         self.check_output({name: _to_numpy(value) for name, value in out.items()}, 2)
+        self.output_shapes = {name: tuple(value.shape[1:]) for name, value in out.items()}
 
     def claim(self) -> None:
         """Makes the optimiser over the parameters that no other living task owns, and finds the owners of the rest.

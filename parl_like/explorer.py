@@ -25,9 +25,11 @@ class Explorer:
 
     Attributes:
         noise: Spec of the noise of one row, or None.
+        reads: Output of `predict` that has one number per action of a Discrete space; None: there is none.
     """
 
     noise: Spec | None = None
+    reads: str | None = None
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         """Noise [n, *shape] of the next `n` rows of one helper, whose acting steps are `step` … `step` + n − 1."""
@@ -88,6 +90,7 @@ class EpsilonGreedy(Explorer):
         random_ties: Choose among equally good actions at random instead of the first; for tables, whose values begin equal.
     """
 
+    reads = "q"
     noise = Spec("noise", (), np.dtype(np.float64))
 
     def __init__(self, epsilon: float | Schedule = 0.1, random_ties: bool = False) -> None:
@@ -121,6 +124,7 @@ class EpsilonGreedy(Explorer):
 class Categorical(Explorer):
     """Samples an action from softmax(`logits`) by inverting the cumulative distribution at one uniform number."""
 
+    reads = "logits"
     noise = Spec("noise", (), np.dtype(np.float64))
 
     def __init__(self, log_prob: bool = False) -> None:

@@ -192,7 +192,7 @@ class Crew:
         if isinstance(error, (Stopped, Interrupted)):
             return
         if self._error is None:
-            known = (AgentFailed, TaskFailed, NotEnoughRows, SpecError, KeyboardInterrupt, SystemExit)
+            known = (AgentFailed, TaskFailed, NotEnoughRows, SpecError, KeyboardInterrupt)
             if not isinstance(error, known):
                 said = error.args[0] if isinstance(error, KeyError) and error.args else error  # a KeyError quotes its own text
                 failed = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: {str(said).removeprefix(f'{agent}: ')}")

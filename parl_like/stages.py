@@ -150,7 +150,11 @@ class TraceHash(Hook):
 
 
 class EveryNSteps(Hook):
-    """Calls `function(robot)` whenever the whole robot's environment steps pass a multiple of `n`, once after each act that does."""
+    """Calls `function(robot)` whenever the whole robot's environment steps pass a multiple of `n`, once after each act that does.
+
+    An agent calls it, so it cannot run, save or close the robot, which would wait for that agent. To save every n steps loop outside:
+    `for _ in range(10): robot.run(StopAfterSteps(n)); robot.save(path)`.
+    """
 
     def __init__(self, n: int, function: Callable[[Robot], None]) -> None:
         if n < 1:
@@ -211,25 +215,32 @@ class StopCondition:
 
 class _Both(StopCondition):
     def __init__(self, left: StopCondition, right: StopCondition, rule: Callable[[list[bool]], bool]) -> None:
-        self.left, self.right, self.rule = left, right, rule
+        for side in (left, right):
+            if not isinstance(side, StopCondition):
+                raise TypeError(f"a stop condition was composed with {side!r}; expected a StopCondition, e.g. StopWhen(lambda robot: ...)")
+        self.sides, self.rule = (left, right), rule
+        self._last = [False, False]
 
     def begin(self, robot: Robot) -> None:
-        self.left.begin(robot)
-        self.right.begin(robot)
+        self._last = [False, False]
+        for side in self.sides:
+            side.begin(robot)
 
     def __call__(self, robot: Robot) -> bool:
-        return self.rule([self.left(robot), self.right(robot)])
+        self._last = [side(robot) for side in self.sides]
+        return self.rule(self._last)
 
     def after_iteration(self, robot: Robot) -> bool:
-        return self.rule([self.left.after_iteration(robot), self.right.after_iteration(robot)])
+        # A side that does not know iterations still means what it said after the last act.
+        return self.rule([side.after_iteration(robot) or last for side, last in zip(self.sides, self._last, strict=True)])
 
 
 class StopAfterSteps(StopCondition):
     """After `n` environment steps of this run, all agents together."""
 
     def __init__(self, n: int) -> None:
-        if n < 1:
-            raise ValueError(f"StopAfterSteps: n is {n}; expected at least 1")
+        if n < 1 or n != int(n):
+            raise ValueError(f"StopAfterSteps: n is {n}; expected a whole number of at least 1")
         self.n, self._end = n, n
 
     def begin(self, robot: Robot) -> None:
@@ -243,8 +254,8 @@ class StopAfterEpisodes(StopCondition):
     """After `n` episodes of this run ended, all agents together; the act that ends the n-th is the last one."""
 
     def __init__(self, n: int) -> None:
-        if n < 1:
-            raise ValueError(f"StopAfterEpisodes: n is {n}; expected at least 1")
+        if n < 1 or n != int(n):
+            raise ValueError(f"StopAfterEpisodes: n is {n}; expected a whole number of at least 1")
         self.n, self._end = n, n
 
     def begin(self, robot: Robot) -> None:
@@ -258,8 +269,8 @@ class StopAfterIterations(StopCondition):
     """After `n` iterations of this run, before the next one begins: the same as `n` calls of `Robot.train_iter`."""
 
     def __init__(self, n: int) -> None:
-        if n < 1:
-            raise ValueError(f"StopAfterIterations: n is {n}; expected at least 1")
+        if n < 1 or n != int(n):
+            raise ValueError(f"StopAfterIterations: n is {n}; expected a whole number of at least 1")
         self.n, self._end = n, n
 
     def begin(self, robot: Robot) -> None:
@@ -276,6 +287,8 @@ class StopAfterSeconds(StopCondition):
     """`seconds` after the run began, by the monotonic clock."""
 
     def __init__(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"StopAfterSeconds: seconds is {seconds}; expected a number of at least 0")
         self.seconds, self._end = seconds, 0.0
 
     def begin(self, robot: Robot) -> None:
@@ -286,9 +299,11 @@ class StopAfterSeconds(StopCondition):
 
 
 class StopAtReturn(StopCondition):
-    """When the mean return of the last `episodes` episodes reaches `threshold`."""
+    """When the mean return of the last `episodes` episodes, 1 to 100, reaches `threshold`."""
 
     def __init__(self, threshold: float, episodes: int = 100) -> None:
+        if not 1 <= episodes <= 100:
+            raise ValueError(f"StopAtReturn: episodes is {episodes}; expected 1 to 100, as many as a robot's recent_returns keeps")
         self.threshold, self.episodes = threshold, episodes
 
     def __call__(self, robot: Robot) -> bool:

@@ -5,10 +5,12 @@ exit is reached. A single policy that explores step by step hardly ever does all
 things and keeps it for up to `horizon` steps, and a worker is paid for getting there and for handling it. The worker soon knows its
 three short trips; from then on the goal task needs only the right order of them, and random orders find it often.
 
-Deterministic evaluation over 50 episodes after 150,000 steps, seeds 0–4 (a success pays 1 − 0.9 · steps / limit, else 0):
+Deterministic evaluation over 50 episodes after 100,000 steps, seeds 0–4 (a success pays 1 − 0.9 · steps / limit, else 0):
 
-    with goals        0.951  0.950  0.950  0.949  0.951
-    hierarchy=false   0      0      0      0      0
+    with goals        0.950  0.951  0.950  0.949  0.951
+    hierarchy=false   0      0      0.677  0.226  0.487
+
+It is a matter of steps: after 150,000 the single policy, too, reaches 0.86, 0.71 and 0.93 with three seeds of five.
 """
 
 from __future__ import annotations

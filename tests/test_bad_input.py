@@ -6,8 +6,10 @@ import pytest
 import torch
 from agent_fakes import ACT, POSITION, Corridor, Log, Plain, Recorder, dqn, ppo, robot_of
 
-from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent
+from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
+from parl_like.algorithms import DQN
 from parl_like.errors import AgentFailed, NotEnoughRows, TaskFailed
+from parl_like.models import MLPQ
 from parl_like.spec import SpecError
 from parl_like.stages import StopAfterEpisodes, StopAfterSteps
 
@@ -392,3 +394,41 @@ def test_an_interruption_from_the_keyboard():
 def test_recurrent_and_policy_columns_are_named_too():
     with robot_of(ppo(recurrent=True), lambda: OnPolicyHelper(store_policy=True)) as robot:
         assert {"state.h", "policy.log_prob"} <= robot.buffers["RL"].columns.keys()
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_a_prediction_with_another_number_of_actions(columns):
+    class Narrow(MLPQ):
+        def q(self, obs):
+            return super().q(obs)[:, :1].expand(-1, columns)
+
+    func = create_algorithm_func(Narrow, dict(obs=POSITION, act=ACT, hidden=[4]), DQN, {})
+    message = rf"task 'RL', output of predict, field 'q': expected \('N', 2\), one number per action, got \('N', {columns}\); look at .* Narrow"
+    with pytest.raises(SpecError, match=message):
+        robot_of(func, off())
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("place", ["reset", "step"])
+def test_an_environment_that_exits_the_process(driver, place):
+    """exit code 0 would say that all is well."""
+    class Exits(Corridor):
+        def leave(self, where):
+            if where == place:
+                raise SystemExit(0)
+
+        def reset(self, **options):
+            self.leave("reset")
+            return super().reset(**options)
+
+        def step(self, act):
+            self.leave("step")
+            return super().step(act)
+
+    with robot_of(Recorder(), env=Exits, driver=driver) as robot, pytest.raises(AgentFailed, match=r"^agent 0: .*SystemExit"):
+        robot.run()
+
+
+def test_a_device_that_does_not_exist():
+    with pytest.raises(ValueError, match="device is 'banana'; expected 'cpu', 'cuda'"):
+        ComputationTask(dqn(), device="banana")

@@ -343,7 +343,7 @@ def test_the_other_conditions():
 
 def test_iterations_end_between_unrolls():
     helper = lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=5)  # noqa: E731
-    for stop in (StopAfterIterations(3), StopAfterIterations(3) | StopAfterSteps(1000)):
+    for stop in (StopAfterIterations(3), StopAfterIterations(3) | StopAfterSteps(1000), StopAfterIterations(3) & StopAfterSteps(2)):
         with robot_of(Recorder(), helper, n_agents=2) as robot:
             robot.run(stop)
             assert (robot.iterations, robot.env_steps, robot.tasks["RL"].learns) == (3, 30, 6)
@@ -354,8 +354,24 @@ def test_iterations_end_between_unrolls():
 
 @pytest.mark.parametrize("make", [StopAfterSteps, StopAfterEpisodes, StopAfterIterations])
 def test_nothing_is_no_number(make):
-    with pytest.raises(ValueError, match="n is 0; expected at least 1"):
-        make(0)
+    for n in (0, 2.5):
+        with pytest.raises(ValueError, match=f"n is {n}; expected a whole number of at least 1"):
+            make(n)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: StopAfterSeconds(float("nan")), lambda: StopAfterSeconds(-1), lambda: StopAtReturn(1.0, episodes=0),
+    lambda: StopAtReturn(1.0, episodes=101),
+])
+def test_what_could_never_be_answered_is_refused(make):
+    with pytest.raises(ValueError, match="expected"):
+        make()
+
+
+def test_only_conditions_are_composed():
+    for compose in (lambda: StopAfterSteps(3) & (lambda robot: True), lambda: StopAfterSteps(3) | 5):
+        with pytest.raises(TypeError, match="expected a StopCondition"):
+            compose()
 
 
 def test_no_agent_takes_a_step_after_the_stop():

@@ -225,7 +225,7 @@ def _built(experiment: Experiment, config: ExperimentConfig) -> RobotLike:
         robot: RobotLike = experiment.module().build(config)
     except UsageError:
         raise
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         log.error("the robot could not be built\n%s", "".join(traceback.format_exception(error)))
         raise ConfigError(f"Config: {error}") from error
     return robot
