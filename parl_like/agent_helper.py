@@ -120,7 +120,10 @@ class AgentHelper:
         if buffer is not None:
             specs = [inputs[n] for n in self._obs_names]
             specs += [_raw_spec(self.model.act_space, s) for s in self.model.act_specs.values()]
-            specs += [Spec("rew", (), np.dtype(np.float64)), Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool))]
+            # Of several kinds of reward an environment may say how many (`reward_space`); the algorithm combines them.
+            rewards = getattr(getattr(agent.env, "unwrapped", None), "reward_space", None)
+            rew_shape = rewards.shape if isinstance(rewards, gym.spaces.Box) else ()
+            specs += [Spec("rew", rew_shape, np.dtype(np.float64)), Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool))]
             specs += [Spec("obs_next" + n[3:], inputs[n].shape, inputs[n].dtype) for n in self._obs_names]
             specs += list(self._state_specs.values())
             if self.store_policy:

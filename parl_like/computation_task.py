@@ -415,6 +415,8 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> flo
 
 
 def _mean(values: list[Any]) -> float:
+    if len(values) == 1:
+        return float(values[0])
     return float(torch.stack(values).mean() if isinstance(values[0], torch.Tensor) else np.mean(values))
 
 

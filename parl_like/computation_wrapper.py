@@ -20,7 +20,7 @@ from parl_like.computation_task import BatchRule, ComputationTask, Mode
 from parl_like.data.rows import RowBlock
 from parl_like.errors import Stopped, TaskFailed
 from parl_like.explorer import Explorer
-from parl_like.spec import Array, Spec
+from parl_like.spec import Array, Spec, SpecError
 
 RECENT = 1024
 """Batches whose times are kept for the percentiles."""
@@ -276,11 +276,35 @@ class TrainingQueue(RequestQueue):
                 f"{ticket.agent}, task {self.task.name!r}: training fields {sorted(values)} differ from "
                 f"{sorted(batch.parts[0])} of the requests before; all helpers of a task must send the same fields"
             )
+        try:
+            self._check(ticket, values, batch.parts[0] if batch.parts else None)
+        except SpecError:
+            if not batch.parts:
+                self.batches.pop()
+            raise
         batch.parts.append(values)
         batch.tickets.append(ticket)
         ticket.start = batch.rows
         batch.rows += ticket.rows
         self.rows += ticket.rows
+
+    def _check(self, ticket: Ticket, values: Mapping[str, Array], first: Mapping[str, Array] | None) -> None:
+        """Rows of one batch are joined, so the first request must fit the model's inputs, and the others the first."""
+        if first is None:
+            inputs = self.task.algorithm.model.inputs()
+            for name in values.keys() & inputs.keys():
+                shape, value = inputs[name].shape, values[name]
+                if value.ndim <= len(shape) or value.shape[value.ndim - len(shape) :] != shape:  # perhaps with an axis of time
+                    raise self._misfit(ticket, name, value, shape, inputs[name].dtype, "the model")
+            return
+        for name, value in values.items():
+            other = first[name]
+            if value.shape[1:] != other.shape[1:] or value.dtype != other.dtype:
+                raise self._misfit(ticket, name, value, other.shape[1:], other.dtype, "the request before")
+
+    def _misfit(self, ticket: Ticket, name: str, value: Array, shape: tuple[int, ...], dtype: Any, whose: str) -> SpecError:
+        return SpecError(f"{ticket.agent}, task {self.task.name!r}, training field {name!r}: expected rows of {shape} {dtype}, as in {whose}, "
+                         f"got {value.shape[1:]} {value.dtype}")
 
     def _run(self, batch: _Batch) -> None:
         parts = batch.parts

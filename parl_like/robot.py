@@ -36,38 +36,48 @@ class Episodes:
     """What a collection or an evaluation saw. Returns and lengths are of finished episodes, agent by agent.
 
     Attributes:
-        returns: Undiscounted return of each episode. lengths: Its actions.
+        returns: Undiscounted return of each episode, a number or, where rewards are vectors, an array. lengths: Its actions.
+        idxs: Where the rows of each episode begin in the buffer of the first task that stores: position, or −1 without a buffer.
         n_steps: Environment steps, unfinished episodes included.
         seconds: Wall time.
     """
 
     returns: list[Any] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    idxs: list[int] = field(default_factory=list)
     n_steps: int = 0
     seconds: float = 0.0
 
     def __repr__(self) -> str:
-        return f"Episodes({self.n_episodes}: return {self.mean_return:.4g} ± {self.std_return:.3g}, {self.n_steps} steps, {self.seconds:.1f} s)"
+        mean, std = (np.array2string(np.asarray(x), precision=4) if np.ndim(x) else f"{x:.4g}" for x in (self.mean_return, self.std_return))
+        return f"Episodes({self.n_episodes}: return {mean} ± {std}, {self.n_steps} steps, {self.seconds:.1f} s)"
+
+    def _of_returns(self, function: Callable[..., Any]) -> Any:
+        """Over the episodes: a number, of vectors one per component; NaN without episodes."""
+        if not self.returns:
+            return float("nan")
+        value = function(np.asarray(self.returns, np.float64), axis=0)
+        return value if np.ndim(value) else float(value)
 
     @property
     def n_episodes(self) -> int:
         return len(self.returns)
 
     @property
-    def mean_return(self) -> float:
-        return float(np.mean(self.returns)) if self.returns else float("nan")
+    def mean_return(self) -> Any:
+        return self._of_returns(np.mean)
 
     @property
-    def std_return(self) -> float:
-        return float(np.std(self.returns)) if self.returns else float("nan")
+    def std_return(self) -> Any:
+        return self._of_returns(np.std)
 
     @property
-    def min_return(self) -> float:
-        return float(np.min(self.returns)) if self.returns else float("nan")
+    def min_return(self) -> Any:
+        return self._of_returns(np.min)
 
     @property
-    def max_return(self) -> float:
-        return float(np.max(self.returns)) if self.returns else float("nan")
+    def max_return(self) -> Any:
+        return self._of_returns(np.max)
 
     @property
     def mean_length(self) -> float:
@@ -280,6 +290,7 @@ class Crew:
         for index in range(len(self.agents)):
             result.returns += watch.returns[index]
             result.lengths += watch.lengths[index]
+            result.idxs += watch.idxs[index]
         result.n_steps, result.seconds = self.env_steps - steps_before, perf_counter() - begin
         return result
 
@@ -300,11 +311,14 @@ class _Watch(Hook):
     def __init__(self, agents: list[Agent]) -> None:
         self.returns: list[list[Any]] = [[] for _ in agents]
         self.lengths: list[list[int]] = [[] for _ in agents]
+        self.idxs: list[list[int]] = [[] for _ in agents]
 
     def post_episode(self, agent: Agent, interrupted: bool) -> None:
         if not interrupted and (agent.quota_episodes is None or agent.quota_episodes > 0):
             self.returns[agent.index].append(agent.env.episode_return)
             self.lengths[agent.index].append(agent.env.episode_length)
+            stored = ((helper.buffer, helper.lanes[agent.env.env_index]) for helper in agent.helpers.values() if helper.buffer is not None)
+            self.idxs[agent.index].append(next((buffer.episode_start(lane) for buffer, lane in stored), -1))
             if agent.quota_episodes is not None:
                 agent.quota_episodes -= 1
 
@@ -633,7 +647,7 @@ class Robot(Crew):
         out["agents"] = {str(agent.index): agent.state_dict() for agent in self.agents}
         out["counters"] = {
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
-            "returns": [float(r) for r in self.recent_returns if np.ndim(r) == 0], "lengths": list(self.recent_lengths),
+            "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
             "trace": {} if self._trace is None else {str(i): d.hex() for i, d in self._trace.digests.items()},
         }
         return out
@@ -659,7 +673,7 @@ class Robot(Crew):
             agent.fresh = True
         counters = state["counters"]
         self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
-        self.recent_returns = deque(counters["returns"], maxlen=100)
+        self.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters["returns"]), maxlen=100)
         self.recent_lengths = deque(counters["lengths"], maxlen=100)
         if self._trace is not None:
             self._trace.digests = {int(i): bytes.fromhex(d) for i, d in counters["trace"].items()}

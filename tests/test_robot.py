@@ -37,9 +37,9 @@ from parl_like import (
     create_algorithm_func,
 )
 from parl_like.algorithm import Linear
-from parl_like.algorithms import DQN
+from parl_like.algorithms import A2C, DQN
 from parl_like.errors import AgentFailed, NotEnoughRows, TaskFailed
-from parl_like.models import MLPQ
+from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
 from parl_like.stages import EveryNSteps, StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
 
@@ -666,3 +666,62 @@ def test_batches_and_factories_survive_copies():
         robot.run(StopAfterSteps(10))
         batch = robot.buffers["RL"][:]
         assert isinstance(batch, Batch) and copy.deepcopy(batch) == batch
+
+
+# ------------------------------------------------------------------------------------------------- where episodes lie; vectors
+
+
+@pytest.mark.parametrize("n_agents", [1, 3])
+def test_a_collection_says_where_its_episodes_begin(n_agents):
+    """T54. Every idx is a first row: the row before it ends another episode, and `lengths` rows follow it."""
+    with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=200), n_agents=n_agents) as robot:
+        seen = robot.collect(n_episode=2 * n_agents)
+        buffer = robot.buffers["RL"]
+        assert len(seen.idxs) == len(seen.lengths) == 2 * n_agents
+        done = buffer.done
+        for start, length in zip(seen.idxs, seen.lengths, strict=True):
+            rows = np.arange(start, start + length)
+            assert done[rows].tolist() == [False] * (length - 1) + [True]
+            assert start % buffer.lane_size == 0 or done[start - 1]
+        assert robot.evaluate(2).idxs == [-1, -1]
+
+
+class TwoRewards(Corridor):
+    """Reward (1, number of the step)."""
+
+    reward_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def step(self, act):
+        obs, _, *rest = super().step(act)
+        self.count += 1
+        return obs, np.array([1.0, self.count], np.float32), *rest
+
+    def reset(self, **options):
+        self.count = 0
+        return super().reset(**options)
+
+
+def test_vector_rewards_are_stored_summed_and_averaged_by_component(tmp_path):
+    """R3: the environment says how many kinds there are, and the algorithm combines them."""
+    class Weighted(A2C):
+        def process(self, batch):
+            batch.rew = batch.rew @ torch.tensor([1.0, 10.0], dtype=batch.rew.dtype)
+            return super().process(batch)
+
+    def make():
+        func = create_algorithm_func(MLPActorCritic, dict(obs=POSITION, act=ACT, hidden=[8]), Weighted, {})
+        return robot_of(func, lambda: OnPolicyHelper(unroll=200), env=TwoRewards, n_agents=2)
+
+    with make() as robot:
+        seen = robot.collect(n_episode=4)
+        assert robot.buffers["RL"].columns["rew"].shape[1:] == (2,)
+        expected = np.array([[n, n * (n + 1) / 2] for n in seen.lengths])
+        np.testing.assert_allclose(np.array(seen.returns), expected)
+        np.testing.assert_allclose(seen.mean_return, expected.mean(0))
+        assert "±" in repr(seen)
+        robot.update()
+        robot.save(tmp_path / "saved")
+        with make() as other:
+            other.load(tmp_path / "saved")
+            np.testing.assert_allclose(np.array(other.recent_returns), np.array(robot.recent_returns))
+            assert other.metrics()["return/mean"] == robot.metrics()["return/mean"]

@@ -264,8 +264,6 @@ def unfit(where, agent):
     with pytest.raises(TaskFailed, match="predict failed" if where == "unpack prediction" else "learn failed") as caught:
         if where == "unpack prediction":
             comm.predict(row(agent, 1))
-        elif where == "pack lesson":
-            comm.learn({"obs": np.zeros((3, 2 + agent.index))})
         else:
             comm.learn(lesson(agent, 3))
     assert "Traceback" in str(caught.value)
@@ -275,12 +273,9 @@ def unfit(where, agent):
 @each_driver
 @pytest.mark.parametrize(("where", "message"), [
     ("unpack prediction", r"field 'echo': expected \('N', 2\) float64, got \({}, 2\) float64"),
-    ("pack lesson", "must match exactly"),
     ("unpack lesson", "learn returned 'row' with"),
 ])
 def test_failures_in_pack_and_unpack_reach_every_member(driver, where, message):
-    if driver == "inline" and where == "pack lesson":
-        pytest.skip("one request alone needs no packing")
     task = echo_task(helper=Learner, on_error="fail_batch")
     task.algorithm.short = where.startswith("unpack")
     robot = play(driver, partial(unfit, where), 2, {"echo": task})
@@ -298,8 +293,12 @@ def ask_something_unfit(agent):
     for rows in ({}, {"obs": np.zeros((0, 2))}, {"obs": np.zeros((3, 2)), "rew": np.zeros(4)}):
         with pytest.raises(ValueError, match=f"agent {agent.index}, task 'echo': training fields with rows"):
             comm.put_training(rows)
+    for shape in ((3, 4), (3,), (3, 2, 3)):
+        with pytest.raises(SpecError, match=f"agent {agent.index}, task 'echo', training field 'obs': expected rows of .2,. float64, as in the model, got"):
+            comm.put_training({"obs": np.zeros(shape)})
     if agent.robot.driver_name == "cooperative":  # nobody else runs meanwhile: an empty batch would stay behind
         assert all(batch.rows for batch in comm.wrapper.predictions.batches)
+        assert not comm.wrapper.trainings.batches
     ask(20, agent)
 
 
@@ -900,3 +899,17 @@ def test_running_from_inside_a_hook_is_refused_and_the_run_goes_on(driver, call)
     with Robot(Drift, tasks={"RL": task}, n_agents=2, driver=driver) as robot:
         robot.run(StopAfterSteps(40), Again())
         assert len(refused) == 1 and robot.env_steps >= 40
+
+
+def learn_unlike_the_others(agent):
+    comm = agent.helpers["echo"].comm
+    if agent.index == 0:
+        assert comm.learn({"obs": np.zeros((3, 2)), "weight": np.zeros((3, 5))})["size"] == 3
+        return
+    for extra in (np.zeros((3, 4)), np.zeros((3, 5), np.float32)):
+        with pytest.raises(SpecError, match="agent 1, task 'echo', training field 'weight': expected rows of .5,. float64, as in the request before"):
+            comm.put_training({"obs": np.zeros((3, 2)), "weight": extra})
+
+
+def test_a_lesson_unlike_the_open_ones_is_refused_to_its_sender_alone():
+    play("cooperative", learn_unlike_the_others, 2, {"echo": echo_task(helper=Learner)})

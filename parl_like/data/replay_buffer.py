@@ -303,6 +303,14 @@ class ReplayBuffer:
         newest = self._newest()[np.array(self._count) > 0]
         return newest[~self._done(newest)] if len(newest) else newest
 
+    def episode_start(self, lane: int) -> int:
+        """Position of the first row of the lane's newest episode, ended or not, that is still kept; −1 where the lane is empty."""
+        order = self._in_order(lane)
+        if not len(order):
+            return -1
+        ends = np.flatnonzero(self._done(order[:-1]))
+        return int(order[ends[-1] + 1 if len(ends) else 0])
+
     def window(self, start: int, stop: int) -> Positions:
         """Positions start, start + 1, … before stop, running round inside one lane; none if the two are equal.
 
