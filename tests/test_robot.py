@@ -719,7 +719,7 @@ def test_vector_rewards_are_stored_summed_and_averaged_by_component(tmp_path):
         np.testing.assert_allclose(np.array(seen.returns), expected)
         np.testing.assert_allclose(seen.mean_return, expected.mean(0))
         assert "±" in repr(seen)
-        robot.update()
+        robot.update("RL")
         robot.save(tmp_path / "saved")
         with make() as other:
             other.load(tmp_path / "saved")
