@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.lab.config import UsageError
+from parl_like.lab.config import ExperimentConfig, UsageError
 from parl_like.lab.experiment import ExperimentError, get
 from parl_like.lab.metrics import read_metrics
 from parl_like.lab.rundir import RunDir
@@ -24,6 +24,9 @@ POINTS = 200  # of the common axis of several runs
 
 class PlotError(UsageError):
     """There is nothing to draw, or nothing to draw it with."""
+
+BOOKKEEPING = frozenset(ExperimentConfig.__struct_fields__) - {"n_agents", "driver"}
+"""Configuration that does not make runs of one experiment another experiment."""
 
 
 def matplotlib_missing() -> bool:
@@ -68,11 +71,11 @@ def bootstrap_interval(values: npt.ArrayLike, rng: np.random.Generator, *, stati
 
 
 def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_METRIC) -> Path:
-    """Draws a metric against environment steps: a line per run; per experiment with several runs also their IQM with the 95 %
+    """Draws a metric against environment steps: a line per run; per setting with several runs also their IQM with the 95 %
     bootstrap band; a dashed line where an experiment expects a `mean_return` and the metric is a return.
 
     Args:
-        runs: At least one; runs of the same experiment are its seeds.
+        runs: At least one; runs of one experiment with the same configuration, apart from seed and bookkeeping, are its seeds.
         out: The picture; its suffix decides the format (png, svg, pdf).
 
     Raises:
@@ -85,10 +88,11 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
     groups: dict[str, list[tuple[str, Floats, Floats]]] = {}
-    for run in runs:
+    expected: dict[str, float] = {}
+    for run, setting in zip(runs, settings(runs), strict=True):
         steps, values = curve(run, metric)
-        groups.setdefault(run.info().experiment, []).append((run.path.name, steps, values))
-    for colour, (experiment, curves) in enumerate(groups.items()):
+        groups.setdefault(setting, []).append((run.path.name, steps, values))
+    for colour, (setting, curves) in enumerate(groups.items()):
         single = len(curves) == 1
         for name, steps, values in curves:
             axes.plot(steps, values, color=f"C{colour % 10}", linewidth=1.5 if single else 0.7, alpha=1.0 if single else 0.4,
@@ -96,11 +100,13 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
         if not single:
             steps, rows = on_common_steps([(steps, values) for _, steps, values in curves])
             low, high = bootstrap_interval(rows, np.random.default_rng(0))
-            axes.plot(steps, iqm(rows), color=f"C{colour % 10}", linewidth=2.0, label=f"{experiment}, IQM of {len(rows)} runs")
+            axes.plot(steps, iqm(rows), color=f"C{colour % 10}", linewidth=2.0, label=f"{setting}, IQM of {len(rows)} runs")
             axes.fill_between(steps, low, high, color=f"C{colour % 10}", alpha=0.2, linewidth=0, label="95 % bootstrap band")
-        goal = _goal(experiment) if metric.startswith("return") else math.nan
+    if metric.startswith("return"):
+        expected = {experiment: _goal(experiment) for experiment in dict.fromkeys(run.info().experiment for run in runs)}
+    for experiment, goal in expected.items():
         if not math.isnan(goal):
-            axes.axhline(goal, color=f"C{colour % 10}", linestyle="--", linewidth=1.0, label=f"{experiment}: expected {goal:g}")
+            axes.axhline(goal, color="0.4", linestyle="--", linewidth=1.0, label=f"{experiment}: expected {goal:g}")
     axes.set_xlabel("environment steps")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
@@ -110,6 +116,18 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
         figure.savefig(out, dpi=120)
     except (OSError, ValueError) as error:  # a folder that cannot be written, a format that does not exist
         raise PlotError(f"cannot write the picture {out}: {error}") from None
+    return out
+
+
+def settings(runs: Sequence[RunDir]) -> list[str]:
+    """For each run its experiment and, where runs of the same one differ in more than seed and bookkeeping, in what."""
+    configs = [{key: value for key, value in run.config().items() if key not in BOOKKEEPING} for run in runs]
+    names = [run.info().experiment for run in runs]
+    out = []
+    for name, config in zip(names, configs, strict=True):
+        others = [other for other, same in zip(configs, names, strict=True) if same == name]
+        keys = sorted(key for key in config if any(other.get(key) != config[key] for other in others))
+        out.append(" ".join([name, *(f"{key}={config[key]}" for key in keys)]))
     return out
 
 

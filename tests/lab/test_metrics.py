@@ -10,7 +10,7 @@ import pytest
 from parl_like.lab import plots
 from parl_like.lab.config import ExperimentConfig, to_dict
 from parl_like.lab.metrics import HELD_ROWS, MetricsLog, last_row, read_metrics, truncate
-from parl_like.lab.plots import PlotError, bootstrap_interval, iqm, learning_curve, on_common_steps
+from parl_like.lab.plots import PlotError, bootstrap_interval, iqm, learning_curve, on_common_steps, settings
 from parl_like.lab.progress import Progress
 from parl_like.lab.rundir import RunDir
 
@@ -171,6 +171,16 @@ def make_run(name, values):
     for step, value in enumerate(values):
         MetricsLog(run).write({"step": step * 100, "return/mean": value, "never": NAN})
     return run
+
+
+def test_runs_of_one_experiment_are_told_apart_by_what_differs_in_their_configuration(tmp_path):
+    def configured(name, experiment, **config):
+        return RunDir.create(experiment, {**to_dict(ExperimentConfig(run_dir=str(tmp_path / name))), **config})
+
+    runs = [configured("a", "x", seed=0, goals=True), configured("b", "x", seed=1, goals=True, trace=True),
+            configured("c", "x", goals=False, lr=0.1), configured("d", "y", goals=False)]
+    assert settings(runs[:2] + runs[3:]) == ["x", "x", "y"]
+    assert settings(runs) == ["x goals=True", "x goals=True", "x goals=False lr=0.1", "y"]
 
 
 def test_pictures_of_one_and_of_several_runs(run, tmp_path):
