@@ -187,17 +187,17 @@ def test_other_programs_read_the_array_files(tmp_path, monkeypatch):
 def test_large_arrays_are_not_copied(tmp_path, monkeypatch, make, big):
     monkeypatch.setattr(archive, "BIG", big)
     array = make()
-    write_archive(tmp_path / "first", {"x": array[:1]})  # what is imported at the first use is no copy
-    read_archive(tmp_path / "first")
-    tracemalloc.start()
-    write_archive(tmp_path / "a", {"x": array})
-    grown = tracemalloc.get_traced_memory()[1]
-    tracemalloc.reset_peak()
-    read_archive(tmp_path / "a")
-    read = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert grown < 3e6, "8 MB were to be written from where they are"
-    assert read < 8.192e6 + 3e6, "8 MB were to be read to where they stay"
+    grown, read = [], []
+    for name in "ab":  # twice, for a table of the interpreter that happens to grow meanwhile (4 MB at once) is no copy
+        tracemalloc.start()
+        write_archive(tmp_path / name, {"x": array})
+        grown.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+        read_archive(tmp_path / name)
+        read.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert min(grown) < 3e6, "8 MB were to be written from where they are"
+    assert min(read) < 8.192e6 + 3e6, "8 MB were to be read to where they stay"
 
 
 def test_nothing_is_ever_unpickled(tmp_path, monkeypatch):
