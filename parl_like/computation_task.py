@@ -345,7 +345,7 @@ class ComputationTask:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict()`; networks of other shapes are refused by the name of the first tensor that differs."""
+        """Restores `state_dict()`; networks of other shapes are refused with the names of all tensors that differ."""
         from parl_like.data.archive import set_rng_state, set_torch_rng_state
 
         algorithm = self.algorithm
@@ -358,6 +358,23 @@ class ComputationTask:
             self.learns, self.rows_learned = counters["learns"], counters["rows"]
             set_rng_state(algorithm.rng, state["rng"])
             set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
+
+
+    def load_fitting(self, state: Mapping[str, Any]) -> list[str]:
+        """Takes over those tensors of the networks of `state_dict()` that have the same name and shape, and nothing else.
+
+        Returns:
+            What was left out, 'network tensor' each.
+        """
+        left_out = []
+        with self.lock:
+            for name, network in self.algorithm.networks().items():
+                saved = state["networks"].get(name, {})
+                differing = _differing(network, saved)
+                left_out += [f"{name} {key}" for key in differing]
+                network.load_state_dict({key: value for key, value in saved.items() if key not in differing}, strict=False)
+            self._new_version()
+        return left_out
 
 
 class _Updating:
@@ -459,10 +476,17 @@ def _load_optimizer(optimizer: torch.optim.Optimizer | None, saved: Mapping[str,
 
 
 def _load_network(owner: str, network: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-    own = network.state_dict()
-    for key in sorted(own.keys() | saved.keys()):
-        mine = tuple(own[key].shape) if key in own else None
-        theirs = tuple(saved[key].shape) if key in saved else None
-        if mine != theirs:
-            raise ValueError(f"{owner}: tensor {key!r} is {theirs} in the checkpoint and {mine} here; build the same model to load it")
+    differing = _differing(network, saved)
+    if differing:
+        listed = ", ".join(f"{key!r} is {theirs} there and {mine} here" for key, (theirs, mine) in differing.items())
+        raise ValueError(f"{owner}: the checkpoint is of another model: {listed}; build the same model to load it, or load what fits with "
+                         "robot.load(path, partial=True)")
     network.load_state_dict(dict(saved))
+
+
+def _differing(network: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
+    """Tensor name → (saved shape, own shape) where they differ; None: not there."""
+    own = network.state_dict()
+    shapes = {key: (tuple(saved[key].shape) if key in saved else None, tuple(own[key].shape) if key in own else None)
+              for key in sorted(own.keys() | saved.keys())}
+    return {key: (theirs, mine) for key, (theirs, mine) in shapes.items() if theirs != mine}

@@ -683,8 +683,22 @@ class Robot(Crew):
         self.checkpoint_boundary()
         write_archive(Path(path), self.state_dict())
 
-    def load(self, path: str | Path) -> None:
-        self.load_state_dict(read_archive(Path(path))[0])
+    def load(self, path: str | Path, *, partial: bool = False) -> list[str]:
+        """Takes over what `save` wrote.
+
+        Args:
+            partial: Only those tensors of the networks that fit, for a model or environment that has changed since; optimisers,
+                buffers and counters stay as they are.
+
+        Returns:
+            With `partial` what was left out, 'task network tensor' each; else nothing.
+        """
+        state = read_archive(Path(path))[0]
+        if not partial:
+            self.load_state_dict(state)
+            return []
+        known = {name: state[f"task.{name}"] for name in self.tasks if f"task.{name}" in state}
+        return [f"{name} {left}" for name, saved in known.items() for left in self.tasks[name].load_fitting(saved)]
 
     def __enter__(self) -> Robot:
         return self

@@ -372,7 +372,7 @@ def test_a_state_of_another_network_is_refused_by_name():
             self.b = torch.nn.Parameter(torch.zeros(3))
 
     other = ComputationTask(Plain(Wider(), lambda self, inputs: {"y": inputs.obs}))
-    with pytest.raises(ValueError, match=r"task 'task', network 'model': tensor 'b' is \(3,\) in the checkpoint and \(2,\) here"):
+    with pytest.raises(ValueError, match=r"task 'task', network 'model': the checkpoint is of another model: 'b' is \(3,\) there and \(2,\) here"):
         task_of().load_state_dict(other.state_dict())
 
 

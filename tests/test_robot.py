@@ -580,7 +580,7 @@ def test_time_steps_are_saved(tmp_path):
 @pytest.mark.parametrize(("other", "message"), [
     (lambda: BUILD["dqn"](n_agents=3), "the saved state has 2 agents, this robot 3; set n_agents"),
     (lambda: BUILD["hierarchical"](n_agents=2), "build the robot as it was saved"),
-    (lambda: robot_of(dqn(Noisy, hidden=(9,)), off(), Noisy, n_agents=2), "task 'RL', network 'model': tensor 'net.layers.0.bias' is"),
+    (lambda: robot_of(dqn(Noisy, hidden=(9,)), off(), Noisy, n_agents=2), "task 'RL', network 'model': the checkpoint is of another model: 'net.layers.0.bias' is"),
     (lambda: robot_of(dqn(Noisy), off(size=400), Noisy, n_agents=2), "the saved size is 300, this buffer's 400"),
 ])
 def test_a_state_of_another_robot_is_refused_by_name(other, message, tmp_path):
@@ -725,3 +725,21 @@ def test_vector_rewards_are_stored_summed_and_averaged_by_component(tmp_path):
             other.load(tmp_path / "saved")
             np.testing.assert_allclose(np.array(other.recent_returns), np.array(robot.recent_returns))
             assert other.metrics()["return/mean"] == robot.metrics()["return/mean"]
+
+
+def test_a_checkpoint_of_another_model_names_all_that_differs_or_is_loaded_in_part(tmp_path):
+    """F40."""
+    with robot_of(dqn(hidden=(8,)), lambda: OffPolicyHelper(size=50, batch_size=4)) as robot, robot_of(
+        dqn(hidden=(9,)), lambda: OffPolicyHelper(size=50, batch_size=4)
+    ) as other:
+        robot.save(tmp_path / "saved")
+        with pytest.raises(ValueError) as caught:
+            other.load(tmp_path / "saved")
+        for text in ("'net.layers.0.weight' is (8, 1) there and (9, 1) here", "'net.layers.1.weight' is (2, 8) there and (2, 9) here"):
+            assert text in str(caught.value)
+        before = weights(other)["RL"]
+        left = other.load(tmp_path / "saved", partial=True)
+        assert left == [f"RL {net} net.layers.{key}" for net in ("model", "target") for key in ("0.bias", "0.weight", "1.weight")]
+        mine, theirs = (r.tasks["RL"].algorithm.model.net.layers for r in (other, robot))
+        assert torch.equal(mine[1].bias, theirs[1].bias) and weights(other)["RL"] != before
+        assert other.env_steps == 0
