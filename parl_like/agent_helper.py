@@ -480,8 +480,8 @@ class OnPolicyHelper(AgentHelper):
         self, *, unroll: int = 32, explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = (),
     ) -> None:
         super().__init__(explorer=explorer, store_policy=store_policy, extras=extras)
-        if unroll < 1:
-            raise ValueError(f"{type(self).__name__}: unroll is {unroll}; expected at least 1")
+        if unroll < 1 or unroll != int(unroll):
+            raise ValueError(f"{type(self).__name__}: unroll is {unroll}; expected a whole number of at least 1")
         self.unroll = unroll
         self.dropped = 0
         self._unrolled = 0
