@@ -16,22 +16,21 @@ import gymnasium as gym
 from msgspec import Meta
 
 from parl_like.agent_helper import OffPolicyHelper
-from parl_like.algorithm import Linear, Shared, create_algorithm_func
+from parl_like.algorithm import Shared, create_algorithm_func
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.computation_task import ComputationTask
 from parl_like.envs.noisy import NoisyObservation
-from parl_like.lab.config import ExperimentConfig
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
+from parl_like.robots import dqn
 from parl_like.robots.spaces import schedule, spaces_of
 
-Positive = Annotated[int, Meta(ge=1)]
 Weight = Annotated[float, Meta(ge=0)]
 
 
-class Config(ExperimentConfig, frozen=True, kw_only=True):
+class Config(dqn.Config, frozen=True, kw_only=True):
     """DQN on the trunk, and what the environment does next on the same trunk.
 
     Attributes:
@@ -43,25 +42,18 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     """
 
     auxiliary: bool = True
-    env: str = "CartPole-v1"
     noise: Annotated[int, Meta(ge=0)] = 200
-    trunk: tuple[Positive, ...] = (64,)
-    hidden: tuple[Positive, ...] = (64,)
+    trunk: tuple[dqn.Positive, ...] = (64,)
     forward: Weight = 0.05
     inverse: Weight = 1.0
     auxiliary_lr: Annotated[float, Meta(gt=0)] = 1e-3
-    auxiliary_every: Positive = 1
-    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.99
-    n_step: Positive = 3
-    lr: Annotated[float, Meta(gt=0)] = 1e-3
+    auxiliary_every: dqn.Positive = 1
+    hidden: tuple[dqn.Positive, ...] = (64,)
     lr_decay: Annotated[float, Meta(ge=0, le=1)] = 0.9
-    epsilon_end: Annotated[float, Meta(ge=0, le=1)] = 0.05
     epsilon_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    target_period: Positive = 200
-    size: Positive = 50_000
-    batch_size: Positive = 64
-    learn_every: Positive = 2
-    warmup: Annotated[int, Meta(ge=0)] = 1_000
+    target_period: Annotated[int, Meta(ge=0)] = 200
+    size: dqn.Positive = 50_000
+    learn_every: dqn.Positive = 2
 
 
 def build(config: Config) -> Robot:
@@ -73,19 +65,16 @@ def build(config: Config) -> Robot:
     spaces: dict[str, Any] = {"obs": probe.observation_space, "act": probe.action_space}
     trunk = Shared(Trunk, spaces["obs"], config.trunk)
     policy = create_algorithm_func(
-        MLPQ, {**spaces, "trunk": trunk, "hidden": config.hidden},
-        DQN, {"gamma": config.gamma, "n_step": config.n_step, "target_period": config.target_period,
-              "lr": schedule(config.lr, config.lr_decay, config.total_steps // config.learn_every),
-              "epsilon": Linear(1.0, config.epsilon_end, max(int(config.total_steps * config.epsilon_share / config.n_agents), 1))})
+        MLPQ, {**spaces, "trunk": trunk, "hidden": config.hidden, "dueling": config.dueling}, DQN, dqn.algorithm_args(config))
     dynamics = create_algorithm_func(
         Dynamics, {**spaces, "trunk": trunk, "hidden": config.hidden},
         DynamicsLearner, {"forward": config.forward, "inverse": config.inverse,
                           "lr": schedule(config.auxiliary_lr, config.lr_decay, config.total_steps // config.auxiliary_every)})
 
-    def helper(learn_every: int) -> OffPolicyHelper:
-        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=learn_every, warmup=config.warmup)
+    def helper(learn_every: int, updates: int = 1) -> OffPolicyHelper:
+        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=learn_every, updates=updates, warmup=config.warmup)
 
-    tasks = {"RL": ComputationTask(policy, lambda: helper(config.learn_every), device=config.device)}
+    tasks = {"RL": ComputationTask(policy, lambda: helper(config.learn_every, config.updates), device=config.device)}
     if config.auxiliary:
         tasks["auxiliary"] = ComputationTask(dynamics, lambda: helper(config.auxiliary_every), device=config.device)
     return Robot(make, tasks=tasks, n_agents=config.n_agents, driver=config.driver, seed=config.seed, trace=config.trace)

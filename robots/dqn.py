@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -50,13 +50,17 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     warmup: Annotated[int, Meta(ge=0)] = 1_000
 
 
-def build(config: Config) -> Robot:
+def algorithm_args(config: Config) -> dict[str, Any]:
+    """What the configuration says of `DQN`."""
     per_agent = max(int(config.total_steps * config.epsilon_share / config.n_agents), 1)
     updates = config.total_steps * config.updates // config.learn_every
+    return {"gamma": config.gamma, "n_step": config.n_step, "double": config.double, "target_period": config.target_period,
+            "lr": schedule(config.lr, config.lr_decay, updates), "epsilon": Linear(config.epsilon_start, config.epsilon_end, per_agent)}
+
+
+def build(config: Config) -> Robot:
     func = create_algorithm_func(
-        MLPQ, dict(**spaces_of(config.env), hidden=config.hidden, dueling=config.dueling),
-        DQN, dict(gamma=config.gamma, n_step=config.n_step, double=config.double, target_period=config.target_period,
-                  lr=schedule(config.lr, config.lr_decay, updates), epsilon=Linear(config.epsilon_start, config.epsilon_end, per_agent)))
+        MLPQ, dict(**spaces_of(config.env), hidden=config.hidden, dueling=config.dueling), DQN, algorithm_args(config))
 
     def helper() -> OffPolicyHelper:
         return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=config.learn_every, updates=config.updates,
