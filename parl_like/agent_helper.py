@@ -597,6 +597,9 @@ class EpisodicHelper(OnPolicyHelper):
         if self._ended >= self.episodes and not self.collecting:
             self._learn()
 
+    def take(self, copy: bool = True) -> dict[str, Array]:
+        return super().take()  # always copies, for the rows of an open episode move to the front of the lane
+
     def _to_take(self, rows: Mapping[str, Array]) -> int:
         n = len(rows["rew"])
         if self._unrolled >= self.unroll:

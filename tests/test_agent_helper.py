@@ -625,3 +625,13 @@ def test_models_of_the_house_take_masked_and_nested_spaces():
 def test_half_a_step_is_no_unroll():
     with pytest.raises(ValueError, match="OnPolicyHelper: unroll is 2.5; expected a whole number of at least 1"):
         OnPolicyHelper(unroll=2.5)
+
+
+def test_rows_of_an_open_episode_do_not_move_over_those_that_are_learned():
+    with robot_of(ppo(), lambda: EpisodicHelper(episodes=9), n_agents=2) as robot:
+        obs = np.zeros(1, np.float32)
+        for rew, terminated in ((1.0, False), (2.0, True), (3.0, False)):
+            robot.buffers["RL"].push(0, (obs, 0, rew, terminated, False, obs))
+        helper = robot.agents[0].helpers["RL"]
+        assert helper.take(copy=False)["rew"].tolist() == [1.0, 2.0]
+        assert robot.buffers["RL"].lane_rows(0)["rew"].tolist() == [3.0]
