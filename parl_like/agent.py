@@ -232,7 +232,7 @@ class Agent:
         helpers: Task name → helper.
         rng: Its own generator.
         steps: Actions taken. The environment's own steps, of which an action may take several, are `env.time_steps`.
-        action_repeat: Environment steps per action (K); `repeat_discount` scales the reward of the k-th, from 0, by its k-th
+        action_repeat: Environment steps per action (K), read at each step, so an action may choose it; `repeat_discount` scales the reward of the k-th, from 0, by its k-th
             power; `keep_frames` puts the K observations into `info["frames"]`.
         max_episode_steps: Actions after which an episode is truncated; None: the environment's own limit only.
     """

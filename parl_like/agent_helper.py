@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
@@ -12,7 +13,7 @@ from parl_like.batch import Batch
 from parl_like.computation_task import BatchRule
 from parl_like.data.archive import rng_state, set_rng_state
 from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.errors import NotEnoughRows
+from parl_like.errors import Dropped, NotEnoughRows
 from parl_like.explorer import Explorer
 from parl_like.spec import Array, Spec, SpecError, leaves
 
@@ -349,7 +350,8 @@ class AgentHelper:
     def _send(self, rows: Mapping[str, Array], done: Callable[[Mapping[str, Any]], None] | None = None) -> dict[str, Any] | None:
         """Sends `rows`; `done` gets the training return once it is there."""
         if self._pending is not None:  # at most one request of an agent and task is open
-            self.comm.get(self._pending)
+            with suppress(Dropped):  # counted by the queue
+                self.comm.get(self._pending)
             self._pending = None
         ticket = self.comm.put_training(rows)
         if not self.wait:
@@ -418,9 +420,16 @@ class OffPolicyHelper(AgentHelper):
         self._since += rows
         while self._since >= self.learn_every:
             self._since -= self.learn_every
-            if len(self.buffer) >= self.warmup:  # type: ignore[arg-type]
+            if self._warm():
                 for _ in range(self.updates):
                     self._learn()
+
+    def _warm(self) -> bool:
+        """Whether the warmup is over; of agents that step together all say the same, so that none learns while others act."""
+        buffer = self.buffer
+        assert buffer is not None
+        rows, lanes = len(buffer), buffer.n_lanes
+        return (rows - 1) // lanes * lanes + 1 >= self.warmup or rows == buffer.capacity
 
     def _learn(self) -> dict[str, Any] | None:
         return self._send(self.sample(self.batch_size)[0])

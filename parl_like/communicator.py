@@ -23,10 +23,11 @@ class Ticket:
         error: Raised instead of a reply.
         version: `ComputationTask.version` of the parameters that made the reply; of a training request, after it.
         queue: Where it was put.
+        abandoned: Nobody waits for the reply any more.
         waiter, state, after: The driver's own.
     """
 
-    __slots__ = ("acts", "after", "agent", "error", "out", "queue", "rows", "start", "state", "version", "waiter")
+    __slots__ = ("abandoned", "acts", "after", "agent", "error", "out", "queue", "rows", "start", "state", "version", "waiter")
 
     def __init__(self, agent: Any, waiter: Any) -> None:
         self.agent = agent
@@ -39,6 +40,7 @@ class Ticket:
         self.error: BaseException | None = None
         self.version = 0
         self.state = 0
+        self.abandoned = False
         self.after: Ticket | None = None
 
 
@@ -86,9 +88,12 @@ class Communicator:
         ticket = self._ticket
         try:
             self._put(self._predictions, ticket, values, True)
+        except Exception:
+            raise  # refused, or answered with an error
         except BaseException:
             # An interrupted request may still lie in the queue, and two requests on one ticket would get one reply.
             self._ticket = Ticket(self.agent, self._link.waiter())
+            self.abandon(ticket)
             raise
         return ticket
 
@@ -98,14 +103,19 @@ class Communicator:
             raise ValueError(f"{self.agent}, task {self.task!r}: a prediction of {rows} rows; expected at least 1")
         limit = self._predictions.max_rows or rows
         tickets = []
-        for start in range(0, rows, limit):
-            ticket = Ticket(self.agent, self._link.waiter())
-            ticket.rows = min(limit, rows - start)
-            tickets.append(ticket)
-            part = tuple(value[start : start + limit] for value in values) if limit < rows else values
-            self._put(self._predictions, ticket, part, start + limit >= rows)  # the last part waits, and so for those before it
-        for ticket in tickets[:-1]:
-            self._link.wait(ticket)
+        try:
+            for start in range(0, rows, limit):
+                ticket = Ticket(self.agent, self._link.waiter())
+                ticket.rows = min(limit, rows - start)
+                tickets.append(ticket)
+                part = tuple(value[start : start + limit] for value in values) if limit < rows else values
+                self._put(self._predictions, ticket, part, start + limit >= rows)  # the last part waits, and so for those before it
+            for ticket in tickets[:-1]:
+                self._link.wait(ticket)
+        except BaseException:
+            for ticket in tickets:
+                self.abandon(ticket)
+            raise
         return tickets
 
     def put_prediction(self, values: tuple[Any, ...]) -> Ticket:
@@ -119,7 +129,7 @@ class Communicator:
         return self.get(self.put_training(rows))
 
     def put_training(self, rows: Mapping[str, Array]) -> Ticket:
-        """`learn` without waiting.
+        """`learn` without waiting, unless the queue is full (`BatchRule.max_queued`): then until it is served.
 
         Raises:
             ValueError: no field, no row, or fields of different lengths, which would shift the rows of everybody behind them.
@@ -129,7 +139,7 @@ class Communicator:
             raise ValueError(f"{self.agent}, task {self.task!r}: training fields with rows {lengths}; expected the same number ≥ 1 of each")
         ticket = Ticket(self.agent, self._link.waiter())
         ticket.rows = next(iter(lengths.values()))
-        self._put(self._trainings, ticket, rows, False)
+        self._put(self._trainings, ticket, rows, self._trainings.is_full())
         return ticket
 
     def get(self, ticket: Ticket) -> dict[str, Any]:
@@ -140,6 +150,12 @@ class Communicator:
 
     def is_served(self, ticket: Ticket) -> bool:
         return self._link.is_served(ticket)
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Gives up waiting for a request: it is still served, its reply is dropped, and counted as late."""
+        if ticket.queue is not None and not ticket.abandoned and not self._link.is_served(ticket):
+            ticket.abandoned = True
+            ticket.queue.abandoned += 1
 
     def close(self) -> None:
         """Unregisters the agent; its name may then be used again."""

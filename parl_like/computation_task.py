@@ -17,6 +17,7 @@ from parl_like.algorithm import Algorithm, value_of
 from parl_like.batch import Batch
 from parl_like.errors import Diverged
 from parl_like.spec import Array, Spec, nest
+from parl_like.transfer import fetch, send
 
 if TYPE_CHECKING:
     from parl_like.agent_helper import AgentHelper
@@ -34,14 +35,22 @@ class BatchRule:
         max_rows: None: no bound.
         max_wait: None: as long as it takes. The cooperative driver has no use for a clock and ignores it: there a batch closes
             the moment nobody else can run.
+        max_queued: Waiting rows from which a training queue is full; None: no bound. (Each agent waits for its predictions, so their
+            queue is bounded by the agents.)
+        when_full: What a full training queue does with one more request: 'block' takes it, and its sender waits until it is served;
+            'drop_oldest' answers the oldest with `Dropped`, and counts its rows.
     """
 
     min_rows: int | None = None
     max_rows: int | None = None
     max_wait: float | None = None
+    max_queued: int | None = None
+    when_full: Literal["block", "drop_oldest"] = "block"
 
     def __post_init__(self) -> None:
-        for name in ("min_rows", "max_rows"):
+        if self.when_full not in ("block", "drop_oldest"):
+            raise ValueError(f"BatchRule: when_full is {self.when_full!r}; expected 'block' or 'drop_oldest'")
+        for name in ("min_rows", "max_rows", "max_queued"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"BatchRule: {name} is {value}; expected at least 1, or None")
@@ -49,6 +58,8 @@ class BatchRule:
             raise ValueError(f"BatchRule: max_wait is {self.max_wait}; expected seconds ≥ 0, or None")
         if self.min_rows and self.max_rows and self.min_rows > self.max_rows:
             raise ValueError(f"BatchRule: min_rows ({self.min_rows}) is above max_rows ({self.max_rows}); no batch could close")
+        if self.min_rows and self.max_queued and self.min_rows > self.max_queued:
+            raise ValueError(f"BatchRule: min_rows ({self.min_rows}) is above max_queued ({self.max_queued}); the queue would never hold enough")
 
 
 class ComputationTask:
@@ -213,9 +224,7 @@ class ComputationTask:
         """
         algorithm = self.algorithm
         cpu = self.device.type == "cpu"
-        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
-        if not cpu:
-            tensors = {name: t.pin_memory().to(self.device, non_blocking=True) for name, t in tensors.items()}
+        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()} if cpu else send(inputs, self.device)
         with self.lock, torch.inference_mode():
             before, algorithm.mode = algorithm.mode, mode
             try:
@@ -226,7 +235,10 @@ class ComputationTask:
                 algorithm.mode = before
             # What was not made in here is a view of a parameter (a Gaussian's log_std) or of the inputs (an identity), and both
             # change under the reply: the next optimiser step, the next batch. Copied while the lock holds them still.
-            arrays = {n: v.numpy() if cpu and type(v) is torch.Tensor and v.is_inference() else _copied(v) for n, v in out.items()}
+            if cpu:
+                arrays = {n: v.numpy() if type(v) is torch.Tensor and v.is_inference() else _copied(v) for n, v in out.items()}
+            else:
+                arrays = fetch({n: torch.as_tensor(v, device=self.device) for n, v in out.items()})
         self.check_output(arrays, len(next(iter(inputs.values()))))
         return arrays
 
@@ -250,7 +262,7 @@ class ComputationTask:
         """
         algorithm = self.algorithm
         n = len(next(iter(rows.values())))
-        batch = Batch.nest({name: self._tensor(value) for name, value in rows.items()})
+        batch = Batch.nest(send(rows, self.device))
         with self._updating(), torch.no_grad():
             batch = algorithm.process(batch)
         results: dict[str, list[Any]] = {}
@@ -314,10 +326,6 @@ class ComputationTask:
                 f"task {self.name!r}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are unchanged. "
                 "Lower the learning rate, set max_grad_norm, or look for extreme rewards"
             )
-
-    def _tensor(self, value: Array) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(value))
-        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
 
     # --------------------------------------------------------------------------------------------------------------- state
 

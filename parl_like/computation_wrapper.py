@@ -18,7 +18,7 @@ import numpy as np
 from parl_like.communicator import Communicator, Link, Ticket
 from parl_like.computation_task import BatchRule, ComputationTask, Mode
 from parl_like.data.rows import RowBlock
-from parl_like.errors import Stopped, TaskFailed
+from parl_like.errors import Dropped, Stopped, TaskFailed
 from parl_like.explorer import Explorer
 from parl_like.spec import Array, Spec, SpecError
 
@@ -27,16 +27,20 @@ RECENT = 1024
 
 
 class Counters:
-    """What a queue has done. Times are seconds; wait is that of a batch's first request, compute that of its whole service."""
+    """What a queue has done. Times are seconds; wait is that of a batch's first request, compute that of its whole service.
+
+    `late` counts replies that nobody waited for any more, `dropped` the rows that a full queue gave up.
+    """
 
     def __init__(self) -> None:
-        self.requests = self.rows = self.batches = self.errors = 0
+        self.requests = self.rows = self.batches = self.errors = self.late = self.dropped = 0
         self.waits: deque[float] = deque(maxlen=RECENT)
         self.computes: deque[float] = deque(maxlen=RECENT)
 
     def summary(self, queued_rows: int) -> dict[str, float]:
         out = {
-            "requests": self.requests, "rows": self.rows, "batches": self.batches, "errors": self.errors,
+            "requests": self.requests, "rows": self.rows, "batches": self.batches, "errors": self.errors, "late": self.late,
+            "dropped": self.dropped,
             "mean_batch": self.rows / self.batches if self.batches else 0.0, "queue_depth": queued_rows,
         }
         for name, times in (("wait", self.waits), ("compute", self.computes)):
@@ -67,6 +71,7 @@ class RequestQueue:
         lock: Held while a request is written or a batch is taken. A driver with threads guards its own counts with it too.
         rows: Waiting rows.
         passed: 1 + how often a driver has served another queue since it last served this one.
+        abandoned: Open requests that nobody waits for any more.
         stopped: Why new requests are refused; None: they are taken.
         server: The driver's own.
     """
@@ -83,12 +88,13 @@ class RequestQueue:
         self.counters = Counters()
         self.rows = 0
         self.passed = 1
+        self.abandoned = 0
         self.stopped: str | None = None
         self._refusal: type[Exception] = Stopped
         self.server: Any = None
 
-    def put(self, ticket: Ticket, values: Any) -> None:
-        """Adds a request; the caller holds `lock`."""
+    def put(self, ticket: Ticket, values: Any) -> list[Ticket] | None:
+        """Adds a request; the caller holds `lock`, and wakes the tickets that were dropped for it."""
         raise TypeError("use PredictionQueue or TrainingQueue")
 
     def _room_for(self, rows: int) -> _Batch:
@@ -140,6 +146,10 @@ class RequestQueue:
         counters.batches += 1
         counters.waits.append(begin - batch.born)
         counters.computes.append(perf_counter() - begin)
+        if self.abandoned:
+            late = sum(ticket.abandoned for ticket in tickets)
+            counters.late += late
+            self.abandoned -= late
         self._recycle(batch)
         return tickets
 
@@ -267,7 +277,7 @@ class TrainingQueue(RequestQueue):
     kind = "learn"
     last_result: Mapping[str, Any] = {}
 
-    def put(self, ticket: Ticket, values: Mapping[str, Array]) -> None:
+    def put(self, ticket: Ticket, values: Mapping[str, Array]) -> list[Ticket] | None:
         self.check_open(ticket)
         ticket.queue = self
         batch = self._room_for(ticket.rows)
@@ -287,6 +297,31 @@ class TrainingQueue(RequestQueue):
         ticket.start = batch.rows
         batch.rows += ticket.rows
         self.rows += ticket.rows
+        rule = self.rule
+        return self._drop_oldest(ticket) if rule.when_full == "drop_oldest" and self.rows > (rule.max_queued or self.rows) else None
+
+    def is_full(self) -> bool:
+        """Whether the sender of one more request must wait for it."""
+        return self.rule.max_queued is not None and self.rule.when_full == "block" and self.rows >= self.rule.max_queued
+
+    def _drop_oldest(self, newest: Ticket) -> list[Ticket]:
+        assert self.rule.max_queued is not None
+        dropped = []
+        while self.rows > self.rule.max_queued and self.batches[0].tickets[0] is not newest:
+            batch = self.batches[0]
+            ticket = batch.tickets.pop(0)
+            batch.parts.pop(0)
+            for left in batch.tickets:
+                left.start -= ticket.rows
+            batch.rows -= ticket.rows
+            self.rows -= ticket.rows
+            self.counters.dropped += ticket.rows
+            ticket.error = Dropped(f"{ticket.agent}, task {self.task.name!r}: dropped {ticket.rows} rows to learn from; the queue holds "
+                                   f"{self.rule.max_queued} and newer ones came")
+            dropped.append(ticket)
+            if not batch.tickets:
+                self.batches.popleft()
+        return dropped
 
     def _check(self, ticket: Ticket, values: Mapping[str, Array], first: Mapping[str, Array] | None) -> None:
         """Rows of one batch are joined, so the first request must fit the model's inputs, and the others the first."""
@@ -350,6 +385,7 @@ class ComputationWrapper:
         """
         name = str(agent)
         communicator = Communicator(self, agent, link)
+        # setdefault is one step of the interpreter, so threads that register at the same time need no lock.
         if self.communicators.setdefault(name, communicator) is not communicator:
             raise ValueError(f"{name} already has a communicator of task {self.task.name!r}; close() it first, or give agents different ids")
         return communicator

@@ -22,6 +22,10 @@ class Diverged(FloatingPointError):
     """A loss or gradient is no finite number; the optimiser step was not taken."""
 
 
+class Dropped(RuntimeError):
+    """A full training queue gave this request up for a newer one (`BatchRule.when_full='drop_oldest'`)."""
+
+
 class Stopped(Exception):
     """The robot stopped before this request was served."""
 

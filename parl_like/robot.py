@@ -117,24 +117,32 @@ class Crew:
         self._driver = self._make_driver()
         self._started = False
         self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
-        agent_seeds = seed.spawn(n_agents)
-        self.agents = []
-        for index in range(n_agents):
-            member = agent()
+        self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
+        self.agents: list[Agent] = []
+        self.wrappers: dict[str, ComputationWrapper] = {}
+        self._enlist(n_agents)
+
+    def _enlist(self, n: int) -> list[Agent]:
+        """Makes agents with environments and, for every task, helpers."""
+        seeds = self._seeds.spawn(n)
+        env, new = self._env, []
+        for index, seed in enumerate(seeds, self.agents[-1].index + 1 if self.agents else 0):
+            member = self._make_agent()
             if not isinstance(member, Agent):
                 raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
-            member.bind(self, index, np.random.default_rng(agent_seeds[index]), label)  # type: ignore[arg-type]
-            self.agents.append(member)
+            member.bind(self, index, np.random.default_rng(seed), self._label)  # type: ignore[arg-type]
+            new.append(member)
             if env is None:
                 member.env = None
             else:
                 member.join(lambda: make_one(env))
-        self.wrappers = {}
         for number, (name, task) in enumerate(self.tasks.items()):
-            self.wrappers[name] = self._furnish(name, task, [s.spawn(1)[0] for s in agent_seeds], seed, number)
-        for member in self.agents:
+            self._furnish(name, task, new, [s.spawn(1)[0] for s in seeds], number)
+        self.agents += new
+        for member in new:
             if member.env is not None:
                 member.env.observe([])
+        return new
 
     def _make_driver(self) -> Any:
         if self.driver_name not in DRIVERS:
@@ -142,24 +150,30 @@ class Crew:
         module, name = DRIVERS[self.driver_name].split(":")
         return getattr(import_module(module), name)(self.sync, self._agent_failed, self._task_failed)
 
-    def _furnish(
-        self, name: str, task: ComputationTask, seeds: Sequence[np.random.SeedSequence], seed: np.random.SeedSequence, number: int
-    ) -> ComputationWrapper:
-        """The wrapper of one task, and a helper of it for every agent."""
+    def _furnish(self, name: str, task: ComputationTask, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence], number: int) -> None:
+        """A helper of one task for every new agent; for the first of them the task's wrapper and buffer, too."""
         make = task.helper or AgentHelper
-        helpers = [make() for _ in self.agents]
+        helpers = [make() for _ in agents]
         training = self.mode != "test" and task.train
-        n_lanes = sum(agent.n_envs for agent in self.agents)
-        if training and name not in self.buffers:
-            buffer_seed = np.random.SeedSequence(entropy=seed.entropy, spawn_key=(*seed.spawn_key, 1_000_000 + number))
-            buffer = helpers[0].make_buffer(n_lanes, np.random.default_rng(buffer_seed))
+        lane = sum(agent.n_envs for agent in self.agents)
+        new_lanes = sum(agent.n_envs for agent in agents)
+        if name in self.wrappers:
+            buffer = self.buffers.get(name)
             if buffer is not None:
-                self.buffers[name] = buffer
-                if getattr(self._driver, "lock", None) is not None:  # agents are threads
-                    buffer.make_threadsafe()
-        wrapper = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
-        lane = 0
-        for agent, helper, helper_seed in zip(self.agents, helpers, seeds, strict=True):
+                lane = buffer.n_lanes  # those of agents that have left keep their rows
+                buffer.add_lanes(new_lanes)
+        else:
+            if training and name not in self.buffers:
+                root = self._seeds
+                buffer_seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
+                buffer = helpers[0].make_buffer(new_lanes, np.random.default_rng(buffer_seed))
+                if buffer is not None:
+                    self.buffers[name] = buffer
+                    if getattr(self._driver, "lock", None) is not None:  # agents are threads
+                        buffer.make_threadsafe()
+            self.wrappers[name] = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
+        wrapper = self.wrappers[name]
+        for agent, helper, helper_seed in zip(agents, helpers, seeds, strict=True):
             lanes = range(lane, lane + agent.n_envs)
             lane += agent.n_envs
             helper.bind(
@@ -168,7 +182,6 @@ class Crew:
             )
             agent.helpers[name] = helper
             agent.learns = agent.learns or (training and helper.learns)
-        return wrapper
 
     def driver_of(self, agent: Agent) -> Any:
         return self._driver
@@ -287,18 +300,24 @@ class Crew:
             for agent in self.agents:
                 agent.quota_steps = agent.quota_episodes = None
                 agent.env.observe(self._hooks())
-        for index in range(len(self.agents)):
-            result.returns += watch.returns[index]
-            result.lengths += watch.lengths[index]
-            result.idxs += watch.idxs[index]
+        for agent in self.agents:
+            result.returns += watch.returns[agent.index]
+            result.lengths += watch.lengths[agent.index]
+            result.idxs += watch.idxs[agent.index]
         result.n_steps, result.seconds = self.env_steps - steps_before, perf_counter() - begin
         return result
 
     def _hooks(self) -> list[Hook]:
         return []
 
-    def close(self) -> None:
-        """Stops the agents and closes their environments. May be called twice."""
+    def close(self, drain: bool = False) -> None:
+        """Stops the agents and closes their environments. May be called twice.
+
+        Args:
+            drain: Whether requests that are waiting are served first. Else they are answered with `Stopped`.
+        """
+        if drain:
+            self._cut()
         self._halt()
         for agent in self.agents:
             if agent.env is not None and not self._borrowed:
@@ -309,9 +328,9 @@ class _Watch(Hook):
     """Episodes by agent; counts down the agents' quotas."""
 
     def __init__(self, agents: list[Agent]) -> None:
-        self.returns: list[list[Any]] = [[] for _ in agents]
-        self.lengths: list[list[int]] = [[] for _ in agents]
-        self.idxs: list[list[int]] = [[] for _ in agents]
+        self.returns: dict[int, list[Any]] = {agent.index: [] for agent in agents}
+        self.lengths: dict[int, list[int]] = {agent.index: [] for agent in agents}
+        self.idxs: dict[int, list[int]] = {agent.index: [] for agent in agents}
 
     def post_episode(self, agent: Agent, interrupted: bool) -> None:
         if not interrupted and (agent.quota_episodes is None or agent.quota_episodes > 0):
@@ -359,12 +378,46 @@ class Robot(Crew):
         for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
             task.name = name
             task.build(child)
-        self._env, self._agent = env, agent
         self._trace = TraceHash() if trace else None
         self._run_hooks: list[Hook] = []
         self.iterations = 0
+        self._save_to: Path | None = None
         super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
         self._observe()
+
+    def add_agents(self, n: int = 1) -> list[Agent]:
+        """Lets `n` more agents join, between two iterations. Open episodes end here, as at a checkpoint, and everybody goes on.
+
+        Buffers grow by the lanes of the new agents. A robot that loads a checkpoint of this one needs as many agents.
+
+        Raises:
+            ValueError: the robot was given an environment itself, of which there is only one.
+        """
+        if _is_made(self._env):
+            raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: gym.make(...)`) or an id")
+        self._cut()
+        self._halt()
+        new = self._enlist(n)
+        self._observe()
+        return new
+
+    def remove_agent(self, agent: Agent) -> None:
+        """Lets an agent leave, between two iterations, and closes its environment. Open episodes end as with `add_agents`; what the
+        agent stored stays.
+
+        Raises:
+            ValueError: it is no agent of this robot, or the only one.
+        """
+        if agent not in self.agents or len(self.agents) == 1:
+            raise ValueError(f"remove_agent: {agent} is {'the only' if agent in self.agents else 'no'} agent of this robot; "
+                             f"there are {', '.join(map(str, self.agents))}")
+        self._cut()
+        self._halt()
+        self.agents.remove(agent)
+        for helper in agent.helpers.values():
+            helper.comm.close()
+        if agent.env is not None:
+            agent.env.close()
 
     # ------------------------------------------------------------------------------------------------------------- running
 
@@ -545,7 +598,7 @@ class Robot(Crew):
         sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
         # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
         sequence = np.random.SeedSequence(entropy=sequence.entropy, spawn_key=sequence.spawn_key)
-        crew = Crew(self.tasks, source, self._agent, n, sequence, "cooperative", True, "test", "evaluator")
+        crew = Crew(self.tasks, source, self._make_agent, n, sequence, "cooperative", True, "test", "evaluator")
         crew._borrowed = borrowed
         return crew
 
@@ -579,7 +632,7 @@ class Robot(Crew):
             while crew._advance():
                 pass
             frames[0].save(path, save_all=True, append_images=frames[1:], duration=1000 // frames_per_second, loop=0)
-            return float(film.returns[0][0])
+            return float(film.returns[agent.index][0])
         finally:
             crew.close()
 
@@ -661,8 +714,9 @@ class Robot(Crew):
         expected = {f"task.{n}" for n in self.tasks} | {f"buffer.{n}" for n in self.buffers} | {"agents", "counters"}
         if state.keys() != expected:
             raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it was saved")
-        if len(state["agents"]) != len(self.agents):
-            raise ValueError(f"Robot: the saved state has {len(state['agents'])} agents, this robot {len(self.agents)}; set n_agents")
+        if state["agents"].keys() != {str(agent.index) for agent in self.agents}:
+            raise ValueError(f"Robot: the saved state has {len(state['agents'])} agents, this robot {len(self.agents)}; set n_agents "
+                             f"(there: {', '.join(state['agents'])}; here: {', '.join(str(agent.index) for agent in self.agents)})")
         self._halt()
         for name, task in self.tasks.items():
             task.load_state_dict(state[f"task.{name}"])
@@ -682,6 +736,17 @@ class Robot(Crew):
         """Writes a checkpoint directory, atomically, without code in it. Episodes restart, see `checkpoint_boundary`."""
         self.checkpoint_boundary()
         write_archive(Path(path), self.state_dict())
+
+    def request_save(self, path: str | Path) -> None:
+        """`save` at the end of the running iteration. For hooks and agents, which cannot save at once: they would wait for themselves."""
+        self._save_to = Path(path)
+
+    def _advance(self) -> bool:
+        went_on = super()._advance()
+        if self._save_to is not None:
+            path, self._save_to = self._save_to, None
+            self.save(path)
+        return went_on
 
     def load(self, path: str | Path, *, partial: bool = False) -> list[str]:
         """Takes over what `save` wrote.

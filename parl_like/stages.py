@@ -152,8 +152,8 @@ class TraceHash(Hook):
 class EveryNSteps(Hook):
     """Calls `function(robot)` whenever the whole robot's environment steps pass a multiple of `n`, once after each act that does.
 
-    An agent calls it, so it cannot run, save or close the robot, which would wait for that agent. To save every n steps loop outside:
-    `for _ in range(10): robot.run(StopAfterSteps(n)); robot.save(path)`.
+    An agent calls it, so it cannot run, save or close the robot, which would wait for that agent. It can ask for a save at the end
+    of the iteration: `EveryNSteps(10_000, lambda robot: robot.request_save(path))`.
     """
 
     def __init__(self, n: int, function: Callable[[Robot], None]) -> None:

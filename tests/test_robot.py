@@ -27,6 +27,7 @@ from agent_fakes import (
 
 from parl_like import (
     Agent,
+    AgentHelper,
     Batch,
     ComputationTask,
     EpisodicHelper,
@@ -38,7 +39,8 @@ from parl_like import (
 )
 from parl_like.algorithm import Linear
 from parl_like.algorithms import A2C, DQN
-from parl_like.errors import AgentFailed, NotEnoughRows, TaskFailed
+from parl_like.computation_task import BatchRule
+from parl_like.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
 from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
 from parl_like.stages import EveryNSteps, StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
@@ -743,3 +745,124 @@ def test_a_checkpoint_of_another_model_names_all_that_differs_or_is_loaded_in_pa
         mine, theirs = (r.tasks["RL"].algorithm.model.net.layers for r in (other, robot))
         assert torch.equal(mine[1].bias, theirs[1].bias) and weights(other)["RL"] != before
         assert other.env_steps == 0
+
+
+# -------------------------------------------------------------------------------------------------- agents that come and go
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+@pytest.mark.parametrize("kind", ["dqn", "a2c"])
+def test_agents_may_join_and_leave_between_iterations(driver, kind):
+    task = {"dqn": lambda: (dqn(Noisy), off()), "a2c": lambda: (a2c(Noisy), lambda: OnPolicyHelper(unroll=8))}[kind]()
+    with robot_of(*task, Noisy, n_agents=2, driver=driver) as robot:
+        for _ in range(3):
+            robot.train_iter()
+        before = rows(robot, lane=0), robot.agents[0].steps
+        new = robot.add_agents(2)
+        assert [str(agent) for agent in new] == ["agent 2", "agent 3"] and robot.buffers["RL"].n_lanes == 4
+        if kind == "dqn":
+            same(rows(robot, lane=0), before[0])
+        gone = robot.agents[1]
+        robot.remove_agent(gone)
+        left = gone.steps
+        for _ in range(10):
+            robot.train_iter()
+        robot.run(StopAfterSteps(100))
+        assert gone.steps == left and all(agent.steps > 10 for agent in robot.agents)
+        assert [agent.index for agent in robot.agents] == [0, 2, 3]
+        if kind == "dqn":
+            assert robot.collect(n_episode=6).n_episodes == 6
+        assert sorted(robot.wrappers["RL"].communicators) == ["agent 0", "agent 2", "agent 3"]
+        with pytest.raises(ValueError, match="agent 1 is no agent of this robot; there are agent 0, agent 2, agent 3"):
+            robot.remove_agent(gone)
+        again = robot.add_agents()[0]
+        assert again.index == 4 and robot.evaluate(4).n_episodes == 4
+
+
+def test_joining_is_reproducible():
+    def hashes():
+        with BUILD["dqn"](n_agents=2) as robot:
+            robot.collect(n_step=20)
+            robot.add_agents(2)
+            robot.run(StopAfterSteps(100))
+            return robot.trace_hash()
+
+    assert hashes() == hashes()
+
+
+def test_one_environment_is_not_shared_and_the_last_agent_stays():
+    with robot_of(dqn(Noisy), off(), Noisy(), n_agents=1) as robot:
+        with pytest.raises(ValueError, match="cannot share one environment"):
+            robot.add_agents()
+        with pytest.raises(ValueError, match="agent 0 is the only agent"):
+            robot.remove_agent(robot.agents[0])
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_drains_the_queues_or_answers_stopped(driver, drain):
+    """An asynchronous request is open when the robot is closed: served, or refused."""
+    answers = []
+
+    class Sender(Agent):
+        def run_one_episode(self):
+            self.env.reset()
+            comm = self.helpers["RL"].comm
+            tickets.append(comm.put_training({"obs": np.zeros((3, 1), np.float32)}))
+            self.robot.request_stop()
+            self.env.step(0)
+
+    tickets = []
+    task = ComputationTask(Recorder(), training_rule=BatchRule(min_rows=100), helper=Waits)
+    robot = Robot(lambda: Corridor(3), tasks={"RL": task}, agent=Sender, driver=driver)
+    robot._advance()
+    robot.close(drain=drain)
+    try:
+        answers.append(robot.agents[0].helpers["RL"].comm.get(tickets[0])["loss"])
+    except Stopped:
+        answers.append("stopped")
+    assert (answers == ["stopped"]) is not drain and len(task.algorithm.lessons) == drain
+
+
+class Waits(AgentHelper):
+    learns = True
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+def test_a_hook_may_ask_for_a_save(driver, tmp_path):
+    path = tmp_path / "state"
+    hook = EveryNSteps(40, lambda robot: robot.request_save(path))
+    with robot_of(dqn(Noisy), off(), Noisy, n_agents=2, driver=driver) as robot:
+        robot.run(StopAfterSteps(50), hook)
+    with robot_of(dqn(Noisy), off(), Noisy, n_agents=2) as other:
+        other.load(path)
+        assert 40 <= other.env_steps <= 50
+
+
+def test_one_robot_may_mix_on_policy_and_off_policy_tasks():
+    """A2: rows of one step go to both; each learns at its own rhythm."""
+    tasks = {"PPO": ComputationTask(ppo(Noisy), lambda: OnPolicyHelper(unroll=8, store_policy=True)), "DQN": ComputationTask(dqn(Noisy), off(learn_every=4))}
+    with Robot(Noisy, tasks=tasks, n_agents=2) as robot:
+        robot.run(StopAfterSteps(160))
+        assert tasks["PPO"].learns == 10 and tasks["DQN"].learns > 10
+        assert tasks["PPO"].rows_learned == 160 and len(robot.buffers["DQN"]) == 160
+
+
+def test_an_action_may_choose_how_often_it_is_repeated():
+    """R4: K is read at each step, so what chooses the action may choose it."""
+    class Chooses(Agent):
+        def run_one_episode(self):
+            self.env.reset()
+            done, taken = False, []
+            while not done:
+                self.action_repeat = 1 + len(taken)
+                _, rew, terminated, truncated, _ = self.env.step(0)
+                taken.append(rew)
+                done = terminated or truncated
+            rewards.append(taken)
+
+    rewards = []
+    with robot_of(Recorder(), off(), env=lambda: Corridor(8), agent=Chooses) as robot:
+        robot.run(StopAfterEpisodes(1))
+        assert rewards == [[1.0, 2.0, 3.0, 2.0]]  # the last is cut short by the end
+        assert (robot.counters()["env_steps"], robot.counters()["time_steps"]) == (4, 8)

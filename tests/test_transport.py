@@ -18,7 +18,7 @@ from drivers.transport_fakes import BAD, Echo, Learner, Programmed, Weights, ech
 from parl_like import Agent, AgentHelper, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
 from parl_like.computation_task import BatchRule, ComputationTask
-from parl_like.errors import AgentFailed, Stopped, TaskFailed
+from parl_like.errors import AgentFailed, Dropped, Stopped, TaskFailed
 from parl_like.explorer import Categorical
 from parl_like.model import Model
 from parl_like.spec import SpecError
@@ -701,6 +701,79 @@ def test_queue_depth_counts_waiting_rows():
     for ticket in tickets:
         comm.get(ticket)
     assert robot.wrappers["echo"].summary()["predict/queue_depth"] == 0
+
+
+@each_driver
+def test_a_reply_that_nobody_waits_for_any_more_is_dropped_and_counted(driver):
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        given_up = comm.put_prediction(row(agent, 0))
+        comm.abandon(given_up)
+        comm.abandon(given_up)
+        ticket = comm.predict(row(agent, 1))
+        assert ticket.out["echo"][ticket.start].tolist() == [agent.index, 1]
+        comm.abandon(ticket)  # served already, so not late
+
+    robot = play(driver, program, 3)
+    assert robot.wrappers["echo"].summary()["predict/late"] == 3
+    assert robot.wrappers["echo"].predictions.abandoned == 0
+
+
+@each_driver
+def test_a_full_training_queue_blocks_its_senders(driver):
+    depths = []
+
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        tickets = []
+        for i in range(10):
+            tickets.append(comm.put_training(lesson(agent, 2, i)))
+            depths.append(agent.robot.wrappers["echo"].trainings.rows)
+        for i, ticket in enumerate(tickets):
+            assert comm.get(ticket)["row"].tolist() == [[agent.index, i], [agent.index, i + 1]]
+
+    task = echo_task(training_rule=BatchRule(max_queued=6))
+    robot = play(driver, program, 3, {"echo": task}, mode="async")
+    assert max(depths) <= 6 + 3 * 2  # every agent may find it just not full
+    assert (robot.wrappers["echo"].summary()["learn/rows"], robot.wrappers["echo"].summary()["learn/dropped"]) == (60, 0)
+
+
+def test_a_full_training_queue_drops_its_oldest_requests_where_told_to():
+    task = echo_task(training_rule=BatchRule(max_queued=5, max_rows=4, when_full="drop_oldest"))
+    robot = play("inline", partial(ask, 1), 1, {"echo": task})
+    agent = robot.agents[0]
+    comm = agent.helpers["echo"].comm
+    tickets = [comm.put_training(lesson(agent, 2, i)) for i in range(4)]  # batches (0, 1), (2, 3): 0 and 1 must go
+    assert robot.wrappers["echo"].trainings.rows == 4
+    for ticket in tickets[:2]:
+        with pytest.raises(Dropped, match=r"agent 0, task 'echo': dropped 2 rows to learn from; the queue holds 5"):
+            comm.get(ticket)
+    assert [comm.get(ticket)["row"][0].tolist() for ticket in tickets[2:]] == [[0, 2], [0, 3]]
+    large = comm.put_training(lesson(agent, 9))  # alone above the bound: taken all the same
+    assert len(comm.get(large)["row"]) == 9
+    assert robot.wrappers["echo"].summary()["learn/dropped"] == 4
+
+
+@each_running_driver
+def test_whoever_waits_for_a_dropped_lesson_hears_of_it(driver):
+    heard = []
+
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        if agent.index == 0:
+            try:
+                comm.learn(lesson(agent, 2))
+            except Dropped:
+                heard.append(0)
+        else:
+            while not agent.robot.wrappers["echo"].trainings.rows:
+                comm.predict(row(agent, 0))
+            ticket = comm.put_training(lesson(agent, 2, 5.0))
+            assert comm.get(ticket)["row"].tolist() == [[1, 5], [1, 6]]
+
+    task = echo_task(training_rule=BatchRule(min_rows=3, max_queued=3, when_full="drop_oldest"), helper=Learner)
+    play(driver, program, 2, {"echo": task})
+    assert heard == [0]
 
 
 # -------------------------------------------------------------------------------------------------------------------- explorers

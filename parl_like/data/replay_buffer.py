@@ -238,6 +238,21 @@ class ReplayBuffer:
             self._open_return = [0.0] * self.n_lanes
             self._open_length = [0] * self.n_lanes
 
+    def add_lanes(self, n: int) -> None:
+        """`n` more, empty lanes of the same size; positions of rows stay what they are."""
+        before = self.capacity
+        self.n_lanes += n
+        self.size += n * self.lane_size
+        self.capacity = self.lane_size * self.n_lanes
+        self._count += [0] * n
+        self._cursor += range(before, self.capacity, self.lane_size)
+        self._open_return += [0.0] * n
+        self._open_length += [0] * n
+        self._open_start += range(before, self.capacity, self.lane_size)
+        if self.specs:
+            self.columns = {spec.name: np.concatenate([self.columns[spec.name], spec.zeros(self.capacity - before)]) for spec in self.specs}
+            self._bind()
+
     def clear_lane(self, lane: int) -> None:
         """Drops the rows of one lane; statistics of its open episode go on counting."""
         if not 0 <= lane < self.n_lanes:

@@ -54,13 +54,14 @@ class CooperativeDriver:
 
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
-        queue.put(ticket, values)
+        ticket.waiter = None
+        dropped = queue.put(ticket, values)
+        if dropped:
+            self._wake(dropped)
         if not wait:
-            ticket.waiter = None
             return
         current = getcurrent()
         if current is self._hub or not self.agents:
-            ticket.waiter = None
             self._serve_inline(ticket)
         else:
             ticket.waiter = current

@@ -155,7 +155,8 @@ class ThreadsDriver:
         ticket.error = None
         mine = False
         with self.lock:
-            queue.put(ticket, values)
+            dropped = queue.put(ticket, values)
+            first = self._count_in(dropped) if dropped else ()
             ticket.state = OPEN
             server = queue.server
             if wait and server is not None:
@@ -170,6 +171,8 @@ class ThreadsDriver:
             elif server is not None:
                 server.ring()
                 self._begin_round()
+        if first:
+            self._wake(first)
         if mine:
             self._serve(server, ticket)
         if wait:

@@ -1,0 +1,57 @@
+"""Transfers between NumPy and a device. Without a second device the packing is tested on the CPU, where `send` and `fetch` skip it."""
+
+import numpy as np
+import pytest
+import torch
+
+from parl_like.transfer import _join, _pack, _split, _unpack, fetch, send
+
+CPU = torch.device("cpu")
+DEVICES = [CPU] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
+
+
+def rows(seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "terminated": rng.random(5) < 0.5, "obs": rng.integers(0, 255, (5, 3, 7), np.uint8), "rew": rng.normal(size=5),
+        "act": rng.integers(0, 9, 5), "log_prob": rng.normal(size=(5, 1)).astype(np.float32), "half": np.ones((5, 3), np.float16),
+        "none": np.zeros((5, 0), np.float32), "turned": rng.normal(size=(3, 5)).T, "one": np.float32(2.5),
+    }
+
+
+def same(left, right):
+    assert list(left) == list(right)
+    for name, value in left.items():
+        assert value.dtype == np.asarray(right[name]).dtype and value.shape == np.shape(right[name])
+        np.testing.assert_array_equal(value, right[name])
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_rows_go_there_and_back(device):
+    sent = send(rows(), device)
+    assert all(value.device.type == device.type for value in sent.values())
+    same(fetch(sent), rows())
+
+
+def test_rows_are_packed_side_by_side_and_unpacked():
+    whole = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in rows().items()}
+    block = _pack(whole, pin=False)
+    same({name: value.numpy() for name, value in _unpack(block, whole).items()}, rows())
+    assert all(value.untyped_storage().data_ptr() == block.untyped_storage().data_ptr() for value in _unpack(block, whole).values())
+
+
+def test_tensors_are_joined_and_split():
+    values = {name: torch.as_tensor(value) for name, value in rows().items()}
+    values["spread"] = torch.ones(3).expand(5, 3)
+    joined = _join(values)
+    same(_split(joined, values), {name: value.numpy() for name, value in values.items()})
+
+
+def test_on_the_cpu_nothing_is_copied_in_and_nothing_is_shared_out():
+    arrays = rows()
+    sent = send(arrays, CPU)
+    arrays["rew"][0] = 7.0
+    assert sent["rew"][0] == 7.0
+    back = fetch(sent)
+    arrays["rew"][0] = 8.0
+    assert back["rew"][0] == 7.0
