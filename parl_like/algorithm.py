@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from parl_like.batch import same
 from parl_like.model import reinitialise, sync
 from parl_like.optim import FusedAdam
 
@@ -223,7 +224,7 @@ class AlgorithmFactory:
         return self.algorithm(model, **copy.deepcopy(self.algorithm_args))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AlgorithmFactory) and vars(self) == vars(other)
+        return isinstance(other, AlgorithmFactory) and same(vars(self), vars(other))  # arrays among the arguments have no one `==`
 
     __hash__ = None  # type: ignore[assignment]
 

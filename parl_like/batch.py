@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
+import inspect
 import math
 import operator
 import sys
@@ -36,6 +37,9 @@ class Batch:
     `b += 1` changes the array that the batch was made from, unless `copy=True`. A field that holds an empty Batch is *reserved*: its name
     is known and its data is still to come.
 
+    A field may have the name of a method (`keys`, `shape`: an observation space may have such a key). Then `b["keys"]` is the
+    field and `b.keys` is still the method.
+
     Args:
         data: A mapping, another Batch (its fields are shared), or a list of these (stacked on a new axis 0).
         copy: Deep-copy every value.
@@ -43,7 +47,7 @@ class Batch:
 
     Raises:
         TypeError: `data` is none of these, a field name is not a str, or a list holds tensors of different shapes.
-        ValueError: a field has the name of a method of this class, which it would hide.
+        ValueError: a field has the name of a private or special method of this class, which it would hide.
 
     >>> data = Batch(obs={"index": np.zeros((2, 3))}, act=np.zeros((2, 2)))
     >>> data[:, 1] += 6
@@ -60,7 +64,7 @@ class Batch:
     __array_ufunc__ = None
 
     def __init__(self, data: Any = None, /, *, copy: bool = False, **fields: Any) -> None:
-        self.update(Batch.stack(data) if isinstance(data, (list, tuple, np.ndarray)) else data, **fields)
+        self._fill(Batch.stack(data) if isinstance(data, (list, tuple, np.ndarray)) else data, fields)
         if copy:
             self.__dict__.update(copying.deepcopy(self.__dict__))
 
@@ -74,23 +78,23 @@ class Batch:
     def _put(self, key: str, value: Any) -> None:
         if not isinstance(key, str):
             raise TypeError(f"Batch: field name {key!r} is {type(key).__name__}; expected str: str({key!r})")
-        if key in _METHODS:
-            raise ValueError(f"Batch: field {key!r} would hide the method of that name; rename it, e.g. {key.strip('_') + '_'!r}")
+        if key in _UNTOUCHABLE:
+            raise ValueError(_hides(key))
         self.__dict__[key] = _leaf(value)
 
     # ---- fields
 
-    if TYPE_CHECKING:  # type checkers see a method; at run time there is no second call
-
-        def __setattr__(self, key: str, value: Any) -> None: ...
-
-    else:
-        __setattr__ = _put
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in _METHODS:
+            raise AttributeError(_hides(key) if key in _UNTOUCHABLE else _ambiguous(key, f"batch[{key!r}] = value"))
+        self.__dict__[key] = _leaf(value)
 
     def __getattr__(self, key: str) -> Any:  # only reached when the field does not exist
         raise AttributeError(self._unknown(key))
 
     def __delattr__(self, key: str) -> None:
+        if key in _METHODS:
+            raise AttributeError(_ambiguous(key, f"batch.pop({key!r})"))
         if key not in self.__dict__:
             raise AttributeError(self._unknown(key))
         del self.__dict__[key]
@@ -122,6 +126,9 @@ class Batch:
 
     def update(self, data: Any = None, /, **fields: Any) -> None:
         """Sets the fields of a mapping or Batch, then those given by name."""
+        self._fill(data, fields)
+
+    def _fill(self, data: Any, fields: Mapping[str, Any]) -> None:
         if isinstance(data, Batch):
             self.__dict__.update(data.__dict__)
         elif isinstance(data, _MAPPINGS):
@@ -285,7 +292,7 @@ class Batch:
         def join(name: str, values: list[Any]) -> Leaf:
             template = next(value for value in values if not isinstance(value, Batch))
             if _shape_of(template) is None:
-                if all(isinstance(value, Batch) or _same(value, template) for value in values):
+                if all(isinstance(value, Batch) or same(value, template) for value in values):
                     return template
                 raise ValueError(
                     f"Batch.cat: field {name!r} has no row axis and differs between the parts; stack it into an array first"
@@ -346,11 +353,14 @@ class Batch:
     # ---- values
 
     def __eq__(self, other: object) -> bool:
-        """Same fields and nesting, same shapes, same values (NaN equals NaN). Order, dtype and numpy or torch do not matter."""
+        """Same fields and nesting, same shapes, same values (NaN equals NaN). Order, dtype and numpy or torch do not matter.
+
+        Distributions are equal when they are of one class and were given equal parameters.
+        """
         if not isinstance(other, Batch):
             return NotImplemented
         mine, theirs = self.__dict__, other.__dict__
-        return mine.keys() == theirs.keys() and all(_same(value, theirs[key]) for key, value in mine.items())
+        return mine.keys() == theirs.keys() and all(same(value, theirs[key]) for key, value in mine.items())
 
     def apply_values_transform(self, values_transform: Callable[[Leaf], Leaf]) -> Self:
         """A new Batch of the same structure: the function applied to every leaf, at all levels."""
@@ -413,7 +423,7 @@ class Batch:
     def dropnull(self) -> Self:
         """The rows without None and NaN, as a copy. Leaves without rows are not looked at."""
         keep = np.ones(len(self), bool)
-        for mask in self.isnull().leaves().values():
+        for mask in _values(self.isnull()):
             if mask.ndim:
                 keep &= ~mask[: len(keep)].reshape(len(keep), -1).any(axis=1)
         rows: Self = self[np.flatnonzero(keep)]
@@ -453,12 +463,20 @@ class Batch:
         return {key: value.to_dict() if isinstance(value, Batch) else value for key, value in self.__dict__.items()}
 
     def leaves(self) -> dict[str, Leaf]:
-        """The leaves under flat, dotted names: the form in which a batch crosses a link. Reserved fields have no leaf and are left out."""
+        """The leaves under flat, dotted names: the form in which a batch crosses a link. Reserved fields have no leaf and are left out.
+
+        Raises:
+            ValueError: a field name is empty or has a dot in it.
+        """
         return dict(leaves(self.to_dict(), ""))
 
     @classmethod
     def nest(cls, flat: Mapping[str, Any]) -> Self:
-        """The inverse of `leaves`: `{"obs.goal": x}` becomes `Batch(obs=Batch(goal=x))`."""
+        """The inverse of `leaves`: `{"obs.goal": x}` becomes `Batch(obs=Batch(goal=x))`.
+
+        Raises:
+            ValueError: a name is both a leaf and the beginning of another.
+        """
         return cls(nest(flat))
 
     def __repr__(self) -> str:
@@ -480,7 +498,28 @@ class Batch:
         yield ")"
 
 
+class _Method:
+    """A public method of Batch that a field of the same name does not hide: Python asks what has a `__set__` before the fields.
+
+    Made below, not by a decorator, so that readers and type checkers see plain methods.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __get__(self, batch: Batch | None, owner: type[Batch]) -> Any:
+        return self.function.__get__(batch, owner)
+
+    def __set__(self, batch: Batch, value: Any) -> None:  # `Batch.__setattr__` comes first
+        raise AttributeError
+
+
 _METHODS = frozenset(dir(Batch))
+_UNTOUCHABLE = frozenset(name for name in _METHODS if name.startswith("_"))
+"""Names that no field may have: Python, or this file on its fast paths, looks them up as they are."""
+for _name, _function in list(vars(Batch).items()):
+    if _name not in _UNTOUCHABLE and not isinstance(_function, property):  # a property is safe already
+        setattr(Batch, _name, _Method(_function))
 _MAPPINGS = (dict, Mapping)  # dict first: the abstract class alone costs a Python call
 _NUMBERS = (int, float, complex, np.number, np.bool_)
 _RESERVED = Batch()  # stands for a field that a part lacks; never handed out
@@ -507,6 +546,14 @@ def _is_reserved(value: Any) -> bool:
 
 def _itself(value: Leaf) -> Leaf:
     return value
+
+
+def _hides(key: str) -> str:
+    return f"Batch: field {key!r} would hide the method of that name; rename it, e.g. {key.strip('_') + '_'!r}"
+
+
+def _ambiguous(key: str, way: str) -> str:
+    return f"Batch: {key!r} is the name of a method; for the field of that name use item access: {way}"
 
 
 # ---- values that enter
@@ -567,11 +614,18 @@ def _shape_of(value: Leaf) -> tuple[int, ...] | None:
     return tuple(map(int, value.batch_shape)) if _is_distribution(value) else None
 
 
-def _shapes(batch: Batch) -> Iterator[tuple[int, ...]]:
+def _values(batch: Batch) -> Iterator[Leaf]:
+    """The leaves, without names."""
     for value in batch.__dict__.values():
         if isinstance(value, Batch):
-            yield from _shapes(value)
-        elif (shape := _shape_of(value)) is not None:
+            yield from _values(value)
+        else:
+            yield value
+
+
+def _shapes(batch: Batch) -> Iterator[tuple[int, ...]]:
+    for value in _values(batch):
+        if (shape := _shape_of(value)) is not None:
             yield shape
 
 
@@ -579,7 +633,8 @@ def _rows(value: Any, index: Index) -> Any:
     """The rows at `index` of a leaf or nested Batch."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        plain = type(index) is torch.Tensor or (type(index) is slice and index.step is None)
+        kind = type(index)
+        plain = kind is int or kind is torch.Tensor or (kind is slice and index.step is None)
         return value[index if plain else _tensor_index(value, index)]
     if isinstance(value, Batch):
         return value[index] if value.__dict__ else Batch()
@@ -590,16 +645,35 @@ def _rows(value: Any, index: Index) -> Any:
 
 def _tensor_index(tensor: torch.Tensor, index: Index) -> Index:
     """`index` in the part of numpy's language that torch understands."""
-    if isinstance(index, slice) and (index.step or 1) < 0:
-        return list(range(len(tensor))[index])
+    if isinstance(index, slice):
+        return _elements(tuple(tensor.shape[:1]), index) if (index.step or 1) < 0 else index
     if isinstance(index, np.ndarray):  # torch takes uint8 for a mask and refuses negative strides
         return index.astype(np.int64 if index.dtype.kind == "u" else index.dtype)
+    if isinstance(index, list):  # torch would take a list of lists for a tuple
+        return np.asarray(index) if index else index
+    if isinstance(index, tuple):
+        arrays = False
+        for part in index:
+            if type(part) is slice:
+                if part.step is not None and part.step < 0:  # torch has no such steps
+                    return _elements(tuple(tensor.shape), index)
+            elif type(part) is np.ndarray:
+                arrays = True
+        return tuple([_tensor_index(tensor, part) for part in index]) if arrays else index
     return index
 
 
+def _elements(shape: tuple[int, ...], index: Index) -> tuple[Array, ...]:
+    """Which elements numpy means by `index` in an array of `shape`: their positions along each axis."""
+    at = tuple(map(_numpy, index)) if isinstance(index, tuple) else _numpy(index)
+    return np.unravel_index(np.arange(math.prod(shape)).reshape(shape)[at], shape)
+
+
 def _distribution_rows(value: torch.distributions.Distribution, index: Index) -> torch.distributions.Distribution:
+    """The distribution at `index` of its batch shape; its parameters may have more axes (the choices of a Categorical)."""
     from torch import distributions
 
+    index = _elements(tuple(value.batch_shape), index)
     if isinstance(value, distributions.Independent):
         base = _distribution_rows(value.base_dist, index)
         return distributions.Independent(base, value.reinterpreted_batch_ndims, validate_args=False)
@@ -610,7 +684,7 @@ def _distribution_rows(value: torch.distributions.Distribution, index: Index) ->
     ):
         if type(value) is kind:
             params = {name: getattr(value, name) for name in names}
-            return kind(**{name: p[_tensor_index(p, index)] for name, p in params.items()}, validate_args=False)
+            return kind(**{name: p[index] for name, p in params.items()}, validate_args=False)
     raise TypeError(
         f"Batch: rows of a {type(value).__name__} distribution cannot be taken; expected Normal, Categorical, Bernoulli or "
         "Independent of these: store its parameters instead"
@@ -633,7 +707,7 @@ def _check_writable(batch: Batch, rows: Batch, path: str = "") -> None:
         elif isinstance(mine, Batch) or isinstance(value, Batch):
             kinds = ("a Batch", "an array") if isinstance(mine, Batch) else ("an array", "a Batch")
             raise ValueError(f"Batch: field {name!r} is {kinds[0]}, and the rows for it are {kinds[1]}; give the same structure")
-        elif not (isinstance(mine, np.ndarray) or _is_tensor(mine) or _same(mine, value)):
+        elif not (isinstance(mine, np.ndarray) or _is_tensor(mine) or same(mine, value)):
             raise ValueError(f"Batch: field {name!r} has no row axis, so one row cannot differ; make it an array [N, ...] first")
 
 
@@ -782,8 +856,8 @@ def _tensor(value: Leaf, dtype: torch.dtype | None, device: torch.device | str |
     return torch.as_tensor(array, dtype=dtype, device=device)
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Equal values, whatever holds them."""
+def same(a: Any, b: Any) -> bool:
+    """Equal values, whatever holds them: arrays and tensors by shape and value, containers item by item. Always one bool."""
     if a is b:
         return True
     if _is_array(a) and _is_array(b):
@@ -791,9 +865,30 @@ def _same(a: Any, b: Any) -> bool:
         if x.shape != y.shape:
             return False
         if "O" in (x.dtype.kind, y.dtype.kind):
-            return all(_same(i, j) for i, j in zip(x.flat, y.flat, strict=True))
+            return all(same(i, j) for i, j in zip(x.flat, y.flat, strict=True))
         return np.array_equal(x, y, equal_nan=x.dtype.kind in "fc" and y.dtype.kind in "fc")
-    return type(a) is type(b) and bool(a == b)
+    if isinstance(a, _MAPPINGS) and isinstance(b, _MAPPINGS):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if _is_distribution(a):
+        return same(_parameters(a), _parameters(b))
+    equal = a == b
+    return equal if isinstance(equal, bool) else bool(np.all(equal))
+
+
+def _parameters(value: torch.distributions.Distribution) -> dict[str, Any]:
+    """What makes a distribution what it is: its attributes, without what torch computed from them and keeps beside them.
+
+    Those that torch knows as parameters are taken even when computed: 0.3 as a probability is not 0.3 as a logit.
+    """
+    from torch.distributions.utils import lazy_property
+
+    computed = {name for name in vars(value) if isinstance(inspect.getattr_static(type(value), name, None), lazy_property)}
+    given = {name: part for name, part in vars(value).items() if name not in computed and name != "_validate_args"}
+    return given | {name: getattr(value, name) for name in value.arg_constraints}
 
 
 def _null(value: Leaf) -> Array:

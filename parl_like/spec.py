@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Number
 from typing import Any
 
 import gymnasium as gym
@@ -73,6 +75,8 @@ class Spec:
             raise self.error(f"a ragged {type(value).__name__} ({error})", "give rows of equal shape", rows) from None
         expected = (len(array), *self.shape) if rows and array.ndim else self.shape
         if array.shape != expected or (rows and not array.ndim):
+            if array.dtype.kind in _NO_NUMBERS and (array.ndim == 0 or not isinstance(value, (list, tuple, np.ndarray))):
+                raise self._no_numbers(value, array, rows)
             if rows and array.shape == self.shape:
                 mend = "add the row axis: value[None]"
             elif not rows and array.shape == (1, *self.shape):
@@ -86,7 +90,7 @@ class Spec:
             known = array.dtype.kind in kinds and self.dtype.kind in kinds
             widens = known and kinds[array.dtype.kind] <= kinds[self.dtype.kind] and self.dtype.kind != "b"
             if not widens or (has_dtype and self.shape and not np.can_cast(array.dtype, self.dtype)):
-                raise self.error(_text(array), f"astype('{self.dtype}')" if known else "give numbers", rows)
+                raise self.error(_text(array), f"astype('{self.dtype}')", rows) if known else self._no_numbers(value, array, rows)
             if array.dtype.kind in "ui" and self.dtype.kind in "ui" and array.size:
                 bounds = np.iinfo(self.dtype)
                 if array.min() < bounds.min or array.max() > bounds.max:
@@ -96,6 +100,55 @@ class Spec:
             where = tuple(int(i) for i in np.argwhere(np.isnan(array))[0])
             raise self.error(f"{_text(array)} with NaN at {where}", "find out which computation made it; NaN is never stored", rows)
         return array if array.flags.c_contiguous else array.copy()  # not ascontiguousarray: it makes a scalar (1,)
+
+    def _no_numbers(self, value: Any, array: Array, rows: bool) -> SpecError:
+        """Why `value`, which became `array`, cannot be converted: in words, since a dtype like <U3 or object says little."""
+        mend = "give numbers" if rows else f"give numbers in the shape {self.shape}" if self.shape else "give numbers, here just one"
+        if isinstance(value, (str, bytes)):
+            return self.error(f"{_text(array)}, the text {value!r:.50}", f"{mend}, not text", rows)
+        if not isinstance(value, (list, tuple, np.ndarray, Number)):
+            return self.error(f"a {type(value).__name__} object", mend, rows)
+        if array.dtype.kind not in _NO_NUMBERS:
+            return self.error(_text(array), "give real numbers", rows)
+        odd = next((x for x in array.flat if not isinstance(x, Number)), array.flat[0] if array.size else None)
+        text = isinstance(odd, (str, bytes))
+        odd = str(odd) if isinstance(odd, str) else odd  # np.str_ would name its type
+        return self.error(f"{_text(array)} with {'the text ' if text else ''}{odd!r:.50} in it", f"{mend}, not text" if text else mend, rows)
+
+    @cached_property
+    def integer_bounds(self) -> tuple[Any, Any] | None:
+        """`low` and `high` where they allow less than the integer dtype does; else None."""
+        if self.dtype.kind not in "iu" or self.low is None or self.high is None:
+            return None
+        limits = np.iinfo(self.dtype)
+        all_legal = np.min(self.high, initial=limits.max) >= limits.max and np.max(self.low, initial=limits.min) <= limits.min
+        return None if all_legal else (self.low, self.high)
+
+    def check_bounds(self, array: Array) -> None:
+        """Refuses integers outside [low, high]. Without such bounds (floats, 0 … 255 in a uint8) it looks at nothing.
+
+        Args:
+            array: What `convert` returned: [*shape], or rows [n, *shape].
+
+        Raises:
+            SpecError: the first value that is outside, with its place and the bounds there.
+        """
+        if self.integer_bounds is None:
+            return
+        low, high = self.integer_bounds
+        if not array.ndim and low <= int(array) <= high:  # one action: ten times as fast as the lines below
+            return
+        legal = (low <= array) & (array <= high)
+        if legal.all():
+            return
+        at = tuple(int(i) for i in np.argwhere(~legal)[0])
+        low, high = (np.broadcast_to(bound, array.shape)[at] for bound in (low, high))
+        where = f" at {at}" if at else ""
+        raise self.error(f"{array[at]}{where}", f"stay within [{low}, {high}], the bounds of the space", array.ndim > len(self.shape))
+
+
+_NO_NUMBERS = "USO"
+"""Kinds of dtype that NumPy falls back to: text, bytes, objects."""
 
 
 def _text(array: Array) -> str:
@@ -108,8 +161,12 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
 
     Raises:
         TypeError: a space without a fixed shape (Graph, Sequence, Text …).
+        ValueError: a key of a Dict that `leaves` refuses.
     """
     if isinstance(space, gym.spaces.Dict):
+        for key in space.spaces:
+            if "." in key or not key:
+                raise _unnamable(key, name)
         return {k: v for key, part in space.spaces.items() for k, v in specs_of(part, f"{name}.{key}").items()}
     if isinstance(space, gym.spaces.Tuple):
         return {k: v for i, part in enumerate(space.spaces) for k, v in specs_of(part, f"{name}.{i}").items()}
@@ -129,25 +186,67 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
     )
 
 
+_LEAVES = frozenset((np.ndarray, int, float, bool))
+
+
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of a nested value under dotted names, in the order of its keys; a tuple counts as keys '0', '1', …"""
-    if isinstance(value, Mapping):
+    """The leaves of a nested value under dotted names, in the order of its keys.
+
+    A Batch counts as a mapping of its fields, a tuple as keys '0', '1', … What is empty (a mapping, a tuple, a reserved field of a
+    Batch) has no leaf, so `nest` does not bring it back.
+
+    Args:
+        value: Mappings, Batches and tuples, nested; anything else is a leaf.
+        name: What the names begin with; '' for nothing.
+
+    Raises:
+        ValueError: a key is empty or has a dot in it, which `nest` would take for another level.
+    """
+    if type(value) in _LEAVES:  # before the others, which cost more than all the rest here
+        yield name, value
+    elif isinstance(value, Mapping):
         for key in value:
-            yield from leaves(value[key], f"{name}.{key}" if name else str(key))
+            part = str(key)
+            if "." in part or not part:
+                raise _unnamable(part, name)
+            yield from leaves(value[key], f"{name}.{part}" if name else part)
     elif isinstance(value, tuple) and not hasattr(value, "dtype"):
         for i, part in enumerate(value):
             yield from leaves(part, f"{name}.{i}" if name else str(i))
+    elif hasattr(value, "leaves"):  # a Batch, whose module imports this one
+        for part, leaf in value.leaves().items():
+            yield f"{name}.{part}" if name else part, leaf
     else:
         yield name, value
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `leaves`: dotted names back to nested dicts."""
+    """The inverse of `leaves`: dotted names back to nested dicts.
+
+    Raises:
+        ValueError: a name is both a leaf and the beginning of another.
+    """
     out: dict[str, Any] = {}
     for name, value in flat.items():
-        *path, last = name.split(".")
-        node = out
-        for part in path:
-            node = node.setdefault(part, {})
+        node, last = out, name
+        if "." in name:
+            *path, last = name.split(".")
+            for part in path:
+                node = node.setdefault(part, {})
+                if type(node) is not dict:
+                    raise _contradiction(name, flat)
+        if last in node:
+            raise _contradiction(name, flat)
         node[last] = value
     return out
+
+
+def _unnamable(key: str, name: str) -> ValueError:
+    where = f" of {name!r}" if name else ""
+    return ValueError(f"key {key!r}{where}: expected a name without dots, since dots separate the levels of flat names; rename it, e.g. "
+                      f"{key.replace('.', '_') or 'value'!r}")
+
+
+def _contradiction(name: str, flat: Mapping[str, Any]) -> ValueError:
+    group, member = next((a, b) for a in flat for b in flat if b.startswith(f"{a}.") and name in (a, b))
+    return ValueError(f"{group!r} is both a value and the group of {member!r}; rename one of them")

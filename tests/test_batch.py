@@ -11,9 +11,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributions import Bernoulli, Beta, Categorical, Independent, Normal
+from torch.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    ExpTransform,
+    Independent,
+    Laplace,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+)
 
 import parl_like.batch
+from parl_like.algorithm import Algorithm, create_algorithm_func
 from parl_like.batch import Batch
 
 torch.set_num_threads(1)
@@ -156,12 +169,51 @@ def test_t3_only_text_names_fields(key):
         Batch().update({key: 1})
 
 
-@pytest.mark.parametrize("key", ["keys", "shape", "update", "__len__"])
-def test_t3_a_field_may_not_hide_a_method(key):
+PUBLIC = sorted(name for name in vars(Batch) if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("key", PUBLIC)
+def test_t3_a_field_named_like_a_method_is_reached_as_an_item_and_hides_nothing(key):
+    """An observation space may have keys `keys`, `values`, `shape`: the field is there, the methods go on working."""
+    column, plain = np.arange(6.0).reshape(3, 2), Batch(obs={"x": np.arange(6.0).reshape(3, 2)})
+    made = Batch({"obs": {key: column}})
+    by_item = Batch(obs=Batch())
+    by_item["obs"][key] = column
+    for b in (made, by_item, Batch.nest({f"obs.{key}": column}), pickle.loads(pickle.dumps(made)), copy.deepcopy(made), Batch(made)):
+        b = Batch(b, copy=True)
+        obs = b.obs
+        assert obs[key].tolist() == column.tolist() and key in obs and obs.get(key) is obs[key]
+        assert list(obs.keys()) == list(dict(obs.items())) == [key] and len(list(obs.values())) == 1
+        assert obs.shape == (3, 2) and len(b) == 3 and b[1].obs[key].tolist() == [2.0, 3.0]
+        assert list(b.leaves()) == [f"obs.{key}"] and b == Batch(b.to_dict()) != plain
+        assert b.to_torch().to_numpy() == b and not b.hasnull() and (b + 1).obs[key][0].tolist() == [1.0, 2.0]
+        assert Batch.stack(list(b)) == Batch.cat(list(b.split(2, shuffle=False))) == b
+        assert Batch().stack_([obs[0]]).cat_(Batch(obs[1:2]).empty()) == Batch({key: [[0.0, 1.0], [0.0, 0.0]]})
+        b[0] = {"obs": {key: 7}}
+        assert obs.apply_values_transform(np.sum)[key] == 7 + 7 + column[1:].sum()
+        assert "array" in repr(b) and dict(**obs).keys() == {key}
+        obs[key] = column
+        assert obs.pop(key) is column and obs.is_empty()
+
+
+@pytest.mark.parametrize("key", ["keys", "shape", "stack"])
+def test_t3_an_attribute_that_is_a_method_is_never_taken_for_a_field(key):
+    b = Batch({key: 1})
+    with pytest.raises(AttributeError, match=rf"'{key}' is the name of a method; .*batch\['{key}'\] = value"):
+        setattr(b, key, 2)
+    with pytest.raises(AttributeError, match=rf"'{key}' is the name of a method; .*batch\.pop\('{key}'\)"):
+        delattr(b, key)
+    assert b[key] == 1
+
+
+@pytest.mark.parametrize("key", ["_put", "__len__", "__dict__"])
+def test_t3_a_field_may_not_hide_what_python_looks_up(key):
     with pytest.raises(ValueError, match=f"'{key}' would hide"):
         Batch({key: 1})
     with pytest.raises(ValueError, match=f"'{key}' would hide"):
         Batch()[key] = 1
+    with pytest.raises(AttributeError, match=f"'{key}' would hide"):
+        setattr(Batch(), key, 1)
     with pytest.raises(ValueError, match="would hide"):
         Batch.nest({f"obs.{key}": 1})
 
@@ -194,6 +246,45 @@ def test_t4_every_kind_of_index_means_the_same_for_numpy_and_torch(index):
     np.testing.assert_array_equal(got.a, column[plain])
     assert isinstance(got.b.c, torch.Tensor)
     np.testing.assert_array_equal(got.b.c.numpy(), column[plain])
+
+
+BACKWARDS = slice(None, None, -1)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        (slice(None), BACKWARDS), (BACKWARDS, 0), (BACKWARDS, BACKWARDS), (..., BACKWARDS), (BACKWARDS, ..., 0), (0, BACKWARDS),
+        ([0, 1], BACKWARDS), (None, BACKWARDS), (np.array([True, False, True, False]), BACKWARDS), (np.ones((4, 3), bool), BACKWARDS),
+        (slice(3, None, -2), slice(1, None, -1), -1), (slice(0, 0), BACKWARDS), (torch.tensor([0, 1]), BACKWARDS), (BACKWARDS,),
+        (slice(None), np.array([1, 0], np.uint8)), (np.array([0, 1])[::-1],), [[0, 1], [1, 2]],
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_t4_an_index_in_numpys_language_reads_and_writes_the_same_elements_of_a_tensor(index):
+    column = np.arange(24).reshape(4, 3, 2)
+    got = Batch(a=column, b={"c": torch.as_tensor(column.copy())})[index]
+    assert got.b.c.shape == got.a.shape and got.b.c.tolist() == got.a.tolist()
+    b = Batch(a=column.copy(), b={"c": torch.as_tensor(column.copy())})
+    b[index] = {"a": -got.a, "b": {"c": -got.b.c}}
+    assert b.b.c.tolist() == b.a.tolist() and (not got.a.any() or (b.a < 0).any())
+    b[index] += 100
+    assert b.b.c.tolist() == b.a.tolist()
+    assert b.empty(index).b.c.tolist() == b.empty(index).a.tolist()
+
+
+def test_t4_a_backward_index_with_too_many_axes_or_a_wrong_row():
+    for leaf in (np.zeros((4, 3)), torch.zeros(4, 3)):
+        for index in ((BACKWARDS, 0, 0), (9, BACKWARDS), (BACKWARDS, 3)):
+            with pytest.raises(IndexError, match="'x'"):
+                Batch(x=leaf)[index]
+
+
+def test_t4_a_gradient_flows_through_a_backward_index():
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    (Batch(x=x)[:, ::-1].x * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert x.grad.tolist() == [[3.0, 2.0, 1.0]] * 2
 
 
 def test_t4_errors():
@@ -652,6 +743,73 @@ def test_t16_equality():
         hash(Batch())
 
 
+class Loose:
+    """Compares value by value, as arrays do."""
+
+    def __init__(self, *values):
+        self.values = np.array(values)
+
+    def __eq__(self, other):
+        return self.values == other.values
+
+    __hash__ = None
+
+
+def test_t16_equality_is_one_bool_whatever_the_leaves_are():
+    def pair(value):
+        leaf = np.empty(1, object)
+        leaf[0] = value
+        return Batch(a=value, b=leaf)
+
+    for make in (
+        lambda x: Loose(1, x), lambda x: {"k": np.array([1, x])}, lambda x: (1, np.array([1, x])), lambda x: {"k": [torch.tensor([1, x])]},
+        lambda x: {"k": {"l": Loose(x, 1)}}, lambda x: frozenset([x]),
+    ):  # fmt: skip
+        assert (pair(make(2)) == pair(make(2))) is True and (pair(make(2)) == pair(make(3))) is False
+    assert pair((1, 2)) != pair((1, 2, 3)) and pair({"a": np.ones(2)}) != pair({"b": np.ones(2)}) and pair([1]) != pair(None)
+
+
+LOC = torch.arange(6.0).reshape(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (lambda: Normal(LOC, 1.0), lambda: Normal(LOC, 2.0)),
+        (lambda: Normal(LOC, 1.0), lambda: Normal(LOC[:, :1], 1.0)),
+        (lambda: Normal(LOC, 1.0), lambda: Laplace(LOC, 1.0)),
+        (lambda: Categorical(logits=LOC), lambda: Categorical(logits=LOC.flip(-1))),
+        (lambda: Bernoulli(probs=LOC / 9), lambda: Bernoulli(logits=LOC / 9)),
+        (lambda: Beta(LOC + 1, LOC + 2), lambda: Beta(LOC + 2, LOC + 2)),
+        (lambda: Independent(Normal(LOC, 1.0), 1), lambda: Independent(Normal(LOC, 2.0), 1)),
+        (lambda: Independent(Normal(LOC, 1.0), 1), lambda: Independent(Normal(LOC, 1.0), 2)),
+        (lambda: TransformedDistribution(Normal(LOC, 1.0), [TanhTransform()]), lambda: TransformedDistribution(Normal(LOC, 2.0), [TanhTransform()])),
+        (lambda: TransformedDistribution(Normal(LOC, 1.0), [TanhTransform()]), lambda: TransformedDistribution(Normal(LOC, 1.0), [ExpTransform()])),
+        (lambda: MultivariateNormal(LOC, torch.eye(2)), lambda: MultivariateNormal(LOC, 2 * torch.eye(2))),
+        (
+            lambda: MixtureSameFamily(Categorical(logits=LOC), Normal(LOC, 1.0)),
+            lambda: MixtureSameFamily(Categorical(logits=LOC), Normal(LOC, 2.0)),
+        ),
+    ],
+)  # fmt: skip
+def test_t16_distributions_are_equal_when_their_parameters_are(make, other):
+    used = make()
+    for name in ("probs", "logits", "precision_matrix"):  # torch keeps what it computes from the parameters
+        getattr(used, name, None)
+    for same in (make(), used, copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
+        assert (Batch(d=make()) == Batch(d=same)) is True and (Batch(d=same) == Batch(d=make())) is True
+    assert (Batch(d=make()) == Batch(d=other())) is False and Batch(d=make()) != Batch(d=LOC) != Batch(d=make())
+
+
+def test_t16_an_algorithm_factory_with_arrays_among_its_arguments_compares():
+    def factory(mean=1.0, **more):
+        return create_algorithm_func(dict, {"mean": np.array([mean, 2.0]), "sizes": [4, np.ones(2)], **more}, Algorithm, {"lr": 0.1})
+
+    assert (factory() == factory()) is True and (factory() == factory(mean=3.0)) is False
+    assert factory() != factory(scale=1) and factory() != 3 and (factory(scale=1) == factory(scale=torch.ones(3))) is False
+    assert factory(init=torch.ones(3)) == factory(init=torch.ones(3)) != factory(init=torch.zeros(3))
+
+
 def test_t16_to_dict():
     b = leaf_kinds()
     plain = b.to_dict()
@@ -716,6 +874,10 @@ def test_t16_distributions_as_leaves():
         assert torch.allclose(rows.categorical.probs, b.categorical.probs[at])
         assert torch.equal(rows.bernoulli.log_prob(act[at]), b.bernoulli.log_prob(act)[at])
     assert [type(row.categorical) for row in b] == [Categorical] * 3
+    corner = Batch(d=Normal(loc, 1.0), c=Categorical(logits=torch.zeros(3, 2, 5)))[::-1, 0]
+    assert corner.d.loc.tolist() == [4.0, 2.0, 0.0] and corner.c.logits.shape == (3, 5)
+    with pytest.raises(IndexError, match="'categorical'"):
+        Batch(categorical=b.categorical)[:, 0]  # the choices are no axis of the batch
     with pytest.raises(TypeError, match="Beta.*store its parameters"):
         Batch(d=Beta(torch.ones(2), torch.ones(2)))[0]
 
@@ -772,6 +934,26 @@ def test_t18_flat_names_and_back():
     back = Batch.nest(flat)
     assert back == b and same_kinds(back, b) and isinstance(back.obs.goal, Batch)
     assert Batch(a=[1], later=Batch()).leaves().keys() == {"a"}
+    assert Batch.nest(Batch(a=[1], later=Batch(), b={"c": [2], "d": {}}).leaves()) == Batch(a=[1], b={"c": [2]})  # reserved: dropped
+
+
+@pytest.mark.parametrize("tree", [{"a.b": 1}, {"a": {"b.c": [1]}}, {"a.b": 1, "a": {"b": 2}}, {"": 1}, {"": {"a": 1}}, {"a": {"": 1}}], ids=str)
+def test_t18_a_name_that_would_not_survive_the_flat_form_is_refused_there(tree):
+    b = Batch(tree)
+    assert Batch(b.to_dict()) == b and pickle.loads(pickle.dumps(b)) == b  # elsewhere a name is a name
+    with pytest.raises(ValueError, match="'.*': expected a name without dots.*rename"):
+        b.leaves()
+
+
+def test_dropnull_takes_any_name():
+    b = Batch({"a.b": [1.0, np.nan, 3.0], "a": {"b": [1.0, 2.0, np.nan]}})
+    assert b.dropnull() == Batch({"a.b": [1.0], "a": {"b": [1.0]}})
+
+
+@pytest.mark.parametrize("flat", [{"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}, {"a.b": np.ones(2), "a.b.c": 1}, {"a.b.c": 1, "a.b": torch.ones(2)}], ids=str)
+def test_t18_flat_names_that_contradict_each_other_are_refused(flat):
+    with pytest.raises(ValueError, match="both a value and"):
+        Batch.nest(flat)
 
 
 names = st.text("abcxyz", min_size=1, max_size=3)

@@ -1,40 +1,404 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Kernels of returns.py, which checks shapes and ranges; nothing is checked here.
+"""Kernels of returns.py.
 
-All arrays are in C order and of one float type; sums are kept in double. Every kernel releases the GIL.
+The kernels along time take arrays [T, ...] in C order, T ≥ 1, all of one shape; floats all float32 or all float64, `last` bool. Anything
+else is refused (TypeError, ValueError); returns.py then copies it into that form and says what does not fit. Ranges of numbers are not
+checked here. Sums are kept in double. Every kernel releases the GIL.
+
+Rows are walked as they lie in memory, from the last one to the first, with what is carried from row to row in an array of one double a
+column: neighbouring columns do not wait for each other, so the compiler puts several into one instruction. That is where C is needed:
+only there can a function be compiled once for each width of registers, the fitting one chosen when the module is loaded.
 """
+
+cimport cython
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+
+
+cdef extern from *:
+    """
+    enum { COLUMNS = 256 };  /* whose carry is kept together: 2 KiB of stack, and a row's piece is some cache lines long */
+
+    #include <math.h>
+    #include <stdint.h>
+
+    typedef struct {
+        const void *in[5];
+        const unsigned char *last;
+        void *out[2];
+        ptrdiff_t steps, rows, n;
+        double lam, rho_bar, c_bar;
+    } Call;
+
+    typedef void (*Kernel)(const Call *);
+
+    /* No fused multiply-add: the same numbers come out at every width, and of a column alone or among others. */
+    #if defined(__GNUC__) && !defined(__clang__)
+    #pragma GCC push_options
+    #pragma GCC optimize("fp-contract=off", "no-trapping-math")
+    #define COLUMNS_ARE_INDEPENDENT _Pragma("GCC ivdep")
+    #elif defined(__clang__)
+    #pragma STDC FP_CONTRACT OFF
+    #define COLUMNS_ARE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+    #else
+    #define COLUMNS_ARE_INDEPENDENT
+    #endif
+    #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+    #define EACH_WIDTH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+    #else
+    #define EACH_WIDTH
+    #endif
+
+    #if defined(__GNUC__)
+    #define INLINE static inline __attribute__((always_inline))
+    #else
+    #define INLINE static inline
+    #endif
+
+    /* exp(x) = 2^k exp(r) with k whole and r within ln 2 / 2 of 0: the library's takes one number at a time, these as many as fit. Adding
+       1.5 * 2^23 (2^52) rounds x / ln 2 to k, which then is in the lowest bits; ln 2 is taken off in two parts, so that r keeps its digits.
+       Within 2 units in the last place; 0 and infinity a little before the smallest and the greatest number; NaN stays NaN. */
+    INLINE float exp_float(float x) {  /* polynomial: Cephes, expf */
+        union { float f; uint32_t u; } shifted, scale;
+        const float in = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+        shifted.f = in * 1.44269504088896341f + 12582912.0f;
+        const float k = shifted.f - 12582912.0f;
+        const float r = in - k * 0.693359375f - k * -2.12194440e-4f;
+        float p = 1.9875691500e-4f;
+        p = p * r + 1.3981999507e-3f;
+        p = p * r + 8.3334519073e-3f;
+        p = p * r + 4.1665795894e-2f;
+        p = p * r + 1.6666665459e-1f;
+        p = p * r + 5.0000001201e-1f;
+        p = p * (r * r) + r + 1.0f;
+        scale.u = (shifted.u << 23) + 0x3F800000u;
+        p *= scale.f;
+        return x > 88.0f ? INFINITY : x < -87.0f ? 0.0f : p;
+    }
+
+    INLINE double exp_double(double x) {  /* polynomial: Taylor's; what it leaves out is below 5e-18 */
+        union { double f; uint64_t u; } shifted, scale;
+        const double in = x > 709.0 ? 709.0 : x < -708.0 ? -708.0 : x;
+        shifted.f = in * 1.44269504088896338700 + 6755399441055744.0;
+        const double k = shifted.f - 6755399441055744.0;
+        const double r = in - k * 6.93147180369123816490e-01 - k * 1.90821492927058770002e-10;
+        double p = 1.0 / 6227020800.0;
+        p = p * r + 1.0 / 479001600.0;
+        p = p * r + 1.0 / 39916800.0;
+        p = p * r + 1.0 / 3628800.0;
+        p = p * r + 1.0 / 362880.0;
+        p = p * r + 1.0 / 40320.0;
+        p = p * r + 1.0 / 5040.0;
+        p = p * r + 1.0 / 720.0;
+        p = p * r + 1.0 / 120.0;
+        p = p * r + 1.0 / 24.0;
+        p = p * r + 1.0 / 6.0;
+        p = p * r + 0.5;
+        p = p * (r * r) + r + 1.0;
+        scale.u = (shifted.u << 52) + 0x3FF0000000000000u;
+        p *= scale.f;
+        return x > 709.0 ? (double)INFINITY : x < -708.0 ? 0.0 : p;
+    }
+
+    /* Walks [from, to] from its end to its beginning. `body` sees the place `i`, whether the chain is `cut` there, and `carried`, which
+       comes from row t + 1 and goes to row t - 1. Few columns are walked one by one: their carry then stays in a register. */
+    #define WALK(from, to, body)                                                                                                  \
+        if (rows < 4) {                                                                                                           \
+            for (ptrdiff_t b = 0; b < rows; b++) {                                                                                \
+                double carried = 0.0;                                                                                             \
+                for (ptrdiff_t t = (to); t >= (from); t--) {                                                                      \
+                    const ptrdiff_t i = t * rows + b;                                                                             \
+                    const int cut = last[i] | (t == (to));                                                                        \
+                    body                                                                                                          \
+                }                                                                                                                 \
+            }                                                                                                                     \
+        } else {                                                                                                                  \
+            double carry[COLUMNS];                                                                                                \
+            for (ptrdiff_t begin = 0; begin < rows; begin += COLUMNS) {                                                           \
+                const ptrdiff_t n = rows - begin < COLUMNS ? rows - begin : COLUMNS;                                              \
+                for (ptrdiff_t b = 0; b < n; b++) carry[b] = 0.0;                                                                 \
+                for (ptrdiff_t t = (to); t >= (from); t--) {                                                                      \
+                    const unsigned char final = t == (to);                                                                        \
+                    const ptrdiff_t at = t * rows + begin;                                                                        \
+                    COLUMNS_ARE_INDEPENDENT                                                                                       \
+                    for (ptrdiff_t b = 0; b < n; b++) {                                                                           \
+                        const ptrdiff_t i = at + b;                                                                               \
+                        const int cut = last[i] | final;                                                                          \
+                        double carried = carry[b];                                                                                \
+                        body                                                                                                      \
+                        carry[b] = carried;                                                                                       \
+                    }                                                                                                             \
+                }                                                                                                                 \
+            }                                                                                                                     \
+        }
+
+    #define IN(real, name, k) const real *restrict name = (const real *)call->in[k]
+    #define OUT(real, name, k) real *restrict name = (real *)call->out[k]
+    #define ROWS                                                                                                                  \
+        const unsigned char *restrict last = call->last;                                                                          \
+        const ptrdiff_t steps = call->steps, rows = call->rows;
+
+    /* In each body a cut chooses, it does not multiply by 0: that would let an infinity from over the cut through, as NaN. */
+
+    #define LAMBDA_RETURN(real, name)                                                                                             \
+    EACH_WIDTH static void name(const Call *call) {                                                                               \
+        IN(real, rew, 0); IN(real, discount, 1); IN(real, value_next, 2); OUT(real, out, 0); ROWS                                 \
+        const double lam = call->lam, rest = 1.0 - lam;                                                                           \
+        const int unmixed = lam == 1.0;                                                                                           \
+        WALK(0, steps - 1,                                                                                                        \
+            const double value = value_next[i];                                                                                   \
+            const double mixed = unmixed ? 0.0 : rest * value;                                                                    \
+            const double weight = discount[i] * lam;                                                                              \
+            carried = rew[i] + discount[i] * (cut ? value : mixed) + weight * (cut ? 0.0 : carried);                              \
+            out[i] = (real)carried;                                                                                               \
+        )                                                                                                                         \
+    }
+
+    #define N_STEP_TARGETS(real, name)                                                                                            \
+    EACH_WIDTH static void name(const Call *call) {                                                                               \
+        IN(real, rew, 0); IN(real, discount, 1); IN(real, value_next, 2); OUT(real, out, 0); ROWS                                 \
+        const ptrdiff_t n_step = call->n;                                                                                         \
+        if (n_step >= steps) {  /* every reward up to the cut: one walk instead of one a row */                                   \
+            WALK(0, steps - 1,                                                                                                    \
+                carried = rew[i] + discount[i] * (cut ? (double)value_next[i] : carried);                                         \
+                out[i] = (real)carried;                                                                                           \
+            )                                                                                                                     \
+            return;                                                                                                               \
+        }                                                                                                                         \
+        for (ptrdiff_t s = 0; s < steps; s++) {                                                                                   \
+            const ptrdiff_t end = s + n_step < steps ? s + n_step - 1 : steps - 1, up = s * rows;                                 \
+            WALK(s, end,                                                                                                          \
+                carried = rew[i] + discount[i] * (cut ? (double)value_next[i] : carried);                                         \
+                out[i - t * rows + up] = (real)carried;  /* of each row; the last one written, row s itself, stays */             \
+            )                                                                                                                     \
+        }                                                                                                                         \
+    }
+
+    #define GAE(real, name)                                                                                                       \
+    EACH_WIDTH static void name(const Call *call) {                                                                               \
+        IN(real, rew, 0); IN(real, discount, 1); IN(real, value, 2); IN(real, value_next, 3); OUT(real, out, 0); ROWS             \
+        const double lam = call->lam;                                                                                             \
+        WALK(0, steps - 1,                                                                                                        \
+            const double one_step = rew[i] + (double)discount[i] * value_next[i] - value[i];                                      \
+            const double weight = discount[i] * lam;                                                                              \
+            carried = one_step + weight * (cut ? 0.0 : carried);                                                                  \
+            out[i] = (real)carried;                                                                                               \
+        )                                                                                                                         \
+    }
+
+    /* The comparison is in this order so that NaN stays NaN. */
+    #define CLIPPED(ratio, bar) ((ratio) > (bar) ? (bar) : (ratio))
+
+    #define VTRACE(real, name)                                                                                                    \
+    EACH_WIDTH static void name(const Call *call) {                                                                               \
+        IN(real, rew, 0); IN(real, discount, 1); IN(real, value, 2); IN(real, value_next, 3); IN(real, log_ratio, 4);             \
+        OUT(real, out, 0); OUT(real, advantage, 1); ROWS                                                                          \
+        const double lam = call->lam, rho_bar = call->rho_bar, c_bar = call->c_bar;                                               \
+        WALK(0, steps - 1,                                                                                                        \
+            const double is = exp_##real(log_ratio[i]);                                                                           \
+            const double rho = CLIPPED(is, rho_bar);                                                                              \
+            const double c = lam * CLIPPED(is, c_bar);                                                                            \
+            const double one_step = rew[i] + (double)discount[i] * value_next[i] - value[i];                                      \
+            const double follows = discount[i] * (cut ? 0.0 : carried);                                                           \
+            advantage[i] = (real)(rho * (one_step + follows));                                                                    \
+            carried = rho * one_step + c * follows;                                                                               \
+            out[i] = (real)(value[i] + carried);                                                                                  \
+        )                                                                                                                         \
+    }
+
+    /* What is carried has the ratio of its own action as weight already. */
+    #define RETRACE(real, name)                                                                                                   \
+    EACH_WIDTH static void name(const Call *call) {                                                                               \
+        IN(real, rew, 0); IN(real, discount, 1); IN(real, q, 2); IN(real, value_next, 3); IN(real, log_ratio, 4);                 \
+        OUT(real, out, 0); ROWS                                                                                                   \
+        const double lam = call->lam;                                                                                             \
+        WALK(0, steps - 1,                                                                                                        \
+            const double is = exp_##real(log_ratio[i]);                                                                           \
+            const double one_step = rew[i] + (double)discount[i] * value_next[i];                                                 \
+            const double target = one_step + discount[i] * (cut ? 0.0 : carried);                                                 \
+            out[i] = (real)target;                                                                                                \
+            carried = lam * CLIPPED(is, 1.0) * (target - q[i]);                                                                   \
+        )                                                                                                                         \
+    }
+
+    LAMBDA_RETURN(float, lambda_return_float)
+    LAMBDA_RETURN(double, lambda_return_double)
+    N_STEP_TARGETS(float, n_step_targets_float)
+    N_STEP_TARGETS(double, n_step_targets_double)
+    GAE(float, gae_float)
+    GAE(double, gae_double)
+    VTRACE(float, vtrace_float)
+    VTRACE(double, vtrace_double)
+    RETRACE(float, retrace_float)
+    RETRACE(double, retrace_double)
+
+    #if defined(__GNUC__) && !defined(__clang__)
+    #pragma GCC pop_options
+    #endif
+    """
+    ctypedef struct Call:
+        const void* in_ "in"[5]
+        const unsigned char* last
+        void* out[2]
+        Py_ssize_t steps, rows, n
+        double lam, rho_bar, c_bar
+
+    ctypedef void (*Kernel)(const Call*) noexcept nogil
+
+    void lambda_return_float(const Call*) noexcept nogil
+    void lambda_return_double(const Call*) noexcept nogil
+    void n_step_targets_float(const Call*) noexcept nogil
+    void n_step_targets_double(const Call*) noexcept nogil
+    void gae_float(const Call*) noexcept nogil
+    void gae_double(const Call*) noexcept nogil
+    void vtrace_float(const Call*) noexcept nogil
+    void vtrace_double(const Call*) noexcept nogil
+    void retrace_float(const Call*) noexcept nogil
+    void retrace_double(const Call*) noexcept nogil
+
 
 ctypedef fused real:
     float
     double
 
-
-def lambda_return(const real[:, ::1] rew, const real[:, ::1] discount, const real[:, ::1] value_next,
-                  const unsigned char[:, ::1] last, double lam, real[:, ::1] out):
-    """Writes TD(λ) targets [T, B] into `out`."""
-    cdef Py_ssize_t steps = rew.shape[0], rows = rew.shape[1], t, b
-    cdef double target, mix
-    with nogil:
-        for b in range(rows):
-            target = value_next[steps - 1, b]
-            for t in range(steps - 1, -1, -1):
-                mix = 0.0 if last[t, b] else lam
-                target = rew[t, b] + discount[t, b] * ((1.0 - mix) * value_next[t, b] + mix * target)
-                out[t, b] = <real> target
+cdef enum:
+    MOST = 8  # arrays that a kernel takes
 
 
-def gae(const real[:, ::1] rew, const real[:, ::1] discount, const real[:, ::1] value, const real[:, ::1] value_next,
-        const unsigned char[:, ::1] last, double lam, real[:, ::1] out):
-    """Writes advantages [T, B] into `out`."""
-    cdef Py_ssize_t steps = rew.shape[0], rows = rew.shape[1], t, b
-    cdef double advantage, carried
-    with nogil:
-        for b in range(rows):
-            advantage = 0.0
-            for t in range(steps - 1, -1, -1):
-                carried = 0.0 if last[t, b] else lam * advantage
-                advantage = rew[t, b] + discount[t, b] * (<double> value_next[t, b] + carried) - value[t, b]
-                out[t, b] = <real> advantage
+@cython.final
+@cython.freelist(4)
+cdef class Arrays:
+    """One call's arrays, held while it runs.
+
+    Buffers instead of typed memoryviews: the match of two float types at each argument takes those longer than a small kernel runs.
+    """
+
+    cdef Call call
+    cdef Py_buffer views[MOST]
+    cdef int held, n_in, n_out
+    cdef char kind  # of the floats: f or d
+
+    def __cinit__(self):
+        self.held = self.n_in = self.n_out = 0
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.held):
+            PyBuffer_Release(&self.views[i])
+
+    cdef Py_buffer* hold(self, array, int writable) except NULL:
+        """Of the shape of the first one held, which is the first float."""
+        cdef Py_buffer* view = &self.views[self.held]
+        cdef Py_ssize_t i
+        PyObject_GetBuffer(array, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | writable)
+        self.held += 1
+        if view.format[0] == 0 or view.format[1] != 0:
+            raise TypeError("an element is not one native number")
+        if self.held == 1:
+            if (view.format[0] != c"f" and view.format[0] != c"d") or view.ndim < 1 or view.shape[0] < 1:
+                raise TypeError("the first array is not [T, ...] of float32 or float64, T ≥ 1")
+            self.kind = view.format[0]
+            self.call.steps, self.call.rows = view.shape[0], 1
+            for i in range(1, view.ndim):
+                self.call.rows *= view.shape[i]
+        elif view.ndim != self.views[0].ndim:
+            raise ValueError("the arrays differ in shape")
+        for i in range(view.ndim):
+            if view.shape[i] != self.views[0].shape[i]:
+                raise ValueError("the arrays differ in shape")
+        return view
+
+    cdef int floats(self, array, int writable=0) except -1:
+        cdef Py_buffer* view = self.hold(array, writable)
+        if view.format[0] != self.kind:
+            raise TypeError("the arrays differ in type")
+        if writable:
+            self.call.out[self.n_out] = view.buf
+            self.n_out += 1
+        else:
+            self.call.in_[self.n_in] = view.buf
+            self.n_in += 1
+        return 0
+
+    cdef int flags(self, array) except -1:
+        cdef Py_buffer* view = self.hold(array, 0)
+        if view.format[0] != c"?":
+            raise TypeError("`last` is not bool")
+        self.call.last = <const unsigned char*> view.buf
+        return 0
+
+    cdef int result(self, array) except -1:
+        return self.floats(array, PyBUF_WRITABLE)
+
+    cdef void run(self, Kernel of_float, Kernel of_double) noexcept:
+        cdef Kernel kernel = of_float if self.kind == c"f" else of_double
+        with nogil:
+            kernel(&self.call)
+
+
+def lambda_return(rew, discount, value_next, last, double lam, out):
+    """Writes TD(λ) targets [T, ...] into `out`. With λ = 1 value_next counts at cut rows only."""
+    cdef Arrays arrays = Arrays.__new__(Arrays)
+    arrays.floats(rew)
+    arrays.floats(discount)
+    arrays.floats(value_next)
+    arrays.flags(last)
+    arrays.result(out)
+    arrays.call.lam = lam
+    arrays.run(lambda_return_float, lambda_return_double)
+
+
+def n_step_targets(rew, discount, value_next, last, Py_ssize_t n, out):
+    """Writes n-step targets [T, ...] into `out`, n ≥ 1."""
+    cdef Arrays arrays = Arrays.__new__(Arrays)
+    arrays.floats(rew)
+    arrays.floats(discount)
+    arrays.floats(value_next)
+    arrays.flags(last)
+    arrays.result(out)
+    arrays.call.n = min(n, arrays.call.steps)
+    arrays.run(n_step_targets_float, n_step_targets_double)
+
+
+def gae(rew, discount, value, value_next, last, double lam, out):
+    """Writes advantages [T, ...] into `out`."""
+    cdef Arrays arrays = Arrays.__new__(Arrays)
+    arrays.floats(rew)
+    arrays.floats(discount)
+    arrays.floats(value)
+    arrays.floats(value_next)
+    arrays.flags(last)
+    arrays.result(out)
+    arrays.call.lam = lam
+    arrays.run(gae_float, gae_double)
+
+
+def vtrace(rew, discount, value, value_next, log_ratio, last, double lam, double rho_bar, double c_bar, out, advantage):
+    """Writes V-trace targets [T, ...] into `out`, policy-gradient advantages into `advantage`."""
+    cdef Arrays arrays = Arrays.__new__(Arrays)
+    arrays.floats(rew)
+    arrays.floats(discount)
+    arrays.floats(value)
+    arrays.floats(value_next)
+    arrays.floats(log_ratio)
+    arrays.flags(last)
+    arrays.result(out)
+    arrays.result(advantage)
+    arrays.call.lam, arrays.call.rho_bar, arrays.call.c_bar = lam, rho_bar, c_bar
+    arrays.run(vtrace_float, vtrace_double)
+
+
+def retrace(rew, discount, q, value_next, log_ratio, last, double lam, out):
+    """Writes Retrace(λ) targets [T, ...] into `out`."""
+    cdef Arrays arrays = Arrays.__new__(Arrays)
+    arrays.floats(rew)
+    arrays.floats(discount)
+    arrays.floats(q)
+    arrays.floats(value_next)
+    arrays.floats(log_ratio)
+    arrays.flags(last)
+    arrays.result(out)
+    arrays.call.lam = lam
+    arrays.run(retrace_float, retrace_double)
 
 
 def n_step_return(const real[:, ::1] rew, const long long[::1] valid, double gamma, real[::1] out, real[::1] scale):

@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False
-"""RowBlock: preallocated columns that take one row, or a few, of named values per call.
+"""RowBlock: preallocated columns that take one row, or a few, of named values per call. Ring: circular lanes of such rows.
 
-The one place where rows are written: requests of many agents are packed with it, and replay buffers store with it.
-`rows.RowBlockReference` is the same thing in plain NumPy; the tests hold the two equal.
+The one place where rows are written: requests of many agents are packed with a RowBlock, and replay buffers store in a Ring.
+`rows.RowBlockReference` and `rows.RingReference` are the same things in plain NumPy; the tests hold them equal.
 """
 
 from cpython.buffer cimport (
@@ -10,6 +10,7 @@ from cpython.buffer cimport (
 )
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
 import numpy as np
@@ -188,3 +189,323 @@ cdef class RowBlock:
                 raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", True)
         for spec, array in zip(self.specs, arrays):
             self.arrays[spec.name][start:start + n] = array
+
+
+cdef void copy_rows(char* target, Py_ssize_t target_step, const char* source, Py_ssize_t source_step, const long long* index,
+                    Py_ssize_t n, Py_ssize_t nbytes, bint scatter) noexcept nogil:
+    """Row i from `source` to `target`; `index[i]` numbers the rows of the target (scatter) or of the source (gather)."""
+    cdef Py_ssize_t i, to, at
+    for i in range(n):
+        to = index[i] if scatter else i
+        at = i if scatter else index[i]
+        # The usual widths by assignment: a call of memcpy takes as long as ten of them.
+        if nbytes == 8:
+            (<uint64_t*> (target + to * 8))[0] = (<const uint64_t*> (source + at * 8))[0]
+        elif nbytes == 1:
+            target[to] = source[at]
+        elif nbytes == 4:
+            (<uint32_t*> (target + to * 4))[0] = (<const uint32_t*> (source + at * 4))[0]
+        else:
+            memcpy(target + to * target_step, source + at * source_step, nbytes)
+
+
+cdef class Ring:
+    """Rows in circular lanes: lane k owns the positions k * lane_size ... (k + 1) * lane_size - 1, and a full lane gives up its oldest row.
+
+    Positions given to a method must hold rows, and are not checked. Where a method looks along time it stays in the lane, between its
+    oldest and its newest row, and never leaves an episode: a row with `terminated` or `truncated` is its last.
+
+    Args:
+        specs: The fields, in the order in which `push` takes their values; () as long as they are not known.
+        n_lanes, lane_size: Lanes, and rows of each.
+        columns: Existing columns [n_lanes * lane_size, ...] by name; those that it lacks are made, of zeros.
+        state: count, cursor and written of another ring, see `set`; None: no rows.
+
+    Attributes:
+        block: The RowBlock that holds the columns. count: [n_lanes] int64, rows per lane. cursor: [n_lanes] int64, the position
+            that the next row of each lane takes. written: [n_lanes] int64, rows that each lane ever took. total: Rows in all.
+    """
+
+    cdef readonly RowBlock block
+    cdef RowBlock spare
+    cdef readonly Py_ssize_t n_lanes, lane_size, total
+    cdef readonly object count, cursor, written
+    cdef long long[::1] counts, cursors, writes
+    cdef const char* terminated
+    cdef const char* truncated
+
+    def __init__(self, specs, Py_ssize_t n_lanes, Py_ssize_t lane_size, columns=None, state=None):
+        self.n_lanes, self.lane_size = n_lanes, lane_size
+        specs = tuple(specs)
+        if columns is not None or specs:
+            have = {} if columns is None else columns
+            columns = {s.name: have[s.name] if s.name in have else s.zeros(n_lanes * lane_size) for s in specs}
+        self.block = RowBlock(specs, n_lanes * lane_size, columns)
+        self.spare = RowBlock(specs, 1)
+        self.terminated = self.truncated = NULL
+        for i, name in enumerate(self.block.names):
+            if name == "terminated":
+                self.terminated = self.block.base[i]
+            elif name == "truncated":
+                self.truncated = self.block.base[i]
+        if state is None:
+            first = np.arange(n_lanes, dtype=np.int64) * lane_size
+            state = np.zeros(n_lanes, np.int64), first, np.zeros(n_lanes, np.int64)
+        self.set(*state)
+
+    def __reduce__(self):
+        return Ring, (self.block.specs, self.n_lanes, self.lane_size, self.block.arrays, (self.count, self.cursor, self.written))
+
+    def set(self, count, cursor, written):
+        """Takes over the books of another ring, [n_lanes] integers each."""
+        self.count, self.cursor, self.written = (np.array(x, np.int64) for x in (count, cursor, written))
+        if not (len(self.count) == len(self.cursor) == len(self.written) == self.n_lanes):
+            raise ValueError(f"Ring: books of {len(self.count)} lanes; expected {self.n_lanes}")
+        self.counts, self.cursors, self.writes = self.count, self.cursor, self.written
+        self.total = int(self.count.sum())
+
+    def clear(self, Py_ssize_t lane):
+        """Forgets the rows of a lane."""
+        self.check_lane(lane)
+        self.total -= self.counts[lane]
+        self.counts[lane] = 0
+        self.cursors[lane] = lane * self.lane_size
+
+    cdef int check_lane(self, Py_ssize_t lane) except -1:
+        if lane < 0 or lane >= self.n_lanes:
+            raise IndexError(f"Ring: lane {lane} of {self.n_lanes}")
+        return 0
+
+    cdef inline Py_ssize_t advance(self, Py_ssize_t lane) noexcept nogil:
+        """The position of the next row of a lane, which it now holds."""
+        cdef Py_ssize_t position = self.cursors[lane]
+        if self.counts[lane] < self.lane_size:
+            self.counts[lane] += 1
+            self.total += 1
+        self.writes[lane] += 1
+        self.cursors[lane] = position + 1 if (position + 1) % self.lane_size else position + 1 - self.lane_size
+        return position
+
+    def push(self, Py_ssize_t lane, tuple values):
+        """Writes one row. Returns its position.
+
+        Raises:
+            SpecError: a value does not fit; no row has changed. IndexError: no such lane, or another number of values.
+        """
+        self.check_lane(lane)
+        if self.counts[lane] == self.lane_size:
+            # A write that fails half way must not damage the oldest row, so a spare row is tried first.
+            self.spare.write(0, values)
+        self.block.write(self.cursors[lane], values)
+        return self.advance(lane)
+
+    def push_rows(self, into, tuple values):
+        """Writes row i of every array [k, ...] into lane `into[i]`, which must exist. Returns the positions [k].
+
+        Raises:
+            SpecError: a value does not fit; nothing is written. IndexError: another number of values.
+        """
+        cdef const long long[::1] lanes = np.ascontiguousarray(into, np.int64)
+        cdef RowBlock block = self.block
+        cdef Py_ssize_t n = lanes.shape[0], i
+        cdef int f, k, opened = 0
+        cdef bint fits
+        cdef Py_buffer views[MAX_FIELDS]
+        if len(values) != block.n_fields:
+            raise IndexError(f"Ring: {len(values)} values for fields {block.names}")
+        positions = np.empty(n, np.int64)
+        cdef long long[::1] at = positions
+        held = list(values)  # keeps converted arrays alive
+        try:
+            for f in range(block.n_fields):
+                fits = isinstance(held[f], np.ndarray)
+                if fits:
+                    try:
+                        PyObject_GetBuffer(held[f], &views[f], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+                    except (BufferError, ValueError):
+                        fits = False
+                if fits:
+                    opened = f + 1
+                    fits = views[f].ndim == block.ndim[f] + 1 and views[f].shape[0] == n and views[f].len == n * block.nbytes[f] \
+                        and views[f].format[0] == block.code[f] and views[f].format[1] == 0
+                    if fits:
+                        for k in range(block.ndim[f]):
+                            if views[f].shape[k + 1] != block.shape[f][k]:
+                                fits = False
+                    if fits and nan_in(<const char*> views[f].buf, views[f].len, block.code[f]):
+                        fits = False
+                    if not fits:
+                        PyBuffer_Release(&views[f])
+                        opened = f
+                if not fits:
+                    spec = block.specs[f]
+                    held[f] = np.ascontiguousarray(spec.convert(held[f], True)).reshape(-1, *spec.shape)
+                    if len(held[f]) != n:
+                        raise spec.error(f"{held[f].shape} {held[f].dtype}", f"give {n} rows", True)
+                    PyObject_GetBuffer(held[f], &views[f], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+                    opened = f + 1
+            for i in range(n):
+                at[i] = self.advance(lanes[i])
+            for f in range(block.n_fields):
+                copy_rows(block.base[f], block.nbytes[f], <const char*> views[f].buf, block.nbytes[f], &at[0] if n else NULL, n,
+                          block.nbytes[f], True)
+        finally:
+            for f in range(opened):
+                PyBuffer_Release(&views[f])
+        return positions
+
+    def gather(self, positions, fields=None):
+        """Copies of rows: dict of field name -> [N, ...], all fields or those with these numbers."""
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef RowBlock block = self.block
+        cdef Py_ssize_t n = at.shape[0]
+        cdef int f
+        cdef Py_buffer view
+        out = {}
+        for f in range(block.n_fields) if fields is None else fields:
+            spec = block.specs[f]
+            array = np.empty((n, *spec.shape), spec.dtype)
+            if n and block.nbytes[f]:
+                PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+                with nogil:
+                    copy_rows(<char*> view.buf, block.nbytes[f], block.base[f], block.nbytes[f], &at[0], n, block.nbytes[f], False)
+                PyBuffer_Release(&view)
+            out[spec.name] = array
+        return out
+
+    # ---- along time
+
+    cdef inline bint ends(self, Py_ssize_t position) noexcept nogil:
+        return self.terminated != NULL and (self.terminated[position] != 0 or self.truncated[position] != 0)
+
+    cdef inline Py_ssize_t after(self, Py_ssize_t position) noexcept nogil:
+        """The next row of the episode, or the same where there is none."""
+        cdef Py_ssize_t lane = position // self.lane_size, start = lane * self.lane_size, following = position + 1
+        if following == start + self.lane_size:
+            following = start
+        if following == self.cursors[lane] or self.ends(position):
+            return position
+        return following
+
+    cdef inline Py_ssize_t before(self, Py_ssize_t position) noexcept nogil:
+        cdef Py_ssize_t lane = position // self.lane_size, start = lane * self.lane_size, previous
+        cdef Py_ssize_t oldest = self.cursors[lane] if self.counts[lane] == self.lane_size else start
+        if position == oldest:
+            return position
+        previous = position - 1 if position > start else start + self.lane_size - 1
+        return position if self.ends(previous) else previous
+
+    def next(self, positions):
+        """[N]: the row after each, within the episode; a row that ends one and the newest row of a lane are their own."""
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t i, n = at.shape[0]
+        out = np.empty(n, np.int64)
+        cdef long long[::1] to = out
+        for i in range(n):
+            to[i] = self.after(at[i])
+        return out
+
+    def prev(self, positions):
+        """[N]: the row before each, within the episode; its first row and the oldest row of a lane are their own."""
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t i, n = at.shape[0]
+        out = np.empty(n, np.int64)
+        cdef long long[::1] to = out
+        for i in range(n):
+            to[i] = self.before(at[i])
+        return out
+
+    def around(self, positions, Py_ssize_t back, Py_ssize_t ahead):
+        """The rows from `back` before to `ahead` after each row.
+
+        Returns:
+            [N, back + 1 + ahead] positions: where the episode or the lane ends, its last row in that direction is repeated; and
+            [N, back + 1 + ahead] bool, False at the repeated ones.
+        """
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t i, k, n = at.shape[0], here, there
+        out = np.empty((n, back + 1 + ahead), np.int64)
+        real = np.ones((n, back + 1 + ahead), bool)
+        cdef long long[:, ::1] to = out
+        cdef unsigned char[:, ::1] is_real = real.view(np.uint8)
+        with nogil:
+            for i in range(n):
+                to[i, back] = here = at[i]
+                for k in range(back - 1, -1, -1):
+                    there = self.before(here)
+                    is_real[i, k] = there != here and is_real[i, k + 1]
+                    to[i, k] = here = there
+                here = at[i]
+                for k in range(back + 1, back + 1 + ahead):
+                    there = self.after(here)
+                    is_real[i, k] = there != here and is_real[i, k - 1]
+                    to[i, k] = here = there
+        return out, real
+
+    def n_step(self, positions, Py_ssize_t n, int field):
+        """See `ReplayBuffer.n_step`; `field` is the number of the reward's column."""
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef RowBlock block = self.block
+        cdef Py_ssize_t i, k, rows = at.shape[0], here, there, nbytes = block.nbytes[field]
+        cdef char* target
+        cdef Py_buffer view
+        spec = block.specs[field]
+        rew = np.zeros((rows, n, *spec.shape), spec.dtype)
+        valid, last = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        cdef long long[::1] valids = valid, lasts = last
+        PyObject_GetBuffer(rew, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        with nogil:
+            for i in range(rows):
+                target = <char*> view.buf + i * n * nbytes
+                here = at[i]
+                memcpy(target, block.base[field] + here * nbytes, nbytes)
+                k = 1
+                while k < n:
+                    there = self.after(here)
+                    if there == here:
+                        break
+                    here = there
+                    memcpy(target + k * nbytes, block.base[field] + here * nbytes, nbytes)
+                    k += 1
+                valids[i] = k
+                lasts[i] = here
+        PyBuffer_Release(&view)
+        return {"rew": rew, "valid": valid, "last_index": last}
+
+    def whole(self, positions, Py_ssize_t stack, Py_ssize_t ahead, bint full):
+        """[N] bool: whether the rows that are looked at with each row can be had.
+
+        Args:
+            stack: Frames. The stack - 1 oldest rows of a full lane have lost the frames before them. full: also rows whose
+                episode is younger than the stack are refused.
+            ahead: Rows that must follow, unless the episode ends before.
+        """
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t i, k, n = at.shape[0], here, there, lane
+        cdef bint good
+        out = np.empty(n, bool)
+        cdef unsigned char[::1] to = out.view(np.uint8)
+        with nogil:
+            for i in range(n):
+                here = at[i]
+                lane = here // self.lane_size
+                good = True
+                if stack > 1 and self.counts[lane] == self.lane_size:
+                    good = (here - self.cursors[lane] + self.lane_size) % self.lane_size >= stack - 1
+                if full:
+                    for k in range(stack - 1):
+                        there = self.before(here)
+                        if there == here:
+                            good = False
+                            break
+                        here = there
+                here = at[i]
+                for k in range(ahead):
+                    there = self.after(here)
+                    if there == here:
+                        if not self.ends(here):
+                            good = False
+                        break
+                    here = there
+                to[i] = good
+        return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch
-from parl_like.data.rows import RowBlock
+from parl_like.data.rows import Ring, RowBlock
 from parl_like.spec import Array, Spec, SpecError
 
 Positions = npt.NDArray[np.int64]
@@ -23,7 +24,10 @@ REQUIRED = ("obs", "act", "rew", "terminated", "truncated")
 FLAGS = ("terminated", "truncated")
 OWNER = "replay buffer"
 # What `threadsafe=True` puts under the lock: whatever writes rows or counters, or needs them to stand still.
-LOCKED = ("push", "push_rows", "add", "update", "truncate_open", "clear_lane", "reset", "sample", "load_state_dict", "state_dict")
+LOCKED = (
+    "push", "push_rows", "add", "update", "truncate_open", "clear_lane", "add_lanes", "reset", "sample", "gather", "n_step", "sequences",
+    "load_state_dict", "state_dict",
+)  # fmt: skip
 
 
 class ReplayBuffer:
@@ -36,25 +40,46 @@ class ReplayBuffer:
     Reserved names of a row at time t: obs, act, rew (of that act), terminated, truncated, done (computed: terminated or truncated),
     obs_next (obs at t + 1, at an episode's end the true final one), info, policy (whatever predict wants kept).
 
+    Rows that are read (`sample`, `buffer[…]`, `get`, `gather`) have what the options below leave out in memory put together again:
+
+    - `stack_num` > 1: obs and obs_next are the newest `stack_num` frames, [N, stack_num, …]. Frames never cross an episode's start;
+      for those that are missing the oldest one stands. obs_next has the frames of obs but the oldest, and the one after them.
+    - `ignore_obs_next`: obs_next is obs of the next row, so it is not stored. What no next row has is kept beside the rows: the final
+      observation of a truncated episode, and what the newest row of a lane led to. At a terminated row, where nothing may be
+      looked up, obs_next is obs.
+
+    `columns`, `buffer.obs`, `take` and `lane_rows` show the memory as it is.
+
     Args:
         size: Rows in all; every lane holds ceil(size / n_lanes).
         n_lanes: Environments that write here, each into its own lane.
         rng: Generator, or what seeds one; None seeds with 0, so that runs repeat.
+        stack_num: Frames of one observation.
+        ignore_obs_next: Whether obs_next is left out in memory.
+        save_only_last_obs: Whether observations come stacked already, frames first, and only the newest frame is to be stored.
+        sample_avail: Whether only rows are drawn whose episode is as old as the stack. (Rows whose frames were overwritten are
+            never drawn.)
         rew_dtype: Of the reward where `add` infers the specs.
         threadsafe: Whether one lock guards writing and sampling.
 
     Attributes:
         capacity, lane_size, n_lanes: Slots in all, slots per lane, lanes.
-        specs: The stored fields, in the order in which `push` takes their values; () before the first row.
+        specs: The fields, in the order in which `push` takes their values; () before the first row.
         columns: Dotted name -> [capacity, ...], the memory itself. To be read; rows are written with push and add.
     """
 
     def __init__(
-        self, size: int, n_lanes: int = 1, rng: Random = None, *, rew_dtype: npt.DTypeLike = np.float64, threadsafe: bool = False
-    ) -> None:
-        if size < 1 or n_lanes < 1:
-            raise ValueError(f"ReplayBuffer: size is {size}, n_lanes {n_lanes}; expected both at least 1")
+        self, size: int, n_lanes: int = 1, rng: Random = None, *, stack_num: int = 1, ignore_obs_next: bool = False,
+        save_only_last_obs: bool = False, sample_avail: bool = False, rew_dtype: npt.DTypeLike = np.float64, threadsafe: bool = False,
+    ) -> None:  # fmt: skip
+        if size < 1 or n_lanes < 1 or stack_num < 1:
+            raise ValueError(f"{type(self).__name__}: size is {size}, n_lanes {n_lanes}, stack_num {stack_num}; expected all at least 1")
+        if stack_num > -(-size // n_lanes):
+            raise ValueError(f"{type(self).__name__}: lanes of {-(-size // n_lanes)} rows are smaller than a stack of {stack_num} frames; "
+                             f"give it size ≥ {stack_num * n_lanes}")
         self.size = size
+        self.stack_num, self.ignore_obs_next = stack_num, ignore_obs_next
+        self.save_only_last_obs, self.sample_avail = save_only_last_obs, sample_avail
         self.n_lanes = n_lanes
         self.lane_size = -(-size // n_lanes)
         self.capacity = self.lane_size * n_lanes
@@ -64,15 +89,12 @@ class ReplayBuffer:
         self.columns: dict[str, Array] = {}
         self._empty_keys: tuple[str, ...] = ()  # seen, but without a leaf so far: `info={}`
         self._exposed: frozenset[str] = frozenset()
-        self._write: Callable[[int, tuple[Any, ...]], None] = _not_allocated
-        self._try_write: Callable[[int, tuple[Any, ...]], None] = _not_allocated
-        # Plain lists: push reads and writes single items, which NumPy does about three times slower. Slots that hold a row
-        # are always the first `_count` of a lane; `_cursor` is the position that its next row takes.
-        self._count = [0] * n_lanes
-        self._cursor = [lane * self.lane_size for lane in range(n_lanes)]
-        self._open_return: list[Any] = [0.0] * n_lanes
-        self._open_length = [0] * n_lanes
-        self._open_start = [0] * n_lanes
+        self._ring = Ring((), n_lanes, self.lane_size)
+        self._finals: _Finals | None = None
+        self._plan: _Plan = _Plan(())
+        self._open_return: Array = np.zeros(n_lanes)
+        self._open_length: Positions = np.zeros(n_lanes, np.int64)
+        self._open_start: Positions = self._ring.cursor.copy()
         self.lock: Any = nullcontext()
         if threadsafe:
             self.make_threadsafe()
@@ -107,20 +129,25 @@ class ReplayBuffer:
             SpecError: a value does not fit; the buffer is as before.
             ValueError: no such lane, or `allocate` was not called.
         """
-        if not 0 <= lane < self.n_lanes:
-            raise self._no_lane(lane)
-        position = self._cursor[lane]
-        count = self._count[lane]
-        if count == self.lane_size:
-            # A write that fails half way must not damage the oldest row, so a spare row is tried first (0.15 µs with 6 fields).
-            self._try_write(0, values)
-            self._write(position, values)
-        else:
-            self._write(position, values)
-            self._count[lane] = count + 1
-        position_after = position + 1
-        self._cursor[lane] = position_after if position_after % self.lane_size else position_after - self.lane_size
+        try:
+            if self._finals is None:
+                position = self._ring.push(lane, values if self._plan.as_given else self._plan.stored(values))
+                return position
+            stored, nexts = self._plan.stored(values), self._plan.nexts(values)
+            self._finals.check(nexts)
+            position = self._ring.push(lane, stored)
+        except IndexError:
+            raise self._not_pushed(lane, len(values)) from None
+        terminated, truncated = (self.columns[name][position] for name in FLAGS)
+        self._finals.keep(lane, position, nexts, truncated and not terminated)
         return position
+
+    def _not_pushed(self, lane: int, n_values: int) -> ValueError:
+        if not self.specs:
+            return ValueError(f"{self!r}: push needs to know the fields; call allocate(specs) first, or write with add")
+        if not 0 <= lane < self.n_lanes:
+            return self._no_lane(lane)
+        return ValueError(f"{self!r}: push got {n_values} values; expected one for each of {', '.join(s.name for s in self.specs)}")
 
     def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
         """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns the positions [k].
@@ -130,10 +157,7 @@ class ReplayBuffer:
         """
         if not self.specs or len(values) != len(self.specs):
             raise ValueError(f"{self!r}: push_rows got {len(values)} values; call allocate(specs) first, then give one per spec")
-        lanes = self._lanes(lanes)
-        return self._store(
-            lanes, [self._convert(spec, value, len(lanes)) for spec, value in zip(self.specs, values, strict=True)]
-        )
+        return self._store(self._lanes(lanes), tuple(values))
 
     def add(
         self, batch: Batch | Mapping[str, Any], lanes: Sequence[int] | Positions | None = None
@@ -159,19 +183,33 @@ class ReplayBuffer:
         lanes = np.arange(self.n_lanes) if lanes is None else self._lanes(lanes)
         empty: list[str] = []
         flat = dict(_leaves(batch, "", empty))
+        try:
+            values, positions = self._add_as_known(flat, lanes, rows)
+        except (KeyError, SpecError):  # other fields, or values that are to be converted or refused with the field's name
+            values, positions = self._add_anything(flat, lanes, rows, empty)
+        done = self.columns["terminated"][positions] | self.columns["truncated"][positions]
+        return positions, *self._count_episodes(lanes, positions, values.get("rew"), done)
+
+    def _add_as_known(self, flat: dict[str, Any], lanes: Positions, rows: bool) -> tuple[dict[str, Any], Positions]:
+        """The usual case: exactly the fields of `specs`, each as it is stored. Raises where it is not the case, and nothing is written."""
+        values = tuple([flat[spec.name] for spec in self.specs])
+        if len(values) < len(flat) or not values:
+            raise KeyError
+        if rows:
+            return flat, self._store(lanes, values)
+        return flat, np.array([self.push(0, values)])
+
+    def _add_anything(self, flat: dict[str, Any], lanes: Positions, rows: bool, empty: list[str]) -> tuple[dict[str, Any], Positions]:
         self._check_fields(flat)
         flat = {name: self._loosely(name, value) for name, value in flat.items()}
         known = {spec.name for spec in self.specs}
         specs = self.specs + tuple(_infer(name, value, rows) for name, value in flat.items() if name not in known)
-        arrays = [
+        arrays = tuple(
             self._convert(spec, flat[spec.name], len(lanes), rows) if spec.name in flat else spec.zeros(len(lanes))
             for spec in specs
-        ]
+        )
         self._use(specs, empty)
-        positions = self._store(lanes, arrays)
-        written = dict(zip((spec.name for spec in specs), arrays, strict=True))
-        rew = written.get("rew", np.zeros(len(lanes)))
-        return positions, *self._count_episodes(lanes, positions, rew, written["terminated"] | written["truncated"])
+        return dict(zip((spec.name for spec in specs), arrays, strict=True)), self._store(lanes, arrays)
 
     def update(self, other: ReplayBuffer, seam: Literal["join", "truncate"] = "join") -> Positions:
         """Appends all rows of `other` in time order: lane to lane, or all into the only lane. Returns their new positions.
@@ -195,13 +233,13 @@ class ReplayBuffer:
         rows = other.sample_indices(0)
         if not len(rows):
             return rows
-        flat = other.take(rows)
+        flat = other._one_by_one(rows)
         if seam == "truncate":
             newest = np.isin(rows, other._newest())
             flat["truncated"] = flat["truncated"] | (newest & ~flat["terminated"])
         known = {spec.name for spec in self.specs}
         specs = self.specs + tuple(spec for spec in other.specs if spec.name not in known)
-        arrays = [self._convert(s, flat[s.name], len(rows)) if s.name in flat else s.zeros(len(rows)) for s in specs]
+        arrays = tuple(self._convert(s, flat[s.name], len(rows)) if s.name in flat else s.zeros(len(rows)) for s in specs)
         self._use(specs)
         lanes = rows // other.lane_size if self.n_lanes > 1 else np.zeros_like(rows)
         if seam == "truncate":
@@ -217,13 +255,14 @@ class ReplayBuffer:
         if not 0 <= lane < self.n_lanes:
             raise self._no_lane(lane)
         self._open_return[lane], self._open_length[lane] = 0.0, 0
-        if not self._count[lane]:
+        if not self._ring.count[lane]:
             return False
-        first = lane * self.lane_size
-        newest = first + (self._cursor[lane] - first - 1) % self.lane_size
+        newest = int(self._newest()[lane])
         if self._done(newest):
             return False
         self.columns["truncated"][newest] = True
+        if self._finals is not None:
+            self._finals.settle(lane, newest)
         return True
 
     def reset(self, keep_statistics: bool = False) -> None:
@@ -235,8 +274,8 @@ class ReplayBuffer:
         for lane in range(self.n_lanes):
             self.clear_lane(lane)
         if not keep_statistics:
-            self._open_return = [0.0] * self.n_lanes
-            self._open_length = [0] * self.n_lanes
+            self._open_return[:] = 0.0
+            self._open_length[:] = 0
 
     def add_lanes(self, n: int) -> None:
         """`n` more, empty lanes of the same size; positions of rows stay what they are."""
@@ -244,50 +283,90 @@ class ReplayBuffer:
         self.n_lanes += n
         self.size += n * self.lane_size
         self.capacity = self.lane_size * self.n_lanes
-        self._count += [0] * n
-        self._cursor += range(before, self.capacity, self.lane_size)
-        self._open_return += [0.0] * n
-        self._open_length += [0] * n
-        self._open_start += range(before, self.capacity, self.lane_size)
+        old, first = self._ring, np.arange(before, self.capacity, self.lane_size)
+        zeros = np.zeros(n, np.int64)
+        columns = {name: np.concatenate([c, np.zeros((len(first) * self.lane_size, *c.shape[1:]), c.dtype)]) for name, c in self.columns.items()}
+        state = np.append(old.count, zeros), np.append(old.cursor, first), np.append(old.written, zeros)
+        self._ring = Ring(old.block.specs, self.n_lanes, self.lane_size, columns or None, state)
+        self._open_return = np.concatenate([self._open_return, np.zeros((n, *self._open_return.shape[1:]))])
+        self._open_length, self._open_start = np.append(self._open_length, zeros), np.append(self._open_start, first)
+        if self._finals is not None:
+            self._finals.add_lanes(n)
         if self.specs:
-            self.columns = {spec.name: np.concatenate([self.columns[spec.name], spec.zeros(self.capacity - before)]) for spec in self.specs}
             self._bind()
 
     def clear_lane(self, lane: int) -> None:
         """Drops the rows of one lane; statistics of its open episode go on counting."""
         if not 0 <= lane < self.n_lanes:
             raise self._no_lane(lane)
-        self._count[lane] = 0
-        self._cursor[lane] = self._open_start[lane] = lane * self.lane_size
+        self._ring.clear(lane)
+        self._open_start[lane] = lane * self.lane_size
+        if self._finals is not None:
+            self._finals.clear(lane, range(lane * self.lane_size, (lane + 1) * self.lane_size))
 
     # ---- choosing rows
 
     def __len__(self) -> int:
-        return sum(self._count)
+        return self._ring.total
 
-    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None) -> Positions:
-        """Positions of rows: n > 0 uniform over all rows, with replacement; 0 all of them, lane after lane in time order.
+    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0) -> Positions:
+        """Positions of rows: n > 0 drawn with replacement; 0 all of them, lane after lane in time order.
 
-        None draws as many as there are rows; n < 0, or an empty buffer, gives none.
+        None draws as many as there are rows; n < 0, or an empty buffer, gives none. Here every row is as likely as the others.
 
         Args:
             n: How many.
             rng: Instead of the buffer's own generator.
+            ahead: Rows that must follow a drawn one, unless its episode ends before.
+
+        Raises:
+            ValueError: no row has its whole stack of frames, or enough rows after it.
         """
         total = len(self)
         n = total if n is None else n
         if n < 0 or not total:
             return np.empty(0, np.int64)
         if n == 0:
-            return np.concatenate([self._in_order(lane) for lane in range(self.n_lanes)])
-        drawn = (self.rng if rng is None else rng).integers(total, size=n)
+            rows = np.concatenate([self._in_order(lane) for lane in range(self.n_lanes)])
+            if self.sample_avail:
+                rows = rows[self._ring.whole(rows, self.stack_num, ahead, True)]
+            return rows
+        rng = self.rng if rng is None else rng
+        drawn = self._draw(n, rng)
+        if ahead or self.stack_num > 1:
+            self._redraw(drawn, rng, ahead)
+        return drawn
+
+    def _draw(self, n: int, rng: np.random.Generator) -> Positions:
+        total = len(self)
+        drawn = rng.integers(total, size=n)
         if total == self.capacity or self.n_lanes == 1:
             return drawn  # the filled slots are 0 … total − 1
-        count = np.array(self._count)
+        count = self._ring.count
         before = np.cumsum(count) - count
         lane = np.searchsorted(before + count, drawn, side="right")
         positions: Positions = drawn - before[lane] + lane * self.lane_size
         return positions
+
+    def _redraw(self, drawn: Positions, rng: np.random.Generator, ahead: int) -> None:
+        """Replaces drawn rows that cannot be had whole. Those that can keep their shares, as if the others weighed nothing."""
+        bad = np.flatnonzero(~self._ring.whole(drawn, self.stack_num, ahead, self.sample_avail))
+        for attempt in range(64):
+            if not len(bad):
+                return
+            if attempt == 8:
+                rows = self.sample_indices(0)
+                if not self._ring.whole(rows, self.stack_num, ahead, self.sample_avail).any():
+                    raise ValueError(f"{self!r}: none of {len(rows)} rows has {self.stack_num} frames and {ahead} rows after it; add rows first")
+            drawn[bad] = self._draw(len(bad), rng)
+            bad = bad[~self._ring.whole(drawn[bad], self.stack_num, ahead, self.sample_avail)]
+        rows = self.sample_indices(0)
+        rows = rows[self._ring.whole(rows, self.stack_num, ahead, self.sample_avail)]
+        drawn[bad] = rng.choice(rows, len(bad), p=self._shares(rows))
+
+    def _shares(self, rows: Positions) -> Array | None:
+        """Probabilities of rows among themselves; None: equal."""
+        return None
 
     def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
         """Rows as `sample_indices` chooses them, and their positions: `batch == buffer[indices]`.
@@ -303,19 +382,16 @@ class ReplayBuffer:
     def prev(self, index: Any) -> Positions:
         """The row before, within the episode; an episode's first row and the oldest row of a lane are their own."""
         positions = self._positions(index)
-        start, oldest, _ = self._edges(positions)
-        before = start + (positions - start - 1) % self.lane_size
-        return np.where((positions == oldest) | self._done(before), positions, before)
+        return self._ring.prev(positions.ravel()).reshape(positions.shape)
 
     def next(self, index: Any) -> Positions:
         """The row after, within the episode; a row that ends one and the newest row of a lane are their own."""
         positions = self._positions(index)
-        start, _, newest = self._edges(positions)
-        return self._after(positions, start, newest)
+        return self._ring.next(positions.ravel()).reshape(positions.shape)
 
     def unfinished_index(self) -> Positions:
         """The newest row of every lane whose episode is not over."""
-        newest = self._newest()[np.array(self._count) > 0]
+        newest = self._newest()[self._ring.count > 0]
         return newest[~self._done(newest)] if len(newest) else newest
 
     def episode_start(self, lane: int) -> int:
@@ -357,23 +433,33 @@ class ReplayBuffer:
             raise ValueError(f"n_step: n is {n}; expected at least 1")
         if "rew" not in self.columns:
             raise ValueError(f"{self!r}: n_step needs the field 'rew'")
-        rew = self.columns["rew"]
         if n == 1:
-            return {"rew": rew[indices][:, None], "valid": np.ones(len(indices), np.int64), "last_index": indices}
-        current = indices
-        start, _, newest = self._edges(current)
-        out = np.zeros((len(current), n, *rew.shape[1:]), rew.dtype)
-        valid = np.ones(len(current), np.int64)
-        out[:, 0] = rew[current]
-        for k in range(1, n):
-            after = self._after(current, start, newest)
-            moved = np.flatnonzero(after != current)
-            if not len(moved):
-                break
-            out[moved, k] = rew[after[moved]]
-            valid[moved] += 1
-            current = after
-        return {"rew": out, "valid": valid, "last_index": current}
+            return {"rew": self.columns["rew"][indices][:, None], "valid": np.ones(len(indices), np.int64), "last_index": indices}
+        return self._ring.n_step(indices, n, self._plan.number["rew"])
+
+    def sequences(self, indices: Positions, length: int, burn_in: int = 0) -> tuple[Positions, Array]:
+        """The rows from each of `indices` on, in time order, inside its episode and lane.
+
+        Args:
+            indices: [N] positions of rows, as `sample_indices` gives them; not checked.
+            length: Rows of a sequence, the row of `indices` first.
+            burn_in: Rows before it, for a recurrent memory to warm up on.
+
+        Returns:
+            Positions [N, burn_in + length], and [N, burn_in + length] bool: False where the episode or the lane has no such row; there
+            the nearest one stands.
+        """
+        if length < 1 or burn_in < 0:
+            raise ValueError(f"sequences: length is {length}, burn_in {burn_in}; expected at least 1 and 0")
+        return self._ring.around(indices, burn_in, length - 1)
+
+    def serials(self, positions: Positions) -> Positions:
+        """The numbers of rows in the history of their lane, from 0. A row that is overwritten meanwhile has another one then."""
+        lane = positions // self.lane_size
+        ring = self._ring
+        age = (ring.cursor[lane] - 1 - positions) % self.lane_size
+        numbers: Positions = ring.written[lane] - 1 - age
+        return numbers
 
     # ---- reading rows
 
@@ -390,13 +476,79 @@ class ReplayBuffer:
         return self._read(key, self._positions(index))
 
     def take(self, positions: Positions, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """Rows as flat arrays: dotted name -> [N, …], a copy. Positions are not checked; `names` None is every stored field."""
-        return {name: self.columns[name].take(positions, axis=0) for name in (self.columns if names is None else names)}
+        """Rows as they are stored, flat: dotted name -> [N, …], a copy. Positions are not checked; `names` None is every stored field."""
+        fields = None if names is None else [self._plan.number[name] for name in names]
+        return self._ring.gather(positions, fields)
+
+    def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Rows as they are learned from, flat: dotted name -> [N, …], copies, with frames stacked and obs_next looked up.
+
+        Args:
+            positions: [N] positions of rows; not checked.
+            last: [N] rows whose obs_next, terminated and truncated are wanted, of n steps the last; None: the same rows.
+            names: Fields; None: all.
+        """
+        plan, ring, stack = self._plan, self._ring, self.stack_num
+        if plan.as_stored and last is None and names is None:
+            return ring.gather(positions)
+        late = positions if last is None else last
+        wanted = plan.names if names is None else names
+        obs = [name for name in wanted if _is(name, "obs")]
+        nexts = [name for name in wanted if _is(name, "obs_next")]
+        then = [name for name in wanted if name in FLAGS or (name in nexts and name in plan.number)]
+        now = [name for name in wanted if name not in then and name not in nexts and (stack == 1 or name not in obs)]
+        out = ring.gather(positions, [plan.number[name] for name in now])
+        out |= ring.gather(late, [plan.number[name] for name in then])
+        if stack > 1:
+            out |= self._stacked(positions, obs, stack)
+        if nexts and not plan.as_stored:
+            out |= self._nexts(late, nexts, out, stack)
+        return {name: out[name] for name in wanted}
+
+    def _stacked(self, positions: Positions, names: Sequence[str], stack: int) -> dict[str, Array]:
+        """Fields [N, stack, …], the newest frame last; [N, …] for a stack of one."""
+        if stack == 1:
+            return self.take(positions, names)
+        window = self._ring.around(positions, stack - 1, 0)[0]
+        frames = self._ring.gather(window.ravel(), [self._plan.number[name] for name in names])
+        return {name: frame.reshape(*window.shape, *frame.shape[1:]) for name, frame in frames.items()}
+
+    def _nexts(self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int) -> dict[str, Array]:
+        """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
+        own = ["obs" + name[len("obs_next") :] for name in names]
+        if self._finals is None:  # only the frames before it are to be fetched
+            frames = self._stacked(positions, own, stack)
+            out = {name: frames[theirs] for name, theirs in zip(names, own, strict=True)}
+            for name, array in out.items():
+                array[:, :-1] = array[:, 1:]
+                array[:, -1] = stored[name]
+            return out
+        following = self._ring.next(positions)
+        frames = self._stacked(following, own, stack)
+        out = {name: frames[theirs] for name, theirs in zip(names, own, strict=True)}
+        newest = self._newest()
+        for i in np.flatnonzero((following == positions) & ~self.columns["terminated"][positions]).tolist():
+            final = self._finals.find(int(positions[i]), newest)
+            for name, array in out.items() if final is not None else ():
+                assert final is not None
+                if stack > 1:
+                    array[i, :-1] = array[i, 1:]
+                    array[i, -1] = final[name]
+                else:
+                    array[i] = final[name]
+        return out
+
+    def _one_by_one(self, positions: Positions) -> dict[str, Array]:
+        """Rows with obs_next, but of single frames."""
+        flat = self.take(positions)
+        if self._finals is not None:
+            flat |= self._nexts(positions, self._plan.next_names, {}, 1)
+        return flat
 
     def lane_rows(self, lane: int) -> dict[str, Array]:
         """The rows of a lane in time order, flat as from `take`. Perhaps views: copy what must outlive the next write."""
-        first, count = lane * self.lane_size, self._count[lane]
-        if count < self.lane_size or self._cursor[lane] == first:
+        first, count = lane * self.lane_size, int(self._ring.count[lane])
+        if count < self.lane_size or self._ring.cursor[lane] == first:
             return {name: column[first : first + count] for name, column in self.columns.items()}
         return self.take(self._in_order(lane))
 
@@ -423,13 +575,13 @@ class ReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to one object in one process: views, bound methods, the lock."""
-        gone = {"_write", "_try_write", "lock", *LOCKED, *self._exposed}
+        gone = {"lock", *LOCKED, *self._exposed}
         return {**{key: value for key, value in self.__dict__.items() if key not in gone}, "_exposed": frozenset(),
                 "threadsafe": "push" in self.__dict__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         threadsafe = state.pop("threadsafe")
-        self.__dict__.update(state, lock=nullcontext(), _write=_not_allocated, _try_write=_not_allocated)
+        self.__dict__.update(state, lock=nullcontext())
         if self.specs:
             self._bind()
         if threadsafe:
@@ -441,18 +593,26 @@ class ReplayBuffer:
         return {
             "size": self.size,
             "n_lanes": self.n_lanes,
-            "count": list(self._count),
-            "cursor": list(self._cursor),
+            "options": self._options(),
+            "count": self._ring.count.tolist(),
+            "cursor": self._ring.cursor.tolist(),
+            "written": self._ring.written.tolist(),
             "specs": [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype.str} for spec in self.specs],
             "empty_keys": list(self._empty_keys),
             "columns": self.take(filled),
             "open": {
-                "return": [np.asarray(value).tolist() for value in self._open_return],
-                "length": list(self._open_length),
-                "start": list(self._open_start),
+                "return": self._open_return.tolist(),
+                "length": self._open_length.tolist(),
+                "start": self._open_start.tolist(),
             },
+            "finals": {} if self._finals is None else self._finals.state_dict(),
             "rng": self.rng.bit_generator.state,
         }
+
+    def _options(self) -> dict[str, Any]:
+        """What decides how rows are stored and drawn, beside the size."""
+        return {"stack_num": self.stack_num, "ignore_obs_next": self.ignore_obs_next, "save_only_last_obs": self.save_only_last_obs,
+                "sample_avail": self.sample_avail}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave. This buffer may have no fields yet, or the first of those saved.
@@ -471,16 +631,24 @@ class ReplayBuffer:
         saved = [Spec(s["name"], tuple(s["shape"]), np.dtype(s["dtype"]), owner=OWNER) for s in state["specs"]]
         if saved and tuple(saved[: len(self.specs)]) != self.specs:
             raise ValueError(f"{self!r}: the saved fields are others; {_difference(self.specs, saved)}")
-        arrays = [self._convert(spec, state["columns"][spec.name], sum(state["count"])) for spec in saved]
+        for key, own in self._options().items():
+            theirs = state.get("options", {}).get(key, own)
+            if theirs != own and key in ("ignore_obs_next", "save_only_last_obs"):
+                raise ValueError(f"{self!r}: saved with {key}={theirs}, this buffer has {own}; build it as it was saved")
+        stored = self._make_plan(saved).kept
+        arrays = [self._convert(spec, state["columns"][spec.name], sum(state["count"])) for spec in stored]
         if saved:
             self._use((*self.specs, *saved[len(self.specs) :]), state["empty_keys"])
-        self._count, self._cursor = list(state["count"]), list(state["cursor"])
+        self._ring.set(state["count"], state["cursor"], state.get("written", state["count"]))
         filled = self._filled()
-        for spec, array in zip(saved, arrays, strict=True):
+        for spec, array in zip(stored, arrays, strict=True):
             self.columns[spec.name][:] = 0
             self.columns[spec.name][filled] = array
-        self._open_return = [np.asarray(value) if isinstance(value, list) else value for value in state["open"]["return"]]
-        self._open_length, self._open_start = list(state["open"]["length"]), list(state["open"]["start"])
+        opened = state["open"]
+        self._open_return = np.array(opened["return"], np.float64)
+        self._open_length, self._open_start = np.array(opened["length"], np.int64), np.array(opened["start"], np.int64)
+        if self._finals is not None:
+            self._finals.load_state_dict(state["finals"])
         self.rng.bit_generator.state = state["rng"]
 
     # ---- inside
@@ -491,18 +659,23 @@ class ReplayBuffer:
         if len(specs) == len(self.specs) and not new_keys:
             return
         _check_specs(specs)
-        columns = {
-            spec.name: self.columns[spec.name] if spec.name in self.columns else spec.zeros(self.capacity) for spec in specs
-        }
-        self.specs, self.columns = tuple(specs), columns
+        plan = self._make_plan(specs)
+        self._ring = Ring(plan.kept, self.n_lanes, self.lane_size, self.columns, (self._ring.count, self._ring.cursor, self._ring.written))
+        if self.ignore_obs_next:
+            finals = _Finals([spec for spec in plan.given if _is(spec.name, "obs_next")], self.n_lanes)
+            if self._finals is not None:
+                finals.take_over(self._finals)
+            self._finals = finals
+        self.specs, self._plan = tuple(specs), plan
         self._empty_keys = (*self._empty_keys, *new_keys)
         self._bind()
 
+    def _make_plan(self, specs: Sequence[Spec]) -> _Plan:
+        return _Plan(specs, self.stack_num, self.ignore_obs_next, self.save_only_last_obs)
+
     def _bind(self) -> None:
-        """Makes what writes into `columns`, and what shows them."""
-        block, spare = RowBlock(self.specs, self.capacity, self.columns), RowBlock(self.specs, 1)
-        self.columns = block.arrays
-        self._write, self._try_write = block.write, spare.write
+        """Makes what shows the memory."""
+        self.columns = self._ring.block.arrays
         self._expose()
 
     def _expose(self) -> None:
@@ -515,32 +688,38 @@ class ReplayBuffer:
         self._exposed = frozenset(key for key in keys if key not in own and not hasattr(type(self), key))
         self.__dict__.update((key, self._read(key, None)) for key in self._exposed)
 
-    def _store(self, lanes: Positions, arrays: Sequence[Array]) -> Positions:
-        """Writes checked rows. Cannot fail."""
-        positions = np.empty(len(lanes), np.int64)
-        size, cursor, count = self.lane_size, self._cursor, self._count
-        for i, lane in enumerate(lanes.tolist()):
-            positions[i] = position = cursor[lane]
-            cursor[lane] = position + 1 if (position + 1) % size else position + 1 - size
-            count[lane] += count[lane] < size
-        for spec, array in zip(self.specs, arrays, strict=True):
-            self.columns[spec.name][positions] = array  # more rows than slots: numpy leaves the last one that goes to a slot
+    def _store(self, lanes: Positions, values: tuple[Any, ...]) -> Positions:
+        """Writes row i of `values` into lane `lanes[i]`, or refuses all of them; returns the positions."""
+        plan, finals = self._plan, self._finals
+        stored = values if plan.as_given else plan.stored(values, rows=True)
+        if finals is None:
+            return self._ring.push_rows(lanes, stored)
+        nexts = finals.convert(plan.nexts(values, rows=True), len(lanes))
+        positions = self._ring.push_rows(lanes, stored)
+        ends = self.columns["truncated"][positions] & ~self.columns["terminated"][positions]
+        finals.keep_rows(lanes, positions, nexts, ends)
         return positions
 
-    def _count_episodes(
-        self, lanes: Positions, positions: Positions, rew: Array, done: Array
-    ) -> tuple[Array, Positions, Positions]:
-        returns = np.zeros(rew.shape)
-        lengths, starts = np.zeros_like(positions), np.empty_like(positions)
-        for i, lane in enumerate(lanes.tolist()):
-            if not self._open_length[lane]:
-                self._open_start[lane] = int(positions[i])
-            self._open_length[lane] += 1
-            self._open_return[lane] = self._open_return[lane] + rew[i].astype(np.float64)
-            starts[i] = self._open_start[lane]
-            if done[i]:
-                returns[i], lengths[i] = self._open_return[lane], self._open_length[lane]
-                self._open_return[lane], self._open_length[lane] = 0.0, 0
+    def _count_episodes(self, lanes: Positions, positions: Positions, rew: Any, done: Array) -> tuple[Array, Positions, Positions]:
+        """Adds rows to the statistics of their episodes; returns [k, …] returns, [k] lengths and starts, as `add` does."""
+        shape = next((spec.shape for spec in self.specs if spec.name == "rew"), ())
+        rew = np.zeros((len(lanes), *shape)) if rew is None else np.asarray(rew, np.float64).reshape(len(lanes), *shape)
+        if self._open_return.shape[1:] != shape:
+            self._open_return = np.zeros((self.n_lanes, *shape))
+        if len(lanes) > 1 and len(set(lanes.tolist())) < len(lanes):  # several rows of one lane, in their order
+            parts = [self._count_episodes(lanes[i : i + 1], positions[i : i + 1], rew[i], done[i : i + 1]) for i in range(len(lanes))]
+            returns, lengths, starts = (np.concatenate(column) for column in zip(*parts, strict=True))
+            return returns, lengths, starts
+        fresh = self._open_length[lanes] == 0
+        self._open_start[lanes[fresh]] = positions[fresh]
+        self._open_length[lanes] += 1
+        self._open_return[lanes] += rew
+        starts = self._open_start[lanes]
+        returns, lengths = np.zeros(rew.shape), np.zeros_like(positions)
+        if done.any():
+            over = lanes[done]
+            returns[done], lengths[done] = self._open_return[over], self._open_length[over]
+            self._open_return[over], self._open_length[over] = 0.0, 0
         return returns, lengths, starts
 
     def _check_fields(self, flat: dict[str, Any]) -> None:
@@ -589,29 +768,18 @@ class ReplayBuffer:
 
     def _filled(self) -> Positions:
         """Positions that hold a row, in storage order."""
-        return np.concatenate([lane * self.lane_size + np.arange(count) for lane, count in enumerate(self._count)])
+        return np.concatenate([lane * self.lane_size + np.arange(count) for lane, count in enumerate(self._ring.count.tolist())])
 
     def _in_order(self, lane: int) -> Positions:
         """Positions of a lane, oldest row first."""
-        first, count = lane * self.lane_size, self._count[lane]
-        oldest = self._cursor[lane] - first if count == self.lane_size else 0
+        first, count = lane * self.lane_size, int(self._ring.count[lane])
+        oldest = int(self._ring.cursor[lane]) - first if count == self.lane_size else 0
         return first + (oldest + np.arange(count)) % self.lane_size
 
     def _newest(self) -> Positions:
         """Position of the newest row of every lane; meaningless for an empty lane."""
         first = np.arange(self.n_lanes) * self.lane_size
-        return first + (np.array(self._cursor) - first - 1) % self.lane_size
-
-    def _edges(self, positions: Positions) -> tuple[Positions, Positions, Positions]:
-        """First slot, oldest row and newest row of the lane of each position."""
-        lane = positions // self.lane_size
-        start = lane * self.lane_size
-        full = np.array(self._count)[lane] == self.lane_size
-        return start, np.where(full, np.array(self._cursor)[lane], start), self._newest()[lane]
-
-    def _after(self, positions: Positions, start: Positions, newest: Positions) -> Positions:
-        after = start + (positions - start + 1) % self.lane_size
-        return np.where((positions == newest) | self._done(positions), positions, after)
+        return np.asarray(first + (self._ring.cursor - first - 1) % self.lane_size, np.int64)
 
     def _done(self, positions: Any) -> Any:
         return self.columns["terminated"][positions] | self.columns["truncated"][positions]
@@ -630,24 +798,31 @@ class ReplayBuffer:
         if array.dtype.kind not in "iu":
             raise IndexError(f"{self!r}: index {index!r}; expected a slice, integers, or a bool mask")
         legal = (array >= 0) & (array < self.capacity)
-        legal &= array % self.lane_size < np.array(self._count)[array // self.lane_size * legal]
+        legal &= array % self.lane_size < self._ring.count[array // self.lane_size * legal]
         if not legal.all():
             wrong = np.atleast_1d(array)[~np.atleast_1d(legal)][0]
             raise IndexError(f"{self!r}: position {wrong} holds no row; positions with rows are buffer.sample_indices(0)")
         return array.astype(np.int64)
 
     def _read(self, key: str, positions: Positions | None) -> Any:
+        """A field as a whole: as it is stored where `positions` is None, else as it is learned from, for positions of any shape."""
         if key == "done" and self.columns:
             return self._done(slice(None) if positions is None else positions)
-        group = {name: column for name, column in self.columns.items() if name == key or name.startswith(key + ".")}
-        if not group and key not in self._empty_keys:
+        names = [name for name in (self._plan.names if positions is not None else self.columns) if _is(name, key)]
+        if not names and key not in self._empty_keys:
             raise KeyError(f"{self!r} has no field {key!r}")
-        if positions is not None:
-            group = {name: column[positions] for name, column in group.items()}
+        group = {name: self.columns[name] for name in names} if positions is None else self._shaped(positions, names)
         return group[key] if key in group else Batch.nest({name[len(key) + 1 :]: column for name, column in group.items()})
 
+    def _shaped(self, positions: Positions, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """`gather` for positions of any shape."""
+        if positions.ndim == 1:
+            return self.gather(positions, names=names)
+        flat = self.gather(positions.ravel(), names=names)
+        return {name: column.reshape((*positions.shape, *column.shape[1:]))[()] for name, column in flat.items()}
+
     def _batch(self, positions: Positions) -> Batch:
-        flat = self.take(positions)
+        flat = self._shaped(positions)
         if flat:
             flat["done"] = flat["terminated"] | flat["truncated"]
         batch = Batch.nest(flat)
@@ -657,11 +832,135 @@ class ReplayBuffer:
         return batch
 
 
+class _Plan:
+    """How the fields that are given become those that are stored.
+
+    Attributes:
+        given: All fields. names: theirs. next_names: those of obs_next.
+        kept: What is stored; `number` is the place of each by name.
+        as_given: Every value is stored as it comes. as_stored: every field is read as it is stored.
+    """
+
+    def __init__(self, specs: Sequence[Spec], stack: int = 1, ignore_obs_next: bool = False, only_last: bool = False) -> None:
+        self.names = tuple(spec.name for spec in specs)
+        self.next_names = [name for name in self.names if _is(name, "obs_next")]
+        framed = [only_last and (_is(name, "obs") or _is(name, "obs_next")) for name in self.names]
+        for spec, is_framed in zip(specs, framed, strict=True):
+            if is_framed and not spec.shape:
+                raise spec.error("a single number", "save_only_last_obs takes observations of stacked frames, frames first")
+        self.given = [replace(s, shape=s.shape[1:], low=None, high=None) if f else s for s, f in zip(specs, framed, strict=True)]
+        keep = [not (ignore_obs_next and _is(name, "obs_next")) for name in self.names]
+        self.kept = [spec for spec, kept in zip(self.given, keep, strict=True) if kept]
+        self.number = {spec.name: i for i, spec in enumerate(self.kept)}
+        self._stored = [(i, framed[i]) for i in range(len(self.names)) if keep[i]]
+        self._nexts = [(i, framed[i]) for i in range(len(self.names)) if not keep[i]]
+        self.as_given = all(keep) and not any(framed)
+        self.as_stored = stack == 1 and all(keep)
+
+    def stored(self, values: tuple[Any, ...], rows: bool = False) -> tuple[Any, ...]:
+        return self._pick(self._stored, values, rows)
+
+    def nexts(self, values: tuple[Any, ...], rows: bool = False) -> tuple[Any, ...]:
+        return self._pick(self._nexts, values, rows)
+
+    def _pick(self, which: list[tuple[int, bool]], values: tuple[Any, ...], rows: bool) -> tuple[Any, ...]:
+        if len(values) != len(self.names):
+            raise IndexError
+        return tuple([(np.asarray(values[i])[:, -1] if rows else values[i][-1]) if framed else values[i] for i, framed in which])
+
+
+class _Finals:
+    """What rows led to, where no next row tells: of every lane's newest row, and of truncated ones.
+
+    Args:
+        specs: The fields of obs_next, single frames.
+    """
+
+    def __init__(self, specs: Sequence[Spec], n_lanes: int) -> None:
+        self.specs = tuple(specs)
+        self.block, self.spare = RowBlock(self.specs, n_lanes), RowBlock(self.specs, 1)
+        self.fresh = np.zeros(n_lanes, bool)  # whether the lane's newest row has its obs_next in `block`
+        self.table: dict[int, dict[str, Array]] = {}
+
+    def check(self, nexts: tuple[Any, ...]) -> None:
+        self.spare.write(0, nexts)
+
+    def convert(self, nexts: tuple[Any, ...], n: int) -> list[Array]:
+        arrays = [spec.convert(value, rows=True) for spec, value in zip(self.specs, nexts, strict=True)]
+        for spec, array in zip(self.specs, arrays, strict=True):
+            if len(array) != n:
+                raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", True)
+        return arrays
+
+    def keep(self, lane: int, position: int, nexts: tuple[Any, ...], truncated: bool) -> None:
+        """After a row was written at `position`."""
+        if self.table:
+            self.table.pop(position, None)
+        self.block.write(lane, nexts)
+        self.fresh[lane] = True
+        if truncated:
+            self.settle(lane, position)
+
+    def keep_rows(self, lanes: Positions, positions: Positions, nexts: list[Array], truncated: Array) -> None:
+        if self.table:
+            for position in positions.tolist():
+                self.table.pop(position, None)
+        for spec, array in zip(self.specs, nexts, strict=True):
+            self.block.arrays[spec.name][lanes] = array  # of several rows of a lane the last one stays
+        self.fresh[lanes] = True
+        for i in np.flatnonzero(truncated).tolist():
+            self.table[int(positions[i])] = {spec.name: array[i].copy() for spec, array in zip(self.specs, nexts, strict=True)}
+
+    def settle(self, lane: int, position: int) -> None:
+        """The lane's newest row, at `position`, is truncated."""
+        if self.fresh[lane]:
+            self.table[position] = self._pending(lane)
+
+    def _pending(self, lane: int) -> dict[str, Array]:
+        return {name: column[lane].copy() for name, column in self.block.arrays.items()}
+
+    def find(self, position: int, newest: Positions) -> dict[str, Array] | None:
+        if position in self.table:
+            return self.table[position]
+        lane = int(np.flatnonzero(newest == position)[0]) if (newest == position).any() else -1
+        return self._pending(lane) if lane >= 0 and self.fresh[lane] else None
+
+    def clear(self, lane: int, positions: range) -> None:
+        self.fresh[lane] = False
+        self.table = {position: row for position, row in self.table.items() if position not in positions}
+
+    def add_lanes(self, n: int) -> None:
+        larger = _Finals(self.specs, len(self.fresh) + n)
+        larger.take_over(self)
+        self.block, self.fresh = larger.block, larger.fresh
+
+    def take_over(self, other: _Finals) -> None:
+        """The rows of `other`, which has fewer lanes or fields."""
+        self.fresh[: len(other.fresh)] = other.fresh
+        for name, column in other.block.arrays.items():
+            self.block.arrays[name][: len(column)] = column
+        zeros = {spec.name: spec.zeros(1)[0] for spec in self.specs}
+        self.table = {position: {**zeros, **row} for position, row in other.table.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        positions = sorted(self.table)
+        rows = {s.name: np.stack([self.table[p][s.name] for p in positions]) if positions else s.zeros(0) for s in self.specs}
+        return {"positions": np.array(positions, np.int64), "rows": rows, "fresh": self.fresh.copy(),
+                "pending": {name: column.copy() for name, column in self.block.arrays.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.fresh[:] = state["fresh"]
+        for name, column in self.block.arrays.items():
+            column[:] = state["pending"][name]
+        self.table = {p: {s.name: state["rows"][s.name][i].copy() for s in self.specs} for i, p in enumerate(state["positions"].tolist())}
+
+
 VectorReplayBuffer = ReplayBuffer  # the name that others use for lanes; here they are built in
 
 
-def _not_allocated(row: int, values: tuple[Any, ...]) -> None:
-    raise ValueError("ReplayBuffer: push needs to know the fields; call allocate(specs) first, or write with add")
+def _is(name: str, key: str) -> bool:
+    """Whether a field is `key`, or a leaf of it."""
+    return name == key or name.startswith(key + ".")
 
 
 def _under(lock: threading.RLock, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,12 +11,17 @@ In all functions
                 is cut whether it says so or not.
     value_next  V of the observation that the action led to (before any reset). At a truncated row, of the true final observation.
 
-The result has the dtype of `rew` where that is float32, else float64; sums are kept in double. Each function has a twin `*_reference`
-in plain NumPy, which says the same slowly and is what the tests trust.
+    log_ratio   log π(a|s) − log μ(a|s) of the action that row t took: π the policy that is learned about, μ the one that acted.
+
+The result has the dtype of `rew` where that is float32, else float64; sums are kept in double. NumPy arrays in C order whose floats are
+all of that dtype are read where they are; anything else is copied first. Each function has a twin `*_reference` in plain NumPy, which
+says the same slowly and is what the tests trust.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,9 +39,17 @@ __all__ = [
     "lambda_return_reference",
     "n_step_return",
     "n_step_return_reference",
+    "n_step_targets",
+    "n_step_targets_reference",
     "next_values",
     "next_values_reference",
+    "retrace",
+    "retrace_reference",
+    "vtrace",
+    "vtrace_reference",
 ]
+
+_kernels: Any = _returns  # its stub does not name all of them
 
 
 def lambda_return(
@@ -62,22 +75,20 @@ def lambda_return(
         ValueError: shapes differ or T is 0; λ is outside [0, 1].
         TypeError: `last` is not bool.
     """
-    (rews, discounts, nexts), lasts, out, shape = _columns(
-        "lambda_return", last, rew=rew, discount=discount, value_next=value_next
-    )
-    _returns.lambda_return(rews, discounts, nexts, lasts, _fraction("lambda_return", "lam", lam), out)
-    return out.reshape(shape)
+    floats = (rew, discount, value_next)
+    numbers = (_fraction("lambda_return", "lam", lam),)
+    return _run(_kernels.lambda_return, "lambda_return", "rew discount value_next", floats, last, numbers)[0]
 
 
 def lambda_return_reference(rew: Array, discount: Array, value_next: Array, last: Array, lam: float) -> Array:
     """`lambda_return` as its formula says."""
-    target = value_next[-1]
-    targets = []
+    out = np.zeros_like(rew)
     for t in reversed(range(len(rew))):
-        mix = np.where(last[t], 0.0, lam)
-        target = rew[t] + discount[t] * ((1.0 - mix) * value_next[t] + mix * target)
-        targets.append(target)
-    return np.stack(targets[::-1])
+        cut = last[t] if t < len(rew) - 1 else True
+        # By choice and not by weights of 0, so that nothing from over a cut counts, not even an infinity.
+        mixed = 0.0 if cut is True else out[t + 1] if lam == 1.0 else (1.0 - lam) * value_next[t] + lam * out[t + 1]
+        out[t] = rew[t] + discount[t] * np.where(cut, value_next[t], mixed)
+    return out
 
 
 def discounted_return(
@@ -100,12 +111,9 @@ def discounted_return(
         ValueError: shapes differ or T is 0.
         TypeError: `last` is not bool.
     """
-    values = np.zeros(np.shape(rew)) if value_next is None else value_next
-    (rews, discounts, nexts), lasts, out, shape = _columns(
-        "discounted_return", last, rew=rew, discount=discount, value_next=values
-    )
-    _returns.lambda_return(rews, discounts, nexts, lasts, 1.0, out)
-    return out.reshape(shape)
+    values = np.zeros(np.shape(rew), _dtype_of(np.asarray(rew))) if value_next is None else value_next
+    floats = (rew, discount, values)
+    return _run(_kernels.lambda_return, "discounted_return", "rew discount value_next", floats, last, (1.0,))[0]
 
 
 def discounted_return_reference(rew: Array, discount: Array, last: Array, value_next: Array | None = None) -> Array:
@@ -148,11 +156,8 @@ def gae(
         ValueError: shapes differ or T is 0; λ is outside [0, 1].
         TypeError: `last` is not bool.
     """
-    (rews, discounts, values, nexts), lasts, out, shape = _columns(
-        "gae", last, rew=rew, discount=discount, value=value, value_next=value_next
-    )
-    _returns.gae(rews, discounts, values, nexts, lasts, _fraction("gae", "lam", lam), out)
-    return out.reshape(shape)
+    floats = (rew, discount, value, value_next)
+    return _run(_kernels.gae, "gae", "rew discount value value_next", floats, last, (_fraction("gae", "lam", lam),))[0]
 
 
 def gae_reference(rew: Array, discount: Array, value: Array, value_next: Array, last: Array, lam: float) -> Array:
@@ -162,6 +167,172 @@ def gae_reference(rew: Array, discount: Array, value: Array, value_next: Array, 
     advantage = np.zeros_like(delta[0])
     for t in reversed(range(len(rew))):
         advantage = out[t] = delta[t] + discount[t] * lam * np.where(last[t], 0.0, advantage)
+    return out
+
+
+def n_step_targets(
+    rew: npt.ArrayLike, discount: npt.ArrayLike, value_next: npt.ArrayLike, last: npt.ArrayLike, n: int
+) -> Array:
+    """n-step targets (Sutton & Barto 2018, equation 7.1).
+
+        G[t] = Σ_{k<m} (Π_{j<k} discount[t+j]) · rew[t+k]  +  (Π_{j<m} discount[t+j]) · value_next[t+m−1]
+
+    with m = n, or fewer: counting stops with the first row that is cut. `n_step_return` does it for windows sampled from a buffer.
+
+    Args:
+        rew: [T, B] float.
+        discount: [T, B] float in [0, 1].
+        value_next: [T, B] float, read at the last row counted only.
+        last: [T, B] bool.
+        n: Rewards at most, ≥ 1. 1: one-step targets. T or more: `discounted_return`. The time it takes grows with n until then.
+
+    Returns:
+        [T, B], newly allocated.
+
+    Raises:
+        ValueError: shapes differ or T is 0; n < 1.
+        TypeError: `last` is not bool; n is not an integer.
+    """
+    count = operator.index(n)
+    if count < 1:
+        raise ValueError(f"n_step_targets: `n` is {n}; expected at least 1 reward")
+    floats = (rew, discount, value_next)
+    numbers = (min(count, 2**62),)  # the kernel counts in 64 bits
+    return _run(_kernels.n_step_targets, "n_step_targets", "rew discount value_next", floats, last, numbers)[0]
+
+
+def n_step_targets_reference(rew: Array, discount: Array, value_next: Array, last: Array, n: int) -> Array:
+    """`n_step_targets`, each target for itself."""
+    out = np.zeros_like(rew)
+    for at in np.ndindex(rew.shape):
+        weight, (t, *column) = 1.0, at
+        for s in range(t, min(t + n, len(rew))):
+            row = (s, *column)
+            out[at] += weight * rew[row]
+            weight *= discount[row]
+            if last[row]:
+                break
+        out[at] += weight * value_next[row]
+    return out
+
+
+def vtrace(
+    rew: npt.ArrayLike,
+    discount: npt.ArrayLike,
+    value: npt.ArrayLike,
+    value_next: npt.ArrayLike,
+    log_ratio: npt.ArrayLike,
+    last: npt.ArrayLike,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    lam: float = 1.0,
+) -> tuple[Array, Array]:
+    """V-trace targets and advantages of rows that another policy took (Espeholt et al. 2018, equation 1 and section 4.2).
+
+        ρ[t] = min(ρ̄, exp log_ratio[t]),    c[t] = λ · min(c̄, exp log_ratio[t])
+        δ[t] = ρ[t] · (rew[t] + discount[t] · value_next[t] − value[t])
+        v[t] = value[t] + x[t],    x[t] = δ[t] + discount[t] · c[t] · x[t+1],    x[t+1] = 0 where `last[t]`
+        A[t] = ρ[t] · (rew[t] + discount[t] · (value_next[t] + x[t+1]) − value[t])
+
+    value_next[t] + x[t+1] is v[t+1] if value_next[t] is value[t+1] inside a segment. Where π = μ, v is `lambda_return`.
+
+    Args:
+        rew: [T, B] float.
+        discount: [T, B] float in [0, 1].
+        value: [T, B] float. V of the observation that row t acted on.
+        value_next: [T, B] float.
+        log_ratio: [T, B] float.
+        last: [T, B] bool.
+        rho_bar: ρ̄ ≥ c̄, may be infinite. Decides which policy's values are learned: π's own if infinite, μ's as it goes to 0.
+        c_bar: c̄ ≥ 0. Bounds the variance, and with it the speed; it does not change what is learned.
+        lam: λ in [0, 1].
+
+    Returns:
+        v [T, B], the targets of the value function, and A [T, B], the weights of ∇ log π; newly allocated.
+
+    Raises:
+        ValueError: shapes differ or T is 0; λ is outside [0, 1]; not 0 ≤ c̄ ≤ ρ̄.
+        TypeError: `last` is not bool.
+    """
+    if not 0.0 <= c_bar <= rho_bar:
+        raise ValueError(f"vtrace: `c_bar` is {c_bar} and `rho_bar` {rho_bar}; expected 0 ≤ c_bar ≤ rho_bar")
+    floats = (rew, discount, value, value_next, log_ratio)
+    numbers = (_fraction("vtrace", "lam", lam), float(rho_bar), float(c_bar))
+    names = "rew discount value value_next log_ratio"
+    targets, advantages = _run(_kernels.vtrace, "vtrace", names, floats, last, numbers, results=2)
+    return targets, advantages
+
+
+def vtrace_reference(
+    rew: Array,
+    discount: Array,
+    value: Array,
+    value_next: Array,
+    log_ratio: Array,
+    last: Array,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    lam: float = 1.0,
+) -> tuple[Array, Array]:
+    """`vtrace` as its formulas say."""
+    ratio = _exp(log_ratio)
+    rho, c = np.minimum(rho_bar, ratio), lam * np.minimum(c_bar, ratio)
+    delta = rho * (rew + discount * value_next - value)
+    targets, advantages = np.zeros_like(rew), np.zeros_like(rew)
+    x = np.zeros_like(rew[0])
+    for t in reversed(range(len(rew))):
+        x = np.where(last[t], 0.0, x)
+        advantages[t] = rho[t] * (rew[t] + discount[t] * (value_next[t] + x) - value[t])
+        x = delta[t] + discount[t] * c[t] * x
+        targets[t] = value[t] + x
+    return targets, advantages
+
+
+def retrace(
+    rew: npt.ArrayLike,
+    discount: npt.ArrayLike,
+    q: npt.ArrayLike,
+    value_next: npt.ArrayLike,
+    log_ratio: npt.ArrayLike,
+    last: npt.ArrayLike,
+    lam: float = 1.0,
+) -> Array:
+    """Retrace(λ) targets of an action-value function (Munos et al. 2016, equations 3 and 4).
+
+        G[t] = rew[t] + discount[t] · (value_next[t] + c[t+1] · (G[t+1] − q[t+1])),    c[t] = λ · min(1, exp log_ratio[t])
+
+    without the term of t+1 where `last[t]`.
+
+    Args:
+        rew: [T, B] float.
+        discount: [T, B] float in [0, 1].
+        q: [T, B] float. Q of the observation and the action of row t.
+        value_next: [T, B] float. Σ π(a|s') Q(s', a): Q of the next observation, as π expects it.
+        log_ratio: [T, B] float. That of row 0, or of a row after a cut, does not count: its action is given.
+        last: [T, B] bool.
+        lam: λ in [0, 1]. 0: one-step targets.
+
+    Returns:
+        [T, B], newly allocated.
+
+    Raises:
+        ValueError: shapes differ or T is 0; λ is outside [0, 1].
+        TypeError: `last` is not bool.
+    """
+    floats = (rew, discount, q, value_next, log_ratio)
+    names, numbers = "rew discount q value_next log_ratio", (_fraction("retrace", "lam", lam),)
+    return _run(_kernels.retrace, "retrace", names, floats, last, numbers)[0]
+
+
+def retrace_reference(
+    rew: Array, discount: Array, q: Array, value_next: Array, log_ratio: Array, last: Array, lam: float = 1.0
+) -> Array:
+    """`retrace` as its formula says."""
+    c = lam * np.minimum(1.0, _exp(log_ratio))
+    out = np.zeros_like(rew)
+    for t in reversed(range(len(rew))):
+        follows = 0.0 if t == len(rew) - 1 else np.where(last[t], 0.0, c[t + 1] * (out[t + 1] - q[t + 1]))
+        out[t] = rew[t] + discount[t] * (value_next[t] + follows)
     return out
 
 
@@ -251,16 +422,50 @@ def n_step_return_reference(rew: Array, valid: Array, gamma: float) -> tuple[Arr
     return np.array(sums, rew.dtype), np.array([gamma ** int(m) for m in valid], rew.dtype)
 
 
-def _columns(verb: str, last: npt.ArrayLike, **floats: npt.ArrayLike) -> tuple[list[Array], Array, Array, tuple[int, ...]]:
-    """Checks equal shapes like `rew`. Gives the float arrays and `last` in C order as [T, columns], room for the result, and its shape."""
-    shape = np.shape(floats["rew"])
-    for name, value in {**floats, "last": last}.items():
+def _run(
+    kernel: Callable[..., None],
+    verb: str,
+    names: str,
+    floats: tuple[npt.ArrayLike, ...],
+    last: npt.ArrayLike,
+    numbers: tuple[float, ...],
+    results: int = 1,
+) -> list[Array]:
+    """The kernel's results.
+
+    Kernels refuse what they cannot read in place; only then is each array looked at, and refused by name or copied. At a few thousand
+    rows a look at each would take as long as the kernel.
+    """
+    rew = floats[0]
+    if type(rew) is np.ndarray:
+        try:
+            out = [np.empty(rew.shape, rew.dtype)]
+            if results == 2:
+                out.append(np.empty(rew.shape, rew.dtype))
+            kernel(*floats, last, *numbers, *out)
+            return out
+        except (TypeError, ValueError):
+            pass
+    copies, lasts = _columns(verb, names, floats, last)
+    out = [np.empty_like(copies[0]) for _ in range(results)]
+    kernel(*copies, lasts, *numbers, *out)
+    return out
+
+
+def _exp(log_ratio: Array) -> Array:
+    with np.errstate(over="ignore", under="ignore"):  # infinite is clipped, 0 is meant
+        ratio: Array = np.exp(log_ratio)
+    return ratio
+
+
+def _columns(verb: str, names: str, floats: tuple[npt.ArrayLike, ...], last: npt.ArrayLike) -> tuple[tuple[Array, ...], Array]:
+    """Checks equal shapes like `rew`, the first. Gives the arrays as the kernels read them."""
+    shape = np.shape(floats[0])
+    for name, value in zip([*names.split(), "last"], [*floats, last], strict=True):
         if np.shape(value) != shape or not shape or shape[0] < 1:
             raise ValueError(f"{verb}: `{name}` has shape {np.shape(value)}; expected [T, B] or [T] like `rew` {shape}, T ≥ 1")
-    dtype = _dtype_of(np.asarray(floats["rew"]))
-    flat = (shape[0], int(np.prod(shape[1:], dtype=np.int64)))
-    arrays = [np.ascontiguousarray(value, dtype).reshape(flat) for value in floats.values()]
-    return arrays, np.ascontiguousarray(_flags(verb, last)).reshape(flat).view(np.uint8), np.empty(flat, dtype), shape
+    dtype = _dtype_of(np.asarray(floats[0]))
+    return tuple(np.require(value, dtype, ["C", "A"]) for value in floats), np.require(_flags(verb, last), None, ["C"])
 
 
 def _flags(verb: str, last: npt.ArrayLike) -> Array:

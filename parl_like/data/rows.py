@@ -1,14 +1,16 @@
-"""RowBlock and its plain NumPy twin."""
+"""RowBlock and Ring, and their plain NumPy twins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parl_like.data._rows import RowBlock
+import numpy as np
+
+from parl_like.data._rows import Ring, RowBlock
 from parl_like.spec import Array, Spec
 
-__all__ = ["RowBlock", "RowBlockReference"]
+__all__ = ["Ring", "RingReference", "RowBlock", "RowBlockReference"]
 
 
 class RowBlockReference:
@@ -31,3 +33,97 @@ class RowBlockReference:
                 raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", rows=True)
         for spec, array in zip(self.specs, arrays, strict=True):
             self.arrays[spec.name][start : start + n] = array
+
+
+class RingReference:
+    """`Ring` in plain NumPy and Python: a lane is a list of positions in time order."""
+
+    def __init__(self, specs: Sequence[Spec], n_lanes: int, lane_size: int) -> None:
+        self.block = RowBlockReference(specs, n_lanes * lane_size)
+        self.n_lanes, self.lane_size = n_lanes, lane_size
+        self.lanes: list[list[int]] = [[] for _ in range(n_lanes)]
+        self.cursor = [lane * lane_size for lane in range(n_lanes)]
+        self.written = [0] * n_lanes
+
+    @property
+    def count(self) -> list[int]:
+        return [len(lane) for lane in self.lanes]
+
+    @property
+    def total(self) -> int:
+        return sum(self.count)
+
+    def clear(self, lane: int) -> None:
+        self.lanes[lane] = []
+        self.cursor[lane] = lane * self.lane_size
+
+    def push(self, lane: int, values: tuple[Any, ...]) -> int:
+        row = [spec.convert(value) for spec, value in zip(self.block.specs, values, strict=True)]  # refused before anything is written
+        position = self.cursor[lane]
+        self.block.write(position, tuple(row))
+        self.lanes[lane] = [*self.lanes[lane], position][-self.lane_size :]
+        self.cursor[lane] = lane * self.lane_size + (position + 1) % self.lane_size
+        self.written[lane] += 1
+        return position
+
+    def push_rows(self, lanes: Array, values: tuple[Any, ...]) -> Array:
+        columns = [spec.convert(value, rows=True) for spec, value in zip(self.block.specs, values, strict=True)]
+        for spec, column in zip(self.block.specs, columns, strict=True):
+            if len(column) != len(lanes):
+                raise spec.error(f"{column.shape} {column.dtype}", f"give {len(lanes)} rows", True)
+        return np.array([self.push(lane, tuple(column[i] for column in columns)) for i, lane in enumerate(lanes)], np.int64)
+
+    def gather(self, positions: Array, fields: Sequence[int] | None = None) -> dict[str, Array]:
+        names = self.block.names if fields is None else [self.block.names[field] for field in fields]
+        return {name: self.block.arrays[name][positions] for name in names}
+
+    def _ends(self, position: int) -> bool:
+        return bool(self.block.arrays["terminated"][position] or self.block.arrays["truncated"][position])
+
+    def _after(self, position: int) -> int:
+        lane = self.lanes[position // self.lane_size]
+        at = lane.index(position)
+        return position if at == len(lane) - 1 or self._ends(position) else lane[at + 1]
+
+    def _before(self, position: int) -> int:
+        lane = self.lanes[position // self.lane_size]
+        at = lane.index(position)
+        return position if at == 0 or self._ends(lane[at - 1]) else lane[at - 1]
+
+    def next(self, positions: Array) -> Array:
+        return np.array([self._after(position) for position in positions], np.int64)
+
+    def prev(self, positions: Array) -> Array:
+        return np.array([self._before(position) for position in positions], np.int64)
+
+    def around(self, positions: Array, back: int, ahead: int) -> tuple[Array, Array]:
+        rows, real = [], []
+        for position in positions.tolist():
+            before: list[int] = []
+            after: list[int] = []
+            while len(before) < back and self._before((before or [position])[-1]) != (before or [position])[-1]:
+                before.append(self._before((before or [position])[-1]))
+            while len(after) < ahead and self._after((after or [position])[-1]) != (after or [position])[-1]:
+                after.append(self._after((after or [position])[-1]))
+            row = [*before[::-1], position, *after]
+            left, right = back - len(before), ahead - len(after)
+            rows.append([row[0]] * left + row + [row[-1]] * right)
+            real.append([False] * left + [True] * len(row) + [False] * right)
+        return np.array(rows, np.int64).reshape(-1, back + 1 + ahead), np.array(real, bool).reshape(-1, back + 1 + ahead)
+
+    def n_step(self, positions: Array, n: int, field: int) -> dict[str, Array]:
+        rows, real = self.around(positions, 0, n - 1)
+        rew = self.block.arrays[self.block.names[field]][rows]
+        rew[~real] = 0
+        return {"rew": rew, "valid": real.sum(1), "last_index": rows[:, -1]}
+
+    def whole(self, positions: Array, stack: int, ahead: int, full: bool) -> Array:
+        out = []
+        for position in positions:
+            lane = self.lanes[position // self.lane_size]
+            behind = stack == 1 or len(lane) < self.lane_size or lane.index(position) >= stack - 1
+            rows, real = self.around(np.array([position]), stack - 1, ahead)
+            whole_stack = real[0, : stack - 1].all() or not full
+            enough = real[0].all() or real[0, stack - 1 :].all() or self._ends(rows[0, -1])
+            out.append(bool(behind and whole_stack and enough))
+        return np.array(out, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import math
@@ -144,6 +145,19 @@ class Checkpoints:
         name = self._pointer("BEST")[0]
         return self.root / name if name else None
 
+    def exact(self) -> tuple[int, int] | None:
+        """Steps of the newest checkpoint that no interruption made (where there is none: of the newest), and of the newest.
+
+        Those later than LATEST do not count: the run has left them behind. Nor do those without a good manifest; None: all of them.
+        """
+        latest = self.latest()
+        found = []
+        for step in reversed(self._steps()):
+            if latest is not None and step <= int(latest.name):
+                with contextlib.suppress(ArchiveError):  # `load` reports it where it matters
+                    found.append((step, bool(read_manifest(self.root / f"{step:09d}").meta.get("interrupted"))))
+        return (next((step for step, interrupted in found if not interrupted), found[0][0]), found[0][0]) if found else None
+
     def load(self, which: str | Path = "latest") -> Loaded:
         """Loads a checkpoint completely, or says which one it loaded instead.
 
@@ -226,17 +240,11 @@ class Checkpoints:
         The newest one that no interruption made stays, too: an interrupted run goes on from there.
         """
         protected = {saved, *(int(name) for which in ("LATEST", "BEST") if (name := self._pointer(which)[0]))}
-        protected.update(next(([step] for step in reversed(self._steps()) if step <= saved and self._on_schedule(step)), []))
+        protected.update(self.exact() or ())
         order = sorted(self._steps(), key=lambda step: (step <= saved, step))
         for step in order[: -self.keep]:
             if step not in protected:
                 remove_archive(self.root / f"{step:09d}")
-
-    def _on_schedule(self, step: int) -> bool:
-        try:
-            return not read_manifest(self.root / f"{step:09d}").meta.get("interrupted")
-        except ArchiveError:
-            return False
 
 
 def verify(root: Path) -> list[tuple[str, bool, str]]:

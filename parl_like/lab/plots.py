@@ -76,10 +76,13 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
 
     Args:
         runs: At least one; runs of one experiment with the same configuration, apart from seed and bookkeeping, are its seeds.
-        out: The picture; its suffix decides the format (png, svg, pdf).
+        out: The picture; its suffix decides the format (png, svg, pdf). Without one it gets `.png`.
+
+    Returns:
+        Where the picture is.
 
     Raises:
-        PlotError: matplotlib is missing, or a run has no rows of this metric.
+        PlotError: matplotlib is missing, a run has no rows of this metric, or the picture cannot be written.
     """
     if matplotlib_missing():
         raise PlotError(MISSING)
@@ -111,8 +114,9 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = out if out.suffix else out.with_suffix(".png")
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=120)
     except (OSError, ValueError) as error:  # a folder that cannot be written, a format that does not exist
         raise PlotError(f"cannot write the picture {out}: {error}") from None

@@ -81,7 +81,7 @@ class Progress:
 
     def seconds_left(self, step: int) -> float:
         rate = self.steps_per_s()
-        return (self.total_steps - step) / rate if rate > 0 else math.nan
+        return max(0, self.total_steps - step) / rate if rate > 0 else math.nan  # the last iteration may go beyond the end
 
     def line(self, step: int, metrics: Mapping[str, float]) -> str:
         shown = {key: value for key, value in metrics.items() if key.startswith(_BEGINNINGS) or key.endswith(_ENDS)}

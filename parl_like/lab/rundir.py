@@ -85,25 +85,27 @@ class RunDir:
                 `_2`, `_3` … behind it where that exists.
 
         Raises:
-            RunError: `run_dir` is there and not empty, or cannot be made.
+            RunError: `run_dir` is there and not empty (it is left as it is), or the directory cannot be made.
         """
-        if config["run_dir"]:
-            path = Path(config["run_dir"])
-            try:
+        # These take a moment. Looked up first, an interrupt meanwhile leaves no directory.
+        made_with, git = versions(), git_state()
+        # Not every shell knows the ~ in `run_dir=~/run`.
+        path = Path(os.path.expanduser(config["run_dir"]) or f"runs/{datetime.date.today()}_{experiment}_s{config['seed']}")
+        try:
+            if config["run_dir"]:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                full = any(path.iterdir())
+                if any(path.iterdir()):
+                    what = f"continue it with `parl-like resume {path}`" if (path / "checkpoints").is_dir() else "empty it"
+                    raise RunError(f"run_dir {path} exists and is not empty; {what}, or give another run_dir=")
                 path.chmod(0o700)
-            except OSError as error:
-                raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
-            if full:
-                what = f"continue it with `parl-like resume {path}`" if (path / "checkpoints").is_dir() else "empty it"
-                raise RunError(f"run_dir {path} exists and is not empty; {what}, or give another run_dir=")
-        else:
-            path = _fresh(Path("runs"), f"{datetime.date.today()}_{experiment}_s{config['seed']}")
+            else:
+                path = _fresh(path.parent, path.name)
+        except OSError as error:
+            raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
         run = cls(path)
         run._write_info(RunInfo(
             name=path.name, experiment=experiment, state="running", pid=os.getpid(), process_started=process_started(os.getpid()),
-            started=now(), versions=versions(), git=git_state(), command=list(command),
+            started=now(), versions=made_with, git=git, command=list(command),
         ))
         run.save_config(config)
         return run

@@ -23,7 +23,6 @@ from typing import Any, Protocol, Self, TextIO
 
 import numpy as np
 
-from parl_like.data.archive import ArchiveError, read_manifest
 from parl_like.errors import Diverged
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
@@ -42,7 +41,7 @@ FINISHED, FAILED, USAGE, STOPPED, DIVERGED = 0, 1, 2, 3, 4
 
 Report = Callable[[dict[str, Any]], None]
 
-RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "run_dir"})
+RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard"})
 """What may differ when a run is continued: nothing here changes what happens at a step."""
 
 STANDARD = ("return/mean", "return/last", "episode/length")
@@ -111,10 +110,12 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
 
     Raises:
         UsageError: the run directory cannot be used, or the robot refuses the configuration.
+        Exception: whatever else goes wrong while the robot is built. No run directory is left then, for there was no run.
     """
-    run = RunDir.create(experiment.name, configs.to_dict(config), command)
-    with RunLock(run.path):
-        return _Session(experiment, config, run, stream, debug, report).go(None)
+    with _robot(experiment, config) as robot:
+        run = RunDir.create(experiment.name, configs.to_dict(config), command)
+        with RunLock(run.path):
+            return _Session(experiment, config, run, stream, debug, report).go(robot, None)
 
 
 def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "exact", command: Sequence[str] = (),
@@ -133,7 +134,9 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         As `train`.
 
     Raises:
-        UsageError: no such run; its configuration does not fit its robot, or is not the one of the checkpoint; it is finished.
+        UsageError: no such run; its configuration does not fit its robot, or is not the one of the checkpoint; it is finished; it
+            has no checkpoint.
+        Exception: whatever else goes wrong until the robot has the state of the checkpoint. The run is left as it was.
     """
     run = RunDir.open(run_dir)
     with RunLock(run.path):
@@ -143,15 +146,18 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         config = configs.resolve(config_class, run.config(), overrides or {})
         _refuse_changes(configs.to_dict(stored), configs.to_dict(config), "a resumed run keeps its configuration")
         session = _Session(experiment, config, run, stream, debug, report)
-        loaded = session.checkpoints.load(_scheduled(run, session.say) if which == "exact" else _archive(run, which))
+        loaded = _load(run, session.checkpoints, _exact(session.checkpoints, session.say) if which == "exact" else which)
         meta = loaded.manifest.meta
         _refuse_changes(meta.get("config", {}), configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
-        if run.info().state == "finished" and meta.get("step", 0) >= config.total_steps:
-            raise UsageError(f"{run.path} has finished its {config.total_steps} steps; to train longer: "
-                             f"`parl-like resume {run.path} total_steps={2 * config.total_steps}`")
-        run.restarted(command)
-        run.save_config(configs.to_dict(config))
-        return session.go(loaded)
+        step = meta.get("step", 0)
+        if run.info().state == "finished" and step >= config.total_steps:
+            raise UsageError(f"{run.path} has finished its {stored.total_steps} steps; to train longer: "
+                             f"`parl-like resume {run.path} total_steps={2 * max(step, stored.total_steps)}`")
+        with _robot(experiment, config) as robot:
+            robot.load_state_dict(loaded.tree)
+            run.restarted(command)
+            run.save_config(configs.to_dict(config))
+            return session.go(robot, loaded)
 
 
 def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest") -> dict[str, Any]:
@@ -210,25 +216,27 @@ def evaluation_numbers(result: EvaluationLike) -> dict[str, float]:
 def _restored(run: RunDir, which: str) -> Iterator[tuple[Experiment, ExperimentConfig, RobotLike]]:
     """A run's robot with the state of a checkpoint, to look at; nothing is written to the run."""
     experiment = experiments.get(run.info().experiment)
-    module = experiment.module()
-    config: ExperimentConfig = configs.resolve(module.Config, run.config())
-    loaded = Checkpoints(run.checkpoints).load(_archive(run, which))
-    robot: RobotLike = module.build(config)
-    with contextlib.closing(robot):
+    config: ExperimentConfig = configs.resolve(experiment.module().Config, run.config())
+    loaded = _load(run, Checkpoints(run.checkpoints), which)
+    with _robot(experiment, config) as robot:
         robot.load_state_dict(loaded.tree)
         yield experiment, config, robot
 
 
-def _built(experiment: Experiment, config: ExperimentConfig) -> RobotLike:
+@contextlib.contextmanager
+def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[RobotLike]:
     """The experiment's robot. What its parts refuse with a ValueError is a configuration that does not fit together."""
+    module = experiment.module()
+    if "torch" in sys.modules:  # a robot without torch needs no threads of it
+        sys.modules["torch"].set_num_threads(config.torch_threads)
     try:
-        robot: RobotLike = experiment.module().build(config)
+        robot: RobotLike = module.build(config)
     except UsageError:
         raise
     except (TypeError, ValueError) as error:
-        log.error("the robot could not be built\n%s", "".join(traceback.format_exception(error)))
         raise ConfigError(f"Config: {error}") from error
-    return robot
+    with contextlib.closing(robot):
+        yield robot
 
 
 def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) -> None:
@@ -236,37 +244,33 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) ->
     changes = {key: change for key, change in configs.differences(old, new).items() if key in RESUMABLE or key.split(".")[0] in old}
     refused = [f"{key!r} is {a!r} there and {b!r} now" for key, (a, b) in changes.items() if key not in RESUMABLE]
     if refused:
-        free = ", ".join(sorted(RESUMABLE - {"run_dir"}))
+        free = ", ".join(sorted(RESUMABLE))
         raise ConfigError(f"{why}: {'; '.join(refused)}; only {free} may change; for another configuration train a new run")
 
 
-def _scheduled(run: RunDir, say: Callable[[str], None]) -> str | Path:
-    """The newest checkpoint, unless an interruption made it and there is one of the schedule: then that one."""
-    found = []
-    for path in sorted(run.checkpoints.glob("[0-9]*"), reverse=True):
-        try:
-            found.append((path, bool(read_manifest(path).meta.get("interrupted"))))
-        except ArchiveError:
-            continue  # `load` reports it where it matters
-    on_schedule = [path for path, interrupted in found if not interrupted]
-    if not on_schedule or not found[0][1]:
+def _exact(checkpoints: Checkpoints, say: Callable[[str], None]) -> str:
+    """The newest checkpoint, unless an interruption made it and there is one of the schedule: then the step of that one."""
+    step, newest = checkpoints.exact() or (0, 0)
+    if step == newest:
         return "latest"
-    say(f"continuing from step {int(on_schedule[0].name):,}, the last scheduled checkpoint, so that the run equals one that was never "
-        f"interrupted; `--checkpoint latest` continues from step {int(found[0][0].name):,}")
-    return on_schedule[0]
+    say(f"continuing from step {step:,}, the last scheduled checkpoint, so that the run equals one that was never interrupted; "
+        f"`--checkpoint latest` continues from step {newest:,}")
+    return str(step)
 
 
-def _archive(run: RunDir, which: str) -> str | Path:
-    """What `Checkpoints.load` takes: `latest`, `best`, or the archive of a step."""
+def _load(run: RunDir, checkpoints: Checkpoints, which: str) -> Loaded:
+    """The checkpoint `latest`, `best`, or that of a step."""
+    if checkpoints.latest() is None:
+        raise UsageError(f"{run.path} has no checkpoint yet; start a new run with `parl-like train {run.info().experiment}`")
     if which in ("latest", "best"):
-        return which
+        return checkpoints.load(which)
     if not which.isascii() or not which.isdigit():
         raise UsageError(f"checkpoint {which!r}: expected latest, best, or an env step")
     path = run.checkpoints / f"{int(which):09d}"
     if not path.is_dir():
         steps = ", ".join(str(int(one.name)) for one in sorted(run.checkpoints.glob("[0-9]*"))) or "none"
         raise UsageError(f"{run.path} has no checkpoint of step {int(which)}; it has {steps}")
-    return path
+    return checkpoints.load(path)
 
 
 # ------------------------------------------------------------------------------------------------ one process's part of a run
@@ -295,8 +299,9 @@ class _Session:
         self.last_row = -1
         self.result: dict[str, Any] | None = None
 
-    def go(self, loaded: Loaded | None) -> int:
-        """Everything between the first line on the screen and the exit code. `loaded`: a checkpoint to continue from."""
+    def go(self, robot: RobotLike, loaded: Loaded | None) -> int:
+        """Everything between the first line on the screen and the exit code. `loaded`: the checkpoint that the robot has the state of."""
+        self.robot = robot
         with _log_to(self.run.log_file), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
             try:
                 self._open(loaded, cleanup)
@@ -304,9 +309,6 @@ class _Session:
                 if not signals.received:
                     self._finish()
                 code = self._end("stopped", signals.received) if self.result is None else self._end("finished", "")
-            except UsageError as error:  # the robot refuses its configuration
-                self.run.ended("failed", str(error))
-                raise
             except BaseException as error:
                 code = self._failed(error)
                 if not isinstance(error, Exception):
@@ -335,13 +337,9 @@ class _Session:
         verb = "train" if loaded is None else "resume"
         title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
         self.say(f"{verb} {title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
-        if "torch" in sys.modules:  # a robot without torch needs no threads of it
-            sys.modules["torch"].set_num_threads(config.torch_threads)
-        self.robot = cleanup.enter_context(contextlib.closing(_built(self.experiment, config)))
         if loaded is None:
             run.event("started", pid=os.getpid())
         else:
-            self.robot.load_state_dict(loaded.tree)
             self.seconds_before = float(loaded.manifest.meta.get("seconds", 0.0))
             self.saved_step = self.step()
             metrics_files.truncate(run, self.step())
@@ -468,13 +466,14 @@ class _Session:
         if hasattr(self, "progress"):
             self.progress.close()
             self._rescue()
-        with contextlib.suppress(OSError):  # a full disk must not hide what happened
+        with contextlib.suppress(OSError, UsageError):  # a full disk or a deleted run must not hide what happened
             self.run.ended("failed", reason)
             self.run.event("failed", reason=reason)
         if self.stream is not None:
             if self.debug:
                 traceback.print_exception(error, file=self.stream)
-            hint = f"; continue from step {self.saved_step} with `parl-like resume {self.run.path}`" if self.saved_step >= 0 else ""
+            steps = self.checkpoints.exact()
+            hint = f"; continue from step {steps[0]} with `parl-like resume {self.run.path}`" if steps else ""
             print(f"error: {' '.join(reason.split())}; the traceback is in {self.run.log_file}{hint}", file=self.stream, flush=True)
         return DIVERGED if _diverged(error) else FAILED
 

@@ -16,8 +16,14 @@ from parl_like.data.returns import (
     lambda_return_reference,
     n_step_return,
     n_step_return_reference,
+    n_step_targets,
+    n_step_targets_reference,
     next_values,
     next_values_reference,
+    retrace,
+    retrace_reference,
+    vtrace,
+    vtrace_reference,
 )
 
 
@@ -76,6 +82,58 @@ def test_n_step_return_by_hand():
     assert scale.tolist() == [0.125, 0.25, 0.5, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        # One step: rew + discount · V'.  Two: G0 = 1 + ½·(2 + ½·8);  row 1 is cut;  G2 = 3 + ½·4;  row 3 ended;  row 4 has none after it
+        (1, [2.0, 6.0, 8.0, 4.0, 8.0]),
+        (2, [4.0, 6.0, 5.0, 4.0, 8.0]),
+        (3, [4.0, 6.0, 5.0, 4.0, 8.0]),
+        (2**70, [4.0, 6.0, 5.0, 4.0, 8.0]),
+    ],
+)
+def test_n_step_targets_by_hand(n, expected):
+    np.testing.assert_allclose(n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST, n), expected, rtol=1e-12)
+
+
+def test_n_step_targets_count_n_rewards():
+    # 1 + ½·2 + ¼·(V' of row 1 = 8), then 2 + ½·4 + ¼·16, then fewer rows: 4 + ½·8 + ¼·32, 8 + ½·32
+    got = n_step_targets(np.array([1.0, 2, 4, 8]), np.full(4, 0.5), np.array([4.0, 8, 16, 32]), flags(4), 2)
+    assert got.tolist() == [4.0, 8.0, 16.0, 24.0]
+
+
+LN2 = np.log(2.0)
+# π/μ of the five rows: 2, ½, 4, 1, 1/8.  V = 1 everywhere, so δ/ρ = rew + discount·V' − 1 = [1, 5, 7, 3, 7].
+LOG_RATIO = LN2 * np.array([1.0, -1.0, 2.0, 0.0, -3.0])
+
+
+def test_vtrace_by_hand():
+    # ρ = c = min(1, π/μ) = [1, ½, 1, 1, ⅛]
+    # x4 = 7/8;  x3 = 3 (ended);  x2 = 7 + ½·3;  x1 = ½·5 (cut);  x0 = 1 + ½·2.5
+    # A4 = 7/8;  A3 = 3;  A2 = 7 + ½·3;  A1 = 2.5;  A0 = 1 + ½·2.5
+    target, advantage = vtrace(REW, DISCOUNT, np.ones(5), VALUE_NEXT, LOG_RATIO, LAST)
+    np.testing.assert_allclose(target, [3.25, 3.5, 9.5, 4.0, 1.875], rtol=1e-12)
+    np.testing.assert_allclose(advantage, [2.25, 2.5, 8.5, 3.0, 0.875], rtol=1e-12)
+
+
+def test_vtrace_with_other_clips_by_hand():
+    # ρ̄ = 2: ρ = [2, ½, 2, 1, ⅛];  c̄ = ½, λ = ½: c = [¼, ¼, ¼, ¼, 1/16]
+    # x3 = 3;  x2 = 2·7 + ½·¼·3;  x1 = 2.5;  x0 = 2·1 + ½·¼·2.5;      A2 = 2·(7 + ½·3);  A0 = 2·(1 + ½·2.5)
+    target, advantage = vtrace(REW, DISCOUNT, np.ones(5), VALUE_NEXT, LOG_RATIO, LAST, rho_bar=2.0, c_bar=0.5, lam=0.5)
+    np.testing.assert_allclose(target, [3.3125, 3.5, 15.375, 4.0, 1.875], rtol=1e-12)
+    np.testing.assert_allclose(advantage, [4.5, 2.5, 17.0, 3.0, 0.875], rtol=1e-12)
+
+
+def test_retrace_by_hand():
+    # Q = 1, c = min(1, π/μ) of the row *after*:  G4 = 5 + ½·6 = 8;  G3 = 4;  G2 = 3 + ½·(10 + 1·(4 − 1));  G1 = 2 + ½·8 (cut);
+    # G0 = 1 + ½·(2 + ½·(6 − 1))
+    got = retrace(REW, DISCOUNT, np.ones(5), VALUE_NEXT, LOG_RATIO, LAST)
+    np.testing.assert_allclose(got, [3.25, 6.0, 9.5, 4.0, 8.0], rtol=1e-12)
+    # λ = ½ halves both traces: G2 = 3 + ½·(10 + ½·3), G0 = 1 + ½·(2 + ¼·5)
+    got = retrace(REW, DISCOUNT, np.ones(5), VALUE_NEXT, LOG_RATIO, LAST, lam=0.5)
+    np.testing.assert_allclose(got, [2.625, 6.0, 8.75, 4.0, 8.0], rtol=1e-12)
+
+
 # ---- T48: n-step targets from a circular buffer
 
 
@@ -88,7 +146,7 @@ def ring(truncated_at=None):
     return rew, terminated, last
 
 
-def n_step_targets(n, rew, terminated, last):
+def walked_targets(n, rew, terminated, last):
     """Targets at positions 2 … 9, 0, 1, that is in time order, where V of a row is minus the reward of the row after it.
 
     Brute force: walk slot by slot. The row after an end row, or after the newest one, is that row itself.
@@ -117,13 +175,22 @@ def n_step_targets(n, rew, terminated, last):
     ],
 )
 def test_t48_targets(n, expected):
-    np.testing.assert_allclose(n_step_targets(n, *ring()), expected, rtol=1e-12)
+    np.testing.assert_allclose(walked_targets(n, *ring()), expected, rtol=1e-12)
 
 
 def test_t48_a_truncated_row_bootstraps():
-    one, two = n_step_targets(1, *ring(truncated_at=3)), n_step_targets(2, *ring(truncated_at=3))
+    one, two = walked_targets(1, *ring(truncated_at=3)), walked_targets(2, *ring(truncated_at=3))
     np.testing.assert_allclose(one, [2.6, 3.6, 4.4, 5.3, 6.2, 8, 8, 8.9, 9.8, 12], rtol=1e-12)
     np.testing.assert_allclose(two[:2], [3.36, 3.6], rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 10])
+@pytest.mark.parametrize("truncated_at", [None, 3])
+def test_t48_time_major_rows_give_the_same_targets(n, truncated_at):
+    rew, terminated, last = (np.roll(field, -2) for field in ring(truncated_at))  # slots 2 … 9, 0, 1: as they were added
+    value_next = -np.where(last | flags(10, 9), rew, np.roll(rew, -1))
+    got = n_step_targets(rew, 0.1 * ~terminated, value_next, last, n)
+    np.testing.assert_allclose(got, walked_targets(n, *ring(truncated_at)), rtol=1e-12)
 
 
 # ---- T49: returns and GAE
@@ -279,7 +346,8 @@ def random_unroll(steps, rows, dtype=np.float64):
     return rew, (0.97 * ~terminated).astype(dtype), value, value_next, last
 
 
-SIZES = [(1, 1), (1, 7), (5, 1), (13, 3), (64, 33)]
+# Few columns are walked one by one, others in blocks of 256: below, at and above either bound.
+SIZES = [(1, 1), (1, 7), (5, 1), (13, 3), (7, 4), (64, 33), (3, 256), (4, 257), (2, 600)]
 DTYPES = [(np.float64, 1e-12), (np.float32, 1e-5)]
 
 
@@ -297,6 +365,32 @@ def test_kernels_equal_references(steps, rows, dtype, tolerance, lam):
     for got, expected in pairs:
         assert got.dtype == dtype and got.shape == (steps, rows)
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("steps", "rows"), SIZES)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize(("lam", "rho_bar", "c_bar"), [(1.0, 1.0, 1.0), (0.9, 2.5, 0.5), (0.0, 1.0, 0.0), (1.0, np.inf, 1.0)])
+def test_off_policy_kernels_equal_references(steps, rows, dtype, tolerance, lam, rho_bar, c_bar):
+    *floats, last = random_unroll(steps, rows, dtype)
+    log_ratio = np.random.default_rng(rows).normal(size=(steps, rows)).astype(dtype)
+    got = vtrace(*floats, log_ratio, last, rho_bar, c_bar, lam)
+    expected = vtrace_reference(*floats, log_ratio, last, rho_bar, c_bar, lam)
+    pairs = [*zip(got, expected, strict=True), (retrace(*floats, log_ratio, last, lam), retrace_reference(*floats, log_ratio, last, lam))]
+    for got, expected in pairs:
+        assert got.dtype == dtype and got.shape == (steps, rows)
+        np.testing.assert_allclose(got, expected, rtol=4 * tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize(("steps", "rows"), SIZES)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 5, 64, 100])
+def test_n_step_targets_equal_reference(steps, rows, dtype, tolerance, n):
+    rew, discount, _, value_next, last = random_unroll(steps, rows, dtype)
+    got = n_step_targets(rew, discount, value_next, last, n)
+    assert got.dtype == dtype and got.shape == (steps, rows)
+    np.testing.assert_allclose(
+        got, n_step_targets_reference(rew, discount, value_next, last, n), rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize(("rows", "n"), [(0, 3), (1, 1), (7, 1), (33, 5)])
@@ -332,6 +426,20 @@ FUNCTIONS = {
     "lambda_return": lambda rew, discount, value, value_next, last: lambda_return(rew, discount, value_next, last, 0.9),
     "discounted_return": lambda rew, discount, value, value_next, last: discounted_return(rew, discount, last, value_next),
     "gae": lambda rew, discount, value, value_next, last: gae(rew, discount, value, value_next, last, 0.9),
+}
+
+
+def log_ratio_of(rew):
+    """One for each row that is its own function, so that it goes where the rows go."""
+    return 1.3 * np.sin(7 * np.asarray(rew))
+
+
+FUNCTIONS |= {
+    "lambda_return at 1": lambda rew, discount, value, value_next, last: lambda_return(rew, discount, value_next, last, 1.0),
+    "n_step_targets": lambda rew, discount, value, value_next, last: n_step_targets(rew, discount, value_next, last, 3),
+    "vtrace": lambda *unroll: vtrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], 1.5, 1.0, 0.9)[0],
+    "vtrace advantage": lambda *unroll: vtrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], 1.5, 1.0, 0.9)[1],
+    "retrace": lambda *unroll: retrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], 0.9),
 }
 each_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
 
@@ -372,6 +480,150 @@ def test_memory_order_does_not_matter_and_nothing_is_written_to(function):
     np.testing.assert_array_equal(function(*unroll), expected)
     for field, old in zip(unroll, before, strict=True):
         np.testing.assert_array_equal(field, old)
+
+
+@each_function
+def test_dtypes_may_be_mixed(function):
+    *floats, last = random_unroll(6, 4, np.float32)
+    expected = function(*floats, last)
+    for i in range(4):
+        mixed = [field.astype(np.float64) if k == i else field for k, field in enumerate(floats)]
+        got = function(*mixed, last)
+        assert got.dtype == (np.float64 if i == 0 else np.float32)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+        swapped = [field.astype(">f4") if k == i else field for k, field in enumerate(floats)]
+        np.testing.assert_allclose(function(*swapped, last), expected, rtol=1e-5, atol=1e-5)
+
+
+@each_function
+def test_lists_and_odd_addresses_are_copied(function):
+    *floats, last = random_unroll(6, 4)
+    expected = function(*floats, last)
+    np.testing.assert_array_equal(function(*(field.tolist() for field in floats), last.tolist()), expected)
+
+    def shifted(field):
+        raw = np.zeros(field.nbytes + 1, np.uint8)
+        raw[1:] = np.frombuffer(field.tobytes(), np.uint8)
+        return raw[1:].view(field.dtype).reshape(field.shape)
+
+    assert not shifted(floats[0]).flags.aligned
+    np.testing.assert_array_equal(function(*(shifted(field) for field in floats), last), expected)
+
+
+@each_function
+@pytest.mark.parametrize("rows", [2, 9])
+@pytest.mark.parametrize("poison", [np.inf, np.nan])
+def test_nothing_over_a_cut_counts_not_even_what_is_no_number(function, rows, poison):
+    rew, discount, value, value_next, last = random_unroll(8, rows)
+    last[3] = True
+    expected = function(rew, discount, value, value_next, last)[:4]
+    for field in (rew, value, value_next):
+        field[4:] = poison
+    with np.errstate(invalid="ignore"):  # in making the ratios of these rows
+        got = function(rew, discount, value, value_next, last)[:4]
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("rows", [2, 9])
+def test_values_inside_a_segment_are_not_read(rows):
+    """discounted_return, and n-step targets before their last row."""
+    rew, discount, _, value_next, last = random_unroll(8, rows)
+    last[-1] = True
+    holes = np.where(last, value_next, np.nan)
+    expected = discounted_return(rew, discount, last, value_next)
+    np.testing.assert_array_equal(discounted_return(rew, discount, last, holes), expected)
+    np.testing.assert_array_equal(lambda_return(rew, discount, holes, last, 1.0), expected)
+    np.testing.assert_array_equal(lambda_return_reference(rew, discount, holes, last, 1.0), expected)
+    np.testing.assert_array_equal(n_step_targets(rew, discount, holes, last, 8), expected)
+    assert np.isfinite(n_step_targets(rew, discount, holes, last, 3)[-3:]).all()
+
+
+def test_n_step_targets_between_one_step_and_all():
+    rew, discount, _, value_next, last = random_unroll(9, 5)
+    one, every = lambda_return(rew, discount, value_next, last, 0.0), lambda_return(rew, discount, value_next, last, 1.0)
+    np.testing.assert_allclose(n_step_targets(rew, discount, value_next, last, 1), one, rtol=1e-12)
+    for n in (9, 10):
+        np.testing.assert_array_equal(n_step_targets(rew, discount, value_next, last, n), every)
+
+
+def chained(steps, rows):
+    """A random unroll where value_next[t] is value[t+1] inside a segment."""
+    rew, discount, value, value_next, last = random_unroll(steps, rows)
+    last[-1] = True
+    return rew, discount, value, np.where(last, value_next, np.roll(value, -1, axis=0)), last
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+def test_on_policy_vtrace_is_the_lambda_return(lam):
+    rew, discount, value, value_next, last = unroll = chained(23, 5)
+    target, advantage = vtrace(rew, discount, value, value_next, np.zeros_like(rew), last, lam=lam)
+    expected = lambda_return(rew, discount, value_next, last, lam)
+    np.testing.assert_allclose(target, expected, rtol=1e-10, atol=1e-12)
+    # A[t] bootstraps from v[t+1]: with λ = 1 that is all there is, the discounted return less the value.
+    following = np.where(last, value_next, np.roll(target, -1, axis=0))
+    np.testing.assert_allclose(advantage, rew + discount * following - value, rtol=1e-10, atol=1e-12)
+    if lam == 1.0:
+        np.testing.assert_allclose(target, discounted_return(rew, discount, last, value_next), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(advantage, gae(*unroll, 1.0), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(target, n_step_targets(rew, discount, value_next, last, 23), rtol=1e-10, atol=1e-12)
+
+
+def test_vtrace_is_the_sum_of_the_paper():
+    """Equation 1 as it is printed, without the recursion: v_s = V_s + Σ_t γ^(t−s) (Π_{i<t} c_i) δ_t, one segment, γ fixed."""
+    rng = np.random.default_rng(3)
+    rew, log_ratio, value = rng.normal(size=7), rng.normal(size=7), rng.normal(size=8)
+    ratio, gamma = np.exp(log_ratio), 0.9
+    rho, c = np.minimum(1.2, ratio), np.minimum(0.8, ratio)
+    delta = rho * (rew + gamma * value[1:] - value[:-1])
+    v = [value[s] + sum(gamma ** (t - s) * np.prod(c[s:t]) * delta[t] for t in range(s, 7)) for s in range(7)]
+    target, advantage = vtrace(rew, np.full(7, gamma), value[:-1], value[1:], log_ratio, flags(7, 6), 1.2, 0.8)
+    np.testing.assert_allclose(target, v, rtol=1e-12)
+    np.testing.assert_allclose(advantage, rho * (rew + gamma * np.append(v[1:], value[7]) - value[:-1]), rtol=1e-12)
+
+
+def test_retrace_is_the_sum_of_the_paper():
+    """Equation 3 as it is printed: Q_s + Σ_t γ^(t−s) (Π_{s<i≤t} c_i) (r_t + γ E_π Q(x_t+1, ·) − Q_t)."""
+    rng = np.random.default_rng(4)
+    rew, log_ratio, q, value_next = rng.normal(size=(4, 7))
+    c, gamma = 0.9 * np.minimum(1, np.exp(log_ratio)), 0.95
+    delta = rew + gamma * value_next - q
+    expected = [q[s] + sum(gamma ** (t - s) * np.prod(c[s + 1 : t + 1]) * delta[t] for t in range(s, 7)) for s in range(7)]
+    got = retrace(rew, np.full(7, gamma), q, value_next, log_ratio, flags(7, 6), 0.9)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_special_cases_of_retrace():
+    rew, discount, q, value_next, last = chained(23, 5)
+    likely, none = np.full_like(rew, 3.0), np.full_like(rew, -np.inf)
+    # An action at least as likely under π is followed in full, and where V' is Q of the row after, Q falls out.
+    expected = discounted_return(rew, discount, last, value_next)
+    np.testing.assert_allclose(retrace(rew, discount, q, value_next, likely, last), expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(retrace(rew, discount, q, value_next, 0 * rew, last), expected, rtol=1e-10, atol=1e-12)
+    one_step = rew + discount * value_next
+    np.testing.assert_allclose(retrace(rew, discount, q, value_next, likely, last, 0.0), one_step, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(retrace(rew, discount, q, value_next, none, last), one_step, rtol=1e-12, atol=1e-12)
+    first = likely.copy()
+    first[0] = none[0]  # the ratio of the first action does not count
+    np.testing.assert_array_equal(retrace(rew, discount, q, value_next, first, last), retrace(rew, discount, q, value_next, likely, last))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_actions_that_one_policy_never_takes(dtype):
+    rew, discount, value, value_next, last = random_unroll(6, 5, dtype)
+    huge, never = np.full_like(rew, 1e4), np.full_like(rew, -np.inf)
+    # Far more likely than exp can say: clipped like any other, and nothing is warned of.
+    for got, expected in zip(
+        vtrace(rew, discount, value, value_next, huge, last),
+        vtrace(rew, discount, value, value_next, 0 * rew, last),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, expected)
+    target, advantage = vtrace(rew, discount, value, value_next, never, last)
+    np.testing.assert_array_equal(target, value)
+    assert not advantage.any()
+    unknown = np.zeros_like(rew)
+    unknown[2, 1] = np.nan  # is not clipped away
+    assert np.isnan(vtrace(rew, discount, value, value_next, unknown, last)[0][2, 1])
 
 
 def test_special_cases_of_lambda():
@@ -428,8 +680,59 @@ def test_fractions_are_checked(lam):
         n_step_return(np.ones((1, 1)), np.array([1]), lam)
 
 
+def test_clips_and_counts_are_checked():
+    for rho_bar, c_bar in [(0.5, 1.0), (1.0, -0.1), (np.nan, 1.0), (1.0, np.nan)]:
+        with pytest.raises(ValueError, match=r"vtrace: `c_bar` is .* and `rho_bar` .*; expected 0 ≤ c_bar ≤ rho_bar"):
+            vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, rho_bar, c_bar)
+    with pytest.raises(ValueError, match=r"n_step_targets: `n` is 0; expected at least 1 reward"):
+        n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST, 0)
+    with pytest.raises(TypeError):
+        n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST, 1.5)
+    for off_policy in (vtrace, retrace):
+        with pytest.raises(ValueError, match=rf"{off_policy.__name__}: `lam` is 2"):
+            off_policy(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, lam=2)
+        with pytest.raises(ValueError, match=rf"{off_policy.__name__}: `log_ratio` has shape \(4,\); expected .* like `rew` \(5,\)"):
+            off_policy(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO[:4], LAST)
+    with pytest.raises(ValueError, match=r"n_step_targets: `last` has shape \(4,\)"):
+        n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST[:4], 2)
+
+
+@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace", "retrace"])
+def test_kernels_themselves_refuse_what_they_cannot_read(name):
+    """They get raw memory: nothing of another shape, type or order may pass."""
+    n_floats, numbers, n_out = {
+        "lambda_return": (3, (0.9,), 1), "gae": (4, (0.9,), 1), "n_step_targets": (3, (2,), 1),
+        "vtrace": (5, (0.9, 1.0, 1.0), 2), "retrace": (5, (0.9,), 1),
+    }[name]  # fmt: skip
+    x, last = np.ones((4, 6)), np.zeros((4, 6), bool)
+    locked = np.ones((4, 6))
+    locked.flags.writeable = False
+
+    def call(*, ends=last, at=None, by=x):
+        arrays = [x] * n_floats + [np.ones((4, 6)) for _ in range(n_out)]
+        if at is not None:
+            arrays[at] = by
+        getattr(_returns, name)(*arrays[:n_floats], ends, *numbers, *arrays[n_floats:])
+
+    call()
+    wrong = [np.ones((4, 5)), np.ones((3, 6)), np.ones(24), np.ones((4, 6, 1)), np.ones((4, 6), np.float32), np.ones((4, 6), np.int64),
+             np.asfortranarray(x), np.ones((4, 12))[:, ::2], [[1.0] * 6] * 4, None, np.ones((4, 6), complex)]  # fmt: skip
+    for by in wrong:
+        for at in range(n_floats + n_out):
+            with pytest.raises((TypeError, ValueError)):
+                call(at=at, by=by)
+    for ends in (np.zeros((4, 6), np.uint8), np.zeros((4, 7), bool), np.zeros(24, bool), np.asfortranarray(last), x, None):
+        with pytest.raises((TypeError, ValueError)):
+            call(ends=ends)
+    for at in range(n_floats, n_floats + n_out):
+        with pytest.raises((TypeError, ValueError)):
+            call(at=at, by=locked)
+
+
 def test_last_must_be_bool():
     for call in (
+        lambda: vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST.astype(np.uint8)),
+        lambda: n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST.astype(float), 2),
         lambda: lambda_return(REW, LAST, VALUE_NEXT, DISCOUNT, 0.5),  # discount and last exchanged
         lambda: discounted_return(REW, DISCOUNT, LAST.astype(int)),
         lambda: next_values(REW, DISCOUNT, REW),
@@ -466,16 +769,19 @@ def test_n_step_refusals():
 
 def kernel_calls():
     n = 200_000
-    x, last, out = np.ones((1, n), np.float32), np.zeros((1, n), np.uint8), np.ones((1, n), np.float32)
+    x, last, out = np.ones((1, n), np.float32), np.zeros((1, n), bool), np.ones((1, n), np.float32)
     counts, column, flat = np.ones(n, np.int64), np.ones((n, 1), np.float32), np.ones(n, np.float32)
     return {
         "lambda_return": lambda: _returns.lambda_return(x, x, x, last, 0.9, out),
         "gae": lambda: _returns.gae(x, x, x, x, last, 0.9, out),
+        "n_step_targets": lambda: _returns.n_step_targets(x, x, x, last, 3, out),
+        "vtrace": lambda: _returns.vtrace(x, x, x, x, x, last, 0.9, 1.0, 1.0, out, out),
+        "retrace": lambda: _returns.retrace(x, x, x, x, x, last, 0.9, out),
         "n_step_return": lambda: _returns.n_step_return(column, counts, 0.9, flat, flat),
     }
 
 
-@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_return"])
+@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace", "retrace", "n_step_return"])
 def test_kernels_release_the_gil(name):
     """While one thread stays in kernels, this one gets on. The switch interval keeps the interpreter from taking turns by itself."""
     call, met = kernel_calls()[name], threading.Event()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -132,6 +133,13 @@ def test_a_checkpoint_that_is_not_there(command):
     assert command("eval run --checkpoint ../x")[::2] == (2, "error: checkpoint '../x': expected latest, best, or an env step\n")
 
 
+def test_a_run_without_a_checkpoint_is_wrong_usage(command, monkeypatch, tmp_path):
+    command("train fake run_dir=run total_steps=200")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    for line in ("eval run", "play run", "resume run total_steps=300"):
+        assert command(line)[::2] == (2, "error: run has no checkpoint yet; start a new run with `parl-like train fake`\n")
+
+
 def test_a_damaged_checkpoint_is_found_and_never_used_silently(command, tmp_path):
     command("train fake run_dir=run total_steps=200")
     for folder in ("000000000", "000000100", "000000200"):
@@ -158,6 +166,10 @@ def test_plot(command, monkeypatch, tmp_path):
     assert json.loads(command("plot a b --json")[1]) == {"picture": "runs/learning_curves.png"}
     assert command("plot a --metric RL/loss --out loss.svg")[0] == 0
     assert (tmp_path / "loss.svg").is_file()
+    assert command("plot a --out curve") == (0, "curve.png\n", "")
+    assert (tmp_path / "curve.png").is_file()
+    code, _, err = command("plot a --out loss.svg/curve.png")
+    assert (code, err) == (2, "error: cannot write the picture loss.svg/curve.png: [Errno 17] File exists: 'loss.svg'\n")
     code, _, err = command("plot a --metric RL/los")
     assert code == 2
     assert "no metric 'RL/los'" in err
@@ -231,6 +243,12 @@ def test_the_module_is_the_command():
 def test_an_interrupt_outside_training_is_no_traceback(command, monkeypatch):
     monkeypatch.setattr(experiments, "names", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     assert command("list") == (130, "", "interrupted\n")
+
+
+def test_an_interrupt_before_the_first_step_leaves_nothing(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(MODULE, "build", lambda config: signal_here(2)())
+    assert command("train fake run_dir=run")[::2] == (130, "interrupted\n")
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_unexpected_error_is_one_line_unless_debugged(command, monkeypatch):

@@ -249,6 +249,14 @@ def test_the_rate_is_that_of_the_last_ten_seconds():
     assert math.isnan(progress.seconds_left(10_000))
 
 
+def test_beyond_the_last_step_nothing_is_left():
+    clock = Clock()
+    progress = Progress("run", 1_000, 0, 1e9, io.StringIO(), clock)
+    clock.now += 100
+    progress.tick(3_000, dict)
+    assert progress.line(3_000, {}) == "step=3000 steps_per_s=30 left=0s"
+
+
 def test_metrics_are_asked_for_only_when_shown():
     clock = Clock()
     progress = Progress("run", 1_000, 0, 10.0, io.StringIO(), clock)

@@ -58,6 +58,37 @@ def test_a_chosen_directory_may_be_empty_but_not_full(tmp_path):
         create(run_dir="file")
 
 
+def test_a_directory_that_is_refused_is_not_touched(tmp_path):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign").chmod(0o755)
+    (tmp_path / "foreign" / "file").touch()
+    with pytest.raises(RunError, match="exists and is not empty"):
+        create(run_dir="foreign")
+    assert stat.S_IMODE((tmp_path / "foreign").stat().st_mode) == 0o755
+    assert os.listdir(tmp_path / "foreign") == ["file"]
+
+
+def test_a_chosen_directory_may_be_below_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert create(run_dir="~/mine").path == tmp_path / "home" / "mine"
+
+
+def test_a_folder_that_cannot_hold_runs_is_a_usage_error(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(RunError, match="cannot make the run directory runs/.*; give another run_dir="):
+        create()
+
+
+def test_an_interrupt_while_the_versions_are_looked_up_leaves_no_directory(tmp_path, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rundir, "git_state", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        create(run_dir="mine")
+    assert os.listdir(tmp_path) == []
+
+
 def test_open_finds_by_path_and_by_name():
     run = create()
     assert RunDir.open(run.path).path == run.path

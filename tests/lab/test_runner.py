@@ -5,7 +5,10 @@ import errno
 import io
 import json
 import os
+import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -213,6 +216,23 @@ def test_a_finished_run_is_not_resumed_by_accident():
     assert RunDir(Path("run")).state() == "finished"
 
 
+@pytest.mark.parametrize("total_steps", [300, 400, 402])
+def test_a_finished_run_is_not_resumed_to_what_it_has_done_already(total_steps):
+    _, run, _ = train(n_agents=3)
+    assert state(run).env_steps == 402
+    with pytest.raises(UsageError, match="run has finished its 400 steps; to train longer: `parl-like resume run total_steps=804`"):
+        resume(overrides={"total_steps": total_steps})
+    assert resume(overrides={"total_steps": 804})[0] == 0
+
+
+def test_a_resumed_run_stays_where_it_is():
+    _, run, _ = train()
+    with pytest.raises(ConfigError, match="'run_dir' is 'run' there and 'elsewhere' now"):
+        resume(overrides={"run_dir": "elsewhere", "total_steps": 800})
+    run.path.rename("moved")
+    assert resume("moved", {"total_steps": 800})[0] == 0
+
+
 def test_a_resumed_run_keeps_its_configuration():
     train()
     with pytest.raises(ConfigError, match=r"'lr' is 0\.5 there and 0\.1 now; only eval_episodes, .* total_steps may change"):
@@ -306,16 +326,6 @@ def test_a_signal_while_saving_leaves_a_whole_checkpoint(monkeypatch):
     assert (code, run.state(), state(run).env_steps) == (3, "stopped", 0)
 
 
-def test_a_signal_before_the_first_iteration(monkeypatch):
-    def build(config):
-        signal_here(signal.SIGINT)()
-        return FakeRobot(config)
-
-    monkeypatch.setattr(MODULE, "build", build)
-    code, run, _ = train()
-    assert (code, state(run).env_steps) == (3, 0)
-
-
 def test_a_signal_during_the_evaluation_lets_it_finish(monkeypatch):
     evaluate = FakeRobot.evaluate
 
@@ -371,12 +381,58 @@ def test_a_failure_leaves_what_there_is(monkeypatch):
     assert code == 1
     assert (run.state(), run.info().exit_reason) == ("failed", "ZeroDivisionError: division by zero")
     assert screen.splitlines()[-1] == ("error: ZeroDivisionError: division by zero; the traceback is in run/log.txt; "
-                                       "continue from step 135 with `parl-like resume run`")
+                                       "continue from step 100 with `parl-like resume run`")
     assert "Traceback" not in screen
     assert "lab_fakes.py" in run.log_file.read_text()
     assert [row["step"] for row in rows(run)] == ["50", "100", "135"]
     assert state(run).env_steps == 135
     assert FakeRobot.closed == 1
+
+
+def test_a_usage_error_in_the_midst_of_training_is_a_failure_like_any_other(monkeypatch):
+    def refuse():
+        raise UsageError("too late to refuse")
+
+    monkeypatch.setattr(FakeRobot, "at_step", {135: refuse})
+    code, run, screen = train()
+    assert (code, run.state(), state(run).env_steps) == (1, "failed", 135)
+    assert "error: UsageError: too late to refuse" in screen
+
+
+def named_and_taken(screen, monkeypatch):
+    """The step that the message of a failed run names, and the one from which a plain resume then goes on."""
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    code, run, _ = resume()
+    assert (code, run.state()) == (0, "finished")
+    return int(re.search(r"continue from step (\d+) with `parl-like resume run`$", screen)[1]), events(run, "resumed")[-1]["step"]
+
+
+@pytest.mark.parametrize(("every", "step"), [(100, 100), (0, 135)])
+def test_a_failure_names_the_step_from_which_a_resume_goes_on(monkeypatch, every, step):
+    monkeypatch.setattr(FakeRobot, "at_step", {135: lambda: 1 / 0})
+    _, _, screen = train(checkpoint_every=every)
+    assert named_and_taken(screen.strip(), monkeypatch) == (step, step)
+
+
+def test_checkpoints_of_a_part_that_was_given_up_do_not_count_as_newer(monkeypatch):
+    _, whole, _ = train("whole", total_steps=800)
+    train()
+    monkeypatch.setattr(FakeRobot, "at_step", {235: lambda: 1 / 0})
+    _, run, screen = resume(overrides={"total_steps": 800}, which="100")
+    assert (run.checkpoints / "000000400").is_dir()
+    assert named_and_taken(screen.strip(), monkeypatch) == (200, 200)
+    same(whole, run)
+
+
+def test_a_run_directory_that_vanished_does_not_hide_what_happened(monkeypatch):
+    def vanish():
+        shutil.rmtree("run")
+        raise RuntimeError("the cause")
+
+    monkeypatch.setattr(FakeRobot, "at_step", {135: vanish})
+    code, _, screen = train()
+    assert code == 1
+    assert "error: RuntimeError: the cause" in screen
 
 
 def test_divergence_has_an_exit_code_of_its_own(monkeypatch):
@@ -400,14 +456,43 @@ def test_a_failure_that_also_breaks_saving_keeps_the_last_checkpoint(monkeypatch
     assert "could not save after the failure: ZeroDivisionError" in run.log_file.read_text()
 
 
-def test_a_robot_that_cannot_be_built(monkeypatch):
+@pytest.mark.parametrize(("raised", "seen"), [
+    (ConfigError("refused"), ConfigError), (ValueError("no such device"), ConfigError), (RuntimeError("no such environment"), RuntimeError),
+    (KeyboardInterrupt(), KeyboardInterrupt),
+], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("run_dir", ["", "new/run", "mine"])
+def test_a_robot_that_cannot_be_built_leaves_no_run(monkeypatch, tmp_path, raised, seen, run_dir):
     def build(config):
-        raise RuntimeError("no such environment")
+        raise raised
 
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    mine.chmod(0o755)
     monkeypatch.setattr(MODULE, "build", build)
-    code, run, screen = train()
-    assert (code, run.state()) == (1, "failed")
-    assert screen.splitlines()[-1] == "error: RuntimeError: no such environment; the traceback is in run/log.txt"
+    with pytest.raises(seen, match=str(raised) or None):
+        train(run_dir)
+    assert list(tmp_path.rglob("*")) == [mine]
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o755
+
+
+def test_a_robot_that_cannot_be_built_again_leaves_the_run_as_it_was(monkeypatch):
+    def contents(run):
+        return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path.name != "run.lock"}
+
+    _, run, _ = train()
+    before = contents(run)
+    with monkeypatch.context() as broken:
+        broken.setattr(FakeRobot, "load_state_dict", lambda self, tree: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            resume(overrides={"total_steps": 800})
+        assert FakeRobot.closed == 2
+        broken.setattr(FakeRobot, "__init__", lambda self, config: int("no such device"))
+        with pytest.raises(ConfigError, match="no such device"):
+            resume(overrides={"total_steps": 800})
+        with pytest.raises(ConfigError, match="no such device"):
+            runner.evaluate("run")
+    assert contents(run) == before
+    assert resume(overrides={"total_steps": 800})[0] == 0
 
 
 def test_debug_shows_the_traceback(monkeypatch):
@@ -416,12 +501,6 @@ def test_debug_shows_the_traceback(monkeypatch):
     one = experiments.get("fake")
     runner.train(one, configs.resolve(MODULE.Config, one.config, {"run_dir": "run"}), stream=stream, debug=True)
     assert "Traceback" in stream.getvalue()
-
-
-def test_a_refused_configuration_is_a_usage_error():
-    with pytest.raises(ConfigError, match="'refuse'"):
-        train(refuse=True)
-    assert RunDir(Path("run")).state() == "failed"
 
 
 def test_a_robot_that_stands_still_is_an_error_and_no_endless_loop(monkeypatch):
@@ -489,9 +568,10 @@ def test_playing_writes_one_file_per_episode():
     assert played[1]["return"] == pytest.approx(state(run).weight + 4)
 
 
-def test_looking_needs_a_checkpoint():
+@pytest.mark.parametrize("verb", [runner.evaluate, runner.play, runner.resume])
+@pytest.mark.parametrize("which", ["latest", "best"])
+def test_a_run_without_a_checkpoint_cannot_be_used(verb, which):
     _, run, _ = train()
-    for path in sorted(run.checkpoints.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(Exception, match="checkpoint"):
-        runner.evaluate("run")
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(UsageError, match="run has no checkpoint yet; start a new run with `parl-like train fake`"):
+        verb("run", which=which)
