@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from parl_like.computation_task import ComputationTask as ComputationTask
     from parl_like.computation_wrapper import ComputationWrapper as ComputationWrapper
     from parl_like.data.experience import Experience as Experience
+    from parl_like.data.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
     from parl_like.data.replay_buffer import ReplayBuffer as ReplayBuffer
     from parl_like.data.replay_buffer import VectorReplayBuffer as VectorReplayBuffer
     from parl_like.data.timestep import TimeStep as TimeStep
@@ -58,6 +59,7 @@ _HOMES = {
     "computation_task": ["ComputationTask"],
     "computation_wrapper": ["ComputationWrapper"],
     "data.experience": ["Experience"],
+    "data.prioritized": ["PrioritizedReplayBuffer"],
     "data.replay_buffer": ["ReplayBuffer", "VectorReplayBuffer"],
     "data.timestep": ["TimeStep"],
     "lab.experiment": ["Experiment"],

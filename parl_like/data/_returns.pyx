@@ -291,7 +291,7 @@ cdef class Arrays:
         cdef Py_ssize_t i
         PyObject_GetBuffer(array, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | writable)
         self.held += 1
-        if view.format[0] == 0 or view.format[1] != 0:
+        if view.format == NULL or view.format[0] == 0 or view.format[1] != 0:
             raise TypeError("an element is not one native number")
         if self.held == 1:
             if (view.format[0] != c"f" and view.format[0] != c"d") or view.ndim < 1 or view.shape[0] < 1:

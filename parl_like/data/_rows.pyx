@@ -135,7 +135,7 @@ cdef class RowBlock:
             if value is False:
                 target[0] = 0
                 return 0
-        elif self.ndim[i] and PyObject_CheckBuffer(value):
+        if PyObject_CheckBuffer(value):  # arrays, and NumPy's scalars
             try:
                 PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
             except (BufferError, ValueError):
@@ -191,22 +191,23 @@ cdef class RowBlock:
             self.arrays[spec.name][start:start + n] = array
 
 
-cdef void copy_rows(char* target, Py_ssize_t target_step, const char* source, Py_ssize_t source_step, const long long* index,
-                    Py_ssize_t n, Py_ssize_t nbytes, bint scatter) noexcept nogil:
-    """Row i from `source` to `target`; `index[i]` numbers the rows of the target (scatter) or of the source (gather)."""
-    cdef Py_ssize_t i, to, at
-    for i in range(n):
-        to = index[i] if scatter else i
-        at = i if scatter else index[i]
-        # The usual widths by assignment: a call of memcpy takes as long as ten of them.
-        if nbytes == 8:
-            (<uint64_t*> (target + to * 8))[0] = (<const uint64_t*> (source + at * 8))[0]
-        elif nbytes == 1:
-            target[to] = source[at]
-        elif nbytes == 4:
-            (<uint32_t*> (target + to * 4))[0] = (<const uint32_t*> (source + at * 4))[0]
-        else:
-            memcpy(target + to * target_step, source + at * source_step, nbytes)
+cdef void scatter(char* target, const char* source, const long long* index, Py_ssize_t n, Py_ssize_t nbytes) noexcept nogil:
+    """Row i of `source` to row `index[i]` of `target`."""
+    cdef Py_ssize_t i, k
+    # The usual widths by assignment: a call of memcpy takes as long as ten of them.
+    if nbytes == 1:
+        for i in range(n):
+            target[index[i]] = source[i]
+    elif nbytes == 4:
+        for i in range(n):
+            (<uint32_t*> target)[index[i]] = (<const uint32_t*> source)[i]
+    elif nbytes <= 64 and nbytes % 8 == 0:
+        for i in range(n):
+            for k in range(nbytes // 8):
+                (<uint64_t*> (target + index[i] * nbytes))[k] = (<const uint64_t*> (source + i * nbytes))[k]
+    else:
+        for i in range(n):
+            memcpy(target + index[i] * nbytes, source + i * nbytes, nbytes)
 
 
 cdef class Ring:
@@ -347,31 +348,11 @@ cdef class Ring:
             for i in range(n):
                 at[i] = self.advance(lanes[i])
             for f in range(block.n_fields):
-                copy_rows(block.base[f], block.nbytes[f], <const char*> views[f].buf, block.nbytes[f], &at[0] if n else NULL, n,
-                          block.nbytes[f], True)
+                scatter(block.base[f], <const char*> views[f].buf, &at[0] if n else NULL, n, block.nbytes[f])
         finally:
             for f in range(opened):
                 PyBuffer_Release(&views[f])
         return positions
-
-    def gather(self, positions, fields=None):
-        """Copies of rows: dict of field name -> [N, ...], all fields or those with these numbers."""
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef RowBlock block = self.block
-        cdef Py_ssize_t n = at.shape[0]
-        cdef int f
-        cdef Py_buffer view
-        out = {}
-        for f in range(block.n_fields) if fields is None else fields:
-            spec = block.specs[f]
-            array = np.empty((n, *spec.shape), spec.dtype)
-            if n and block.nbytes[f]:
-                PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
-                with nogil:
-                    copy_rows(<char*> view.buf, block.nbytes[f], block.base[f], block.nbytes[f], &at[0], n, block.nbytes[f], False)
-                PyBuffer_Release(&view)
-            out[spec.name] = array
-        return out
 
     # ---- along time
 

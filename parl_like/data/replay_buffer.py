@@ -68,6 +68,8 @@ class ReplayBuffer:
         columns: Dotted name -> [capacity, ...], the memory itself. To be read; rows are written with push and add.
     """
 
+    locked: tuple[str, ...] = LOCKED
+
     def __init__(
         self, size: int, n_lanes: int = 1, rng: Random = None, *, stack_num: int = 1, ignore_obs_next: bool = False,
         save_only_last_obs: bool = False, sample_avail: bool = False, rew_dtype: npt.DTypeLike = np.float64, threadsafe: bool = False,
@@ -102,7 +104,7 @@ class ReplayBuffer:
     def make_threadsafe(self) -> None:
         """From now on `lock` guards writing and sampling; hold it over several reads that must see the same rows."""
         self.lock = threading.RLock()
-        for name in LOCKED:
+        for name in self.locked:
             setattr(self, name, _under(self.lock, getattr(type(self), name).__get__(self)))
 
     # ---- writing
@@ -339,7 +341,8 @@ class ReplayBuffer:
 
     def _draw(self, n: int, rng: np.random.Generator) -> Positions:
         total = len(self)
-        drawn = rng.integers(total, size=n)
+        # Uniform to 2⁻⁵³ · total, in half the time of `integers`; below total also after rounding.
+        drawn: Positions = (rng.random(n) * total).astype(np.int64)
         if total == self.capacity or self.n_lanes == 1:
             return drawn  # the filled slots are 0 … total − 1
         count = self._ring.count
@@ -477,8 +480,8 @@ class ReplayBuffer:
 
     def take(self, positions: Positions, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Rows as they are stored, flat: dotted name -> [N, …], a copy. Positions are not checked; `names` None is every stored field."""
-        fields = None if names is None else [self._plan.number[name] for name in names]
-        return self._ring.gather(positions, fields)
+        columns = self.columns
+        return {name: columns[name].take(positions, axis=0) for name in (columns if names is None else names)}
 
     def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Rows as they are learned from, flat: dotted name -> [N, …], copies, with frames stacked and obs_next looked up.
@@ -488,17 +491,16 @@ class ReplayBuffer:
             last: [N] rows whose obs_next, terminated and truncated are wanted, of n steps the last; None: the same rows.
             names: Fields; None: all.
         """
-        plan, ring, stack = self._plan, self._ring, self.stack_num
+        plan, stack = self._plan, self.stack_num
         if plan.as_stored and last is None and names is None:
-            return ring.gather(positions)
+            return self.take(positions)
         late = positions if last is None else last
         wanted = plan.names if names is None else names
         obs = [name for name in wanted if _is(name, "obs")]
         nexts = [name for name in wanted if _is(name, "obs_next")]
         then = [name for name in wanted if name in FLAGS or (name in nexts and name in plan.number)]
         now = [name for name in wanted if name not in then and name not in nexts and (stack == 1 or name not in obs)]
-        out = ring.gather(positions, [plan.number[name] for name in now])
-        out |= ring.gather(late, [plan.number[name] for name in then])
+        out = self.take(positions, now) | self.take(late, then)
         if stack > 1:
             out |= self._stacked(positions, obs, stack)
         if nexts and not plan.as_stored:
@@ -510,8 +512,7 @@ class ReplayBuffer:
         if stack == 1:
             return self.take(positions, names)
         window = self._ring.around(positions, stack - 1, 0)[0]
-        frames = self._ring.gather(window.ravel(), [self._plan.number[name] for name in names])
-        return {name: frame.reshape(*window.shape, *frame.shape[1:]) for name, frame in frames.items()}
+        return self.take(window, names)
 
     def _nexts(self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int) -> dict[str, Array]:
         """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
@@ -575,7 +576,7 @@ class ReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to one object in one process: views, bound methods, the lock."""
-        gone = {"lock", *LOCKED, *self._exposed}
+        gone = {"lock", *self.locked, *self._exposed}
         return {**{key: value for key, value in self.__dict__.items() if key not in gone}, "_exposed": frozenset(),
                 "threadsafe": "push" in self.__dict__}
 
@@ -710,6 +711,8 @@ class ReplayBuffer:
             parts = [self._count_episodes(lanes[i : i + 1], positions[i : i + 1], rew[i], done[i : i + 1]) for i in range(len(lanes))]
             returns, lengths, starts = (np.concatenate(column) for column in zip(*parts, strict=True))
             return returns, lengths, starts
+        if len(lanes) == 1:
+            return self._count_one(int(lanes[0]), int(positions[0]), rew, bool(done[0]))
         fresh = self._open_length[lanes] == 0
         self._open_start[lanes[fresh]] = positions[fresh]
         self._open_length[lanes] += 1
@@ -721,6 +724,16 @@ class ReplayBuffer:
             returns[done], lengths[done] = self._open_return[over], self._open_length[over]
             self._open_return[over], self._open_length[over] = 0.0, 0
         return returns, lengths, starts
+
+    def _count_one(self, lane: int, position: int, rew: Array, done: bool) -> tuple[Array, Positions, Positions]:
+        """The same for one row, in half the time."""
+        length = int(self._open_length[lane]) + 1
+        if length == 1:
+            self._open_start[lane] = position
+        start = self._open_start[lane : lane + 1].copy()
+        total = self._open_return[lane] + rew
+        self._open_return[lane], self._open_length[lane] = (0.0, 0) if done else (total[0], length)
+        return total if done else np.zeros_like(total), np.array([length if done else 0]), start
 
     def _check_fields(self, flat: dict[str, Any]) -> None:
         """Required fields are there; `done` is taken out."""

@@ -73,10 +73,6 @@ class RingReference:
                 raise spec.error(f"{column.shape} {column.dtype}", f"give {len(lanes)} rows", True)
         return np.array([self.push(lane, tuple(column[i] for column in columns)) for i, lane in enumerate(lanes)], np.int64)
 
-    def gather(self, positions: Array, fields: Sequence[int] | None = None) -> dict[str, Array]:
-        names = self.block.names if fields is None else [self.block.names[field] for field in fields]
-        return {name: self.block.arrays[name][positions] for name in names}
-
     def _ends(self, position: int) -> bool:
         return bool(self.block.arrays["terminated"][position] or self.block.arrays["truncated"][position])
 

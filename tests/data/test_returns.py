@@ -626,6 +626,18 @@ def test_actions_that_one_policy_never_takes(dtype):
     assert np.isnan(vtrace(rew, discount, value, value_next, unknown, last)[0][2, 1])
 
 
+@pytest.mark.parametrize(("dtype", "low", "high"), [(np.float32, -87, 88), (np.float64, -708, 709)])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_the_exponential_is_numpys(dtype, low, high, rows):
+    """With ρ̄ infinite, reward 1 and no values the advantage is ρ itself, over all that the kernel's own exp takes for finite."""
+    x = np.linspace(low, high, 1600 * rows).astype(dtype).reshape(-1, rows)
+    one, none, every = np.ones_like(x), np.zeros_like(x), np.ones(x.shape, bool)
+    ratio = vtrace(one, one, none, none, x, every, rho_bar=np.inf)[1]
+    np.testing.assert_allclose(ratio, np.exp(x.astype(np.longdouble)).astype(dtype), rtol=2 * np.finfo(dtype).eps)
+    x[:3] = [[-np.inf] * rows, [np.inf] * rows, [np.nan] * rows]
+    np.testing.assert_array_equal(vtrace(one, one, none, none, x, every, rho_bar=np.inf)[1][:3, 0], [0, np.inf, np.nan])
+
+
 def test_special_cases_of_lambda():
     rew, discount, value, value_next, last = random_unroll(9, 3)
     one_step = rew + discount * value_next

@@ -57,13 +57,11 @@ def check_equal(ring, reference, stack=3, ahead=2):
     assert ring.count.tolist() == reference.count and ring.cursor.tolist() == reference.cursor
     assert ring.written.tolist() == reference.written and ring.total == reference.total
     positions = np.array([position for lane in reference.lanes for position in lane], np.int64)
-    for name, column in reference.gather(positions).items():
-        got = ring.gather(positions)[name]
+    for name, column in reference.block.arrays.items():
+        got = ring.block.arrays[name]
         assert got.dtype == column.dtype
-        np.testing.assert_array_equal(got, column)
+        np.testing.assert_array_equal(got[positions], column[positions])
     some = positions[::-2]
-    assert list(ring.gather(some, [1, 5])) == ["act", "x"]
-    np.testing.assert_array_equal(ring.gather(some, [1, 5])["x"], reference.gather(some, [1, 5])["x"])
     np.testing.assert_array_equal(ring.next(some), reference.next(some))
     np.testing.assert_array_equal(ring.prev(some), reference.prev(some))
     for left, right in zip(ring.around(some, stack - 1, ahead), reference.around(some, stack - 1, ahead), strict=True):
@@ -114,8 +112,8 @@ def test_values_are_taken_from_any_layout():
     turned = np.arange(8, dtype=np.float32).reshape(2, 4).T
     swapped = np.arange(4).astype(">f8")
     ring.push_rows([0, 1, 0, 1], (swapped, [False] * 4, np.zeros(8, bool)[::2], turned))
-    assert ring.gather([0, 4, 1, 5])["rew"].tolist() == [0, 1, 2, 3]
-    np.testing.assert_array_equal(ring.gather([0, 4, 1, 5])["x"], turned)
+    assert ring.block.arrays["rew"][[0, 4, 1, 5]].tolist() == [0, 1, 2, 3]
+    np.testing.assert_array_equal(ring.block.arrays["x"][[0, 4, 1, 5]], turned)
 
 
 def test_what_does_not_exist_is_refused():

@@ -1,0 +1,180 @@
+"""PrioritizedReplayBuffer: rows are drawn in proportion to how much there seems to be learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parl_like.data.replay_buffer import LOCKED, Positions, Random, ReplayBuffer
+from parl_like.data.segment_tree import SegmentTree
+from parl_like.spec import Array, Spec
+
+EPS = float(np.finfo(np.float32).eps)
+"""Added to |TD error|, so that every row can be drawn."""
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """Proportional prioritised replay (Schaul et al. 2016), in O(log n) per row written, drawn or updated.
+
+        p = |td| + eps,    P(row) = pᵅ / Σ pᵅ,    weight = (P / min P)^(−β), and with `weight_norm` divided by the largest of the batch
+
+    A new row gets the largest priority that any row has had so far, 1 in the beginning. Rows that are read have a field `weight`
+    [N] float32, with which a loss is to be multiplied. Lanes, frames and windows are those of `ReplayBuffer`; rows that cannot be
+    had whole count as if they had no weight.
+
+    Args:
+        alpha: α > 0. beta: β ≥ 0, or a function of the number of batches drawn so far, such as `Linear(0.4, 1.0, 10_000)`.
+        weight_norm: Whether weights are at most 1.
+        The others: As for `ReplayBuffer`.
+
+    Attributes:
+        batches_drawn: What a schedule of β counts.
+        max_priority: The largest priority so far.
+    """
+
+    locked = (*LOCKED, "update_weight", "set_priorities", "weights")
+
+    def __init__(
+        self, size: int, n_lanes: int = 1, rng: Random = None, *, alpha: float = 0.6, beta: float | Callable[[int], float] = 0.4,
+        weight_norm: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
+        if not alpha > 0:
+            raise ValueError(f"PrioritizedReplayBuffer: alpha is {alpha}; expected a number above 0; for equal chances take ReplayBuffer")
+        if not callable(beta) and not beta >= 0:
+            raise ValueError(f"PrioritizedReplayBuffer: beta is {beta}; expected a number ≥ 0, or a function of the batches drawn so far")
+        self.alpha, self._beta, self.weight_norm = float(alpha), beta, weight_norm
+        self.batches_drawn = 0
+        self.max_priority = 1.0
+        super().__init__(size, n_lanes, rng, **options)
+        self._trees()
+
+    def _trees(self) -> None:
+        self._sum, self._min = SegmentTree(self.capacity), SegmentTree(self.capacity, "min")
+
+    @property
+    def beta(self) -> float:
+        return float(self._beta(self.batches_drawn)) if callable(self._beta) else float(self._beta)
+
+    # ---- writing
+
+    def push(self, lane: int, values: tuple[Any, ...]) -> int:
+        position = super().push(lane, values)
+        self._sum[position] = self._min[position] = self.max_priority**self.alpha
+        return position
+
+    def _store(self, lanes: Positions, values: tuple[Any, ...]) -> Positions:
+        positions = super()._store(lanes, values)
+        self._sum[positions] = self._min[positions] = self.max_priority**self.alpha
+        return positions
+
+    def clear_lane(self, lane: int) -> None:
+        super().clear_lane(lane)
+        positions = np.arange(lane * self.lane_size, (lane + 1) * self.lane_size)
+        self._sum[positions], self._min[positions] = 0.0, np.inf
+
+    def add_lanes(self, n: int) -> None:
+        weights, before = self._sum.values, self.capacity
+        super().add_lanes(n)
+        self._trees()
+        self._set(np.arange(before), weights)
+
+    def update_weight(self, index: Any, td: npt.ArrayLike, serials: Positions | None = None) -> int:
+        """Sets the priorities of rows to |td| + eps. See `set_priorities`."""
+        return self.set_priorities(index, np.abs(np.asarray(td, np.float64)) + EPS, serials)
+
+    def set_priorities(self, index: Any, priorities: npt.ArrayLike, serials: Positions | None = None) -> int:
+        """Sets the priorities of rows; of several for one row the last one stays.
+
+        Args:
+            index: Rows, as for `buffer[index]`.
+            priorities: ≥ 0, one for each, or one for all.
+            serials: `serials(index)` from when the rows were drawn: those that were overwritten since are left alone.
+
+        Returns:
+            Rows left alone.
+
+        Raises:
+            ValueError: a negative or infinite priority, or NaN. IndexError: a position that holds no row. The buffer is as before.
+        """
+        given = np.asarray(index)
+        values = np.broadcast_to(np.asarray(priorities, np.float64), given.shape if given.dtype != np.bool_ else (int(given.sum()),))
+        wrong = ~(np.isfinite(values) & (values >= 0))
+        if wrong.any():
+            where = int(np.flatnonzero(wrong.ravel())[0])
+            raise ValueError(f"{self!r}: priority {values.ravel()[where]} at place {where}; expected finite numbers ≥ 0, look for NaN in the loss")
+        stale = 0
+        if serials is not None:
+            known = (given >= 0) & (given < self.capacity)
+            fresh = known & (self.serials(np.where(known, given, 0)) == serials) & (serials >= 0)
+            stale = int((~fresh).sum())
+            given, values = given[fresh], values[fresh]
+        positions = self._positions(given)
+        if positions.size:
+            self._set(positions.ravel(), values.ravel() ** self.alpha)
+            self.max_priority = max(self.max_priority, float(values.max()))
+        return stale
+
+    def _use(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:
+        if any(spec.name.partition(".")[0] == "weight" for spec in specs):
+            raise ValueError(f"{self!r}: field 'weight' is made here when rows are read; store it by another name")
+        super()._use(specs, empty_keys)
+
+    def _set(self, positions: Positions, weights: Array) -> None:
+        self._sum[positions] = weights
+        # A row that can never be drawn must not set the scale of the others.
+        self._min[positions] = np.where(weights > 0, weights, np.inf)
+
+    # ---- drawing and reading
+
+    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0) -> Positions:
+        """As `ReplayBuffer.sample_indices`, but rows are drawn in proportion to their weights."""
+        drawn = super().sample_indices(n, rng, ahead)
+        self.batches_drawn += n is None or n > 0
+        return drawn
+
+    def _draw(self, n: int, rng: np.random.Generator) -> Positions:
+        if not self._sum.total > 0:
+            raise ValueError(f"{self!r}: all priorities are 0; set some with update_weight or set_priorities")
+        return self._sum.sample(n, rng)
+
+    def _shares(self, rows: Positions) -> Array | None:
+        weights = self._sum[rows]
+        return np.asarray(weights / weights.sum())
+
+    def weights(self, positions: Positions) -> Array:
+        """Importance weights of rows, [N] float32."""
+        raw = (self._sum[positions] / self._min.total) ** -self.beta if len(positions) else np.zeros(0)
+        if self.weight_norm and len(positions):
+            raw = raw / raw.max()
+        return raw.astype(np.float32)
+
+    def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """As `ReplayBuffer.gather`, with `weight`."""
+        wanted = None if names is None else [name for name in names if name != "weight"]
+        out = super().gather(positions, last, wanted)
+        if names is None or "weight" in names:
+            out["weight"] = self.weights(positions)
+        return out
+
+    def get(self, index: Any, key: str) -> Any:
+        return self._shaped(self._positions(index), ["weight"])["weight"] if key == "weight" else super().get(index, key)
+
+    # ---- saving
+
+    def _options(self) -> dict[str, Any]:
+        beta = {} if callable(self._beta) else {"beta": float(self._beta)}
+        return {**super()._options(), "alpha": self.alpha, "weight_norm": self.weight_norm, **beta}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "weights": self._sum[self._filled()], "max_priority": self.max_priority, "batches_drawn": self.batches_drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "weights" not in state:
+            raise ValueError(f"{self!r}: the saved buffer has no priorities; load it into a ReplayBuffer, and take its rows over with update()")
+        super().load_state_dict(state)
+        self._trees()
+        self._set(self._filled(), np.asarray(state["weights"], np.float64))
+        self.max_priority, self.batches_drawn = state["max_priority"], state["batches_drawn"]
