@@ -19,7 +19,7 @@ class DQN(Algorithm):
 
     m ≤ n rewards until the end of the episode, s' the state after them, Q⁻ the target copy;
     a* = argmax Q⁻(s', ·), or argmax Q(s', ·) with `double` (van Hasselt et al. 2016). A truncated episode bootstraps. A row with a
-    `duration` d is discounted by γᵈ.
+    `duration` d is discounted by γᵈ. Rows of a prioritised buffer count by their `weight`, and get |y − Q(s, a)| as priority.
 
     Args:
         model: Offers `q(obs) -> [N, A]`.
@@ -84,7 +84,10 @@ class DQN(Algorithm):
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         q = self.model.q(batch.obs).gather(1, batch.act.unsqueeze(1)).squeeze(1)
-        return {"loss": F.smooth_l1_loss(q, batch.target), "q": q.detach().mean()}
+        if "weight" not in batch:
+            return {"loss": F.smooth_l1_loss(q, batch.target), "q": q.detach().mean()}
+        losses = F.smooth_l1_loss(q, batch.target, reduction="none")
+        return {"loss": (batch.weight * losses).mean(), "q": q.detach().mean(), "priority": (q - batch.target).detach().abs()}
 
     def post_process(self, batch: Batch) -> None:
         """A lesson may have taken several optimiser steps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
@@ -12,10 +13,12 @@ import numpy as np
 from parl_like.batch import Batch
 from parl_like.computation_task import BatchRule
 from parl_like.data.archive import rng_state, set_rng_state
+from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.errors import Dropped, NotEnoughRows
+from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
+from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer
-from parl_like.spec import Array, Spec, SpecError, leaves
+from parl_like.spec import Array, Spec, SpecError, leaves, specs_of
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
@@ -37,6 +40,10 @@ class AgentHelper:
             the parameters have changed.
         extras: Further columns of the buffer, for values that the agent gives to `store` by name. One of them the algorithms
             know: `DURATION`, the steps that a row's action took; its next state is discounted by γ to that power.
+        transforms: What is done to raw observations and rewards on their way to the model (`parl_like.data.transforms`), on rollout and
+            again on replay. The buffer keeps raw rows; statistics are shared by all helpers of the task. Build the model for
+            `Transforms(transforms).space(space)`. With a `FrameStacker`, predict once per step.
+        obs_space: The space of the raw observations, where transforms get others than the environment's.
 
     Attributes:
         name: The task's name.
@@ -48,10 +55,15 @@ class AgentHelper:
 
     learns = False
 
-    def __init__(self, *, explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = ()) -> None:
+    def __init__(
+        self, *, explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = (),
+        transforms: Iterable[Transform] = (), obs_space: gym.Space[Any] | None = None,
+    ) -> None:
         self.explorer = explorer
         self.store_policy = store_policy
         self.extras = tuple(extras)
+        self.transforms = Transforms(transforms)
+        self.obs_space = obs_space
         self.name = ""
         self.buffer: ReplayBuffer | None = None
         self.steps = 0
@@ -70,12 +82,13 @@ class AgentHelper:
 
     def bind(
         self, name: str, agent: Agent, communicator: Communicator, lanes: range, buffer: ReplayBuffer | None,
-        rng: np.random.Generator, mode: str, wait: bool,
+        rng: np.random.Generator, mode: str, wait: bool, transforms: Transforms,
     ) -> None:
         """Joins the helper to its agent and task; called once, by the robot.
 
         Args:
             lanes: The agent's lanes in the buffer, one per environment.
+            transforms: The task's chain, whose statistics all helpers share.
             wait: Whether learning blocks the agent (sync) or not (async).
 
         Raises:
@@ -106,8 +119,12 @@ class AgentHelper:
         self._vector, self._lane_numbers = agent.vector, np.array(lanes)
         inputs = self.model.inputs()
         self._obs_names = [n for n in inputs if n == "obs" or n.startswith("obs.")]
+        self.transforms = transforms.for_helper(len(lanes), mode)
+        raw = self._raw_specs(inputs)
+        self._raw_names = list(raw)
+        self._changes = bool(len(transforms))
         self._state_specs = {n: s for n, s in inputs.items() if n.startswith("state")}
-        self._plain = self._obs_names == ["obs"]
+        self._plain = self._obs_names == ["obs"] and not self._changes
         self._noisy = self.explorer is not None and self.explorer.noise is not None
         self._exploring = self._noisy and mode != "test"
         self._noise: list[Any] = []
@@ -115,21 +132,39 @@ class AgentHelper:
         self._noise_rng: dict[str, Any] = rng_state(rng)
         self._acted = 0
         self._last: tuple[Any, Ticket | None, int] = (None, None, 0)
-        self._pending: Ticket | None = None
+        self._pending: tuple[Ticket, Callable[[Mapping[str, Any]], None] | None] | None = None
         self._state = self._stored_state = self._zero_state()
         self._has_more = bool(self._state_specs or self.store_policy or self.extras)
         if buffer is not None:
-            specs = [inputs[n] for n in self._obs_names]
+            specs = list(raw.values())
             specs += [_raw_spec(self.model.act_space, s) for s in self.model.act_specs.values()]
             # Of several kinds of reward an environment may say how many (`reward_space`); the algorithm combines them.
             rewards = getattr(getattr(agent.env, "unwrapped", None), "reward_space", None)
             rew_shape = rewards.shape if isinstance(rewards, gym.spaces.Box) else ()
             specs += [Spec("rew", rew_shape, np.dtype(np.float64)), Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool))]
-            specs += [Spec("obs_next" + n[3:], inputs[n].shape, inputs[n].dtype) for n in self._obs_names]
+            specs += [Spec("obs_next" + n[3:], s.shape, s.dtype) for n, s in raw.items()]
             specs += list(self._state_specs.values())
             if self.store_policy:
                 specs.append(Spec("policy.log_prob", (), np.dtype(np.float32)))
             self.allocate(buffer, [s.owned_by(f"task {name!r}") for s in (*specs, *self.extras)])
+            if self.window.rows > buffer.lane_size and not self.window.in_order:
+                raise ValueError(f"{agent}, task {name!r}: the algorithm looks at {self.window.rows} rows in a row, a lane of the buffer holds "
+                                 f"{buffer.lane_size}; give the helper size ≥ {self.window.rows * buffer.n_lanes}")
+
+    def _raw_specs(self, inputs: Mapping[str, Spec]) -> dict[str, Spec]:
+        """The observations as they come, by flat names: the model's inputs, or what the transforms make them from."""
+        if not len(self.transforms):
+            return {name: inputs[name] for name in self._obs_names}
+        space = self.agent.env.observation_space if self.obs_space is None else self.obs_space
+        made, owner = specs_of(self.transforms.space(space), "obs"), f"{self.agent}, task {self.name!r}"
+        if made.keys() != set(self._obs_names):
+            raise SpecError(f"{owner}, transforms: the model takes {', '.join(self._obs_names)}, the transforms make {', '.join(made)}; build "
+                            "it for Transforms([…]).space(env.observation_space)")
+        for name, spec in made.items():
+            if (spec.shape, spec.dtype) != (inputs[name].shape, inputs[name].dtype):
+                raise inputs[name].owned_by(owner).error(f"{spec.shape} {spec.dtype} from {self.transforms!r}",
+                                                         "build the model for Transforms([…]).space(env.observation_space)")
+        return specs_of(space, "obs")
 
     def _check_width(self, explorer: Explorer) -> None:
         """Refuses a prediction with fewer or more numbers per row than there are actions."""
@@ -145,6 +180,8 @@ class AgentHelper:
 
     def pre_episode(self, agent: Agent) -> None:
         """Stage PRE_EPISODE: recurrent memory starts from zero; of a vector environment that of `env.env_index`."""
+        if self._changes:
+            self.transforms.begin(agent.env.env_index if self._vector else 0)
         if not self._vector:
             self._state = self._zero_state()
         else:
@@ -180,7 +217,7 @@ class AgentHelper:
         agent = self.agent
         if agent.signal is not None:
             agent.obey()
-        values = (obs,) if self._plain else self._flatten(obs, self._obs_names)
+        values = (obs,) if self._plain else self._transformed(obs) if self._changes else self._flatten(obs, self._obs_names)
         if self._state_specs:
             self._stored_state = self._state
             values += self._state
@@ -202,6 +239,14 @@ class AgentHelper:
         act = ticket.acts[row]
         self._last = (act, ticket.out, row)
         return act
+
+    def _transformed(self, obs: Any) -> tuple[Any, ...]:
+        """Raw observations as the model gets them, in the order of its inputs."""
+        raw = dict(zip(self._raw_names, map(np.asarray, self._flatten(obs, self._raw_names)), strict=True))
+        if not self._vector:
+            raw = {name: value[None] for name, value in raw.items()}
+        made = self.transforms.observe(raw)
+        return tuple(made[name] if self._vector else made[name][0] for name in self._obs_names)
 
     def _new_state(self, out: Mapping[str, Array]) -> list[Array]:
         missing = self._state_specs.keys() - out.keys()
@@ -283,7 +328,7 @@ class AgentHelper:
         if self._plain:
             head, tail = (obs,), (obs_next,)
         else:
-            head, tail = self._flatten(obs, self._obs_names), self._flatten(obs_next, self._obs_names)
+            head, tail = self._flatten(obs, self._raw_names), self._flatten(obs_next, self._raw_names)
         values = (*head, act if self._unmapped else self._raw_act(act), rew, terminated, truncated, *tail)
         if self._has_more or extra is not None:
             values += self._more(act, extra or {})
@@ -296,6 +341,8 @@ class AgentHelper:
         except ValueError as error:
             raise type(error)(f"{self.agent}: {error}") from None
         self.steps += n
+        if self._changes:
+            self.transforms.reward(np.asarray(rew))  # for statistics of the rollout
         self._after_store(n, ended)
 
     def _more(self, act: Any, extra: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -347,15 +394,50 @@ class AgentHelper:
     def _learn(self) -> dict[str, Any] | None:
         raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {type(self).__name__} keeps no rows; use OnPolicyHelper or OffPolicyHelper to learn")
 
+    def read(self, index: Any, key: str, transformed: bool = True) -> Any:
+        """A field of stored rows, by position: as the algorithm gets it, or raw.
+
+        What reads rewards or observations from the buffer shall read them here, so that it says which of the two it means. Rows are
+        not relabelled by `Hindsight`, and no statistics change.
+
+        Args:
+            index, key: As for `ReplayBuffer.get`.
+            transformed: False: in the environment's units.
+        """
+        buffer = self.buffer
+        if buffer is None:
+            raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {type(self).__name__} keeps no rows to read")
+        if not transformed or not self._changes:
+            return buffer.get(index, key)
+        positions = np.asarray(buffer.positions(index))
+        chain = Transforms(t for t in self.transforms.for_helper(1, "test") if not isinstance(t, Hindsight))
+        with buffer.lock:
+            rows = buffer.gather(positions.ravel())
+            rows = chain.replay(rows, Source(buffer, positions.ravel(), self.rng, positions.ravel()))
+        flat = {n: c.reshape((*positions.shape, *c.shape[1:]))[()] for n, c in rows.items() if n == key or n.startswith(key + ".")}
+        if not flat:
+            raise KeyError(f"{self.agent}, task {self.name!r}: " + unknown("field", key, rows))
+        return flat[key] if key in flat else Batch.nest({name[len(key) + 1 :]: column for name, column in flat.items()})
+
+    def _replayed(self, rows: dict[str, Array], indices: Array, last_index: Array) -> dict[str, Array]:
+        """Raw rows of the buffer as the algorithm gets them; the caller holds the buffer's lock."""
+        if not self._changes:
+            return rows
+        assert self.buffer is not None
+        return self.transforms.replay(rows, Source(self.buffer, indices, self.rng, last_index))
+
     def _send(self, rows: Mapping[str, Array], done: Callable[[Mapping[str, Any]], None] | None = None) -> dict[str, Any] | None:
         """Sends `rows`; `done` gets the training return once it is there."""
         if self._pending is not None:  # at most one request of an agent and task is open
-            with suppress(Dropped):  # counted by the queue
-                self.comm.get(self._pending)
+            pending, answered = self._pending
             self._pending = None
+            with suppress(Dropped):  # counted by the queue
+                result = self.comm.get(pending)
+                if answered is not None:
+                    answered(result)
         ticket = self.comm.put_training(rows)
         if not self.wait:
-            self._pending = ticket
+            self._pending = ticket, done
             return None
         result = self.comm.get(ticket)
         if done is not None:
@@ -386,19 +468,24 @@ class OffPolicyHelper(AgentHelper):
 
     Args:
         size: Rows that the buffer holds, all agents of the task together.
+        buffer: What makes the buffer, from its size, lanes and generator: `ReplayBuffer`, or with other options
+            `partial(ReplayBuffer, stack_num=4, ignore_obs_next=True)`, `partial(PrioritizedReplayBuffer, alpha=0.6)`. A prioritised one
+            is told the `priority` [N] ≥ 0 of each row, which the algorithm's `learn` must return.
         batch_size: Rows of one training request, which is one learning batch.
         learn_every: Rows stored by this helper between two requests; so many agents learn as often per step as one.
         updates: Requests sent each time.
         warmup: Rows in the buffer before the first request; at least `batch_size`.
+        The others: As for `AgentHelper`.
     """
 
     learns = True
 
     def __init__(
         self, *, size: int = 100_000, batch_size: int = 64, learn_every: int = 4, updates: int = 1, warmup: int = 0,
-        explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = (),
+        buffer: Callable[[int, int, np.random.Generator], ReplayBuffer] = ReplayBuffer, **options: Any,
     ) -> None:
-        super().__init__(explorer=explorer, store_policy=store_policy, extras=extras)
+        super().__init__(**options)
+        self._make = buffer
         for name, value in (("size", size), ("batch_size", batch_size), ("learn_every", learn_every), ("updates", updates)):
             if value < 1:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected at least 1")
@@ -412,7 +499,12 @@ class OffPolicyHelper(AgentHelper):
         return BatchRule(max_rows=self.batch_size)
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
-        return ReplayBuffer(self.size, n_lanes, rng)
+        return self._make(self.size, n_lanes, rng)
+
+    def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
+        super().allocate(buffer, specs)
+        # So many rows, wherever they lie, have one that a whole sequence follows.
+        self.warmup = max(self.warmup, self.window.sequence * buffer.n_lanes)
 
     def _after_store(self, rows: int, ended: int) -> None:
         if self.collecting:
@@ -432,7 +524,21 @@ class OffPolicyHelper(AgentHelper):
         return (rows - 1) // lanes * lanes + 1 >= self.warmup or rows == buffer.capacity
 
     def _learn(self) -> dict[str, Any] | None:
-        return self._send(self.sample(self.batch_size)[0])
+        return self._send(*self.lesson(self.batch_size))
+
+    def lesson(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
+        """`n` random rows to learn from, and what is to be called with the training return, if anything."""
+        rows, indices = self.sample(n)
+        if not isinstance(self.buffer, PrioritizedReplayBuffer):
+            return rows, None
+        return rows, partial(self._feed_back, indices, self.buffer.serials(indices))
+
+    def _feed_back(self, indices: Array, serials: Array, result: Mapping[str, Any]) -> None:
+        assert isinstance(self.buffer, PrioritizedReplayBuffer)
+        if "priority" not in result:
+            raise ValueError(f"{self.agent}, task {self.name!r}: a prioritised buffer needs a `priority` for each row; learn of "
+                             f"{type(self.task.algorithm).__name__} returned {', '.join(result)}")
+        self.buffer.set_priorities(indices, result["priority"], serials)
 
     def sample(self, n: int) -> tuple[dict[str, Array], Array]:
         """`n` random rows with what the algorithm's window asks for, flat field name → array, and their positions in the buffer.
@@ -445,21 +551,34 @@ class OffPolicyHelper(AgentHelper):
             raise NotEnoughRows(f"{self.agent}, task {self.name!r}: learning needs {n} rows, the buffer has {have}; "
                                 "store more steps first, or lower batch_size")
         with self.buffer.lock:  # all columns of a row from one moment
-            indices = self.buffer.sample_indices(n, self.rng)
+            indices = self.buffer.sample_indices(n, self.rng, self.window.sequence - 1, self.transforms.behind)
             return self.rows_at(indices), indices
 
     def rows_at(self, indices: Array) -> dict[str, Array]:
         """The rows at these positions of the buffer with what the algorithm's window asks for."""
         buffer = self.buffer
         assert buffer is not None
-        columns = buffer.columns
-        if self.window.n_step == 1:
-            return {name: column[indices] for name, column in columns.items()}
-        ahead = buffer.n_step(indices, self.window.n_step)
+        window = self.window
+        if window.sequence > 1 or window.burn_in:
+            return self._sequences(indices)
+        if window.n_step == 1:
+            return self._replayed(buffer.gather(indices), indices, indices)
+        ahead = buffer.n_step(indices, window.n_step)
         last = ahead["last_index"]
-        late = ("obs_next", "terminated", "truncated")
-        rows = {name: column[last if name.split(".")[0] in late else indices] for name, column in columns.items() if name != "rew"}
-        return {**rows, "rew": ahead["rew"], "valid": ahead["valid"]}
+        rows = buffer.gather(indices, last)
+        return self._replayed({**rows, "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
+
+    def _sequences(self, indices: Array) -> dict[str, Array]:
+        buffer, window = self.buffer, self.window
+        assert buffer is not None
+        positions, valid = buffer.sequences(indices, window.sequence, window.burn_in)
+        flat = positions.ravel()
+        rows = self._replayed(buffer.gather(flat), flat, flat)
+        out = {name: column.reshape(*positions.shape, *column.shape[1:]) for name, column in rows.items()}
+        out |= {name: column[:, 0] for name, column in out.items() if name in self._state_specs}
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            out["weight"] = buffer.weights(indices)  # of the sequence
+        return {**out, "valid": valid}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "since": self._since}
@@ -478,6 +597,7 @@ class OnPolicyHelper(AgentHelper):
 
     Args:
         unroll: Steps of this agent (of each of its environments) between two training requests.
+        The others: As for `AgentHelper`.
 
     Attributes:
         dropped: Rows dropped as too old.
@@ -485,10 +605,8 @@ class OnPolicyHelper(AgentHelper):
 
     learns = True
 
-    def __init__(
-        self, *, unroll: int = 32, explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = (),
-    ) -> None:
-        super().__init__(explorer=explorer, store_policy=store_policy, extras=extras)
+    def __init__(self, *, unroll: int = 32, **options: Any) -> None:
+        super().__init__(**options)
         if unroll < 1 or unroll != int(unroll):
             raise ValueError(f"{type(self).__name__}: unroll is {unroll}; expected a whole number of at least 1")
         self.unroll = unroll
@@ -528,14 +646,20 @@ class OnPolicyHelper(AgentHelper):
         Raises:
             NotEnoughRows: there are none.
         """
-        segments = self._segments()
-        if not segments:
+        found = self._segments()
+        if not found:
             raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {self._nothing}; store more steps before learning")
         old = self._renewed[-2] if self.wait and not self.store_policy and len(self._renewed) > 1 else 0
         if old:
             fresh = self._unrolled - old
-            self.dropped += sum(max(len(s["rew"]) - fresh, 0) for s in segments)
-            segments = [{name: column[-fresh:] for name, column in s.items()} for s in segments]
+            self.dropped += sum(max(len(at) - fresh, 0) for at, _ in found)
+            found = [(at[-fresh:], {name: column[-fresh:] for name, column in rows.items()}) for at, rows in found]
+        if self._changes:
+            assert self.buffer is not None
+            with self.buffer.lock:
+                segments = [self._replayed(rows, at, at) for at, rows in found]
+        else:
+            segments = [rows for _, rows in found]
         for segment in segments:
             segment["last"] = segment["terminated"] | segment["truncated"]
             segment["last"][-1] = True
@@ -548,11 +672,16 @@ class OnPolicyHelper(AgentHelper):
         """Whether there is something to learn from."""
         return bool(self._segments())
 
-    def _segments(self) -> list[dict[str, Array]]:
-        """What would be learned from now, per environment; perhaps views of the buffer."""
-        lanes = () if self.buffer is None else map(self.buffer.lane_rows, self.lanes)
-        parts = ({name: column[: self._to_take(rows)] for name, column in rows.items()} for rows in lanes)
-        return [part for part in parts if len(part["rew"])]
+    def _segments(self) -> list[tuple[Array, dict[str, Array]]]:
+        """What would be learned from now, per environment: positions, and raw rows, perhaps views of the buffer."""
+        found = []
+        for lane in self.lanes if self.buffer is not None else ():
+            assert self.buffer is not None
+            rows = self.buffer.lane_rows(lane)
+            n = self._to_take(rows)
+            if n:
+                found.append((self.buffer.lane_positions(lane)[:n], {name: column[:n] for name, column in rows.items()}))
+        return found
 
     _nothing = "nothing was stored since the last learning"
 
@@ -590,11 +719,8 @@ class EpisodicHelper(OnPolicyHelper):
 
     _nothing = "no episode has ended since the last learning"
 
-    def __init__(
-        self, *, episodes: int = 1, max_steps: int = 1000, explorer: Explorer | None = None, store_policy: bool = False,
-        extras: Sequence[Spec] = (),
-    ) -> None:
-        super().__init__(unroll=max_steps, explorer=explorer, store_policy=store_policy, extras=extras)
+    def __init__(self, *, episodes: int = 1, max_steps: int = 1000, **options: Any) -> None:
+        super().__init__(unroll=max_steps, **options)
         if episodes < 1:
             raise ValueError(f"{type(self).__name__}: episodes is {episodes}; expected at least 1")
         self.episodes = episodes
@@ -648,10 +774,10 @@ class OfflineHelper(OffPolicyHelper):
         batch_size: Rows of one training request.
     """
 
-    def __init__(self, data: ReplayBuffer, *, batch_size: int = 64, explorer: Explorer | None = None) -> None:
+    def __init__(self, data: ReplayBuffer, *, batch_size: int = 64, **options: Any) -> None:
         if len(data) < batch_size:
             raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or give more data")
-        super().__init__(size=len(data), batch_size=batch_size, explorer=explorer)
+        super().__init__(size=len(data), batch_size=batch_size, **options)
         self.data = data
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
@@ -706,8 +832,6 @@ def action_map(space: Any) -> ActionMap | None:
 def _raw_spec(space: Any, spec: Spec) -> Spec:
     """What is stored of an action: the policy's. Continuous ones are real numbers also where the environment rounds them, and
     several choices stand side by side, whatever their shape in the space."""
-    import gymnasium as gym
-
     if isinstance(space, gym.spaces.Box):
         return Spec(spec.name, spec.shape, spec.dtype if spec.dtype.kind == "f" else np.dtype(np.float32))
     if isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
@@ -768,6 +892,4 @@ class Helpers(dict[str, AgentHelper]):
         self._agent = agent
 
     def __missing__(self, name: str) -> AgentHelper:
-        from parl_like.errors import unknown
-
         raise KeyError(f"{self._agent}: " + unknown("task", name, self))

@@ -63,10 +63,27 @@ class Window:
         n_step: Rewards that one row looks ahead. `rew` of a learning batch is [N] for 1, else [N, n_step], zero after the end;
             `valid` [N] counts the rewards that are real; `obs_next` and `terminated` belong to the last of them.
         in_order: The algorithm needs whole segments, rows in time order with `last` marking each cut (on-policy).
+        sequence: Rows of a learning example, from the sampled one on. Above 1 all fields are [N, burn_in + sequence, …], and `valid`
+            [N, burn_in + sequence] is False where the episode has no such row (its nearest one stands there); `state` [N, …] is the
+            memory that was stored with the first of them. n-step returns are then the algorithm's own, along the sequence.
+        burn_in: Rows before the sampled one, on which a recurrent memory warms up (Kapturowski et al. 2019).
     """
 
     n_step: int = 1
     in_order: bool = False
+    sequence: int = 1
+    burn_in: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n_step < 1 or self.sequence < 1 or self.burn_in < 0:
+            raise ValueError(f"{self}: expected n_step ≥ 1, sequence ≥ 1 and burn_in ≥ 0")
+        if (self.sequence > 1 or self.burn_in) and (self.n_step > 1 or self.in_order):
+            raise ValueError(f"{self}: a sequence goes with neither n_step nor in_order; take n-step returns along the sequence")
+
+    @property
+    def rows(self) -> int:
+        """Rows in a row that one example looks at, at most."""
+        return max(self.n_step, self.burn_in + self.sequence)
 
 
 class Algorithm:

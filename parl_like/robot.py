@@ -21,6 +21,7 @@ from parl_like.computation_task import ComputationTask, Mode
 from parl_like.computation_wrapper import ComputationWrapper
 from parl_like.data.archive import read_archive, write_archive
 from parl_like.data.replay_buffer import ReplayBuffer
+from parl_like.data.transforms import Transforms
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.spec import SpecError
 from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash
@@ -101,7 +102,7 @@ class Crew:
 
     def __init__(
         self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int, seed: np.random.SeedSequence,
-        driver: str, sync: bool, mode: Mode, label: str = "agent", buffers: dict[str, ReplayBuffer] | None = None,
+        driver: str, sync: bool, mode: Mode, label: str = "agent", transforms: Mapping[str, Transforms] | None = None,
     ) -> None:
         self.tasks = dict(tasks)
         self.driver_name, self.sync, self.mode = driver, sync, mode
@@ -113,7 +114,8 @@ class Crew:
         self._stop: StopCondition | None = None
         self._error: BaseException | None = None
         self.stop_requested = False
-        self.buffers = {} if buffers is None else buffers
+        self.buffers: dict[str, ReplayBuffer] = {}
+        self.transforms = dict(transforms or {})
         self._driver = self._make_driver()
         self._started = False
         self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
@@ -173,12 +175,13 @@ class Crew:
                         buffer.make_threadsafe()
             self.wrappers[name] = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
         wrapper = self.wrappers[name]
+        chain = self.transforms.setdefault(name, helpers[0].transforms)
         for agent, helper, helper_seed in zip(agents, helpers, seeds, strict=True):
             lanes = range(lane, lane + agent.n_envs)
             lane += agent.n_envs
             helper.bind(
                 name, agent, wrapper.create_communicator(agent, self._driver), lanes, self.buffers.get(name) if training else None,
-                np.random.default_rng(helper_seed), self.mode, self.sync,
+                np.random.default_rng(helper_seed), self.mode, self.sync, chain,
             )
             agent.helpers[name] = helper
             agent.learns = agent.learns or (training and helper.learns)
@@ -550,9 +553,9 @@ class Robot(Crew):
         if buffer is None or not len(buffer):
             return {}
         helpers = [agent.helpers[task] for agent in self.agents]
-        first = helpers[0]
+        first, done = helpers[0], None
         if isinstance(first, OffPolicyHelper):
-            rows = first.sample(batch_size)[0] if batch_size else first.rows_at(buffer.sample_indices(0))
+            rows, done = first.lesson(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)
         elif isinstance(first, OnPolicyHelper):
             if batch_size:
                 raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size out")
@@ -562,6 +565,8 @@ class Robot(Crew):
             raise ValueError(f"update: task {task!r} has a {type(first).__name__}; expected OffPolicyHelper or OnPolicyHelper, or call helper.learn()")
         result = self.tasks[task].learn(rows)
         self.wrappers[task].trainings.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
+        if done is not None:
+            done(result)
         return result
 
     def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None, n_agents: int | None = None) -> Episodes:
@@ -598,7 +603,7 @@ class Robot(Crew):
         sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
         # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
         sequence = np.random.SeedSequence(entropy=sequence.entropy, spawn_key=sequence.spawn_key)
-        crew = Crew(self.tasks, source, self._make_agent, n, sequence, "cooperative", True, "test", "evaluator")
+        crew = Crew(self.tasks, source, self._make_agent, n, sequence, "cooperative", True, "test", "evaluator", self.transforms)
         crew._borrowed = borrowed
         return crew
 
@@ -697,6 +702,7 @@ class Robot(Crew):
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
         out: dict[str, Any] = {f"task.{name}": task.state_dict() for name, task in self.tasks.items()}
         out |= {f"buffer.{name}": buffer.state_dict() for name, buffer in self.buffers.items()}
+        out |= {f"transforms.{name}": chain.state_dict() for name, chain in self.transforms.items() if len(chain)}
         out["agents"] = {str(agent.index): agent.state_dict() for agent in self.agents}
         out["counters"] = {
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
@@ -712,6 +718,7 @@ class Robot(Crew):
             ValueError: tasks, agents, buffers or shapes differ; the message names the first difference.
         """
         expected = {f"task.{n}" for n in self.tasks} | {f"buffer.{n}" for n in self.buffers} | {"agents", "counters"}
+        expected |= {f"transforms.{n}" for n, chain in self.transforms.items() if len(chain)}
         if state.keys() != expected:
             raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it was saved")
         if state["agents"].keys() != {str(agent.index) for agent in self.agents}:
@@ -722,6 +729,9 @@ class Robot(Crew):
             task.load_state_dict(state[f"task.{name}"])
         for name, buffer in self.buffers.items():
             buffer.load_state_dict(state[f"buffer.{name}"])
+        for name, chain in self.transforms.items():
+            if len(chain):
+                chain.load_state_dict(state[f"transforms.{name}"])
         for agent in self.agents:
             agent.load_state_dict(state["agents"][str(agent.index)])
             agent.fresh = True

@@ -111,7 +111,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             fresh = known & (self.serials(np.where(known, given, 0)) == serials) & (serials >= 0)
             stale = int((~fresh).sum())
             given, values = given[fresh], values[fresh]
-        positions = self._positions(given)
+        positions = self.positions(given)
         if positions.size:
             self._set(positions.ravel(), values.ravel() ** self.alpha)
             self.max_priority = max(self.max_priority, float(values.max()))
@@ -129,9 +129,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     # ---- drawing and reading
 
-    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0) -> Positions:
+    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0, behind: int = 0) -> Positions:
         """As `ReplayBuffer.sample_indices`, but rows are drawn in proportion to their weights."""
-        drawn = super().sample_indices(n, rng, ahead)
+        drawn = super().sample_indices(n, rng, ahead, behind)
         self.batches_drawn += n is None or n > 0
         return drawn
 
@@ -160,7 +160,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return out
 
     def get(self, index: Any, key: str) -> Any:
-        return self._shaped(self._positions(index), ["weight"])["weight"] if key == "weight" else super().get(index, key)
+        return self._shaped(self.positions(index), ["weight"])["weight"] if key == "weight" else super().get(index, key)
 
     # ---- saving
 

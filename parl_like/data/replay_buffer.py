@@ -311,7 +311,7 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return self._ring.total
 
-    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0) -> Positions:
+    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0, behind: int = 0) -> Positions:
         """Positions of rows: n > 0 drawn with replacement; 0 all of them, lane after lane in time order.
 
         None draws as many as there are rows; n < 0, or an empty buffer, gives none. Here every row is as likely as the others.
@@ -320,6 +320,7 @@ class ReplayBuffer:
             n: How many.
             rng: Instead of the buffer's own generator.
             ahead: Rows that must follow a drawn one, unless its episode ends before.
+            behind: Rows before a drawn one that must not have been overwritten; at least `stack_num` − 1.
 
         Raises:
             ValueError: no row has its whole stack of frames, or enough rows after it.
@@ -329,15 +330,18 @@ class ReplayBuffer:
         if n < 0 or not total:
             return np.empty(0, np.int64)
         if n == 0:
-            rows = np.concatenate([self._in_order(lane) for lane in range(self.n_lanes)])
+            rows = np.concatenate([self.lane_positions(lane) for lane in range(self.n_lanes)])
             if self.sample_avail:
-                rows = rows[self._ring.whole(rows, self.stack_num, ahead, True)]
+                rows = rows[self._whole(rows, ahead, behind)]
             return rows
         rng = self.rng if rng is None else rng
         drawn = self._draw(n, rng)
-        if ahead or self.stack_num > 1:
-            self._redraw(drawn, rng, ahead)
+        if ahead or behind or self.stack_num > 1:
+            self._redraw(drawn, rng, ahead, behind)
         return drawn
+
+    def _whole(self, positions: Positions, ahead: int, behind: int) -> Array:
+        return self._ring.whole(positions, max(self.stack_num, behind + 1), ahead, self.sample_avail)
 
     def _draw(self, n: int, rng: np.random.Generator) -> Positions:
         total = len(self)
@@ -351,21 +355,21 @@ class ReplayBuffer:
         positions: Positions = drawn - before[lane] + lane * self.lane_size
         return positions
 
-    def _redraw(self, drawn: Positions, rng: np.random.Generator, ahead: int) -> None:
+    def _redraw(self, drawn: Positions, rng: np.random.Generator, ahead: int, behind: int) -> None:
         """Replaces drawn rows that cannot be had whole. Those that can keep their shares, as if the others weighed nothing."""
-        bad = np.flatnonzero(~self._ring.whole(drawn, self.stack_num, ahead, self.sample_avail))
-        for attempt in range(64):
+        bad = np.flatnonzero(~self._whole(drawn, ahead, behind))
+        for _ in range(8):
             if not len(bad):
                 return
-            if attempt == 8:
-                rows = self.sample_indices(0)
-                if not self._ring.whole(rows, self.stack_num, ahead, self.sample_avail).any():
-                    raise ValueError(f"{self!r}: none of {len(rows)} rows has {self.stack_num} frames and {ahead} rows after it; add rows first")
             drawn[bad] = self._draw(len(bad), rng)
-            bad = bad[~self._ring.whole(drawn[bad], self.stack_num, ahead, self.sample_avail)]
-        rows = self.sample_indices(0)
-        rows = rows[self._ring.whole(rows, self.stack_num, ahead, self.sample_avail)]
-        drawn[bad] = rng.choice(rows, len(bad), p=self._shares(rows))
+            bad = bad[~self._whole(drawn[bad], ahead, behind)]
+        if len(bad):  # they are rare, so all are looked for
+            rows = self.sample_indices(0)
+            whole = rows[self._whole(rows, ahead, behind)]
+            if not len(whole):
+                raise ValueError(f"{self!r}: none of {len(rows)} rows has {max(self.stack_num - 1, behind)} rows before it and {ahead} after it; "
+                                 "add rows first")
+            drawn[bad] = rng.choice(whole, len(bad), p=self._shares(whole))
 
     def _shares(self, rows: Positions) -> Array | None:
         """Probabilities of rows among themselves; None: equal."""
@@ -384,12 +388,12 @@ class ReplayBuffer:
 
     def prev(self, index: Any) -> Positions:
         """The row before, within the episode; an episode's first row and the oldest row of a lane are their own."""
-        positions = self._positions(index)
+        positions = self.positions(index)
         return self._ring.prev(positions.ravel()).reshape(positions.shape)
 
     def next(self, index: Any) -> Positions:
         """The row after, within the episode; a row that ends one and the newest row of a lane are their own."""
-        positions = self._positions(index)
+        positions = self.positions(index)
         return self._ring.next(positions.ravel()).reshape(positions.shape)
 
     def unfinished_index(self) -> Positions:
@@ -399,7 +403,7 @@ class ReplayBuffer:
 
     def episode_start(self, lane: int) -> int:
         """Position of the first row of the lane's newest episode, ended or not, that is still kept; −1 where the lane is empty."""
-        order = self._in_order(lane)
+        order = self.lane_positions(lane)
         if not len(order):
             return -1
         ends = np.flatnonzero(self._done(order[:-1]))
@@ -472,11 +476,11 @@ class ReplayBuffer:
         Raises:
             IndexError: a position that holds no row.
         """
-        return self._batch(self._positions(index))
+        return self._batch(self.positions(index))
 
     def get(self, index: Any, key: str) -> Any:
         """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
-        return self._read(key, self._positions(index))
+        return self._read(key, self.positions(index))
 
     def take(self, positions: Positions, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Rows as they are stored, flat: dotted name -> [N, …], a copy. Positions are not checked; `names` None is every stored field."""
@@ -551,7 +555,7 @@ class ReplayBuffer:
         first, count = lane * self.lane_size, int(self._ring.count[lane])
         if count < self.lane_size or self._ring.cursor[lane] == first:
             return {name: column[first : first + count] for name, column in self.columns.items()}
-        return self.take(self._in_order(lane))
+        return self.take(self.lane_positions(lane))
 
     @property
     def done(self) -> Array:
@@ -783,7 +787,7 @@ class ReplayBuffer:
         """Positions that hold a row, in storage order."""
         return np.concatenate([lane * self.lane_size + np.arange(count) for lane, count in enumerate(self._ring.count.tolist())])
 
-    def _in_order(self, lane: int) -> Positions:
+    def lane_positions(self, lane: int) -> Positions:
         """Positions of a lane, oldest row first."""
         first, count = lane * self.lane_size, int(self._ring.count[lane])
         oldest = int(self._ring.cursor[lane]) - first if count == self.lane_size else 0
@@ -797,7 +801,7 @@ class ReplayBuffer:
     def _done(self, positions: Any) -> Any:
         return self.columns["terminated"][positions] | self.columns["truncated"][positions]
 
-    def _positions(self, index: Any) -> Positions:
+    def positions(self, index: Any) -> Positions:
         """A checked index as positions: of any shape, () for an integer."""
         if isinstance(index, slice):
             return self.sample_indices(0)[index]

@@ -162,6 +162,11 @@ class Transforms:
         for transform in self._chain:
             transform.update = value
 
+    @property
+    def behind(self) -> int:
+        """Rows before a sampled one that replay reads from the buffer."""
+        return max((transform.stack - 1 for transform in self._chain if isinstance(transform, FrameStacker)), default=0)
+
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
         """The observation space that the model sees, given the environment's."""
         for transform in self._chain:

@@ -246,7 +246,9 @@ class CooperativeDriver:
             if choice is not None:
                 self._serve(choice)
             elif not self._train_round():
-                return
+                break
+        for wrapper in self.wrappers:
+            wrapper.predictions.passed = wrapper.trainings.passed = 1  # as in a robot that is made anew and loads this moment
 
     def reopen(self) -> None:
         """Takes requests again after a stop."""

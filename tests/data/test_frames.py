@@ -117,9 +117,9 @@ def test_lanes_smaller_than_the_stack_are_refused(options):
 def test_a_buffer_without_a_whole_row_says_so():
     buffer = ReplayBuffer(9, stack_num=4, sample_avail=True)
     buffer.add(dict(obs=0, act=0, rew=0.0, terminated=False, truncated=False, obs_next=1))
-    with pytest.raises(ValueError, match="none of 0 rows has 4 frames and 0 rows after it"):
+    with pytest.raises(ValueError, match="none of 0 rows has 3 rows before it and 0 after it"):
         buffer.sample(5)
-    with pytest.raises(ValueError, match="1 frames and 3 rows after it; add rows first"):
+    with pytest.raises(ValueError, match="none of 3 rows has 0 rows before it and 3 after it; add rows first"):
         ReplayBuffer.sample_indices(plain(3), 5, ahead=3)
 
 
@@ -133,6 +133,8 @@ def plain(n):
 def test_rows_with_enough_followers_are_drawn():
     buffer = plain(7)
     assert set(buffer.sample_indices(300, ahead=3).tolist()) == {0, 1, 2, 3}
+    full = plain(12)  # 9 slots: 9, 10, 11 and then 3, …
+    assert set(full.sample_indices(300, behind=2).tolist()) == {5, 6, 7, 8, 0, 1, 2}
     buffer.truncate_open(0)  # nothing follows an end, so nothing is missing
     assert set(buffer.sample_indices(300, ahead=3).tolist()) == set(range(7))
 
