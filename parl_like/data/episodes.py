@@ -1,0 +1,581 @@
+"""EpisodeBuffer: whole episodes, of any number. CachedReplayBuffer: a ReplayBuffer that only takes whole episodes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parl_like.batch import Batch
+from parl_like.data.replay_buffer import FLAGS, Positions, Random, ReplayBuffer
+from parl_like.spec import Array, Spec
+
+__all__ = ["CachedReplayBuffer", "EpisodeBuffer"]
+
+FEW = 16
+"""Rows that memory which grows begins with."""
+
+
+class _ByEpisode(ABC):
+    """The writing calls of ReplayBuffer, for a buffer that takes an episode as a whole: its rows wait, lane by lane, for its end.
+
+    Args:
+        kept: Takes the finished episodes, and knows the fields.
+        n_lanes: Environments that write here.
+        longest: Rows of an episode at most; None: any number.
+    """
+
+    def __init__(self, kept: ReplayBuffer, n_lanes: int, longest: int | None) -> None:
+        self.n_lanes, self._kept, self._longest = n_lanes, kept, longest
+        # A lane begins anew with every episode, so an open episode is always the whole of its lane, and never wraps.
+        self._open = ReplayBuffer(n_lanes * min(FEW, longest or FEW), n_lanes)
+        self._open._use(kept.specs)
+        self._lengths: Positions = np.zeros(n_lanes, np.int64)
+        self._stage: ReplayBuffer | None = None
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """The fields, in the order in which `push` takes their values; () before the first row."""
+        return self._open.specs
+
+    @property
+    def open_rows(self) -> Positions:
+        """[n_lanes] int64: rows of each lane's open episode."""
+        return self._lengths.copy()
+
+    def allocate(self, specs: Sequence[Spec]) -> None:
+        """Declares the fields, see `ReplayBuffer.allocate`."""
+        for buffer in (self._kept, self._open):
+            buffer.allocate(specs)
+
+    def push(self, lane: int, values: tuple[Any, ...]) -> int:
+        """Writes one row: `values` in the order of `specs`. Returns its position if it ends its episode, else −1.
+
+        Raises:
+            SpecError: a value does not fit. ValueError: no such lane, `allocate` was not called, or the episode is too long. The
+                buffer is as before.
+        """
+        if 0 <= lane < self.n_lanes and self._lengths[lane] == self._open.lane_size:
+            self._make_room(np.array([lane]))
+        at = self._open.push(lane, values)
+        self._lengths[lane] += 1
+        if not any(self._open.columns[name][at] for name in FLAGS):
+            return -1
+        return int(self._now(np.array(self._finish(lane)[3])))
+
+    def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
+        """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as `push`.
+
+        Raises:
+            SpecError, ValueError: as `push`; nothing is written.
+        """
+        into = self._open._lanes(lanes)
+        if _repeat(into):  # rows are written one by one then, so all are checked before the first
+            stage = self._staged(len(into))
+            stage.push_rows(np.arange(len(into)), values)
+            values = [stage.columns[spec.name] for spec in self.specs]
+            self._check_lengths(into, values, self.specs)
+        return self._now(self._write(into, values)[0])
+
+    def add(
+        self, batch: Batch | Mapping[str, Any], lanes: Sequence[int] | Positions | None = None
+    ) -> tuple[Positions, Array, Positions, Positions]:
+        """Writes rows as `ReplayBuffer.add` does: fields are inferred, late and missing ones are zero.
+
+        Returns:
+            Position of the row, return and length of its episode, and position of the episode's first row where the row ends its
+            episode; −1, 0, 0 and −1 where it waits. Each [k], the return of a vector reward [k, …]. Return and length count all
+            rows of the episode, however they were written.
+
+        Raises:
+            SpecError: a value does not fit its field, or is no number.
+            ValueError: a required field is missing, no such lane, wrong number of rows, or the episode is too long. The buffer is
+                as before.
+        """
+        into = np.arange(self.n_lanes) if lanes is None else self._open._lanes(lanes)
+        k = len(into)
+        self._open._use(self._kept.specs)  # perhaps it has learned some from somebody else
+        stage = self._staged(k)
+        stage.add(batch, None if lanes is None and self.n_lanes == 1 else np.arange(k))
+        values = [stage.columns[spec.name][:k] for spec in stage.specs]
+        self._check_lengths(into, values, stage.specs)
+        for buffer in (self._kept, self._open):
+            buffer._use(stage.specs, stage._empty_keys)
+        positions, returns, lengths, starts = self._write(into, values)
+        return self._now(positions), returns, lengths, self._now(starts)
+
+    def truncate_open(self, lane: int) -> bool:
+        """Ends the open episode of a lane: its newest row becomes truncated. Returns whether there was one.
+
+        Raises:
+            ValueError: no such lane.
+        """
+        if not self._open.truncate_open(lane):
+            return False
+        self._finish(lane)
+        return True
+
+    def clear_lane(self, lane: int) -> None:
+        """Drops the open episode of a lane; finished ones belong to no lane, and stay.
+
+        Raises:
+            ValueError: no such lane.
+        """
+        self._open.clear_lane(lane)
+        self._lengths[lane] = 0
+
+    def add_lanes(self, n: int) -> None:
+        """`n` more lanes without an open episode."""
+        self._open.add_lanes(n)
+        self.n_lanes += n
+        self._lengths = np.append(self._lengths, np.zeros(n, np.int64))
+
+    # ---- inside
+
+    @abstractmethod
+    def _keep(self, lane: int, values: tuple[Array, ...], n: int) -> tuple[int, int]:
+        """Takes a finished episode of n rows, `values` in the order of `_kept.specs`; returns where its first and last row are."""
+
+    def _now(self, places: Positions) -> Positions:
+        """Positions that rows have now, of what `_keep` returned earlier in the same call."""
+        return places
+
+    def _staged(self, k: int) -> ReplayBuffer:
+        """k lanes of one row. Rows are written there first where they are to be checked and converted before anything changes here."""
+        stage = self._stage
+        if stage is None or stage.n_lanes != max(k, 1) or stage.specs != self.specs:
+            self._stage = stage = ReplayBuffer(max(k, 1), max(k, 1), rew_dtype=self._kept.rew_dtype)
+            stage._use(self.specs)
+        return stage
+
+    def _check_lengths(self, lanes: Positions, values: Sequence[Array], specs: Sequence[Spec]) -> None:
+        if self._longest is None:
+            return
+        done = np.logical_or(*(values[i] for i, spec in enumerate(specs) if spec.name in FLAGS))
+        lengths = self._lengths.copy()
+        for lane, ends in zip(lanes.tolist(), done.tolist(), strict=True):
+            if lengths[lane] == self._longest:
+                raise self._too_long(lane)
+            lengths[lane] = 0 if ends else lengths[lane] + 1
+
+    def _too_long(self, lane: int) -> ValueError:
+        return ValueError(f"{self!r}: the open episode of lane {lane} has {self._longest} rows, as many as it may; "
+                          f"build the buffer with a larger max_episode_length, or end the episode first: truncate_open({lane})")
+
+    def _make_room(self, lanes: Positions) -> None:
+        """For one more row in each of the lanes."""
+        opened, most = self._open, int(self._lengths[lanes].max(initial=0))
+        if most < opened.lane_size:
+            return
+        if most == self._longest:
+            raise self._too_long(int(lanes[self._lengths[lanes].argmax()]))
+        self._open = self._reopened(min(2 * opened.lane_size, self._longest or 2 * opened.lane_size), opened.specs)
+
+    def _reopened(self, lane_size: int, specs: Sequence[Spec]) -> ReplayBuffer:
+        """The open rows in lanes of another size, or with fewer fields."""
+        opened = ReplayBuffer(self.n_lanes * lane_size, self.n_lanes)
+        opened._use(specs)
+        for lane in np.flatnonzero(self._lengths).tolist():
+            rows = self._open.lane_rows(lane)
+            opened.push_rows(np.full(self._lengths[lane], lane), [rows[spec.name] for spec in specs])
+        return opened
+
+    def _write(self, lanes: Positions, values: Sequence[Any]) -> tuple[Positions, Array, Positions, Positions]:
+        """`add` for values that fit; of a lane that is named several times, row by row."""
+        if _repeat(lanes):
+            parts = [self._write(lanes[i : i + 1], [value[i : i + 1] for value in values]) for i in range(len(lanes))]
+            positions, returns, lengths, starts = (np.concatenate(column) for column in zip(*parts, strict=True))
+            return positions, returns, lengths, starts
+        self._make_room(lanes)
+        at = self._open.push_rows(lanes, values)
+        self._lengths[lanes] += 1
+        shape = next((spec.shape for spec in self.specs if spec.name == "rew"), ())
+        returns, lengths = np.zeros((len(lanes), *shape)), np.zeros(len(lanes), np.int64)
+        starts, positions = np.full((2, len(lanes)), -1, np.int64)
+        ends = np.logical_or(*(self._open.columns[name][at] for name in FLAGS))
+        for i in np.flatnonzero(ends).tolist():
+            returns[i], lengths[i], starts[i], positions[i] = self._finish(int(lanes[i]))
+        return positions, returns, lengths, starts
+
+    def _finish(self, lane: int) -> tuple[Any, int, int, int]:
+        """Moves the episode of a lane to the finished ones; returns its return, its length, and where its first and last row are."""
+        n, rows = int(self._lengths[lane]), self._open.lane_rows(lane)
+        total = rows["rew"].sum(0, np.float64) if "rew" in rows else 0.0
+        # A field that `_kept` has learned from somebody else meanwhile is missing here, so it is zero.
+        values = tuple(rows[spec.name] if spec.name in rows else spec.zeros(n) for spec in self._kept.specs)
+        first, last = self._keep(lane, values, n)
+        self.clear_lane(lane)
+        return total, n, first, last
+
+    def _load_open(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> ReplayBuffer:
+        """Checks a saved state against what this buffer was built with, and returns its open rows; nothing has changed yet."""
+        for key, value in own.items():
+            if state[key] != value:
+                raise ValueError(f"{self!r}: the saved {key} is {state[key]}, this buffer's {value}; build it with the saved one")
+        opened = ReplayBuffer(state["open"]["size"], self.n_lanes)
+        opened.load_state_dict(state["open"])
+        if opened.specs[: len(self.specs)] != self.specs:
+            raise ValueError(f"{self!r}: the saved fields are {_words(opened.specs)}, this buffer's {_words(self.specs)}; load into a new one")
+        return opened
+
+    def _set_open(self, opened: ReplayBuffer, count: Sequence[int]) -> None:
+        self._open, self._lengths, self._stage = opened, np.array(count, np.int64), None
+
+
+class EpisodeBuffer(_ByEpisode):
+    """Whole episodes, oldest first, as many as there are or as the bounds allow.
+
+    Rows are written as into a ReplayBuffer. Those of an open episode wait in their lane, unseen; with its last row an episode joins
+    the finished ones. Where a bound would be passed, the oldest episodes go, whole; the newest one stays however long it is.
+
+    A *position* is the place of a row among the rows of finished episodes, 0 … len(buffer) − 1, oldest first; it holds until the
+    next write or pop. `serials` turns positions into numbers that hold for ever. Nothing is locked.
+
+    Args:
+        max_rows: Rows of finished episodes; None: any number.
+        max_episodes: Finished episodes; None: any number.
+        n_lanes: Environments that write here, each with an open episode of its own.
+        rng: Generator, or what seeds one; None seeds with 0, so that runs repeat.
+        rew_dtype: Of the reward where `add` infers the specs.
+
+    Attributes:
+        dropped: Rows of finished episodes that are here no longer.
+
+    Raises:
+        ValueError: a number is below 1.
+    """
+
+    def __init__(
+        self, max_rows: int | None = None, max_episodes: int | None = None, n_lanes: int = 1, rng: Random = None,
+        *, rew_dtype: npt.DTypeLike = np.float64,
+    ) -> None:  # fmt: skip
+        if min(n_lanes, *(bound for bound in (max_rows, max_episodes, 1) if bound is not None)) < 1:
+            raise ValueError(f"EpisodeBuffer: max_rows is {max_rows}, max_episodes {max_episodes}, n_lanes {n_lanes}; expected all at least 1")
+        # Slots before _first held episodes that are gone. A slot is written once: full memory is left for another, so views last.
+        super().__init__(ReplayBuffer(FEW, rew_dtype=rew_dtype), n_lanes, None)
+        self._first = 0
+        self.max_rows, self.max_episodes = max_rows, max_episodes
+        self.rng = np.random.default_rng(0 if rng is None else rng)
+        self.dropped = 0
+        self._spans: deque[tuple[int, int]] = deque()  # serials of each episode's first row, and of the row after its last
+
+    # ---- writing
+
+    def _keep(self, lane: int, values: tuple[Array, ...], n: int) -> tuple[int, int]:
+        while self._spans and (
+            (self.max_rows is not None and len(self) + n > self.max_rows)
+            or (self.max_episodes is not None and self.n_episodes >= self.max_episodes)
+        ):
+            self._drop()
+        if len(self._kept) + n > self._kept.capacity:
+            self._kept, self._first = self._packed(max(FEW, 2 * (len(self) + n)), self.specs), 0
+        start = self.dropped + len(self)
+        self._kept.push_rows(np.zeros(n, np.int64), values)
+        self._spans.append((start, start + n))
+        return start, start + n - 1
+
+    def _now(self, places: Positions) -> Positions:
+        return np.asarray(np.maximum(places - self.dropped, -1))
+
+    def _drop(self) -> None:
+        start, stop = self._spans.popleft()
+        self.dropped, self._first = stop, self._first + stop - start
+
+    def _packed(self, size: int, specs: Sequence[Spec]) -> ReplayBuffer:
+        """The finished rows in new memory."""
+        packed = ReplayBuffer(size, rew_dtype=self._kept.rew_dtype)
+        packed._use(specs, self._kept._empty_keys)
+        if len(self):
+            old, rows = self._kept.columns, slice(self._first, self._first + len(self))
+            packed.push_rows(np.zeros(len(self), np.int64), [old[spec.name][rows] for spec in specs])
+        return packed
+
+    def pop(self) -> Batch:
+        """Removes the oldest episode and returns it, as `episode` does.
+
+        Raises:
+            IndexError: there is none.
+        """
+        oldest = self.episode(0)
+        self._drop()
+        return oldest
+
+    def pop_all(self) -> list[Batch]:
+        """Removes all finished episodes and returns them, oldest first, as `episode` does. Open ones go on."""
+        return [self.pop() for _ in range(self.n_episodes)]
+
+    def reset(self) -> None:
+        """Drops all episodes, open ones too; the fields and the generator stay."""
+        self.pop_all()
+        for lane in range(self.n_lanes):
+            self.clear_lane(lane)
+
+    def remove(self, name: str) -> None:
+        """Removes a field, or a group of nested ones, from all rows.
+
+        Raises:
+            KeyError: no such field. ValueError: it is `terminated` or `truncated`, which episodes are told by.
+        """
+        if name in FLAGS:
+            raise ValueError(f"{self!r}: {name!r} cannot be removed; episodes are told apart by it")
+        specs = [spec for spec in self.specs if spec.name != name and not spec.name.startswith(name + ".")]
+        if len(specs) == len(self.specs):
+            raise KeyError(f"{self!r} has no field {name!r}")
+        self._kept, self._first = self._packed(self._kept.capacity, specs), 0
+        self._open = self._reopened(self._open.lane_size, specs)
+
+    # ---- reading
+
+    def __len__(self) -> int:
+        """Rows of finished episodes."""
+        return len(self._kept) - self._first
+
+    @property
+    def n_episodes(self) -> int:
+        """Finished episodes."""
+        return len(self._spans)
+
+    def episode(self, index: int) -> Batch:
+        """A finished episode, 0 the oldest and −1 the newest: read-only views [T, …] that never change, whatever is written later.
+
+        Raises:
+            IndexError: no such episode.
+        """
+        if not -self.n_episodes <= index < self.n_episodes:
+            raise IndexError(f"{self!r}: there is no finished episode {index}; ask n_episodes")
+        start, stop = (serial - self.dropped + self._first for serial in self._spans[index])
+        flat = {name: column[start:stop] for name, column in self._kept.columns.items()}
+        flat["done"] = flat["terminated"] | flat["truncated"]
+        for view in flat.values():
+            view.flags.writeable = False
+        batch = Batch.nest(flat)
+        for key in self._kept._empty_keys:
+            if key not in batch:
+                batch[key] = Batch()
+        return batch
+
+    @property
+    def episodes(self) -> list[Batch]:
+        """The finished episodes, oldest first, each as from `episode`."""
+        return [self.episode(i) for i in range(self.n_episodes)]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows as a Batch, copies: a slice, an integer, integers of any shape or a mask [len(buffer)]. A name: that column.
+
+        Raises:
+            IndexError: a position that holds no row. KeyError: no such field.
+        """
+        return self.get(slice(None), index) if isinstance(index, str) else self._kept[self._slots(index)]
+
+    def get(self, index: Any, key: str) -> Any:
+        """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
+        return self._kept.get(self._slots(index), key)
+
+    def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Rows flat, see `ReplayBuffer.gather`."""
+        return self._kept.gather(positions + self._first, None if last is None else last + self._first, names)
+
+    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None) -> Positions:
+        """Positions of rows, int64 [n]: n > 0 uniform over the rows, with replacement; 0 all of them, in order.
+
+        None draws as many as there are rows; n < 0, or a buffer without a finished episode, gives none.
+        """
+        n = len(self) if n is None else n
+        if n < 0 or not len(self):
+            return np.empty(0, np.int64)
+        return self._draw(n, len(self), rng) if n else np.arange(len(self))
+
+    def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
+        """Rows as `sample_indices` chooses them, leaves [n, …], and their positions: `batch == buffer[indices]`.
+
+        Raises:
+            ValueError: n > 0 and there is no finished episode.
+        """
+        self._check_sample(n, "rows")
+        indices = self.sample_indices(n, rng)
+        return self._kept[indices + self._first], indices
+
+    def sample_episodes(self, n: int, rng: np.random.Generator | None = None) -> list[Batch]:
+        """n episodes, each of them as likely as any other whatever its length, with replacement; as from `episode`.
+
+        Raises:
+            ValueError: n > 0 and there is no finished episode.
+        """
+        self._check_sample(n, "episodes")
+        return [self.episode(i) for i in self._draw(n, self.n_episodes, rng).tolist()]
+
+    def sample_sequences(self, n: int, length: int, rng: np.random.Generator | None = None, burn_in: int = 0) -> tuple[Batch, Array]:
+        """Pieces of episodes, from a row drawn uniformly on: leaves [n, burn_in + length, …], and a mask [n, burn_in + length] bool.
+
+        The mask is False where the episode has no such row; there the nearest one stands. `sequences` is the same for given rows.
+
+        Raises:
+            ValueError: n > 0 and there is no finished episode, or length < 1, or burn_in < 0.
+        """
+        self._check_sample(n, "sequences")
+        rows, real = self.sequences(self.sample_indices(n, rng), length, burn_in)
+        return self._kept[rows + self._first], real
+
+    def sequences(self, indices: Positions, length: int, burn_in: int = 0) -> tuple[Positions, Array]:
+        """See `ReplayBuffer.sequences`."""
+        rows, real = self._kept.sequences(indices + self._first, length, burn_in)
+        return rows - self._first, real
+
+    def n_step(self, indices: Positions, n: int) -> dict[str, Array]:
+        """See `ReplayBuffer.n_step`."""
+        out = self._kept.n_step(indices + self._first, n)
+        return {**out, "last_index": out["last_index"] - self._first}
+
+    def serials(self, positions: Positions) -> Positions:
+        """The numbers of rows among all rows of episodes that ever finished here, from 0."""
+        return positions + self.dropped
+
+    def _draw(self, n: int, total: int, rng: np.random.Generator | None) -> Positions:
+        drawn: Positions = ((self.rng if rng is None else rng).random(n) * total).astype(np.int64)  # as ReplayBuffer draws
+        return drawn
+
+    def _check_sample(self, n: int | None, what: str) -> None:
+        if n is not None and n > 0 and not self._spans:
+            raise ValueError(f"{self!r}: cannot sample {n} {what} without a finished episode; ask n_episodes first")
+
+    def _slots(self, index: Any) -> Positions:
+        if isinstance(index, slice):
+            return np.arange(len(self))[index] + self._first
+        array = np.asarray(index)
+        if array.dtype == np.bool_ and array.shape == (len(self),):
+            array = np.flatnonzero(array)
+        if array.size and array.dtype.kind not in "iu":
+            raise IndexError(f"{self!r}: index {index!r}; expected a slice, integers, a mask of {len(self)} bools, or a name")
+        wrong = array[(array < 0) | (array >= len(self))]
+        if wrong.size:
+            raise IndexError(f"{self!r}: position {wrong.flat[0]} holds no row; positions are 0 to {len(self) - 1}")
+        return array.astype(np.int64) + self._first
+
+    def __repr__(self) -> str:
+        return (f"EpisodeBuffer(episodes={self.n_episodes} of {self.max_episodes or 'any'}, rows={len(self)} of {self.max_rows or 'any'}, "
+                f"open={np.count_nonzero(self._lengths)} in {self.n_lanes} lanes, fields={_words(self.specs)})")
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
+        return {
+            "max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes, "dropped": self.dropped,
+            "lengths": [stop - start for start, stop in self._spans], "rows": self._packed(max(len(self), 1), self.specs).state_dict(),
+            "open": self._open.state_dict(), "rng": self.rng.bit_generator.state,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` gave. This buffer may have no fields yet, or the first of those saved.
+
+        Raises:
+            ValueError: other bounds, number of lanes, kind of generator or fields, or lengths that are not those of the rows; the
+                buffer is as before.
+        """
+        own = {"max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes}
+        opened = self._load_open(state, own)
+        kind = type(self.rng.bit_generator).__name__
+        if state["rng"]["bit_generator"] != kind:
+            raise ValueError(f"{self!r}: saved with a {state['rng']['bit_generator']} generator, this one has {kind}; use that kind")
+        kept = ReplayBuffer(state["rows"]["size"], rew_dtype=self._kept.rew_dtype)
+        kept.load_state_dict(state["rows"])
+        ends = np.cumsum([0, *state["lengths"]], dtype=np.int64)
+        if ends[-1] != len(kept):
+            raise ValueError(f"{self!r}: the saved lengths of episodes make {ends[-1]} rows, but {len(kept)} are there; the file is damaged")
+        self._set_open(opened, state["open"]["count"])
+        self._kept, self._first, self.dropped = kept, 0, state["dropped"]
+        serials = (ends + self.dropped).tolist()
+        self._spans = deque(zip(serials[:-1], serials[1:], strict=True))
+        self.rng.bit_generator.state = state["rng"]
+
+
+class CachedReplayBuffer(_ByEpisode):
+    """A ReplayBuffer whose episodes lie whole: rows wait in a cache of their own until their episode ends, then go to `main` as one.
+
+    So one lane of `main` serves many environments, and no episode is drawn from before it is over. Whatever is not defined here is
+    `main`'s: sampling, reading, priorities.
+
+    An episode may not have more than `max_episode_length` rows: the row after them is refused and the episode stays as it is. It is
+    not cut in silence, because a cut is a truncation that no environment reported; `truncate_open` makes one where it is wanted.
+
+    Args:
+        main: Any ReplayBuffer, with one lane for all, or with `n_lanes` lanes, one for each environment. It may hold rows, but no
+            open episode.
+        n_lanes: Environments that write here.
+        max_episode_length: At least 1 and at most `main.lane_size`, which None stands for. The cache grows as episodes need it.
+
+    Raises:
+        ValueError: another number of lanes, a length out of its bounds, or `main` has an open episode.
+    """
+
+    def __init__(self, main: ReplayBuffer, n_lanes: int, max_episode_length: int | None = None) -> None:
+        longest = main.lane_size if max_episode_length is None else max_episode_length
+        if n_lanes < 1 or main.n_lanes not in (1, n_lanes):
+            raise ValueError(f"CachedReplayBuffer: {n_lanes} lanes cannot go into {main!r}; give main one lane, or as many as here")
+        if not 1 <= longest <= main.lane_size:
+            raise ValueError(f"CachedReplayBuffer: max_episode_length is {longest}; expected 1 to {main.lane_size}, the rows of a lane of main")
+        unfinished = main.unfinished_index()
+        if len(unfinished):
+            lane = int(unfinished[0]) // main.lane_size
+            raise ValueError(f"CachedReplayBuffer: lane {lane} of {main!r} has an open episode; end it first: main.truncate_open({lane})")
+        super().__init__(main, n_lanes, longest)
+        self.max_episode_length = longest
+
+    @property
+    def main(self) -> ReplayBuffer:
+        return self._kept
+
+    def _keep(self, lane: int, values: tuple[Array, ...], n: int) -> tuple[int, int]:
+        positions = self.main.push_rows(np.full(n, lane if self.main.n_lanes > 1 else 0), values)
+        return int(positions[0]), int(positions[-1])
+
+    def add_lanes(self, n: int) -> None:
+        super().add_lanes(n)
+        if self.main.n_lanes > 1:
+            self.main.add_lanes(n)
+
+    def reset(self) -> None:
+        """Drops all rows, also of `main`; the fields and the generator stay."""
+        self.main.reset()
+        for lane in range(self.n_lanes):
+            self.clear_lane(lane)
+
+    def __len__(self) -> int:
+        return len(self.main)
+
+    def __getitem__(self, index: Any) -> Batch:
+        return self.main[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also what pickle asks for before there is a main
+            raise AttributeError(f"CachedReplayBuffer has no {name!r}")
+        return getattr(self._kept, name)
+
+    def __repr__(self) -> str:
+        return f"CachedReplayBuffer(open={np.count_nonzero(self._lengths)} in {self.n_lanes} lanes, main={self.main!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
+        return {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length, "main": self.main.state_dict(), "open": self._open.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` gave.
+
+        Raises:
+            ValueError: another number of lanes or longest episode, or `main` refuses its part; the buffer is as before.
+        """
+        opened = self._load_open(state, {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length})
+        self.main.load_state_dict(state["main"])
+        self._set_open(opened, state["open"]["count"])
+
+
+def _repeat(lanes: Positions) -> bool:
+    return len(lanes) > 1 and len(set(lanes.tolist())) < len(lanes)
+
+
+def _words(specs: Sequence[Spec]) -> str:
+    return ", ".join(f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs) or "none yet"
