@@ -301,10 +301,10 @@ cdef class Ring:
         return self.advance(lane)
 
     def push_rows(self, into, tuple values):
-        """Writes row i of every array [k, ...] into lane `into[i]`, which must exist. Returns the positions [k].
+        """Writes row i of every array [k, ...] into lane `into[i]`. Returns the positions [k].
 
         Raises:
-            SpecError: a value does not fit; nothing is written. IndexError: another number of values.
+            SpecError: a value does not fit; nothing is written. IndexError: no such lane, or another number of values.
         """
         cdef const long long[::1] lanes = np.ascontiguousarray(into, np.int64)
         cdef RowBlock block = self.block
@@ -314,6 +314,8 @@ cdef class Ring:
         cdef Py_buffer views[MAX_FIELDS]
         if len(values) != block.n_fields:
             raise IndexError(f"Ring: {len(values)} values for fields {block.names}")
+        for i in range(n):
+            self.check_lane(lanes[i])
         positions = np.empty(n, np.int64)
         cdef long long[::1] at = positions
         held = list(values)  # keeps converted arrays alive
@@ -353,6 +355,53 @@ cdef class Ring:
             for f in range(opened):
                 PyBuffer_Release(&views[f])
         return positions
+
+    def first_empty(self, positions):
+        """Place of the first of `positions` that holds no row, or -1."""
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t i, capacity = self.n_lanes * self.lane_size
+        for i in range(at.shape[0]):
+            if at[i] < 0 or at[i] >= capacity or at[i] % self.lane_size >= self.counts[at[i] // self.lane_size]:
+                return i
+        return -1
+
+    def serials(self, positions):
+        """[N]: the numbers of rows in the history of their lane, from 0; negative where the position is no row's."""
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t i, n = at.shape[0], lane, age
+        out = np.full(n, -1, np.int64)
+        cdef long long[::1] to = out
+        for i in range(n):
+            if at[i] >= 0 and at[i] < self.n_lanes * self.lane_size:
+                lane = at[i] // self.lane_size
+                age = (self.cursors[lane] - 1 - at[i] + self.lane_size) % self.lane_size
+                if age < self.counts[lane]:
+                    to[i] = self.writes[lane] - 1 - age
+        return out
+
+    def count_episodes(self, into, positions, const double[::1] rew, const unsigned char[::1] done, double[::1] totals, long long[::1] lengths,
+                       long long[::1] starts):
+        """Adds row i, with reward `rew[i]`, to the open episode of lane `into[i]`; its books, [n_lanes] each, are written.
+
+        Returns:
+            [k] return and [k] length of the episode that ended with each row, 0 where it goes on; [k] where it began.
+        """
+        cdef const long long[::1] lanes = np.ascontiguousarray(into, np.int64), at = positions
+        cdef Py_ssize_t i, lane, n = lanes.shape[0]
+        out_return, out_length, out_start = np.zeros(n), np.zeros(n, np.int64), np.empty(n, np.int64)
+        cdef double[::1] to_return = out_return
+        cdef long long[::1] to_length = out_length, to_start = out_start
+        for i in range(n):
+            lane = lanes[i]
+            if not lengths[lane]:
+                starts[lane] = at[i]
+            lengths[lane] += 1
+            totals[lane] += rew[i]
+            to_start[i] = starts[lane]
+            if done[i]:
+                to_return[i], to_length[i] = totals[lane], lengths[lane]
+                totals[lane], lengths[lane] = 0, 0
+        return out_return, out_length, out_start
 
     # ---- along time
 

@@ -73,7 +73,7 @@ class _ByEpisode(ABC):
         Raises:
             SpecError, ValueError: as `push`; nothing is written.
         """
-        into = self._open._lanes(lanes)
+        into = self._open.check_lanes(lanes)
         if _repeat(into):  # rows are written one by one then, so all are checked before the first
             stage = self._staged(len(into))
             stage.push_rows(np.arange(len(into)), values)
@@ -96,7 +96,7 @@ class _ByEpisode(ABC):
             ValueError: a required field is missing, no such lane, wrong number of rows, or the episode is too long. The buffer is
                 as before.
         """
-        into = np.arange(self.n_lanes) if lanes is None else self._open._lanes(lanes)
+        into = np.arange(self.n_lanes) if lanes is None else self._open.check_lanes(lanes)
         k = len(into)
         self._open._use(self._kept.specs)  # perhaps it has learned some from somebody else
         stage = self._staged(k)

@@ -52,7 +52,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._trees()
 
     def _trees(self) -> None:
-        self._sum, self._min = SegmentTree(self.capacity), SegmentTree(self.capacity, "min")
+        self._sum = SegmentTree(self.capacity)
+        self._leaves = self._sum.nodes[len(self._sum.nodes) // 2 :][: self.capacity]  # the weights, a view
+        self._min: SegmentTree | None = None  # of normalised weights the smallest cancels
 
     @property
     def beta(self) -> float:
@@ -62,18 +64,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def push(self, lane: int, values: tuple[Any, ...]) -> int:
         position = super().push(lane, values)
-        self._sum[position] = self._min[position] = self.max_priority**self.alpha
+        self._set(position, self.max_priority**self.alpha)
         return position
 
     def _store(self, lanes: Positions, values: tuple[Any, ...]) -> Positions:
         positions = super()._store(lanes, values)
-        self._sum[positions] = self._min[positions] = self.max_priority**self.alpha
+        self._set(positions, self.max_priority**self.alpha)
         return positions
 
     def clear_lane(self, lane: int) -> None:
         super().clear_lane(lane)
-        positions = np.arange(lane * self.lane_size, (lane + 1) * self.lane_size)
-        self._sum[positions], self._min[positions] = 0.0, np.inf
+        self._set(np.arange(lane * self.lane_size, (lane + 1) * self.lane_size), 0.0)
 
     def add_lanes(self, n: int) -> None:
         weights, before = self._sum.values, self.capacity
@@ -99,21 +100,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             ValueError: a negative or infinite priority, or NaN. IndexError: a position that holds no row. The buffer is as before.
         """
-        given = np.asarray(index)
-        values = np.broadcast_to(np.asarray(priorities, np.float64), given.shape if given.dtype != np.bool_ else (int(given.sum()),))
-        wrong = ~(np.isfinite(values) & (values >= 0))
-        if wrong.any():
-            where = int(np.flatnonzero(wrong.ravel())[0])
+        values = np.asarray(priorities, np.float64)
+        if values.size and not (values.min() >= 0 and values.max() < np.inf):
+            where = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
             raise ValueError(f"{self!r}: priority {values.ravel()[where]} at place {where}; expected finite numbers ≥ 0, look for NaN in the loss")
         stale = 0
         if serials is not None:
-            known = (given >= 0) & (given < self.capacity)
-            fresh = known & (self.serials(np.where(known, given, 0)) == serials) & (serials >= 0)
-            stale = int((~fresh).sum())
-            given, values = given[fresh], values[fresh]
-        positions = self.positions(given)
+            index = np.asarray(index)
+            fresh = (self.serials(index) == serials) & (serials >= 0)
+            stale = len(fresh) - int(np.count_nonzero(fresh))
+            if stale:
+                index, values = index[fresh], np.broadcast_to(values, fresh.shape)[fresh]
+        positions = self.positions(index)
         if positions.size:
-            self._set(positions.ravel(), values.ravel() ** self.alpha)
+            self._set(positions, values**self.alpha)
             self.max_priority = max(self.max_priority, float(values.max()))
         return stale
 
@@ -122,10 +122,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise ValueError(f"{self!r}: field 'weight' is made here when rows are read; store it by another name")
         super()._use(specs, empty_keys)
 
-    def _set(self, positions: Positions, weights: Array) -> None:
+    def _set(self, positions: Any, weights: Any) -> None:
+        """Sets weights; all of them, or none where one is refused."""
         self._sum[positions] = weights
-        # A row that can never be drawn must not set the scale of the others.
-        self._min[positions] = np.where(weights > 0, weights, np.inf)
+        if self._min is not None:
+            # A row that can never be drawn must not set the scale of the others.
+            self._min[positions] = np.where(np.asarray(weights) > 0, weights, np.inf)
+
+    def _least(self) -> float:
+        """The smallest weight of a row that can be drawn. Its tree is made when it is first asked for."""
+        if self._min is None:
+            self._min = SegmentTree(self.capacity, "min")
+            self._min.fill(np.where(self._leaves > 0, self._leaves, np.inf))
+        return self._min.total
 
     # ---- drawing and reading
 
@@ -141,15 +150,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return self._sum.sample(n, rng)
 
     def _shares(self, rows: Positions) -> Array | None:
-        weights = self._sum[rows]
+        weights = self._leaves[rows]
         return np.asarray(weights / weights.sum())
 
     def weights(self, positions: Positions) -> Array:
         """Importance weights of rows, [N] float32."""
-        raw = (self._sum[positions] / self._min.total) ** -self.beta if len(positions) else np.zeros(0)
-        if self.weight_norm and len(positions):
-            raw = raw / raw.max()
-        return raw.astype(np.float32)
+        if not len(positions):
+            return np.zeros(0, np.float32)
+        weights = self._leaves.take(positions)
+        least = weights.min() if self.weight_norm else self._least()  # the batch's largest importance is that of its smallest weight
+        importance: Array = ((weights / least) ** -self.beta).astype(np.float32)
+        return importance
 
     def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
         """As `ReplayBuffer.gather`, with `weight`."""
@@ -169,7 +180,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return {**super()._options(), "alpha": self.alpha, "weight_norm": self.weight_norm, **beta}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "weights": self._sum[self._filled()], "max_priority": self.max_priority, "batches_drawn": self.batches_drawn}
+        return {**super().state_dict(), "weights": self._leaves[self._filled()], "max_priority": self.max_priority, "batches_drawn": self.batches_drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "weights" not in state:

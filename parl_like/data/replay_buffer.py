@@ -159,7 +159,7 @@ class ReplayBuffer:
         """
         if not self.specs or len(values) != len(self.specs):
             raise ValueError(f"{self!r}: push_rows got {len(values)} values; call allocate(specs) first, then give one per spec")
-        return self._store(self._lanes(lanes), tuple(values))
+        return self._store(self._lanes(lanes), values if type(values) is tuple else tuple(values))
 
     def add(
         self, batch: Batch | Mapping[str, Any], lanes: Sequence[int] | Positions | None = None
@@ -189,8 +189,7 @@ class ReplayBuffer:
             values, positions = self._add_as_known(flat, lanes, rows)
         except (KeyError, SpecError):  # other fields, or values that are to be converted or refused with the field's name
             values, positions = self._add_anything(flat, lanes, rows, empty)
-        done = self.columns["terminated"][positions] | self.columns["truncated"][positions]
-        return positions, *self._count_episodes(lanes, positions, values.get("rew"), done)
+        return positions, *self._count_episodes(lanes, positions, values)
 
     def _add_as_known(self, flat: dict[str, Any], lanes: Positions, rows: bool) -> tuple[dict[str, Any], Positions]:
         """The usual case: exactly the fields of `specs`, each as it is stored. Raises where it is not the case, and nothing is written."""
@@ -461,12 +460,9 @@ class ReplayBuffer:
         return self._ring.around(indices, burn_in, length - 1)
 
     def serials(self, positions: Positions) -> Positions:
-        """The numbers of rows in the history of their lane, from 0. A row that is overwritten meanwhile has another one then."""
-        lane = positions // self.lane_size
-        ring = self._ring
-        age = (ring.cursor[lane] - 1 - positions) % self.lane_size
-        numbers: Positions = ring.written[lane] - 1 - age
-        return numbers
+        """[N]: the numbers of rows in the history of their lane, from 0. Of a row that is overwritten meanwhile it is another one then, of
+        one that was dropped −1."""
+        return self._ring.serials(positions)
 
     # ---- reading rows
 
@@ -697,47 +693,39 @@ class ReplayBuffer:
         """Writes row i of `values` into lane `lanes[i]`, or refuses all of them; returns the positions."""
         plan, finals = self._plan, self._finals
         stored = values if plan.as_given else plan.stored(values, rows=True)
+        nexts = [] if finals is None else finals.convert(plan.nexts(values, rows=True), len(lanes))
+        try:
+            positions = self._ring.push_rows(lanes, stored)
+        except IndexError:
+            self.check_lanes(lanes)
+            raise
         if finals is None:
-            return self._ring.push_rows(lanes, stored)
-        nexts = finals.convert(plan.nexts(values, rows=True), len(lanes))
-        positions = self._ring.push_rows(lanes, stored)
+            return positions
         ends = self.columns["truncated"][positions] & ~self.columns["terminated"][positions]
         finals.keep_rows(lanes, positions, nexts, ends)
         return positions
 
-    def _count_episodes(self, lanes: Positions, positions: Positions, rew: Any, done: Array) -> tuple[Array, Positions, Positions]:
+    def _count_episodes(self, lanes: Positions, positions: Positions, values: Mapping[str, Any]) -> tuple[Array, Positions, Positions]:
         """Adds rows to the statistics of their episodes; returns [k, …] returns, [k] lengths and starts, as `add` does."""
+        n = len(lanes)
         shape = next((spec.shape for spec in self.specs if spec.name == "rew"), ())
-        rew = np.zeros((len(lanes), *shape)) if rew is None else np.asarray(rew, np.float64).reshape(len(lanes), *shape)
         if self._open_return.shape[1:] != shape:
             self._open_return = np.zeros((self.n_lanes, *shape))
-        if len(lanes) > 1 and len(set(lanes.tolist())) < len(lanes):  # several rows of one lane, in their order
-            parts = [self._count_episodes(lanes[i : i + 1], positions[i : i + 1], rew[i], done[i : i + 1]) for i in range(len(lanes))]
-            returns, lengths, starts = (np.concatenate(column) for column in zip(*parts, strict=True))
-            return returns, lengths, starts
-        if len(lanes) == 1:
-            return self._count_one(int(lanes[0]), int(positions[0]), rew, bool(done[0]))
-        fresh = self._open_length[lanes] == 0
-        self._open_start[lanes[fresh]] = positions[fresh]
-        self._open_length[lanes] += 1
-        self._open_return[lanes] += rew
-        starts = self._open_start[lanes]
-        returns, lengths = np.zeros(rew.shape), np.zeros_like(positions)
-        if done.any():
-            over = lanes[done]
-            returns[done], lengths[done] = self._open_return[over], self._open_length[over]
-            self._open_return[over], self._open_length[over] = 0.0, 0
-        return returns, lengths, starts
-
-    def _count_one(self, lane: int, position: int, rew: Array, done: bool) -> tuple[Array, Positions, Positions]:
-        """The same for one row, in half the time."""
-        length = int(self._open_length[lane]) + 1
-        if length == 1:
-            self._open_start[lane] = position
-        start = self._open_start[lane : lane + 1].copy()
-        total = self._open_return[lane] + rew
-        self._open_return[lane], self._open_length[lane] = (0.0, 0) if done else (total[0], length)
-        return total if done else np.zeros_like(total), np.array([length if done else 0]), start
+        rew = np.asarray(values["rew"], np.float64).reshape(n, *shape) if "rew" in values else np.zeros((n, *shape))
+        done = np.logical_or(values["terminated"], values["truncated"]).reshape(n).view(np.uint8)
+        if not shape:
+            return self._ring.count_episodes(lanes, positions, rew, done, self._open_return, self._open_length, self._open_start)
+        # Of vectors each component is counted like a number, the rest of the books once.
+        books = [self._open_length.copy(), self._open_start.copy()]
+        parts = []
+        for k in np.ndindex(shape):
+            self._open_length[:], self._open_start[:] = books
+            totals = np.ascontiguousarray(self._open_return[(slice(None), *k)])
+            parts.append(self._ring.count_episodes(
+                lanes, positions, np.ascontiguousarray(rew[(slice(None), *k)]), done, totals, self._open_length, self._open_start))
+            self._open_return[(slice(None), *k)] = totals
+        returns = np.stack([part[0] for part in parts], axis=-1).reshape(n, *shape)
+        return returns, *parts[0][1:]
 
     def _check_fields(self, flat: dict[str, Any]) -> None:
         """Required fields are there; `done` is taken out."""
@@ -772,13 +760,20 @@ class ReplayBuffer:
         return array
 
     def _lanes(self, lanes: Sequence[int] | Positions) -> Positions:
+        if type(lanes) is np.ndarray and lanes.dtype == np.int64 and lanes.ndim == 1:
+            return lanes
         array = np.asarray(lanes)
         if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
             raise ValueError(f"{self!r}: lanes are {lanes!r}; expected a list or array of integers")
+        return array.astype(np.int64, copy=False)
+
+    def check_lanes(self, lanes: Sequence[int] | Positions) -> Positions:
+        """Lanes as int64. Raises ValueError where one does not exist."""
+        array = self._lanes(lanes)
         wrong = array[(array < 0) | (array >= self.n_lanes)]
         if len(wrong):
             raise self._no_lane(wrong[0])
-        return array.astype(np.int64, copy=False)
+        return array
 
     def _no_lane(self, lane: object) -> ValueError:
         return ValueError(f"{self!r}: there is no lane {lane}; lanes are 0 to {self.n_lanes - 1}, set by n_lanes")
@@ -814,12 +809,11 @@ class ReplayBuffer:
             return array.astype(np.int64)
         if array.dtype.kind not in "iu":
             raise IndexError(f"{self!r}: index {index!r}; expected a slice, integers, or a bool mask")
-        legal = (array >= 0) & (array < self.capacity)
-        legal &= array % self.lane_size < self._ring.count[array // self.lane_size * legal]
-        if not legal.all():
-            wrong = np.atleast_1d(array)[~np.atleast_1d(legal)][0]
-            raise IndexError(f"{self!r}: position {wrong} holds no row; positions with rows are buffer.sample_indices(0)")
-        return array.astype(np.int64)
+        positions = array.astype(np.int64, copy=False)
+        wrong = self._ring.first_empty(positions.reshape(-1))
+        if wrong >= 0:
+            raise IndexError(f"{self!r}: position {array.reshape(-1)[wrong]} holds no row; positions with rows are buffer.sample_indices(0)")
+        return positions
 
     def _read(self, key: str, positions: Positions | None) -> Any:
         """A field as a whole: as it is stored where `positions` is None, else as it is learned from, for positions of any shape."""

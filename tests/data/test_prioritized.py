@@ -115,7 +115,7 @@ def test_no_number_no_priority(bad):
         buffer.set_priorities([0, 1], [-1.0, 2.0])
     with pytest.raises(IndexError, match="position 7 holds no row"):
         buffer.update_weight([0, 7], [3.0, 3.0])
-    with pytest.raises(ValueError, match="shape"):
+    with pytest.raises(ValueError, match="weights for"):
         buffer.update_weight([0, 1], [3.0, 3.0, 3.0])
     assert buffer._sum.values.tolist() == before.tolist() and buffer.max_priority == 1
 
@@ -197,7 +197,7 @@ def test_saved_pickled_and_gone_on_alike(lanes, size, n, seed):
     loaded = PrioritizedReplayBuffer(lanes * size, lanes)
     loaded.load_state_dict(buffer.state_dict())
     for other in (loaded, pickle.loads(pickle.dumps(buffer))):
-        assert other._sum.values.tolist() == buffer._sum.values.tolist() and other._min.values.tolist() == buffer._min.values.tolist()
+        assert other._sum.values.tolist() == buffer._sum.values.tolist()
         assert (other.max_priority, other.batches_drawn) == (buffer.max_priority, buffer.batches_drawn)
     if n:
         draws = [b.sample_indices(20).tolist() for b in (buffer, loaded)]

@@ -1,0 +1,244 @@
+"""Fixed data as a ReplayBuffer and back: arrays in time order, and Minari datasets (extra `minari`). For offline learning."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.data.replay_buffer import OWNER, ReplayBuffer
+from parl_like.spec import Array, Spec, SpecError, leaves, nest, specs_of
+
+__all__ = ["from_arrays", "from_minari", "to_arrays", "to_minari"]
+
+
+def from_arrays(
+    obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any = None, obs_next: Any = None, *, size: int | None = None, **more: Any
+) -> ReplayBuffer:
+    """A buffer of rows in time order, all in one lane.
+
+    Where `obs_next` is not given, it is obs of the next row, and at a terminated row, where nothing is to be bootstrapped from, obs
+    itself. What a truncated row led to, or the last one of all, is not known then: such a row is left out, and the row before it,
+    which is known to lead there, is truncated instead. So nothing is bootstrapped from a wrong observation; it costs one row of
+    each such episode, and a warning counts them.
+
+    Args:
+        obs, act: Arrays [N, …] of numbers, or nested dicts and tuples of such.
+        rew: [N] or [N, …], stored as float64, which is what the agents' helpers ask for.
+        terminated, truncated: [N] bool, or 0 and 1; no `truncated`: none is.
+        obs_next: As obs: what the row led to, at an episode's end the true final observation.
+        size: Of the buffer; None: N. If it is less than N, the oldest rows are gone.
+        more: Other fields, [N, …]: `info={"x": …}` …
+
+    Raises:
+        ValueError: no rows. SpecError: another length, no numbers, NaN (with the row), flags that are none, or an obs_next that is
+            not built as obs.
+    """
+    given = {"obs": obs, "act": act, "rew": rew, "terminated": terminated, "truncated": truncated, "obs_next": obs_next, **more}
+    flat = {name: _column(name, value) for key, part in given.items() if part is not None for name, value in leaves(part, key)}
+    n = len(flat["terminated"]) if "terminated" in flat else 0
+    if not n:
+        raise ValueError("from_arrays: 'terminated' has no rows; expected a flag for each row, and at least one row")
+    flat.setdefault("truncated", np.zeros(n, bool))
+    for name, column in flat.items():
+        if len(column) != n:
+            raise _error(name, column, f"{n} rows, as 'terminated' has", "give one row per step")
+        if column.dtype.kind == "f" and np.isnan(column).any():
+            raise _error(name, column, f"NaN in row {int(np.argwhere(np.isnan(column))[0][0])}", "leave its episode out", got=True)
+    for name in ("terminated", "truncated"):
+        if flat[name].ndim != 1 or not np.isin(flat[name], (0, 1)).all():
+            raise _error(name, flat[name], "one flag per row", "give [N] bool, or 0 and 1")
+        flat[name] = flat[name].astype(bool)
+    flat["rew"] = flat["rew"].astype(np.float64)
+    own = {name: flat[name] for name in flat if name.partition(".")[0] == "obs"}
+    if obs_next is None:
+        flat = _with_next(flat, own)
+    for name, column in own.items():
+        after = flat.pop("obs_next" + name[3:], None)
+        if after is None or after.shape[1:] != column.shape[1:]:
+            raise _error("obs_next" + name[3:], after, f"[N, …] like {name!r}, {column.shape}", "give what each row led to, or no obs_next")
+        flat["obs_next" + name[3:]] = after.astype(column.dtype, casting="same_kind", copy=False)
+    if not len(flat["terminated"]):
+        raise ValueError("from_arrays: no row is left whose next observation is known; give obs_next")
+    buffer = ReplayBuffer(len(flat["terminated"]) if size is None else size)
+    buffer.allocate([Spec(name, column.shape[1:], column.dtype, owner=OWNER) for name, column in flat.items()])
+    buffer.push_rows(np.zeros(len(flat["terminated"]), np.int64), tuple(flat.values()))
+    return buffer
+
+
+def to_arrays(buffer: ReplayBuffer) -> dict[str, Any]:
+    """All rows in time order, lane after lane, as nested dicts of arrays [N, …]: copies, which `from_arrays(**…)` takes back.
+
+    Frames are stacked and obs_next is looked up. The newest row of a lane is truncated if its episode is not over, for the row
+    after it here is of another lane.
+    """
+    rows = buffer.sample_indices(0)
+    flat = buffer.gather(rows, names=[spec.name for spec in buffer.specs])
+    flat["truncated"][np.isin(rows, buffer.unfinished_index())] = True
+    return nest(flat)
+
+
+def from_minari(dataset: Any, *, size: int | None = None) -> ReplayBuffer:
+    """A buffer of a Minari dataset: T rows of an episode of T + 1 observations, each with its true obs_next.
+
+    An episode that neither terminates nor is truncated in the data is truncated here, since the row after it is of another one.
+
+    Args:
+        dataset: A `minari.MinariDataset`, or the id of one on this machine (nothing is downloaded).
+        size: As for `from_arrays`.
+
+    Raises:
+        ImportError: minari is missing. TypeError: spaces without a fixed shape. ValueError, SpecError: an episode that does not fit
+            its spaces or lengths, and as `from_arrays`.
+    """
+    if isinstance(dataset, str):
+        dataset = _minari().load_dataset(dataset)
+    specs = specs_of(dataset.observation_space, "obs") | specs_of(dataset.action_space, "act")
+    parts: dict[str, list[Array]] = {}
+    for episode in dataset.iterate_episodes():
+        n = len(episode.rewards)
+        if not n:
+            continue
+        owner = f"episode {episode.id}"
+        obs = _of_spaces(owner, episode.observations, "obs", specs)
+        rows = _of_spaces(owner, episode.actions, "act", specs)
+        rows |= {name: column[:-1] for name, column in obs.items()}
+        rows |= {f"obs_next{name[3:]}": column[1:] for name, column in obs.items()}
+        terminated, truncated = np.array(episode.terminations, bool), np.array(episode.truncations, bool)
+        truncated[-1:] |= ~terminated[-1:]
+        rows |= {"rew": np.asarray(episode.rewards), "terminated": terminated, "truncated": truncated}
+        for name, column in rows.items():
+            if len(column) != n:
+                raise ValueError(f"from_minari, {owner}: {name!r} has {len(column)} rows; expected {n}, as there are rewards")
+            parts.setdefault(name, []).append(column)
+    if not parts:
+        raise ValueError("from_minari: the dataset has no steps; give one with episodes")
+    return from_arrays(**nest({name: np.concatenate(columns) for name, columns in parts.items()}), size=size)
+
+
+def to_minari(
+    buffer: ReplayBuffer, dataset_id: str, *, env: Any = None, observation_space: gym.Space[Any] | None = None,
+    action_space: gym.Space[Any] | None = None, **metadata: Any,
+) -> Any:  # fmt: skip
+    """Writes all rows as the new Minari dataset `dataset_id` and returns it. An episode's last obs_next is its last observation.
+
+    What began or ended outside the buffer becomes an episode of what is there; a row whose obs_next is not obs of the row after it
+    ends one too, as truncated.
+
+    Args:
+        buffer: With obs_next.
+        dataset_id: Such as "cartpole/expert-v0".
+        env: An environment, its id or its spec: gives the spaces, and is noted in the dataset.
+        observation_space, action_space: Instead.
+        metadata: For `minari.create_dataset_from_buffers`: author, description … Images are stored exactly unless it says
+            `jpeg_encoding=True`.
+
+    Raises:
+        ImportError: minari is missing. ValueError: no rows, neither env nor spaces, or rows that do not fit the spaces; the id
+            exists already.
+    """
+    minari = _minari()
+    if env is not None and not isinstance(env, gym.Env):
+        with gym.make(env) as made:
+            return to_minari(buffer, dataset_id, env=made, observation_space=observation_space, action_space=action_space, **metadata)
+    observation_space = observation_space or (env and env.observation_space)
+    action_space = action_space or (env and env.action_space)
+    if observation_space is None or action_space is None:
+        raise ValueError("to_minari: expected env, or observation_space and action_space; got neither")
+    flat = dict(leaves(to_arrays(buffer), "")) if len(buffer) else {}
+    if not flat:
+        raise ValueError(f"to_minari: {buffer!r} has no rows; expected at least one")
+    for spec in (specs_of(observation_space, "obs") | specs_of(observation_space, "obs_next") | specs_of(action_space, "act")).values():
+        column = flat.get(spec.name)
+        if column is None or (column.shape[1:], column.dtype) != (spec.shape, spec.dtype):
+            raise spec.error("none" if column is None else f"{column.shape} {column.dtype}", "give the spaces of the stored rows", True)
+    episodes = []
+    for rows in _episodes(flat):
+        last = rows.stop - 1
+        seen = {name: np.concatenate([c[rows], flat["obs_next" + name[3:]][last:][:1]]) for name, c in flat.items() if _is_obs(name)}
+        terminated, truncated = flat["terminated"][rows].copy(), flat["truncated"][rows].copy()
+        truncated[-1] |= not terminated[-1]
+        episodes.append(minari.data_collector.EpisodeBuffer(
+            observations=_as_space(observation_space, seen, "obs"), rewards=flat["rew"][rows].tolist(), terminations=terminated.tolist(),
+            actions=_as_space(action_space, {name: c[rows] for name, c in flat.items()}, "act"), truncations=truncated.tolist(), infos={},
+        ))  # fmt: skip
+    spaces = {"observation_space": observation_space, "action_space": action_space}
+    return minari.create_dataset_from_buffers(dataset_id, episodes, env=env, **spaces, **{"jpeg_encoding": False, **metadata})
+
+
+def _column(name: str, value: Any) -> Array:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    try:
+        column = np.asarray(value)
+    except ValueError as error:
+        raise SpecError(f"from_arrays, field {name!r}: got a ragged {type(value).__name__} ({error}); give rows of one shape") from None
+    if column.dtype.kind not in "biuf" or not column.ndim:
+        raise _error(name, column, "an array [N, …] of numbers", "encode it, or leave it out")
+    return column.astype(column.dtype.newbyteorder("="), copy=False)
+
+
+def _error(name: str, column: Array | None, text: str, mend: str, got: bool = False) -> SpecError:
+    came = "none" if column is None else f"{column.shape} {column.dtype}"
+    return SpecError(f"from_arrays, field {name!r}: {f'got {came} with {text}' if got else f'expected {text}, got {came}'}; {mend}")
+
+
+def _with_next(flat: dict[str, Array], obs: Mapping[str, Array]) -> dict[str, Array]:
+    """The rows whose next observation is known, with it."""
+    terminated, truncated = flat["terminated"], flat["truncated"] & ~flat["terminated"]
+    unknown = truncated.copy()
+    unknown[-1] |= not terminated[-1]
+    here = np.flatnonzero(~unknown)
+    out = {name: column[here] for name, column in flat.items()}
+    out["truncated"] = out["truncated"] | (unknown[here + 1 - terminated[here]] & ~terminated[here])
+    out |= {f"obs_next{name[3:]}": column[here + ~terminated[here]] for name, column in obs.items()}
+    if unknown.any():
+        warnings.warn(f"from_arrays: {int(unknown.sum())} of {len(unknown)} rows are left out, since what they led to is not known; give obs_next",
+                      stacklevel=3)  # fmt: skip
+    return out
+
+
+def _of_spaces(owner: str, value: Any, name: str, specs: Mapping[str, Spec]) -> dict[str, Array]:
+    """The leaves of one episode in the dtypes of their space."""
+    flat = dict(leaves(value, name))
+    own = [spec.owned_by(f"from_minari, {owner}") for spec in specs.values() if spec.name.partition(".")[0] == name]
+    return {spec.name: spec.convert(flat.get(spec.name), rows=True) for spec in own}
+
+
+def _is_obs(name: str) -> bool:
+    return name.partition(".")[0] == "obs"
+
+
+def _episodes(flat: Mapping[str, Array]) -> Iterator[slice]:
+    """The rows of one episode after the other."""
+    ends = flat["terminated"] | flat["truncated"]
+    for name, column in flat.items():
+        if _is_obs(name):  # what leads elsewhere cannot stand in one list of observations
+            differs = flat["obs_next" + name[3:]][:-1] != column[1:]
+            ends[:-1] |= differs.reshape(len(differs), -1).any(1)
+    ends[-1] = True
+    start = 0
+    for stop in (np.flatnonzero(ends) + 1).tolist():
+        yield slice(start, stop)
+        start = stop
+
+
+def _as_space(space: gym.Space[Any], flat: Mapping[str, Array], name: str) -> Any:
+    """Columns nested as a space nests them."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _as_space(part, flat, f"{name}.{key}") for key, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_as_space(part, flat, f"{name}.{i}") for i, part in enumerate(space.spaces))
+    return flat[name]
+
+
+def _minari() -> Any:
+    try:
+        importlib.import_module("h5py")
+        return importlib.import_module("minari")
+    except ImportError as error:
+        raise ImportError("Minari datasets need minari and h5py: pip install 'parl_like[minari]'") from error
