@@ -477,7 +477,12 @@ class Batch:
         Raises:
             ValueError: a name is both a leaf and the beginning of another.
         """
-        return cls(nest(flat))
+        fields = {}
+        for name, value in flat.items():
+            if "." in name or name in _UNTOUCHABLE:
+                return cls(nest(flat))
+            fields[name] = _leaf(value)
+        return cls._of(fields)
 
     def __repr__(self) -> str:
         return "\n".join(self._lines(type(self).__name__))

@@ -360,8 +360,9 @@ cdef class Ring:
         """Place of the first of `positions` that holds no row, or -1."""
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
         cdef Py_ssize_t i, capacity = self.n_lanes * self.lane_size
+        cdef bint full = self.total == capacity
         for i in range(at.shape[0]):
-            if at[i] < 0 or at[i] >= capacity or at[i] % self.lane_size >= self.counts[at[i] // self.lane_size]:
+            if at[i] < 0 or at[i] >= capacity or (not full and at[i] % self.lane_size >= self.counts[at[i] // self.lane_size]):
                 return i
         return -1
 

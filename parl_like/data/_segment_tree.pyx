@@ -241,9 +241,13 @@ cdef class SegmentTree:
             return np.empty(0, np.int64)
         if not self.node[1] > 0:
             raise ValueError(f"{self!r}: cannot sample {n} positions, all weights are 0; set some first")
-        # In (0, total], because 0 would find position 0 whatever its weight. A tiny total can round the product down to 0.
-        drawn = self.node[1] * (1.0 - rng.random(n))
-        return self.search(np.maximum(drawn, np.nextafter(0.0, 1.0), out=drawn))
+        drawn = rng.random(n)
+        cdef double[::1] value = drawn
+        cdef Py_ssize_t j
+        for j in range(n):
+            # In (0, total], because 0 would find position 0 whatever its weight. A tiny total can round the product down to 0.
+            value[j] = max(self.node[1] * (1.0 - value[j]), 5e-324)
+        return self.search(drawn)
 
     # ---- inside
 

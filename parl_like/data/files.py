@@ -300,6 +300,8 @@ def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, Any], int]
             if whole:  # a row here needs the one before or after it
                 episode = np.cumsum(ends[order]) - ends[order]
                 gone = np.isin(episode, episode[gone])
+                if options["stack_num"] > 1 and count == lane_size:
+                    gone |= episode == 0  # frames of its first rows are overwritten, which is not seen in a lane with empty slots
             else:
                 truncated[order[:-1][gone[1:] & ~gone[:-1] & ~ends[order[:-1]]]] = True
             kept, order = order[~gone] - before, order[~gone]
@@ -440,7 +442,7 @@ def _join(path: Path, kind: _Kind, rows: int, size: int, tree: dict[str, Any], b
         for key, array in flat.items():
             out[key][i * size : i * size + n] = array
         del tree[name]  # its memory is needed
-    state: dict[str, Any] = {"columns": {}}
+    state: dict[str, Any] = {"columns": {}} if "columns" in kind.chunked else {}
     for key, array in out.items():
         if len(key) == 1:
             state[key[0]] = array

@@ -84,7 +84,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def update_weight(self, index: Any, td: npt.ArrayLike, serials: Positions | None = None) -> int:
         """Sets the priorities of rows to |td| + eps. See `set_priorities`."""
-        return self.set_priorities(index, np.abs(np.asarray(td, np.float64)) + EPS, serials)
+        return self._set_priorities(index, np.abs(np.asarray(td, np.float64)) + EPS, serials)
 
     def set_priorities(self, index: Any, priorities: npt.ArrayLike, serials: Positions | None = None) -> int:
         """Sets the priorities of rows; of several for one row the last one stays.
@@ -101,9 +101,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             ValueError: a negative or infinite priority, or NaN. IndexError: a position that holds no row. The buffer is as before.
         """
         values = np.asarray(priorities, np.float64)
-        if values.size and not (values.min() >= 0 and values.max() < np.inf):
-            where = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
-            raise ValueError(f"{self!r}: priority {values.ravel()[where]} at place {where}; expected finite numbers ≥ 0, look for NaN in the loss")
+        if values.size and values.min() < 0:
+            raise self._no_priority(values)
+        return self._set_priorities(index, values, serials)
+
+    def _no_priority(self, values: Array) -> ValueError:
+        where = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
+        return ValueError(f"{self!r}: priority {values.ravel()[where]} at place {where}; expected finite numbers ≥ 0, look for NaN in the loss")
+
+    def _set_priorities(self, index: Any, values: Array, serials: Positions | None) -> int:
+        """Of priorities that are not negative."""
         stale = 0
         if serials is not None:
             index = np.asarray(index)
@@ -113,8 +120,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 index, values = index[fresh], np.broadcast_to(values, fresh.shape)[fresh]
         positions = self.positions(index)
         if positions.size:
+            highest = float(values.max())
+            if not highest < np.inf:  # also NaN, which a maximum passes on
+                raise self._no_priority(values)
             self._set(positions, values**self.alpha)
-            self.max_priority = max(self.max_priority, float(values.max()))
+            self.max_priority = max(self.max_priority, highest)
         return stale
 
     def _use(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:

@@ -195,8 +195,8 @@ def test_a_minari_dataset_goes_round(dataset, minari):
 
 
 def test_images_are_stored_exactly(minari):
-    space = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)
-    obs = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), np.uint8)
+    space = gym.spaces.Box(0, 255, (32, 32, 3), np.uint8)
+    obs = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), np.uint8)
     buffer = from_arrays(obs[:-1], np.zeros(5, np.int64), np.zeros(5), [0, 0, 0, 0, 1], obs_next=obs[1:])
     to_minari(buffer, "test/images-v0", observation_space=space, action_space=gym.spaces.Discrete(2))
     assert equal(to_arrays(from_minari("test/images-v0")), to_arrays(buffer))

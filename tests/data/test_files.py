@@ -310,7 +310,7 @@ def test_one_chunk_of_forty_costs_its_rows(tmp_path, form, kind, lanes, chunk, m
     else:
         with h5py.File(tmp_path / form, "r+") as file:
             del file[name]
-    with pytest.warns(UserWarning, match=f"4 of 160 rows were dropped.*{name}"):
+    with pytest.warns(UserWarning, match=f"4 of 160 rows were dropped.*{name}.*{'' if missing else 'sha256'}"):
         loaded = load_buffer(tmp_path / form)
     lost = np.zeros(160, bool)
     lost[4 * chunk : 4 * chunk + 4] = True
@@ -343,12 +343,16 @@ def test_rows_that_need_their_neighbours_go_with_their_episode(tmp_path, options
     damage_chunk(tmp_path / "a", f"rows.{chunk:04}")
     with pytest.warns(UserWarning, match="of 320 rows were dropped"):
         loaded = load_buffer(tmp_path / "a")
-    assert 308 <= len(loaded) <= 316
+    assert 302 <= len(loaded) <= 316
     names = [f"{key}.{part}" for key in ("obs", "obs_next") for part in "ab"] + ["act", "rew", "terminated", "truncated"]
-    whole = {tuple(np.concatenate([c[i].ravel() for c in buffer.gather(buffer.sample_indices(0), names=names).values()])) for i in range(320)}
-    rows = loaded.gather(loaded.sample_indices(0), names=names)
-    for i in range(len(loaded)):
-        assert tuple(np.concatenate([column[i].ravel() for column in rows.values()])) in whole
+
+    def contents(source, positions):
+        rows = source.gather(positions, names=names)
+        return {tuple(np.concatenate([column[i].ravel() for column in rows.values()])) for i in range(len(positions))}
+
+    assert contents(loaded, loaded.sample_indices(0)) <= contents(buffer, buffer.sample_indices(0))
+    # What could not be drawn before, since its frames were overwritten, cannot be drawn now.
+    assert contents(loaded, loaded.sample_indices(8000)) <= contents(buffer, buffer.sample_indices(8000))
 
 
 def test_a_reservoir_loses_nothing(tmp_path):
@@ -427,6 +431,7 @@ def test_truncated_removed_and_added_parts(tmp_path, form):
         for name in ("more", "buffer/more", "rows.0000/more", "rows.0001"):
             with h5py.File(path, "r+") as file:
                 file[name] = np.zeros(3)
+                file[name].attrs["sha256"] = files._digest(*name.split("/"), np.zeros(3)) if "/" in name else ""
             assert loads_quietly(path) is None, name
             again()
     assert loads_quietly(path) is not None
@@ -440,17 +445,23 @@ def test_foreign_files(tmp_path):
     write_archive(tmp_path / "a", {"weights": np.zeros(3)})
     (tmp_path / "b.h5").write_bytes(pickle.dumps(ReplayBuffer(3)))
     (tmp_path / "c.h5").mkdir()
-    os.symlink(tmp_path / "a.h5", tmp_path / "d.h5")
+    save_buffer(filled(), tmp_path / "good.h5")
+    os.symlink(tmp_path / "good.h5", tmp_path / "d.h5")
     for name in ("a", "b.h5", "c.h5", "d.h5", "none", "none.h5"):
-        with pytest.raises(ArchiveError):
+        with pytest.raises(ArchiveError, match="a plain file, not a link" if name in ("c.h5", "d.h5") else None):
             load_buffer(tmp_path / name)
     for name in ("a.h5", "b.h5", "c.h5", "d.h5"):  # nor is somebody's work replaced
         with pytest.raises(ArchiveError, match="choose another path"):
             save_buffer(filled(), tmp_path / name)
 
 
-@pytest.mark.parametrize("craft", ["soft", "external", "object", "outside", "virtual", "compressed", "huge", "group", "type", "text"])
-def test_hdf5_that_reaches_further_is_refused(tmp_path, craft):
+@pytest.mark.parametrize(
+    ("craft", "expected"),
+    [("soft", "a Dataset at"), ("external", "a Dataset at"), ("object", "a dtype among"), ("outside", "in one piece"), ("virtual", "in one piece"),
+     ("compressed", "in one piece"), ("huge", "within the size of the file"), ("group", "a Dataset at"), ("type", "a Dataset at"),
+     ("text", "a dtype among")],
+)  # fmt: skip
+def test_hdf5_that_reaches_further_is_refused(tmp_path, craft, expected):
     """Each stands in the place of the head, where nothing may be missing, and of a chunk."""
     save_buffer(filled(n=20), tmp_path / "good.h5")
     for target in ("buffer/$values", "rows.0000/columns.act"):
@@ -486,7 +497,7 @@ def test_hdf5_that_reaches_further_is_refused(tmp_path, craft):
             if craft not in ("soft", "external", "type"):
                 file[target].attrs["sha256"] = sha
             del file["aside"]
-        with pytest.raises(ArchiveError):
+        with pytest.raises(ArchiveError, match=expected):
             load_buffer(path)
 
 
