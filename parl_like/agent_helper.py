@@ -136,7 +136,7 @@ class AgentHelper:
         self._state = self._stored_state = self._zero_state()
         self._has_more = bool(self._state_specs or self.store_policy or self.extras)
         if buffer is not None:
-            specs = list(raw.values())
+            specs = [Spec(n, s.shape, s.dtype) for n, s in raw.items()]  # without bounds: those were checked when predict asked
             specs += [_raw_spec(self.model.act_space, s) for s in self.model.act_specs.values()]
             # Of several kinds of reward an environment may say how many (`reward_space`); the algorithm combines them.
             rewards = getattr(getattr(agent.env, "unwrapped", None), "reward_space", None)
@@ -836,7 +836,7 @@ def _raw_spec(space: Any, spec: Spec) -> Spec:
         return Spec(spec.name, spec.shape, spec.dtype if spec.dtype.kind == "f" else np.dtype(np.float32))
     if isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
         return Spec(spec.name, (int(np.prod(spec.shape)),), np.dtype(np.int64))
-    return spec
+    return Spec(spec.name, spec.shape, spec.dtype)  # without bounds, which are the environment's, perhaps from another number on
 
 
 class _Choices:

@@ -432,3 +432,22 @@ def test_an_environment_that_exits_the_process(driver, place):
 def test_a_device_that_does_not_exist():
     with pytest.raises(ValueError, match="device is 'banana'; expected 'cpu', 'cuda'"):
         ComputationTask(dqn(), device="banana")
+
+
+def test_a_discrete_observation_outside_of_its_space_is_refused_by_name():
+    class Lost(gym.Env):
+        observation_space, action_space = gym.spaces.Discrete(4), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.at = 0
+            return 0, {}
+
+        def step(self, act):
+            self.at += 1
+            return self.at, 0.0, False, False, {}
+
+    from agent_fakes import Plain, Recorder
+
+    with robot_of(Recorder(Plain(gym.spaces.Discrete(4))), off(), Lost) as robot, pytest.raises(Exception, match=r"field 'obs': expected \(\) int64, got 4; stay within \[0, 3\]"):
+        robot.run(StopAfterSteps(10))

@@ -70,6 +70,9 @@ cdef class RowBlock:
     cdef char code[MAX_FIELDS]
     cdef int ndim[MAX_FIELDS]
     cdef Py_ssize_t shape[MAX_FIELDS][8]
+    cdef bint bounded[MAX_FIELDS]  # whether the field's integers have bounds; of one integer they are these
+    cdef long long lowest[MAX_FIELDS]
+    cdef long long highest[MAX_FIELDS]
 
     def __init__(self, specs, Py_ssize_t capacity, arrays=None):
         cdef int i, k
@@ -99,6 +102,9 @@ cdef class RowBlock:
             for k in range(self.ndim[i]):
                 self.shape[i][k] = spec.shape[k]
             self.kind[i] = ARRAY
+            self.bounded[i] = spec.integer_bounds is not None
+            if self.bounded[i] and spec.shape == ():
+                self.lowest[i], self.highest[i] = int(spec.low), int(spec.high)
             if spec.shape == ():
                 self.kind[i] = {"float64": FLOAT64, "float32": FLOAT32, "int64": INT64, "bool": BOOL}.get(spec.dtype.name, ARRAY)
 
@@ -125,7 +131,7 @@ cdef class RowBlock:
         elif kind == INT64:
             if PyLong_CheckExact(value):
                 integer = PyLong_AsLongLongAndOverflow(value, &fits)
-                if not fits:
+                if not fits and not (self.bounded[i] and (integer < self.lowest[i] or integer > self.highest[i])):
                     (<long long*> target)[0] = integer
                     return 0
         elif kind == BOOL:
@@ -148,6 +154,9 @@ cdef class RowBlock:
                         fits = 0
             if fits and nan_in(<const char*> view.buf, view.len, self.code[i]):
                 fits = 0
+            if fits and self.bounded[i]:
+                integer = (<const long long*> view.buf)[0] if kind == INT64 else 0
+                fits = kind == INT64 and self.lowest[i] <= integer <= self.highest[i]
             if fits:
                 memcpy(target, view.buf, view.len)
             PyBuffer_Release(&view)
@@ -157,7 +166,11 @@ cdef class RowBlock:
 
     cdef int put_checked(self, Py_ssize_t row, int i, object value) except -1:
         """The slow path: converts or explains."""
-        self.arrays[self.names[i]][row] = self.specs[i].convert(value)
+        spec = self.specs[i]
+        array = spec.convert(value)
+        if self.bounded[i]:
+            spec.check_bounds(array)
+        self.arrays[spec.name][row] = array
         return 0
 
     cpdef write(self, Py_ssize_t row, tuple values):
@@ -187,6 +200,7 @@ cdef class RowBlock:
         for spec, array in zip(self.specs, arrays):
             if len(array) != n:
                 raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", True)
+            spec.check_bounds(array)
         for spec, array in zip(self.specs, arrays):
             self.arrays[spec.name][start:start + n] = array
 
@@ -321,7 +335,7 @@ cdef class Ring:
         held = list(values)  # keeps converted arrays alive
         try:
             for f in range(block.n_fields):
-                fits = isinstance(held[f], np.ndarray)
+                fits = not block.bounded[f] and isinstance(held[f], np.ndarray)
                 if fits:
                     try:
                         PyObject_GetBuffer(held[f], &views[f], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
@@ -345,6 +359,7 @@ cdef class Ring:
                     held[f] = np.ascontiguousarray(spec.convert(held[f], True)).reshape(-1, *spec.shape)
                     if len(held[f]) != n:
                         raise spec.error(f"{held[f].shape} {held[f].dtype}", f"give {n} rows", True)
+                    spec.check_bounds(held[f])
                     PyObject_GetBuffer(held[f], &views[f], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
                     opened = f + 1
             for i in range(n):
@@ -444,6 +459,21 @@ cdef class Ring:
         cdef long long[::1] to = out
         for i in range(n):
             to[i] = self.before(at[i])
+        return out
+
+    def episode_end(self, positions):
+        """[N]: the newest row of the episode of each; in O(rows until there)."""
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t i, here, there, n = at.shape[0]
+        out = np.empty(n, np.int64)
+        cdef long long[::1] to = out
+        with nogil:
+            for i in range(n):
+                here, there = -1, at[i]
+                while there != here:
+                    here = there
+                    there = self.after(here)
+                to[i] = here
         return out
 
     def around(self, positions, Py_ssize_t back, Py_ssize_t ahead):

@@ -395,6 +395,11 @@ class ReplayBuffer:
         positions = self.positions(index)
         return self._ring.next(positions.ravel()).reshape(positions.shape)
 
+    def episode_end(self, index: Any) -> Positions:
+        """The newest row of the episode of each row, so far as it is stored."""
+        positions = self.positions(index)
+        return self._ring.episode_end(positions.ravel()).reshape(positions.shape)
+
     def unfinished_index(self) -> Positions:
         """The newest row of every lane whose episode is not over."""
         newest = self._newest()[self._ring.count > 0]

@@ -49,7 +49,6 @@ __all__ = [
     "vtrace_reference",
 ]
 
-_kernels: Any = _returns  # its stub does not name all of them
 
 
 def lambda_return(
@@ -77,7 +76,7 @@ def lambda_return(
     """
     floats = (rew, discount, value_next)
     numbers = (_fraction("lambda_return", "lam", lam),)
-    return _run(_kernels.lambda_return, "lambda_return", "rew discount value_next", floats, last, numbers)[0]
+    return _run(_returns.lambda_return, "lambda_return", "rew discount value_next", floats, last, numbers)[0]
 
 
 def lambda_return_reference(rew: Array, discount: Array, value_next: Array, last: Array, lam: float) -> Array:
@@ -113,7 +112,7 @@ def discounted_return(
     """
     values = np.zeros(np.shape(rew), _dtype_of(np.asarray(rew))) if value_next is None else value_next
     floats = (rew, discount, values)
-    return _run(_kernels.lambda_return, "discounted_return", "rew discount value_next", floats, last, (1.0,))[0]
+    return _run(_returns.lambda_return, "discounted_return", "rew discount value_next", floats, last, (1.0,))[0]
 
 
 def discounted_return_reference(rew: Array, discount: Array, last: Array, value_next: Array | None = None) -> Array:
@@ -157,7 +156,7 @@ def gae(
         TypeError: `last` is not bool.
     """
     floats = (rew, discount, value, value_next)
-    return _run(_kernels.gae, "gae", "rew discount value value_next", floats, last, (_fraction("gae", "lam", lam),))[0]
+    return _run(_returns.gae, "gae", "rew discount value value_next", floats, last, (_fraction("gae", "lam", lam),))[0]
 
 
 def gae_reference(rew: Array, discount: Array, value: Array, value_next: Array, last: Array, lam: float) -> Array:
@@ -198,7 +197,7 @@ def n_step_targets(
         raise ValueError(f"n_step_targets: `n` is {n}; expected at least 1 reward")
     floats = (rew, discount, value_next)
     numbers = (min(count, 2**62),)  # the kernel counts in 64 bits
-    return _run(_kernels.n_step_targets, "n_step_targets", "rew discount value_next", floats, last, numbers)[0]
+    return _run(_returns.n_step_targets, "n_step_targets", "rew discount value_next", floats, last, numbers)[0]
 
 
 def n_step_targets_reference(rew: Array, discount: Array, value_next: Array, last: Array, n: int) -> Array:
@@ -259,7 +258,7 @@ def vtrace(
     floats = (rew, discount, value, value_next, log_ratio)
     numbers = (_fraction("vtrace", "lam", lam), float(rho_bar), float(c_bar))
     names = "rew discount value value_next log_ratio"
-    targets, advantages = _run(_kernels.vtrace, "vtrace", names, floats, last, numbers, results=2)
+    targets, advantages = _run(_returns.vtrace, "vtrace", names, floats, last, numbers, results=2)
     return targets, advantages
 
 
@@ -321,7 +320,7 @@ def retrace(
     """
     floats = (rew, discount, q, value_next, log_ratio)
     names, numbers = "rew discount q value_next log_ratio", (_fraction("retrace", "lam", lam),)
-    return _run(_kernels.retrace, "retrace", names, floats, last, numbers)[0]
+    return _run(_returns.retrace, "retrace", names, floats, last, numbers)[0]
 
 
 def retrace_reference(

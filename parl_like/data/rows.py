@@ -24,13 +24,16 @@ class RowBlockReference:
 
     def write(self, row: int, values: tuple[Any, ...]) -> None:
         for spec, value in zip(self.specs, values, strict=True):
-            self.arrays[spec.name][row] = spec.convert(value)
+            array = spec.convert(value)
+            spec.check_bounds(array)
+            self.arrays[spec.name][row] = array
 
     def write_rows(self, start: int, n: int, values: tuple[Any, ...]) -> None:
         arrays = [spec.convert(value, rows=True) for spec, value in zip(self.specs, values, strict=True)]
         for spec, array in zip(self.specs, arrays, strict=True):
             if len(array) != n:
                 raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", rows=True)
+            spec.check_bounds(array)
         for spec, array in zip(self.specs, arrays, strict=True):
             self.arrays[spec.name][start : start + n] = array
 
@@ -59,6 +62,8 @@ class RingReference:
 
     def push(self, lane: int, values: tuple[Any, ...]) -> int:
         row = [spec.convert(value) for spec, value in zip(self.block.specs, values, strict=True)]  # refused before anything is written
+        for spec, array in zip(self.block.specs, row, strict=True):
+            spec.check_bounds(array)
         position = self.cursor[lane]
         self.block.write(position, tuple(row))
         self.lanes[lane] = [*self.lanes[lane], position][-self.lane_size :]
@@ -71,6 +76,7 @@ class RingReference:
         for spec, column in zip(self.block.specs, columns, strict=True):
             if len(column) != len(lanes):
                 raise spec.error(f"{column.shape} {column.dtype}", f"give {len(lanes)} rows", True)
+            spec.check_bounds(column)
         return np.array([self.push(lane, tuple(column[i] for column in columns)) for i, lane in enumerate(lanes)], np.int64)
 
     def _ends(self, position: int) -> bool:
@@ -91,6 +97,14 @@ class RingReference:
 
     def prev(self, positions: Array) -> Array:
         return np.array([self._before(position) for position in positions], np.int64)
+
+    def episode_end(self, positions: Array) -> Array:
+        out = []
+        for position in positions.tolist():
+            while self._after(position) != position:
+                position = self._after(position)
+            out.append(position)
+        return np.array(out, np.int64)
 
     def around(self, positions: Array, back: int, ahead: int) -> tuple[Array, Array]:
         rows, real = [], []

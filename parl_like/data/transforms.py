@@ -326,15 +326,8 @@ class Hindsight(Transform):
 def _later(source: Source) -> Positions:
     """For each row a position drawn from the row itself to the newest stored one of its episode."""
     buffer, indices, size = source.buffer, source.indices, source.buffer.lane_size
-    last = buffer.done
-    last[buffer.unfinished_index()] = True
-    ends = np.flatnonzero(last)
+    count = (buffer.episode_end(indices) - indices) % size + 1
     start = indices - indices % size
-    # The next end in memory; past the end of the lane its episode goes on at the lane's first slot.
-    end = ends[np.minimum(np.searchsorted(ends, indices), len(ends) - 1)]
-    round_the_corner = (end < indices) | (end >= start + size)
-    end[round_the_corner] = ends[np.searchsorted(ends, start[round_the_corner])]
-    count = (end - indices) % size + 1
     ahead = (source.rng.random(len(indices)) * count).astype(np.int64)
     later: Positions = start + (indices - start + ahead) % size
     return later

@@ -64,6 +64,7 @@ def check_equal(ring, reference, stack=3, ahead=2):
     some = positions[::-2]
     np.testing.assert_array_equal(ring.next(some), reference.next(some))
     np.testing.assert_array_equal(ring.prev(some), reference.prev(some))
+    np.testing.assert_array_equal(ring.episode_end(some), reference.episode_end(some))
     for left, right in zip(ring.around(some, stack - 1, ahead), reference.around(some, stack - 1, ahead), strict=True):
         np.testing.assert_array_equal(left, right)
     for full in (True, False):

@@ -190,3 +190,21 @@ def test_existing_columns_are_written_in_place():
     assert columns["act"].tolist() == [0, 0, 5] and columns["obs"][2].tolist() == [1, 1]
     with pytest.raises(ValueError, match="column 'act' is"):
         RowBlock(SPECS, 3, {**columns, "act": np.zeros(3)})
+
+
+BOUNDED = [Spec("one", (), np.dtype(np.int64), 2, 5), Spec("many", (2,), np.dtype(np.int64), np.array([0, 0]), np.array([3, 9])),
+           Spec("byte", (), np.dtype(np.uint8), 0, 255), Spec("free", (), np.dtype(np.int64))]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [RowBlock, RowBlockReference])
+@pytest.mark.parametrize("one", [int, np.int64, np.int32, np.array])
+def test_integers_outside_of_their_space_are_refused(kind, one):
+    block = kind(BOUNDED, 3)
+    block.write(0, (one(2), np.array([3, 9]), one(255) if one is not np.array else np.uint8(255), 99))
+    for bad, name, bounds in (((one(6), [0, 0], 0, 0), "one", r"6.*stay within \[2, 5\]"), ((one(1), [0, 0], 0, 0), "one", r"1.*stay within \[2, 5\]"),
+                              ((2, np.array([0, 10]), 0, 0), "many", r"10.*stay within \[0, 9\]"), ((2, [-1, 0], 0, 0), "many", r"-1.*\[0, 3\]")):
+        with pytest.raises(SpecError, match=f"field '{name}': .*got {bounds}"):
+            block.write(1, bad)
+    with pytest.raises(SpecError, match=r"field 'one'.*stay within \[2, 5\]"):
+        block.write_rows(1, 2, (np.array([2, 6]), np.zeros((2, 2), int), np.zeros(2, np.uint8), np.zeros(2, int)))
+    assert block.arrays["one"].tolist()[:1] == [2] and block.arrays["many"][0].tolist() == [3, 9]
