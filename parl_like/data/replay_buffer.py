@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -578,6 +579,27 @@ class ReplayBuffer:
         return f"{type(self).__name__}(rows={len(self)} of {self.capacity}, lanes={self.n_lanes}, fields={fields})"
 
     # ---- saving
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes rows, positions and generator to `path`, completely or not at all: an HDF5 file if it ends in .h5 (extra `hdf5`), else a
+        directory. See `parl_like.data.files.save_buffer`."""
+        from parl_like.data.files import save_buffer
+
+        save_buffer(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], **options: Any) -> Self:
+        """The buffer that was saved at `path`; `options` as for the constructor, instead of the saved ones.
+
+        Raises:
+            ArchiveError: the file is damaged, newer or something else. TypeError: another kind of buffer was saved.
+        """
+        from parl_like.data.files import load_buffer
+
+        buffer = load_buffer(path, **options)
+        if not isinstance(buffer, cls):
+            raise TypeError(f"{cls.__name__}.load: {path} holds a {type(buffer).__name__}; load it with that class")
+        return buffer
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to one object in one process: views, bound methods, the lock."""

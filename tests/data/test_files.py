@@ -602,3 +602,15 @@ def test_hdf5_can_be_read_by_others(tmp_path):
         head = json.loads(file["buffer/$values"][:].tobytes())
         assert file.attrs["parl_like replay format"] == 1
     assert head["kind"] == "ReplayBuffer" and "numpy" in head["versions"]
+
+
+@pytest.mark.parametrize("name", ["saved", "saved.h5"])
+def test_buffers_save_and_load_themselves(name, tmp_path):
+    buffer = ReplayBuffer(20)
+    for i in range(3):
+        buffer.add(dict(obs=i, act=i, rew=i, terminated=False, truncated=False, obs_next=i + 1))
+    buffer.save(tmp_path / name)
+    loaded = ReplayBuffer.load(tmp_path / name)
+    assert len(loaded) == 3 and loaded[:] == buffer[:]
+    with pytest.raises(TypeError, match=r"PrioritizedReplayBuffer.load: .* holds a ReplayBuffer; load it with that class"):
+        PrioritizedReplayBuffer.load(tmp_path / name)
