@@ -151,6 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     peers = {name: make for name, make in PEERS.items() if not options.alone and find_spec(name) is not None}
     for name in PEERS.keys() - peers.keys():
         print(f"{name} is not installed: skipped" if not options.alone else f"{name}: left out", file=sys.stderr)
+    SIZES.update({kind: min(size, max(int(size * options.scale), 1024)) for kind, size in SIZES.items()})
     result: dict[str, Any] = {"bench": "replay", "unit": "rows/s", "machine": machine(), "cases": {}}
     lines = []
     for case, calls in CALLS.items():

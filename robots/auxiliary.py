@@ -10,6 +10,7 @@ was found that does without the task at this budget: lr 1e-3, 3e-3, 6e-3 with le
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import gymnasium as gym
@@ -20,6 +21,7 @@ from parl_like.algorithm import Shared, create_algorithm_func
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.computation_task import ComputationTask
+from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.envs.noisy import NoisyObservation
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ
@@ -71,10 +73,11 @@ def build(config: Config) -> Robot:
         DynamicsLearner, {"forward": config.forward, "inverse": config.inverse,
                           "lr": schedule(config.auxiliary_lr, config.lr_decay, config.total_steps // config.auxiliary_every)})
 
-    def helper(learn_every: int, updates: int = 1) -> OffPolicyHelper:
-        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=learn_every, updates=updates, warmup=config.warmup)
+    def helper(learn_every: int, updates: int = 1, buffer: Callable[..., ReplayBuffer] = ReplayBuffer) -> OffPolicyHelper:
+        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=learn_every, updates=updates,
+                               warmup=config.warmup, buffer=buffer)
 
-    tasks = {"RL": ComputationTask(policy, lambda: helper(config.learn_every, config.updates), device=config.device)}
+    tasks = {"RL": ComputationTask(policy, lambda: helper(config.learn_every, config.updates, dqn.buffer_of(config)), device=config.device)}
     if config.auxiliary:
         tasks["auxiliary"] = ComputationTask(dynamics, lambda: helper(config.auxiliary_every), device=config.device)
     return Robot(make, tasks=tasks, n_agents=config.n_agents, driver=config.driver, seed=config.seed, trace=config.trace)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -10,6 +12,8 @@ from parl_like.agent_helper import OffPolicyHelper
 from parl_like.algorithm import Linear, create_algorithm_func
 from parl_like.algorithms.dqn import DQN
 from parl_like.computation_task import ComputationTask
+from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.lab.config import ExperimentConfig
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
@@ -29,6 +33,7 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
         target_period: Optimiser steps between two copies to the target network.
         size: Rows of the buffer, all agents together. warmup: rows before learning begins.
         updates: Optimiser steps per training occasion.
+        alpha: Exponent of prioritised replay; 0: all rows are drawn alike. beta: of its importance weights, from this to 1 linearly.
     """
 
     env: str = "CartPole-v1"
@@ -48,6 +53,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     learn_every: Positive = 4
     updates: Positive = 1
     warmup: Annotated[int, Meta(ge=0)] = 1_000
+    alpha: Annotated[float, Meta(ge=0)] = 0.0
+    beta: Annotated[float, Meta(ge=0, le=1)] = 0.4
 
 
 def algorithm_args(config: Config) -> dict[str, Any]:
@@ -58,13 +65,20 @@ def algorithm_args(config: Config) -> dict[str, Any]:
             "lr": schedule(config.lr, config.lr_decay, updates), "epsilon": Linear(config.epsilon_start, config.epsilon_end, per_agent)}
 
 
+def buffer_of(config: Config) -> Callable[..., ReplayBuffer]:
+    if not config.alpha:
+        return ReplayBuffer
+    lessons = max(config.total_steps * config.updates // config.learn_every, 1)
+    return partial(PrioritizedReplayBuffer, alpha=config.alpha, beta=Linear(config.beta, 1.0, lessons))
+
+
 def build(config: Config) -> Robot:
     func = create_algorithm_func(
         MLPQ, dict(**spaces_of(config.env), hidden=config.hidden, dueling=config.dueling), DQN, algorithm_args(config))
 
     def helper() -> OffPolicyHelper:
         return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=config.learn_every, updates=config.updates,
-                               warmup=config.warmup)
+                               warmup=config.warmup, buffer=buffer_of(config))
 
     return Robot(config.env, tasks={"RL": ComputationTask(func, helper, device=config.device)}, n_agents=config.n_agents,
                  driver=config.driver, seed=config.seed, trace=config.trace)

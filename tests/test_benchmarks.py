@@ -21,7 +21,8 @@ def ours(monkeypatch):
 @pytest.mark.parametrize(("name", "argv"), [
     ("transport", ["--agents", "4", "--rounds", "1"]),
     ("memory", ["--agents", "8"]),
-    ("replay", ["--rounds", "1", "--scale", "0.01"]),
+    ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
+    ("returns", ["--rounds", "1", "--scale", "0.01"]),
 ])
 def test_json_out(name, argv, capsys):
     assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
@@ -30,8 +31,13 @@ def test_json_out(name, argv, capsys):
     if name == "memory":
         assert result["robot_mib"] < 1024 and not result["import"]["loads_torch"] and result["import"]["untouched"]
     elif name == "replay":
-        assert set(result["cases"]) == {"insert 1 row", "add 1 row", "insert 64 lanes", "sample 256"}
-        assert all(case["ratios"]["vs dict of arrays"] > 0 for case in result["cases"].values())
+        names = {"insert 1 row", "insert 64 lanes", "sample 256", "sample 256 images", "sample 256 n-step", "sample 256 prioritised"}
+        assert set(result["cases"]) == names and result["cases"]["insert 1 row"]["ratios"]["push vs dict of arrays"] > 0
+        assert result["atari_bytes_per_row"] < 7_200 * 1.1  # of a small buffer; a large one is measured by the command
+        assert result["prioritised_growth"] > 0
+    elif name == "returns":
+        assert set(result["cases"]) == {f"{kind} {shape}" for kind in ("gae", "vtrace") for shape in ("[128, 64]", "[20, 256]")}
+        assert all(case["ratios"]["vs numpy"] > 0 for case in result["cases"].values())
     else:
         case = result["agents"]["4"]
         rates = case["rates"]

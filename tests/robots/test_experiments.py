@@ -141,3 +141,25 @@ def test_every_robot_runs_on_a_gpu_where_there_is_one(name):
             pass
         assert all(p.is_cuda for t in robot.tasks.values() for p in t.algorithm.model.parameters())
         assert robot.evaluate(2, seed=1).n_episodes == 2
+
+
+@pytest.mark.parametrize("name", ["dqn-cartpole", "auxiliary-cartpole"])
+def test_replay_may_be_prioritised_and_is_resumed(name, tmp_path):
+    from parl_like import PrioritizedReplayBuffer
+
+    options = dict(n_agents=2, total_steps=600, warmup=100, alpha=0.6, trace=True)
+    with build(name, **options) as whole, build(name, **options) as part:
+        assert isinstance(whole.buffers["RL"], PrioritizedReplayBuffer) and whole.buffers["RL"].beta == pytest.approx(0.4)
+        for stop in (300, 600):
+            for _ in whole.iterate(stop):
+                pass
+            if stop == 300:
+                whole.save(tmp_path / "state")
+            else:
+                whole.checkpoint_boundary()
+        assert whole.buffers["RL"].beta > 0.5 and whole.tasks["RL"].learns > 50
+        part.load(tmp_path / "state")
+        for _ in part.iterate(600):
+            pass
+        part.checkpoint_boundary()
+        assert part.trace_hash() == whole.trace_hash()
