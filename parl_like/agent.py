@@ -55,8 +55,9 @@ class EnvFace:
     def __init__(self, env: gym.Env[Any, Any], agent: Agent) -> None:
         self._env, self._agent = env, agent
         self._reset, self._step = env.reset, env.step
-        self.observation_space = env.observation_space
-        self._use(env.action_space)
+        # Spaces are for tasks; a plain function can act in anything with reset and step.
+        self.observation_space = getattr(env, "observation_space", None)
+        self._use(getattr(env, "action_space", None))
         self.last: tuple[Any, ...] = ()
         self.episode_return: Any = 0.0
         self.episode_length = 0
@@ -66,11 +67,12 @@ class EnvFace:
         self._over = True
         self.observe([])
 
-    def _use(self, action_space: gym.Space[Any]) -> None:
+    def _use(self, action_space: gym.Space[Any] | None) -> None:
         """Sets the space of one action. `_n` and `_start` let `step` check a Discrete one without asking the space."""
-        self.action_space = action_space
-        discrete = isinstance(action_space, gym.spaces.Discrete)
-        self._n, self._start = (int(action_space.n), int(action_space.start)) if discrete else (-1, 0)  # type: ignore[attr-defined]
+        self.action_space: Any = action_space
+        self._n, self._start = -1, 0
+        if isinstance(action_space, gym.spaces.Discrete):
+            self._n, self._start = int(action_space.n), int(action_space.start)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
@@ -171,6 +173,8 @@ class EnvFace:
 
     def _check_action(self, act: Any) -> None:
         space = self.action_space
+        if space is None:
+            return
         fits = False
         try:
             if isinstance(space, gym.spaces.Box):
@@ -216,7 +220,8 @@ class EnvFace:
         return next_step(obs, rew, terminated, truncated, act, self._agent.index, info)
 
     def close(self) -> None:
-        self._env.close()
+        if hasattr(self._env, "close"):
+            self._env.close()
 
 
 class Agent:

@@ -94,7 +94,7 @@ def make_one(env: EnvSource) -> Any:
 
 def _is_made(env: Any) -> bool:
     """Whether this is an environment itself, of which there is only one."""
-    return isinstance(env, (gym.Env, gym.vector.VectorEnv))
+    return isinstance(env, (gym.Env, gym.vector.VectorEnv)) or (hasattr(env, "step") and not isinstance(env, type))
 
 
 class Crew:
@@ -801,7 +801,7 @@ def run_policy(
 
     Args:
         stop: None: after one episode.
-        env: As for `Robot`. An environment itself is not closed.
+        env: As for `Robot`; spaces are not needed. An environment itself is not closed.
     """
 
     class PolicyAgent(Agent):

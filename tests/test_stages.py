@@ -400,6 +400,24 @@ def test_a_plain_function_is_a_policy():
     assert env.at == 3 and env.log[1:] == [0, 0, 0] and not env.closed
 
 
+def test_an_environment_for_a_function_needs_no_spaces():
+    class Counter:
+        at = 0
+
+        def reset(self, *, seed=None, options=None):
+            self.at = 0
+            return self.at, {}
+
+        def step(self, act):
+            self.at += act
+            return self.at, 1.0, self.at >= 4, False, {}
+
+    env, log = Counter(), Log()
+    run_policy(lambda obs: 2, env, None, log)
+    assert env.at == 4 and [e[2] for e in log.events if e[1] == "PRE_ACT"] == [2, 2]
+    run_policy(lambda obs: 4, Counter, StopAfterEpisodes(3), log)
+
+
 def test_ones_own_environment_can_be_watched_twice():
     seen = EpisodeStats()
     for _ in range(2):
