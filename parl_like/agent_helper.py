@@ -106,6 +106,7 @@ class AgentHelper:
             if not hasattr(self.explorer, "log_prob"):
                 raise ValueError(f"{agent}, task {name!r}: store_policy needs an explorer with log-probabilities; {self.explorer!r} has none")
             self.explorer.log_prob = True  # type: ignore[union-attr]
+        self._check_window()
         if self.window.n_step > 1 and DURATION in self.extras:
             raise ValueError(f"{agent}, task {name!r}: rows with durations look n steps ahead already; set n_step=1, got {self.window.n_step}")
         if self.explorer is not None:
@@ -147,15 +148,31 @@ class AgentHelper:
             if self.store_policy:
                 specs.append(Spec("policy.log_prob", (), np.dtype(np.float32)))
             self.allocate(buffer, [s.owned_by(f"task {name!r}") for s in (*specs, *self.extras)])
-            if self.window.rows > buffer.lane_size and not self.window.in_order:
-                raise ValueError(f"{agent}, task {name!r}: the algorithm looks at {self.window.rows} rows in a row, a lane of the buffer holds "
-                                 f"{buffer.lane_size}; give the helper size ≥ {self.window.rows * buffer.n_lanes}")
+            self._check_buffer(buffer, raw)
+
+    def _check_buffer(self, buffer: ReplayBuffer, raw: Mapping[str, Spec]) -> None:
+        """Refuses lanes that are too short for what is looked at together, and frames other than the model's."""
+        rows = self.window.rows + max(self.transforms.behind, buffer.stack_num - 1)
+        if rows > buffer.lane_size and not self.window.in_order:
+            raise ValueError(f"{self.agent}, task {self.name!r}: the algorithm looks at {rows} rows in a row, a lane of the buffer holds "
+                             f"{buffer.lane_size}; give the helper size ≥ {rows * buffer.n_lanes}")
+        for name, spec in raw.items():
+            if buffer.read_shape(name) != spec.shape:
+                raise spec.owned_by(f"{self.agent}, task {self.name!r}").error(
+                    f"{buffer.read_shape(name)} from {buffer!r}", "stack_num goes with observations that come stacked (save_only_last_obs); "
+                    "for single frames use the transform FrameStacker")
+
+    def _check_window(self) -> None:
+        """Refuses an algorithm that asks for rows which this schedule does not send."""
 
     def _raw_specs(self, inputs: Mapping[str, Spec]) -> dict[str, Spec]:
         """The observations as they come, by flat names: the model's inputs, or what the transforms make them from."""
         if not len(self.transforms):
             return {name: inputs[name] for name in self._obs_names}
-        space = self.agent.env.observation_space if self.obs_space is None else self.obs_space
+        space = self.obs_space if self.obs_space is not None else getattr(self.agent.env, "observation_space", None)
+        if space is None:
+            raise ValueError(f"{self.agent}, task {self.name!r}: transforms need the space of raw observations, and there is no environment; "
+                             "give the helper obs_space=")
         made, owner = specs_of(self.transforms.space(space), "obs"), f"{self.agent}, task {self.name!r}"
         if made.keys() != set(self._obs_names):
             raise SpecError(f"{owner}, transforms: the model takes {', '.join(self._obs_names)}, the transforms make {', '.join(made)}; build "
@@ -342,7 +359,7 @@ class AgentHelper:
             raise type(error)(f"{self.agent}: {error}") from None
         self.steps += n
         if self._changes:
-            self.transforms.reward(np.asarray(rew))  # for statistics of the rollout
+            self.transforms.reward(np.asarray(rew) if mask is None else np.asarray(rew)[mask])  # for statistics of the rollout
         self._after_store(n, ended)
 
     def _more(self, act: Any, extra: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -414,17 +431,18 @@ class AgentHelper:
         with buffer.lock:
             rows = buffer.gather(positions.ravel())
             rows = chain.replay(rows, Source(buffer, positions.ravel(), self.rng, positions.ravel()))
+        rows["done"] = rows["terminated"] | rows["truncated"]
         flat = {n: c.reshape((*positions.shape, *c.shape[1:]))[()] for n, c in rows.items() if n == key or n.startswith(key + ".")}
         if not flat:
             raise KeyError(f"{self.agent}, task {self.name!r}: " + unknown("field", key, rows))
         return flat[key] if key in flat else Batch.nest({name[len(key) + 1 :]: column for name, column in flat.items()})
 
-    def _replayed(self, rows: dict[str, Array], indices: Array, last_index: Array) -> dict[str, Array]:
+    def _replayed(self, rows: dict[str, Array], indices: Array, last_index: Array, real: Array | None = None) -> dict[str, Array]:
         """Raw rows of the buffer as the algorithm gets them; the caller holds the buffer's lock."""
         if not self._changes:
             return rows
         assert self.buffer is not None
-        return self.transforms.replay(rows, Source(self.buffer, indices, self.rng, last_index))
+        return self.transforms.replay(rows, Source(self.buffer, indices, self.rng, last_index, real))
 
     def _send(self, rows: Mapping[str, Array], done: Callable[[Mapping[str, Any]], None] | None = None) -> dict[str, Any] | None:
         """Sends `rows`; `done` gets the training return once it is there."""
@@ -452,6 +470,7 @@ class AgentHelper:
                 "noise_rng": self._noise_rng, "rng": rng_state(self.rng)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._pending = None  # a lesson of before has nothing to say to these rows
         self.steps = state["steps"]
         self._noise, self._noise_at = [], 0
         if state["noise_size"] and self._exploring:
@@ -506,6 +525,11 @@ class OffPolicyHelper(AgentHelper):
         # So many rows, wherever they lie, have one that a whole sequence follows.
         self.warmup = max(self.warmup, self.window.sequence * buffer.n_lanes)
 
+    def _check_window(self) -> None:
+        if self.window.in_order:
+            raise ValueError(f"{self.agent}, task {self.name!r}: {type(self.task.algorithm).__name__} learns from rows in order (in_order), "
+                             f"{type(self).__name__} sends random ones; use OnPolicyHelper or EpisodicHelper")
+
     def _after_store(self, rows: int, ended: int) -> None:
         if self.collecting:
             return  # not counted either, or the first step after a long collection would send hundreds of requests
@@ -528,17 +552,19 @@ class OffPolicyHelper(AgentHelper):
 
     def lesson(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
         """`n` random rows to learn from, and what is to be called with the training return, if anything."""
-        rows, indices = self.sample(n)
-        if not isinstance(self.buffer, PrioritizedReplayBuffer):
-            return rows, None
-        return rows, partial(self._feed_back, indices, self.buffer.serials(indices))
+        buffer = self.buffer
+        if not isinstance(buffer, PrioritizedReplayBuffer):
+            return self.sample(n)[0], None
+        with buffer.lock:  # the serials of the rows that were drawn, not of those that came since
+            rows, indices = self.sample(n)
+            return rows, partial(self._feed_back, indices, buffer.serials(indices))
 
     def _feed_back(self, indices: Array, serials: Array, result: Mapping[str, Any]) -> None:
         assert isinstance(self.buffer, PrioritizedReplayBuffer)
         if "priority" not in result:
             raise ValueError(f"{self.agent}, task {self.name!r}: a prioritised buffer needs a `priority` for each row; learn of "
                              f"{type(self.task.algorithm).__name__} returned {', '.join(result)}")
-        self.buffer.set_priorities(indices, result["priority"], serials)
+        self.buffer.update_weight(indices, result["priority"], serials)
 
     def sample(self, n: int) -> tuple[dict[str, Array], Array]:
         """`n` random rows with what the algorithm's window asks for, flat field name → array, and their positions in the buffer.
@@ -551,7 +577,13 @@ class OffPolicyHelper(AgentHelper):
             raise NotEnoughRows(f"{self.agent}, task {self.name!r}: learning needs {n} rows, the buffer has {have}; "
                                 "store more steps first, or lower batch_size")
         with self.buffer.lock:  # all columns of a row from one moment
-            indices = self.buffer.sample_indices(n, self.rng, self.window.sequence - 1, self.transforms.behind)
+            behind = max(self.transforms.behind, self.buffer.stack_num - 1)
+            if behind:
+                behind += self.window.burn_in  # frames of the rows before the drawn one count, too
+            try:
+                indices = self.buffer.sample_indices(n, self.rng, self.window.sequence - 1, behind)
+            except ValueError as error:
+                raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {error}") from None
             return self.rows_at(indices), indices
 
     def rows_at(self, indices: Array) -> dict[str, Array]:
@@ -573,7 +605,7 @@ class OffPolicyHelper(AgentHelper):
         assert buffer is not None
         positions, valid = buffer.sequences(indices, window.sequence, window.burn_in)
         flat = positions.ravel()
-        rows = self._replayed(buffer.gather(flat), flat, flat)
+        rows = self._replayed(buffer.gather(flat), flat, flat, valid.ravel())
         out = {name: column.reshape(*positions.shape, *column.shape[1:]) for name, column in rows.items()}
         out |= {name: column[:, 0] for name, column in out.items() if name in self._state_specs}
         if isinstance(buffer, PrioritizedReplayBuffer):
@@ -612,11 +644,18 @@ class OnPolicyHelper(AgentHelper):
         self.unroll = unroll
         self.dropped = 0
         self._unrolled = 0
+        self._context: dict[int, int] = {}  # lane → rows at its front that were learned from, and are kept for the frames of later ones
         self._learns = 0  # the task's updates when the newest row was stored
         self._renewed: list[int] = []  # values of `_unrolled` at which the task was found updated
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
-        return ReplayBuffer((self.unroll + 1) * n_lanes, n_lanes, rng)  # one more: what was collected may fill the unroll already
+        # One more: what was collected may fill the unroll already.
+        return ReplayBuffer((self.unroll + 1 + self.transforms.behind) * n_lanes, n_lanes, rng)
+
+    def _check_window(self) -> None:
+        if self.window.n_step > 1 or self.window.rows > 1:
+            raise ValueError(f"{self.agent}, task {self.name!r}: {type(self.task.algorithm).__name__} asks for {self.window}, "
+                             f"{type(self).__name__} sends whole segments; use OffPolicyHelper")
 
     def _after_store(self, rows: int, ended: int) -> None:
         if self.task.learns != self._learns:
@@ -646,14 +685,11 @@ class OnPolicyHelper(AgentHelper):
         Raises:
             NotEnoughRows: there are none.
         """
-        found = self._segments()
+        segments_and_stale = self._segments()
+        self.dropped += sum(stale for _, _, stale in segments_and_stale)
+        found = [(at, rows) for at, rows, _ in segments_and_stale if len(at)]
         if not found:
             raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {self._nothing}; store more steps before learning")
-        old = self._renewed[-2] if self.wait and not self.store_policy and len(self._renewed) > 1 else 0
-        if old:
-            fresh = self._unrolled - old
-            self.dropped += sum(max(len(at) - fresh, 0) for at, _ in found)
-            found = [(at[-fresh:], {name: column[-fresh:] for name, column in rows.items()}) for at, rows in found]
         if self._changes:
             assert self.buffer is not None
             with self.buffer.lock:
@@ -663,24 +699,29 @@ class OnPolicyHelper(AgentHelper):
         for segment in segments:
             segment["last"] = segment["terminated"] | segment["truncated"]
             segment["last"][-1] = True
-        # The lanes are overwritten while an asynchronous request waits.
-        out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]} if copy or len(segments) > 1 else segments[0]
+        # The lanes are overwritten while an asynchronous request waits, and rows that are kept move to their front.
+        copy = copy or len(segments) > 1 or self._keeps()
+        out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]} if copy else segments[0]
         self._forget()
         return out
 
     def ready(self) -> bool:
         """Whether there is something to learn from."""
-        return bool(self._segments())
+        return any(len(at) for at, _, _ in self._segments())
 
-    def _segments(self) -> list[tuple[Array, dict[str, Array]]]:
-        """What would be learned from now, per environment: positions, and raw rows, perhaps views of the buffer."""
+    def _segments(self) -> list[tuple[Array, dict[str, Array], int]]:
+        """What would be learned from now, per environment: positions, raw rows, perhaps views of the buffer, and how many are too old."""
+        buffer = self.buffer
+        old = self._renewed[-2] if self.wait and not self.store_policy and len(self._renewed) > 1 else 0
         found = []
-        for lane in self.lanes if self.buffer is not None else ():
-            assert self.buffer is not None
-            rows = self.buffer.lane_rows(lane)
-            n = self._to_take(rows)
-            if n:
-                found.append((self.buffer.lane_positions(lane)[:n], {name: column[:n] for name, column in rows.items()}))
+        for lane in self.lanes if buffer is not None else ():
+            assert buffer is not None
+            rows = buffer.lane_rows(lane)
+            begin, end = self._context.get(lane, 0), self._to_take(rows)
+            stale = min(max(len(rows["rew"]) - (self._unrolled - old) - begin, 0), max(end - begin, 0)) if old else 0
+            begin += stale
+            if end > begin or stale:
+                found.append((buffer.lane_positions(lane)[begin:end], {name: column[begin:end] for name, column in rows.items()}, stale))
         return found
 
     _nothing = "nothing was stored since the last learning"
@@ -690,21 +731,41 @@ class OnPolicyHelper(AgentHelper):
         return len(rows["rew"])
 
     def _forget(self) -> None:
-        """Drops the rows that were taken."""
-        assert self.buffer is not None
-        for lane in self.lanes:
-            self.buffer.clear_lane(lane)
+        """Drops the rows that were taken, but for those of an open episode that the frames of later ones look back to."""
+        buffer = self.buffer
+        assert buffer is not None
+        kept = [self._kept(lane) for lane in self.lanes] if self._keeps() else [(0, None)] * len(self.lanes)
         self._unrolled = 0
         self._renewed.clear()
+        for lane, (context, rows) in zip(self.lanes, kept, strict=True):
+            buffer.clear_lane(lane)
+            self._context[lane] = context
+            if rows is not None and len(rows[0]):
+                buffer.push_rows([lane] * len(rows[0]), rows)
+                self._unrolled = max(self._unrolled, len(rows[0]) - context)
+
+    def _keeps(self) -> bool:
+        """Whether rows stay when others are dropped."""
+        return self.transforms.behind > 0
+
+    def _kept(self, lane: int) -> tuple[int, list[Array]]:
+        """The rows of a lane that stay, and how many of them were learned from."""
+        assert self.buffer is not None
+        rows = self.buffer.lane_rows(lane)
+        n = self._to_take(rows)
+        ends = np.flatnonzero(rows["terminated"][:n] | rows["truncated"][:n])
+        context = min(self.transforms.behind, n - (int(ends[-1]) + 1 if len(ends) else 0))
+        return context, [column[n - context :].copy() for column in rows.values()]
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "unrolled": self._unrolled, "learns": self._learns, "renewed": list(self._renewed),
-                "dropped": self.dropped}
+                "dropped": self.dropped, "context": {str(lane): rows for lane, rows in self._context.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
         self._renewed = list(state["renewed"])
+        self._context = {int(lane): rows for lane, rows in state.get("context", {}).items()}
 
 
 class EpisodicHelper(OnPolicyHelper):
@@ -732,8 +793,8 @@ class EpisodicHelper(OnPolicyHelper):
         if self._ended >= self.episodes and not self.collecting:
             self._learn()
 
-    def take(self, copy: bool = True) -> dict[str, Array]:
-        return super().take()  # always copies, for the rows of an open episode move to the front of the lane
+    def _keeps(self) -> bool:
+        return True  # those of open episodes
 
     def _to_take(self, rows: Mapping[str, Array]) -> int:
         n = len(rows["rew"])
@@ -743,18 +804,7 @@ class EpisodicHelper(OnPolicyHelper):
         return int(ends[-1]) + 1 if len(ends) else 0
 
     def _forget(self) -> None:
-        buffer = self.buffer
-        assert buffer is not None
-        left = {}
-        for lane in self.lanes:
-            rows = buffer.lane_rows(lane)
-            n = self._to_take(rows)
-            left[lane] = [column[n:].copy() for column in rows.values()]
         super()._forget()
-        for lane, columns in left.items():
-            if len(columns[0]):
-                buffer.push_rows([lane] * len(columns[0]), columns)
-                self._unrolled = max(self._unrolled, len(columns[0]))
         self._ended = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -789,8 +839,8 @@ class OfflineHelper(OffPolicyHelper):
             column = buffer.columns.get(spec.name)
             if column is None and spec.name.split(".")[0] in ("obs", "act"):
                 raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field", True)
-            if column is not None and (column.shape[1:] != spec.shape or column.dtype != spec.dtype):
-                raise spec.error(f"{('N', *column.shape[1:])} {column.dtype}", "convert the data, or build the model for its spaces", True)
+            if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):
+                raise spec.error(f"{('N', *buffer.read_shape(spec.name))} {column.dtype}", "convert the data, or build the model for its spaces", True)
 
     def store(self, *args: Any, **kwargs: Any) -> None:
         """Offline data does not grow."""

@@ -30,9 +30,11 @@ from parl_like.data.transforms import (
     ObservationClip,
     ObservationNormalizer,
     RewardClipping,
+    RewardNormalizer,
     RewardScaling,
     Transforms,
 )
+from parl_like.errors import NotEnoughRows
 from parl_like.model import Model
 from parl_like.spec import Spec, SpecError
 from parl_like.stages import StopAfterEpisodes, StopAfterSteps
@@ -227,8 +229,8 @@ def test_priorities_are_those_of_the_rows_that_were_learned_from():
         robot.run(StopAfterSteps(400))
         buffer = robot.buffers["RL"]
         for position in buffer.sample_indices(0).tolist():
-            assert buffer._sum[position] in (buffer.obs[position, 0], 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-        learned = np.array([buffer._sum[p] == buffer.obs[p, 0] for p in buffer.sample_indices(0)])
+            assert round(buffer._sum[position], 3) in (buffer.obs[position, 0], 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+        learned = np.array([round(buffer._sum[p], 3) == buffer.obs[p, 0] for p in buffer.sample_indices(0)])
         assert learned.mean() > 0.5
 
 
@@ -359,3 +361,120 @@ def test_on_policy_transforms_keep_views_out_of_the_buffer():
     with robot_of(a2c(Noisy), helper, Noisy, n_agents=2) as robot:
         robot.run(StopAfterSteps(64))
         assert rows(robot)["rew"].shape[0] <= 9 and robot.tasks["RL"].learns == 4
+
+
+# ------------------------------------------------------------------------------------------------- found by a review
+
+
+@pytest.mark.parametrize("schedule", ["on", "episodic"])
+@pytest.mark.parametrize("agent", [Agent, partial(VectorAgent, 2)], ids=["plain", "vector"])
+def test_on_policy_lessons_have_the_frames_that_were_acted_on(schedule, agent):
+    """Frames reach back over the border of two unrolls, where the rows before were forgotten."""
+    chain = lambda: [FrameStacker(3), ImageScale(low=0.0)]  # noqa: E731
+    algorithm = Seen(Plain(Transforms(chain()).space(pixels().observation_space)))
+    make = {"on": lambda: OnPolicyHelper(unroll=4, transforms=chain()), "episodic": lambda: EpisodicHelper(max_steps=4, transforms=chain())}
+    with robot_of(algorithm, make[schedule], pixels, agent=agent) as robot:
+        robot.run(StopAfterSteps(36))
+    expected = [[max(t - 2, 0), max(t - 1, 0), t] for t in range(7)]
+    learned = 0
+    for lesson in algorithm.lessons:
+        for obs, obs_next in zip(lesson["obs"][..., 0, 0] * 255, lesson["obs_next"][..., 0, 0] * 255, strict=True):
+            assert expected[expected.index(np.round(obs).astype(int).tolist()) + 1] == np.round(obs_next).astype(int).tolist()
+            learned += 1
+    assert 28 <= learned <= 36  # every row once
+
+
+def test_rows_without_an_error_are_still_drawn():
+    class Nothing(Corridor):
+        def obs(self):
+            return np.zeros(1, np.float32)
+
+        def step(self, act):
+            return self.obs(), 0.0, False, False, {}
+
+    func = dqn(Nothing, lr=1e-9)
+    helper = off(size=50, batch_size=16, learn_every=1, buffer=partial(PrioritizedReplayBuffer, alpha=1.0))
+    with robot_of(func, helper, Nothing) as robot:
+        with torch.no_grad():
+            for parameter in robot.tasks["RL"].algorithm.parameters():
+                parameter.zero_()
+        robot.tasks["RL"].algorithm.target.sync_from(robot.tasks["RL"].algorithm.model)
+        robot.run(StopAfterSteps(200))
+        buffer = robot.buffers["RL"]
+        assert (buffer._sum[buffer.sample_indices(0)] > 0).all() and robot.tasks["RL"].learns > 100
+        assert np.isfinite(robot.update("RL")["loss"])
+
+
+def test_padding_of_sequences_and_rows_of_a_reset_do_not_count():
+    class Normalised(Sequences):
+        pass
+
+    chain = [RewardNormalizer()]
+    algorithm = Normalised(Plain())
+    with robot_of(algorithm, off(size=200, batch_size=16, learn_every=2, transforms=chain), lambda: Corridor(3)) as robot:
+        robot.run(StopAfterSteps(60))
+        moments = robot.transforms["RL"].state_dict()["0 RewardNormalizer"]["rew"]
+        assert moments["n"] == sum(lesson["valid"].sum() for lesson in algorithm.lessons)
+    rollout = [RewardNormalizer(update_on="rollout")]
+    with robot_of(Recorder(), off(transforms=rollout), lambda: Corridor(3), agent=partial(VectorAgent, 2)) as robot:
+        robot.run(StopAfterSteps(60))
+        moments = robot.transforms["RL"].state_dict()["0 RewardNormalizer"]["rew"]
+        assert moments["n"] == len(robot.buffers["RL"]) and moments["mean"] == 1
+
+
+@pytest.mark.parametrize(("algorithm", "helper", "message"), [
+    (lambda: Sequences(), lambda: OnPolicyHelper(unroll=4), "Sequences asks for Window.*sends whole segments; use OffPolicyHelper"),
+    (dqn(n_step=3), lambda: OnPolicyHelper(unroll=4), "DQN asks for Window"),
+    (a2c(), off(), r"A2C learns from rows in order \(in_order\), OffPolicyHelper sends random ones; use OnPolicyHelper"),
+    (lambda: Recorder(), off(buffer=partial(ReplayBuffer, stack_num=3)), r"expected \(1,\) float32, got \(3, 1\) from ReplayBuffer"),
+    (lambda: Sequences(Plain(Box(0.0, 1000.0, (4, 1), np.float32))), off(size=8, transforms=[FrameStacker(4)]), "looks at 9 rows in a row, a lane of the buffer holds 8"),
+])
+def test_what_does_not_fit_together_is_refused_before_it_runs(algorithm, helper, message):
+    with pytest.raises(ValueError, match=message):
+        robot_of(algorithm, helper, Corridor)
+
+
+def test_hindsight_is_for_rows_that_stand_alone_and_buffers_of_single_frames():
+    class Twos(Recorder):
+        window = Window(sequence=2)
+
+    helper = off(transforms=[Hindsight()])
+    with robot_of(Twos(Plain(Reach.observation_space)), helper, Reach) as robot, pytest.raises(Exception, match=r"expected rows that stand alone: Window\(sequence=1\)"):
+        robot.run(StopAfterSteps(40))
+    from parl_like.data.transforms import Source
+
+    buffer = ReplayBuffer(9, stack_num=2)
+    row = {"achieved_goal": np.zeros(1), "desired_goal": np.ones(1)}
+    for _ in range(4):
+        buffer.add(dict(obs=row, act=0, rew=-1.0, terminated=False, truncated=False, obs_next=row))
+    at = np.arange(4)
+    with pytest.raises(ValueError, match="expected a buffer of single frames; put FrameStacker behind, got stack_num=2"):
+        Hindsight().replay(buffer.gather(at), Source(buffer, at, np.random.default_rng(0), at))
+
+
+def test_too_few_rows_for_a_sequence_say_so():
+    with robot_of(Sequences(), off(size=200)) as robot:
+        robot.collect(n_step=3)
+        with pytest.raises(NotEnoughRows):
+            robot.agents[0].helpers["RL"].sample(2)
+
+
+def test_offline_data_is_checked_as_it_is_read():
+    data = ReplayBuffer(20, stack_num=3, save_only_last_obs=True, ignore_obs_next=True)
+    stack = np.zeros((3, 2), np.float32)
+    for i in range(20):
+        data.add(dict(obs=stack, act=0, rew=0.0, terminated=False, truncated=i == 19, obs_next=stack))
+    from parl_like import OfflineHelper
+
+    with robot_of(Recorder(Plain(Box(-1, 1, (3, 2), np.float32))), lambda: OfflineHelper(data, batch_size=4), None) as robot:
+        assert robot.update("RL", 4)["loss"] == 1
+    with pytest.raises(SpecError, match=r"expected \('N', 2\) float32, got \('N', 3, 2\) float32"):
+        robot_of(Recorder(Plain(Box(-1, 1, (2,), np.float32))), lambda: OfflineHelper(data, batch_size=4), None)
+    with pytest.raises(ValueError, match="transforms need the space of raw observations, and there is no environment; give the helper obs_space="):
+        robot_of(Recorder(), lambda: OfflineHelper(data, batch_size=4, transforms=[RewardScaling(2.0)]), None)
+
+
+def test_done_can_be_read_through_transforms():
+    with robot_of(Recorder(), off(transforms=[RewardScaling(2.0)]), lambda: Corridor(3)) as robot:
+        robot.run(StopAfterEpisodes(1))
+        assert robot.agents[0].helpers["RL"].read(slice(None), "done").tolist() == [False, False, True]

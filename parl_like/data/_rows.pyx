@@ -276,6 +276,13 @@ cdef class Ring:
         self.count, self.cursor, self.written = (np.array(x, np.int64) for x in (count, cursor, written))
         if not (len(self.count) == len(self.cursor) == len(self.written) == self.n_lanes):
             raise ValueError(f"Ring: books of {len(self.count)} lanes; expected {self.n_lanes}")
+        first = np.arange(self.n_lanes) * self.lane_size
+        full = self.count == self.lane_size
+        sound = (self.count >= 0) & (self.count <= self.lane_size) & np.where(
+            full, (self.cursor >= first) & (self.cursor < first + self.lane_size), self.cursor == first + self.count)
+        if not sound.all():
+            lane = int(np.flatnonzero(~sound)[0])
+            raise ValueError(f"Ring: lane {lane} has {self.count[lane]} rows of {self.lane_size} and its next at {self.cursor[lane]}; damaged books")
         self.counts, self.cursors, self.writes = self.count, self.cursor, self.written
         self.total = int(self.count.sum())
 
@@ -289,6 +296,14 @@ cdef class Ring:
     cdef int check_lane(self, Py_ssize_t lane) except -1:
         if lane < 0 or lane >= self.n_lanes:
             raise IndexError(f"Ring: lane {lane} of {self.n_lanes}")
+        return 0
+
+    cdef int check_positions(self, const long long[::1] at) except -1:
+        """Refuses what lies outside of the memory. Whether a position holds a row is `first_empty`'s business."""
+        cdef Py_ssize_t i
+        for i in range(at.shape[0]):
+            if at[i] < 0 or at[i] >= self.n_lanes * self.lane_size:
+                raise IndexError(f"Ring: position {at[i]}; positions are 0 to {self.n_lanes * self.lane_size - 1}")
         return 0
 
     cdef inline Py_ssize_t advance(self, Py_ssize_t lane) noexcept nogil:
@@ -445,6 +460,7 @@ cdef class Ring:
         """[N]: the row after each, within the episode; a row that ends one and the newest row of a lane are their own."""
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
         cdef Py_ssize_t i, n = at.shape[0]
+        self.check_positions(at)
         out = np.empty(n, np.int64)
         cdef long long[::1] to = out
         for i in range(n):
@@ -455,6 +471,7 @@ cdef class Ring:
         """[N]: the row before each, within the episode; its first row and the oldest row of a lane are their own."""
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
         cdef Py_ssize_t i, n = at.shape[0]
+        self.check_positions(at)
         out = np.empty(n, np.int64)
         cdef long long[::1] to = out
         for i in range(n):
@@ -465,6 +482,7 @@ cdef class Ring:
         """[N]: the newest row of the episode of each; in O(rows until there)."""
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
         cdef Py_ssize_t i, here, there, n = at.shape[0]
+        self.check_positions(at)
         out = np.empty(n, np.int64)
         cdef long long[::1] to = out
         with nogil:
@@ -485,6 +503,7 @@ cdef class Ring:
         """
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
         cdef Py_ssize_t i, k, n = at.shape[0], here, there
+        self.check_positions(at)
         out = np.empty((n, back + 1 + ahead), np.int64)
         real = np.ones((n, back + 1 + ahead), bool)
         cdef long long[:, ::1] to = out
@@ -510,6 +529,7 @@ cdef class Ring:
         cdef Py_ssize_t i, k, rows = at.shape[0], here, there, nbytes = block.nbytes[field]
         cdef char* target
         cdef Py_buffer view
+        self.check_positions(at)
         spec = block.specs[field]
         rew = np.zeros((rows, n, *spec.shape), spec.dtype)
         valid, last = np.empty(rows, np.int64), np.empty(rows, np.int64)
@@ -544,6 +564,7 @@ cdef class Ring:
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
         cdef Py_ssize_t i, k, n = at.shape[0], here, there, lane
         cdef bint good
+        self.check_positions(at)
         out = np.empty(n, bool)
         cdef unsigned char[::1] to = out.view(np.uint8)
         with nogil:

@@ -19,7 +19,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -46,7 +46,7 @@ _DTYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8", "I64": "<i8",
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2",
 }  # fmt: skip
-_CODES = {np.dtype(name): code for code, name in _DTYPES.items() if code != "BF16"}
+CODES = {np.dtype(name): code for code, name in _DTYPES.items() if code != "BF16"}
 
 _NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*\Z"
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME, max_length=200)]
@@ -125,8 +125,8 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
     plans = [_Plan(path, name, value) for name, value in tree.items()]
     twins = {name.casefold() for name in tree}
     if len(twins) < len(tree) or "manifest" in twins:
-        raise _refusal(path, "component names that differ in more than case, none of them 'manifest'", list(tree), "rename one")
-    body = {"format": FORMAT, "versions": _versions(), "meta": _Plan(path, "meta", dict(meta or {}), arrays=False).values}
+        raise refusal(path, "component names that differ in more than case, none of them 'manifest'", list(tree), "rename one")
+    body = {"format": FORMAT, "versions": versions(), "meta": _Plan(path, "meta", dict(meta or {}), arrays=False).values}
     _check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
@@ -135,9 +135,9 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         body["components"] = [msgspec.to_builtins(plan.write(partial)) for plan in plans]
         text = _sealed(json.dumps(body, indent=1, allow_nan=False).removesuffix("\n}").encode("ascii"))
         if len(text) > MAX_MANIFEST:
-            raise _refusal(path / MANIFEST, f"at most {MAX_MANIFEST} bytes", len(text), "store fewer arrays and less meta")
+            raise refusal(path / MANIFEST, f"at most {MAX_MANIFEST} bytes", len(text), "store fewer arrays and less meta")
         _write_file(partial / MANIFEST, [text])
-        _sync_folder(partial)
+        sync_folder(partial)
         _put_in_place(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -154,7 +154,7 @@ def replace_file(path: Path, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(partial)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def remove_archive(path: Path) -> None:
@@ -190,8 +190,18 @@ def clean_partial(parent: Path) -> list[str]:
             continue
         found.append(entry)
     if found:
-        _sync_folder(parent)
+        sync_folder(parent)
     return found
+
+
+def encode(path: Path, name: str, value: Any) -> tuple[bytes, dict[str, Array]]:
+    """One component: its plain values as ASCII JSON, and its arrays by the labels that stand for them there, little-endian.
+
+    Raises:
+        ArchiveError: as `write_archive`; it names `path`.
+    """
+    plan = _Plan(path, name, value)
+    return plan.text, {label: _as_numpy(leaf, stored.dtype) for label, (stored, leaf) in plan.leaves.items()}
 
 
 class _Plan:
@@ -201,7 +211,7 @@ class _Plan:
         self.path, self.name, self.arrays = path, name, arrays
         if not isinstance(name, str) or not re.match(_NAME, name) or len(name) > 180:
             expected = "component names of at most 180 letters, digits, '.', '_' and '-', not starting with '.'"
-            raise _refusal(path, expected, repr(name), "rename it")
+            raise refusal(path, expected, repr(name), "rename it")
         self.leaves: dict[str, tuple[StoredArray, Any]] = {}
         # `__metadata__` means something else in a safetensors header.
         self.labels = {"__metadata__"}
@@ -226,13 +236,13 @@ class _Plan:
     def _bytes(self, name: str, group: list[tuple[StoredArray, Any]]) -> Iterator[Any]:
         yield _header(name, [tensor for tensor, _ in group])
         for tensor, value in group:
-            yield from _pieces(_as_numpy(value, tensor.dtype))
+            yield from pieces(_as_numpy(value, tensor.dtype))
 
     def _encode(self, value: Any, where: str, depth: int) -> Any:
         """`value` as JSON. What JSON lacks is an object with one key: $array, $tensor, $float or $int; a user's `$` is doubled."""
         if depth > MAX_DEPTH:
             raise self._refuse(where, f"at most {MAX_DEPTH} levels", "more", "flatten it; does it contain itself?")
-        if isinstance(value, np.generic) and value.dtype in _CODES:
+        if isinstance(value, np.generic) and value.dtype in CODES:
             value = value.item()
         if value is None or isinstance(value, (bool, str)):
             return value
@@ -251,7 +261,7 @@ class _Plan:
             return [self._encode(part, f"{dot}{i}", depth + 1) for i, part in enumerate(value)]
         torch = sys.modules.get("torch")
         if type(value) in (np.ndarray, np.memmap):
-            kind, code = "$array", _CODES.get(value.dtype.newbyteorder("<"))
+            kind, code = "$array", CODES.get(value.dtype.newbyteorder("<"))
         elif torch is not None and isinstance(value, torch.Tensor):
             kind, code = "$tensor", _torch_code(value)
         else:
@@ -274,7 +284,7 @@ class _Plan:
         return label
 
     def _refuse(self, where: str, expected: object, got: object, mend: str = "convert it, or leave it out") -> ArchiveError:
-        return _refusal(f"{self.path}, {'.'.join(filter(None, (self.name, where)))!r}", expected, got, mend)
+        return refusal(f"{self.path}, {'.'.join(filter(None, (self.name, where)))!r}", expected, got, mend)
 
 
 def _torch_code(tensor: torch.Tensor) -> str | None:
@@ -285,7 +295,7 @@ def _torch_code(tensor: torch.Tensor) -> str | None:
     if tensor.dtype is torch.bfloat16:
         return "BF16"
     try:
-        return _CODES.get(np.dtype(str(tensor.dtype).removeprefix("torch.")))
+        return CODES.get(np.dtype(str(tensor.dtype).removeprefix("torch.")))
     except TypeError:  # a dtype that NumPy does not know: float8, quantised …
         return None
 
@@ -301,8 +311,8 @@ def _as_numpy(value: Any, code: str) -> Array:
     return array
 
 
-def _pieces(array: Array) -> Iterator[memoryview]:
-    """The array's bytes in C order; only what is not contiguous is copied, a piece at a time."""
+def pieces(array: Array) -> Iterator[memoryview]:
+    """An array's bytes in C order; only what is not contiguous is copied, a piece at a time."""
     rows = array.reshape(1) if array.ndim == 0 else array
     step = max(1, PIECE * len(rows) // max(1, rows.nbytes))
     for start in range(0, len(rows) if rows.size else 0, step):
@@ -345,7 +355,7 @@ def _write_file(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Makes the names in a directory durable, where its file system can."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -363,7 +373,7 @@ def _check_replaceable(path: Path) -> None:
         return
     names = os.listdir(path) if path.is_dir() and not path.is_symlink() else ["no directory"]
     if names and (MANIFEST not in names or not all(name.endswith((".json", ".safetensors", ".npy")) for name in names)):
-        raise _refusal(path, "a new name or an archive to replace", "something else", "choose another path")
+        raise refusal(path, "a new name or an archive to replace", "something else", "choose another path")
 
 
 def _put_in_place(partial: Path, path: Path) -> None:
@@ -375,7 +385,7 @@ def _put_in_place(partial: Path, path: Path) -> None:
             with suppress(OSError):
                 os.rename(aside, path)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     if aside is not None:
         with suppress(OSError):  # the new archive is in place; `clean_partial` will try again
             _remove(aside)
@@ -388,7 +398,8 @@ def _remove(path: Path) -> None:
         os.unlink(path)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What writes here: Python, parl_like, numpy and torch -> version, or 'unknown'."""
     out = {"python": platform.python_version()}
     for package in ("parl_like", "numpy", "torch"):
         try:
@@ -409,11 +420,42 @@ def read_archive(path: Path) -> tuple[dict[str, Any], Manifest]:
             manifest, a name or dtype outside the allow-list, a newer format; or a file that cannot be read. No array is allocated
             before its shape agrees with the size of its file on disk.
     """
+    tree, manifest, _ = read_components(path, lambda name: False)
+    return tree, manifest
+
+
+def read_components(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, Any], Manifest, dict[str, str]]:
+    """As `read_archive`, but where a component is damaged or missing that may be spared, the others are read without it.
+
+    Args:
+        path: The archive.
+        spare: Says of a component's name whether the archive is of use without it.
+
+    Returns:
+        The tree of the good components, the manifest, and name -> what is wrong of the bad ones.
+
+    Raises:
+        ArchiveError: as `read_archive`, for the manifest, a file that it does not list, and any other component.
+    """
+    tree: dict[str, Any] = {}
+    bad: dict[str, str] = {}
     with _opened(path) as (found, folder):
         manifest = _manifest(found, folder)
-        _check_files(found, folder, manifest)
-        tree = {component.name: _read_component(found, folder, component) for component in manifest.components}
-        return tree, manifest
+        known = {MANIFEST} | {stored.name for component in manifest.components for stored in component.files}
+        for name in sorted(set(os.listdir(folder)) - known):
+            raise damaged(found / name, "no such file", "one")
+        for step in (_check_files, _read_component):  # all sizes, before anything is allocated
+            for component in manifest.components:
+                if component.name in bad:
+                    continue
+                try:
+                    tree[component.name] = step(found, folder, component)
+                except (ArchiveError, OSError) as error:
+                    if not spare(component.name):
+                        raise
+                    bad[component.name] = str(error)
+                    tree.pop(component.name, None)
+    return tree, manifest, bad
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -440,7 +482,7 @@ def _opened(path: Path) -> Iterator[tuple[Path, int]]:
             os.close(folder)
     except OSError as error:
         got = f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
-        raise _refusal(
+        raise refusal(
             path, "a readable archive, not a link", got, "give an archive's directory, or use an earlier one"
         ) from error
 
@@ -450,25 +492,25 @@ def _manifest(path: Path, folder: int) -> Manifest:
     with _open_file(folder, MANIFEST) as stream:
         text = stream.read(MAX_MANIFEST + 1)
     if len(text) > MAX_MANIFEST:
-        raise _damaged(file, f"at most {MAX_MANIFEST} bytes", "more")
+        raise damaged(file, f"at most {MAX_MANIFEST} bytes", "more")
     body = _parse(file, text)
     number = body.get("format") if isinstance(body, dict) else None
     if type(number) is int and number > FORMAT:
-        raise _refusal(file, f"format {FORMAT}", f"format {number}, written by a newer parl_like", "upgrade parl_like")
+        raise refusal(file, f"format {FORMAT}", f"format {number}, written by a newer parl_like", "upgrade parl_like")
     if number != FORMAT:
-        raise _damaged(file, f"format {FORMAT}", f"format {number!r:.20}")
+        raise damaged(file, f"format {FORMAT}", f"format {number!r:.20}")
     if text != _sealed(text[:-_SEAL]) or not body.pop("sha256", ""):
-        raise _damaged(file, "the bytes that its own sha256 names", "others")
+        raise damaged(file, "the bytes that its own sha256 names", "others")
     try:
         manifest = msgspec.convert(body, Manifest)
     except msgspec.ValidationError as error:
-        raise _damaged(file, "a manifest", str(error)) from None
+        raise damaged(file, "a manifest", str(error)) from None
     meta, left = _decode(file, manifest.meta, {}, 0), manifest.components
     if not isinstance(meta, dict):
-        raise _damaged(file, "meta as an object", type(meta).__name__)
+        raise damaged(file, "meta as an object", type(meta).__name__)
     names = [component.name for component in left]
     if len({name.casefold() for name in names}) < len(names):
-        raise _damaged(file, "component names that occur once", "one twice")
+        raise damaged(file, "component names that occur once", "one twice")
     for component in left:
         _check_component(file, component)
     return msgspec.structs.replace(manifest, meta=meta)
@@ -480,14 +522,14 @@ def _check_component(file: Path, component: Component) -> None:
     expected = [f"{component.name}.json"] + [f"{component.name}.safetensors"] * (f"{component.name}.safetensors" in names)
     expected += [f"{component.name}.{i}.npy" for i in range(len(names) - len(expected))]
     if names != expected:
-        raise _damaged(file, f"files {expected[:4]}", names[:4])
+        raise damaged(file, f"files {expected[:4]}", names[:4])
     labels = [tensor.name for stored in component.files for tensor in stored.tensors]
     if len(set(labels)) < len(labels):
-        raise _damaged(file, f"array names that occur once in component {component.name!r}", "one twice")
+        raise damaged(file, f"array names that occur once in component {component.name!r}", "one twice")
     for stored in component.files:
         for tensor in stored.tensors:
             if tensor.dtype not in _DTYPES:
-                raise _damaged(file, f"a dtype among {', '.join(_DTYPES)} for {tensor.name!r}", repr(tensor.dtype[:20]))
+                raise damaged(file, f"a dtype among {', '.join(_DTYPES)} for {tensor.name!r}", repr(tensor.dtype[:20]))
         if stored.name == names[0]:
             fits = not stored.tensors and stored.size <= MAX_VALUES
         elif stored.name.endswith(".npy"):
@@ -497,20 +539,19 @@ def _check_component(file: Path, component: Component) -> None:
         if fits and stored.tensors:
             fits = len(_header(stored.name, stored.tensors)) + sum(t.nbytes for t in stored.tensors) == stored.size
         if not fits:
-            raise _damaged(file, f"{stored.name} of the size that its arrays need", f"{stored.size} bytes")
+            raise damaged(file, f"{stored.name} of the size that its arrays need", f"{stored.size} bytes")
 
 
-def _check_files(path: Path, folder: int, manifest: Manifest) -> None:
-    """The directory holds the manifest's files and no others, all regular and of the size it says; looked at, not opened."""
-    sizes = {stored.name: stored.size for component in manifest.components for stored in component.files}
-    names = set(os.listdir(folder)) - {MANIFEST}
-    for name in sorted(names ^ sizes.keys()):
-        raise _damaged(path / name, *(("no such file", "one") if name in names else ("this file", "none")))
-    for name, size in sizes.items():
-        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISREG(info.st_mode) or info.st_size != size:
+def _check_files(path: Path, folder: int, component: Component) -> None:
+    """The component's files are there, all regular and of the size that the manifest says; looked at, not opened."""
+    for stored in component.files:
+        try:
+            info = os.stat(stored.name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            raise damaged(path / stored.name, "this file", "none") from None
+        if not stat.S_ISREG(info.st_mode) or info.st_size != stored.size:
             kind = "bytes" if stat.S_ISREG(info.st_mode) else "bytes in something that is no plain file"
-            raise _damaged(path / name, f"{size} bytes", f"{info.st_size} {kind}")
+            raise damaged(path / stored.name, f"{stored.size} bytes", f"{info.st_size} {kind}")
 
 
 def _read_component(path: Path, folder: int, component: Component) -> Any:
@@ -518,14 +559,11 @@ def _read_component(path: Path, folder: int, component: Component) -> Any:
     with _open_file(folder, first.name) as stream:
         text = stream.read(first.size + 1)
     if len(text) != first.size or hashlib.sha256(text).hexdigest() != first.sha256:
-        raise _damaged(path / first.name, f"sha256 {first.sha256}", hashlib.sha256(text).hexdigest())
+        raise damaged(path / first.name, f"sha256 {first.sha256}", hashlib.sha256(text).hexdigest())
     arrays: dict[str, tuple[str, Array]] = {}
     for stored in rest:
         arrays.update(_read_arrays(path, folder, stored))
-    value = _decode(path / first.name, _parse(path / first.name, text), arrays, 0)
-    if arrays:
-        raise _damaged(path / first.name, f"a place for array {min(arrays)!r}", "none")
-    return value
+    return decode(path / first.name, text, arrays)
 
 
 def _read_arrays(path: Path, folder: int, stored: StoredFile) -> dict[str, tuple[str, Array]]:
@@ -533,32 +571,49 @@ def _read_arrays(path: Path, folder: int, stored: StoredFile) -> dict[str, tuple
     with _open_file(folder, stored.name) as stream:
         digest = hashlib.sha256(got := stream.read(len(header)))
         if got != header:
-            raise _damaged(file, "the header that the manifest describes", "another")
+            raise damaged(file, "the header that the manifest describes", "another")
         for tensor in stored.tensors:
             try:
                 array = np.empty(tensor.shape, _DTYPES[tensor.dtype])
             except (ValueError, OverflowError):  # an empty array may still have impossible dimensions
-                raise _damaged(file, f"a possible shape of {tensor.name!r}", tensor.shape) from None
+                raise damaged(file, f"a possible shape of {tensor.name!r}", tensor.shape) from None
             rest = array.reshape(-1).view(np.uint8).data
             while rest:
                 count = stream.readinto(rest[:PIECE])
                 if not count:
-                    raise _damaged(file, f"{stored.size} bytes", "fewer")
+                    raise damaged(file, f"{stored.size} bytes", "fewer")
                 digest.update(rest[:count])
                 rest = rest[count:]
             out[tensor.name] = tensor.dtype, array
         if stream.read(1) or digest.hexdigest() != stored.sha256:
-            raise _damaged(file, f"sha256 {stored.sha256}", digest.hexdigest())
+            raise damaged(file, f"sha256 {stored.sha256}", digest.hexdigest())
     for name, (code, array) in out.items():
         if code == "BOOL" and array.size and array.view(np.uint8).max() > 1:
-            raise _damaged(file, f"0 and 1 in {name!r}", "other bytes")
+            raise damaged(file, f"0 and 1 in {name!r}", "other bytes")
     return out
+
+
+def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Any:
+    """The inverse of `encode`.
+
+    Args:
+        file: Which is named where something is wrong.
+        text: The plain values.
+        arrays: Label -> safetensors' code of its dtype, array. They become part of the result, and none is left here.
+
+    Raises:
+        ArchiveError: `text` is not what `encode` made, or the arrays are not those that it names, each once.
+    """
+    value = _decode(file, _parse(file, text), arrays, 0)
+    if arrays:
+        raise damaged(file, f"a place for array {min(arrays)!r}", "none")
+    return value
 
 
 def _decode(file: Path, value: Any, arrays: dict[str, tuple[str, Array]], depth: int) -> Any:
     """The inverse of `_Plan._encode`; takes every array that it uses out of `arrays`."""
     if depth > MAX_DEPTH:
-        raise _damaged(file, f"at most {MAX_DEPTH} levels", "more")
+        raise damaged(file, f"at most {MAX_DEPTH} levels", "more")
     if isinstance(value, list):
         return [_decode(file, part, arrays, depth + 1) for part in value]
     if not isinstance(value, dict):
@@ -575,11 +630,11 @@ def _decode(file: Path, value: Any, arrays: dict[str, tuple[str, Array]], depth:
                 return _as_tensor(array, code)
             if code != "BF16":
                 return array
-        raise _damaged(file, "$float, $int, or an array used once", f"{kind} {str(content)[:60]!r}")
+        raise damaged(file, "$float, $int, or an array used once", f"{kind} {str(content)[:60]!r}")
     out = {}
     for key, part in value.items():
         if key[:1] == "$" and key[:2] != "$$":
-            raise _damaged(file, "keys whose '$' is doubled", repr(key[:60]))
+            raise damaged(file, "keys whose '$' is doubled", repr(key[:60]))
         out[key[1:] if key[:1] == "$" else key] = _decode(file, part, arrays, depth + 1)
     return out
 
@@ -626,15 +681,17 @@ def _parse(file: Path, text: bytes) -> Any:
     try:
         return json.loads(text.decode("ascii"), object_pairs_hook=once, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
-        raise _damaged(file, "the JSON that was written", str(error)[:100]) from None
+        raise damaged(file, "the JSON that was written", str(error)[:100]) from None
 
 
-def _refusal(file: object, expected: object, got: object, mend: str) -> ArchiveError:
+def refusal(file: object, expected: object, got: object, mend: str) -> ArchiveError:
+    """The error of a file, in the words that all of them have; `mend` says what to do."""
     return ArchiveError(f"{file}: expected {expected}, got {got}; {mend}")
 
 
-def _damaged(file: object, expected: object, got: object) -> ArchiveError:
-    return _refusal(file, expected, got, "the archive is damaged or was changed: use an earlier one")
+def damaged(file: object, expected: object, got: object) -> ArchiveError:
+    """The error of a file that is not what was written."""
+    return refusal(file, expected, got, "the archive is damaged or was changed: use an earlier one")
 
 
 # ------------------------------------------------------------------------------------------------ random generators
@@ -661,7 +718,7 @@ def set_rng_state(generator: np.random.Generator, state: Mapping[str, Any]) -> N
     fits = fits and all(type(state[name]) is int and 0 <= state[name] < 2**width for name, width in bits.items())
     if not fits or state["inc"] % 2 == 0:
         expected = f"kind 'PCG64' and integers of {bits} bits, inc odd"
-        raise _refusal("random state", expected, str(state)[:200], "use a state of rng_state")
+        raise refusal("random state", expected, str(state)[:200], "use a state of rng_state")
     generator.bit_generator.state = {
         "bit_generator": "PCG64",
         "state": {"state": state["state"], "inc": state["inc"]},
@@ -687,4 +744,4 @@ def set_torch_rng_state(generator: torch.Generator, state: Array) -> None:
         generator.set_state(torch.from_numpy(state.copy()))
     except RuntimeError as error:
         mend = f"use a state of torch_rng_state from a generator on {generator.device}"
-        raise _refusal("random state", f"uint8 ({length},)", str(error)[:200], mend) from None
+        raise refusal("random state", f"uint8 ({length},)", str(error)[:200], mend) from None

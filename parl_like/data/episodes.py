@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch
+from parl_like.data.files import Savable
 from parl_like.data.replay_buffer import FLAGS, Positions, Random, ReplayBuffer
 from parl_like.spec import Array, Spec
 
@@ -20,7 +21,7 @@ FEW = 16
 """Rows that memory which grows begins with."""
 
 
-class _ByEpisode(ABC):
+class _ByEpisode(Savable, ABC):
     """The writing calls of ReplayBuffer, for a buffer that takes an episode as a whole: its rows wait, lane by lane, for its end.
 
     Args:
@@ -262,6 +263,11 @@ class EpisodeBuffer(_ByEpisode):
         self.rng = np.random.default_rng(0 if rng is None else rng)
         self.dropped = 0
         self._spans: deque[tuple[int, int]] = deque()  # serials of each episode's first row, and of the row after its last
+
+    @property
+    def rew_dtype(self) -> np.dtype[Any]:
+        """As given."""
+        return self._kept.rew_dtype
 
     # ---- writing
 

@@ -53,7 +53,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _trees(self) -> None:
         self._sum = SegmentTree(self.capacity)
-        self._leaves = self._sum.nodes[len(self._sum.nodes) // 2 :][: self.capacity]  # the weights, a view
+        self._leaves = self._view()
         self._min: SegmentTree | None = None  # of normalised weights the smallest cancels
 
     @property
@@ -62,13 +62,24 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     # ---- writing
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in super().__getstate__().items() if key != "_leaves"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._leaves = self._view()
+
+    def _view(self) -> Array:
+        """The weights, as a view of the tree."""
+        return self._sum.nodes[len(self._sum.nodes) // 2 :][: self.capacity]
+
     def push(self, lane: int, values: tuple[Any, ...]) -> int:
         position = super().push(lane, values)
         self._set(position, self.max_priority**self.alpha)
         return position
 
-    def _store(self, lanes: Positions, values: tuple[Any, ...]) -> Positions:
-        positions = super()._store(lanes, values)
+    def _store(self, lanes: Positions, values: tuple[Any, ...], framed: bool = True) -> Positions:
+        positions = super()._store(lanes, values, framed)
         self._set(positions, self.max_priority**self.alpha)
         return positions
 
@@ -168,7 +179,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if not len(positions):
             return np.zeros(0, np.float32)
         weights = self._leaves.take(positions)
-        least = weights.min() if self.weight_norm else self._least()  # the batch's largest importance is that of its smallest weight
+        smallest = weights.min()
+        if not smallest > 0:  # rows that can never be drawn, asked for by position, count for nothing
+            out, drawn = np.zeros(len(weights), np.float32), weights > 0
+            out[drawn] = self._importance(weights[drawn], weights[drawn].min(initial=np.inf))
+            return out
+        return self._importance(weights, smallest)
+
+    def _importance(self, weights: Array, smallest: float) -> Array:
+        least = smallest if self.weight_norm else self._least()  # a batch's largest importance is that of its smallest weight
         importance: Array = ((weights / least) ** -self.beta).astype(np.float32)
         return importance
 
@@ -195,6 +214,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "weights" not in state:
             raise ValueError(f"{self!r}: the saved buffer has no priorities; load it into a ReplayBuffer, and take its rows over with update()")
+        alpha = state.get("options", {}).get("alpha", self.alpha)
+        if alpha != self.alpha:
+            raise ValueError(f"{self!r}: the saved weights are of alpha={alpha}, this buffer has {self.alpha}; build it with the saved one")
         super().load_state_dict(state)
         self._trees()
         self._set(self._filled(), np.asarray(state["weights"], np.float64))

@@ -26,8 +26,8 @@ FLAGS = ("terminated", "truncated")
 OWNER = "replay buffer"
 # What `threadsafe=True` puts under the lock: whatever writes rows or counters, or needs them to stand still.
 LOCKED = (
-    "push", "push_rows", "add", "update", "truncate_open", "clear_lane", "add_lanes", "reset", "sample", "gather", "n_step", "sequences",
-    "load_state_dict", "state_dict",
+    "push", "push_rows", "add", "update", "truncate_open", "clear_lane", "add_lanes", "reset", "sample", "sample_indices", "gather", "get",
+    "n_step", "sequences", "serials", "prev", "next", "episode_end", "load_state_dict", "state_dict",
 )  # fmt: skip
 
 
@@ -232,7 +232,7 @@ class ReplayBuffer:
             raise ValueError(
                 f"update: {other.n_lanes} lanes cannot go into {self.n_lanes}; use equal numbers, or a target with one lane"
             )
-        rows = other.sample_indices(0)
+        rows = other._rows()
         if not len(rows):
             return rows
         flat = other._one_by_one(rows)
@@ -240,14 +240,20 @@ class ReplayBuffer:
             newest = np.isin(rows, other._newest())
             flat["truncated"] = flat["truncated"] | (newest & ~flat["terminated"])
         known = {spec.name for spec in self.specs}
-        specs = self.specs + tuple(spec for spec in other.specs if spec.name not in known)
-        arrays = tuple(self._convert(s, flat[s.name], len(rows)) if s.name in flat else s.zeros(len(rows)) for s in specs)
+        specs = self.specs + tuple(self._declared(spec) for spec in other._plan.given if spec.name not in known)
+        single = self._make_plan(specs).given
+        arrays = tuple(self._convert(s, flat[s.name], len(rows)) if s.name in flat else s.zeros(len(rows)) for s in single)
         self._use(specs)
         lanes = rows // other.lane_size if self.n_lanes > 1 else np.zeros_like(rows)
         if seam == "truncate":
             for lane in set(lanes.tolist()):
                 self.truncate_open(lane)
-        return self._store(lanes, arrays)
+        return self._store(lanes, arrays, framed=False)
+
+    def _declared(self, single: Spec) -> Spec:
+        """A field of single frames as rows for `add` would have it."""
+        stacked = self.save_only_last_obs and (_is(single.name, "obs") or _is(single.name, "obs_next"))
+        return replace(single, shape=(self.stack_num, *single.shape)) if stacked else single
 
     def truncate_open(self, lane: int) -> bool:
         """Marks the newest row of a lane as truncated, for an episode that will not go on, and forgets its open statistics.
@@ -330,7 +336,7 @@ class ReplayBuffer:
         if n < 0 or not total:
             return np.empty(0, np.int64)
         if n == 0:
-            rows = np.concatenate([self.lane_positions(lane) for lane in range(self.n_lanes)])
+            rows = self._rows()
             if self.sample_avail:
                 rows = rows[self._whole(rows, ahead, behind)]
             return rows
@@ -339,6 +345,10 @@ class ReplayBuffer:
         if ahead or behind or self.stack_num > 1:
             self._redraw(drawn, rng, ahead, behind)
         return drawn
+
+    def _rows(self) -> Positions:
+        """All rows, lane after lane in time order."""
+        return np.concatenate([self.lane_positions(lane) for lane in range(self.n_lanes)])
 
     def _whole(self, positions: Positions, ahead: int, behind: int) -> Array:
         return self._ring.whole(positions, max(self.stack_num, behind + 1), ahead, self.sample_avail)
@@ -478,7 +488,8 @@ class ReplayBuffer:
         Raises:
             IndexError: a position that holds no row.
         """
-        return self._batch(self.positions(index))
+        with self.lock:
+            return self._batch(self.positions(index))
 
     def get(self, index: Any, key: str) -> Any:
         """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
@@ -501,7 +512,7 @@ class ReplayBuffer:
         if plan.as_stored and last is None and names is None:
             return self.take(positions)
         late = positions if last is None else last
-        wanted = plan.names if names is None else names
+        wanted = plan.readable if names is None else names
         obs = [name for name in wanted if _is(name, "obs")]
         nexts = [name for name in wanted if _is(name, "obs_next")]
         then = [name for name in wanted if name in FLAGS or (name in nexts and name in plan.number)]
@@ -536,14 +547,20 @@ class ReplayBuffer:
         newest = self._newest()
         for i in np.flatnonzero((following == positions) & ~self.columns["terminated"][positions]).tolist():
             final = self._finals.find(int(positions[i]), newest)
-            for name, array in out.items() if final is not None else ():
+            for name in final if final is not None else ():
                 assert final is not None
+                array = out[name]
                 if stack > 1:
                     array[i, :-1] = array[i, 1:]
                     array[i, -1] = final[name]
                 else:
                     array[i] = final[name]
         return out
+
+    def read_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one row of a stored field as `gather` gives it, frames included."""
+        shape = self.columns[name].shape[1:]
+        return (self.stack_num, *shape) if self.stack_num > 1 and _is(name, "obs") else shape
 
     def _one_by_one(self, positions: Positions) -> dict[str, Array]:
         """Rows with obs_next, but of single frames."""
@@ -676,7 +693,10 @@ class ReplayBuffer:
         self._open_return = np.array(opened["return"], np.float64)
         self._open_length, self._open_start = np.array(opened["length"], np.int64), np.array(opened["start"], np.int64)
         if self._finals is not None:
-            self._finals.load_state_dict(state["finals"])
+            if state["finals"]:
+                self._finals.load_state_dict(state["finals"])
+            else:
+                self._finals = _Finals(self._finals.specs, self.n_lanes)
         self.rng.bit_generator.state = state["rng"]
 
     # ---- inside
@@ -716,11 +736,15 @@ class ReplayBuffer:
         self._exposed = frozenset(key for key in keys if key not in own and not hasattr(type(self), key))
         self.__dict__.update((key, self._read(key, None)) for key in self._exposed)
 
-    def _store(self, lanes: Positions, values: tuple[Any, ...]) -> Positions:
-        """Writes row i of `values` into lane `lanes[i]`, or refuses all of them; returns the positions."""
+    def _store(self, lanes: Positions, values: tuple[Any, ...], framed: bool = True) -> Positions:
+        """Writes row i of `values` into lane `lanes[i]`, or refuses all of them; returns the positions.
+
+        Args:
+            framed: Whether observations are stacks of which the newest frame is to be kept, where this buffer takes stacks.
+        """
         plan, finals = self._plan, self._finals
-        stored = values if plan.as_given else plan.stored(values, rows=True)
-        nexts = [] if finals is None else finals.convert(plan.nexts(values, rows=True), len(lanes))
+        stored = values if plan.as_given else plan.stored(values, rows=True, framed=framed)
+        nexts = [] if finals is None else finals.convert(plan.nexts(values, rows=True, framed=framed), len(lanes))
         try:
             positions = self._ring.push_rows(lanes, stored)
         except IndexError:
@@ -738,8 +762,8 @@ class ReplayBuffer:
         shape = next((spec.shape for spec in self.specs if spec.name == "rew"), ())
         if self._open_return.shape[1:] != shape:
             self._open_return = np.zeros((self.n_lanes, *shape))
-        rew = np.asarray(values["rew"], np.float64).reshape(n, *shape) if "rew" in values else np.zeros((n, *shape))
-        done = np.logical_or(values["terminated"], values["truncated"]).reshape(n).view(np.uint8)
+        rew = np.ascontiguousarray(_array(values["rew"]), np.float64).reshape(n, *shape) if "rew" in values else np.zeros((n, *shape))
+        done = np.logical_or(*(_array(values[name]).reshape(n) for name in FLAGS)).view(np.uint8)
         if not shape:
             return self._ring.count_episodes(lanes, positions, rew, done, self._open_return, self._open_length, self._open_start)
         # Of vectors each component is counted like a number, the rest of the books once.
@@ -826,7 +850,7 @@ class ReplayBuffer:
     def positions(self, index: Any) -> Positions:
         """A checked index as positions: of any shape, () for an integer."""
         if isinstance(index, slice):
-            return self.sample_indices(0)[index]
+            return self._rows()[index]
         array = np.asarray(index)
         if array.dtype == np.bool_:
             if array.shape != (self.capacity,):
@@ -846,7 +870,7 @@ class ReplayBuffer:
         """A field as a whole: as it is stored where `positions` is None, else as it is learned from, for positions of any shape."""
         if key == "done" and self.columns:
             return self._done(slice(None) if positions is None else positions)
-        names = [name for name in (self._plan.names if positions is not None else self.columns) if _is(name, key)]
+        names = [name for name in (self._plan.readable if positions is not None else self.columns) if _is(name, key)]
         if not names and key not in self._empty_keys:
             raise KeyError(f"{self!r} has no field {key!r}")
         group = {name: self.columns[name] for name in names} if positions is None else self._shaped(positions, names)
@@ -874,37 +898,53 @@ class _Plan:
     """How the fields that are given become those that are stored.
 
     Attributes:
-        given: All fields. names: theirs. next_names: those of obs_next.
+        given: All fields, of single frames. names: theirs. next_names: those of obs_next. readable: those that reading gives, obs_next
+            also where it was never given.
         kept: What is stored; `number` is the place of each by name.
         as_given: Every value is stored as it comes. as_stored: every field is read as it is stored.
     """
 
     def __init__(self, specs: Sequence[Spec], stack: int = 1, ignore_obs_next: bool = False, only_last: bool = False) -> None:
+        self.specs = tuple(specs)
         self.names = tuple(spec.name for spec in specs)
         self.next_names = [name for name in self.names if _is(name, "obs_next")]
+        looked_up = ["obs_next" + name[3:] for name in self.names if _is(name, "obs")] if ignore_obs_next else []
+        self.readable = (*self.names, *(name for name in looked_up if name not in self.names))
         framed = [only_last and (_is(name, "obs") or _is(name, "obs_next")) for name in self.names]
         for spec, is_framed in zip(specs, framed, strict=True):
             if is_framed and not spec.shape:
                 raise spec.error("a single number", "save_only_last_obs takes observations of stacked frames, frames first")
         self.given = [replace(s, shape=s.shape[1:], low=None, high=None) if f else s for s, f in zip(specs, framed, strict=True)]
+        if ignore_obs_next or stack > 1:
+            own = {spec.name: (spec.shape, spec.dtype) for spec in specs}
+            for spec in specs:
+                if _is(spec.name, "obs_next") and own.get("obs" + spec.name[len("obs_next") :]) != (spec.shape, spec.dtype):
+                    raise ValueError(f"ReplayBuffer: field {spec.name!r} is {spec.shape} {spec.dtype}, and 'obs{spec.name[8:]}' is not; with "
+                                     "ignore_obs_next or stack_num both need the same fields")
         keep = [not (ignore_obs_next and _is(name, "obs_next")) for name in self.names]
         self.kept = [spec for spec, kept in zip(self.given, keep, strict=True) if kept]
         self.number = {spec.name: i for i, spec in enumerate(self.kept)}
         self._stored = [(i, framed[i]) for i in range(len(self.names)) if keep[i]]
         self._nexts = [(i, framed[i]) for i in range(len(self.names)) if not keep[i]]
         self.as_given = all(keep) and not any(framed)
-        self.as_stored = stack == 1 and all(keep)
+        self.as_stored = stack == 1 and self.readable == tuple(self.number)
 
-    def stored(self, values: tuple[Any, ...], rows: bool = False) -> tuple[Any, ...]:
-        return self._pick(self._stored, values, rows)
+    def stored(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+        return self._pick(self._stored, values, rows, framed)
 
-    def nexts(self, values: tuple[Any, ...], rows: bool = False) -> tuple[Any, ...]:
-        return self._pick(self._nexts, values, rows)
+    def nexts(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+        return self._pick(self._nexts, values, rows, framed)
 
-    def _pick(self, which: list[tuple[int, bool]], values: tuple[Any, ...], rows: bool) -> tuple[Any, ...]:
+    def _pick(self, which: list[tuple[int, bool]], values: tuple[Any, ...], rows: bool, framed: bool) -> tuple[Any, ...]:
         if len(values) != len(self.names):
             raise IndexError
-        return tuple([(np.asarray(values[i])[:, -1] if rows else values[i][-1]) if framed else values[i] for i, framed in which])
+        return tuple([self._newest_frame(i, values[i], rows) if is_framed and framed else values[i] for i, is_framed in which])
+
+    def _newest_frame(self, i: int, value: Any, rows: bool) -> Array:
+        stack = _array(value)
+        if stack.shape[int(rows) :] != self.specs[i].shape:
+            raise self.specs[i].error(f"{stack.shape} {stack.dtype}", "save_only_last_obs takes stacks of that many frames", rows)
+        return stack[:, -1] if rows else stack[-1]
 
 
 class _Finals:
@@ -994,6 +1034,10 @@ class _Finals:
 
 
 VectorReplayBuffer = ReplayBuffer  # the name that others use for lanes; here they are built in
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def _is(name: str, key: str) -> bool:

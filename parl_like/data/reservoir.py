@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch
+from parl_like.data.files import Savable
 from parl_like.data.rows import RowBlock
 from parl_like.spec import Array, Spec, SpecError
 
@@ -33,7 +34,7 @@ class _NotInTime:
         )
 
 
-class ReservoirBuffer:
+class ReservoirBuffer(Savable):
     """Keeps each row seen so far with the same probability, size / seen: Vitter 1985, "Random Sampling with a Reservoir", algorithm R.
 
     Row number k takes the place of a random kept row with probability size / k, and is dropped otherwise.

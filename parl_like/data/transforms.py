@@ -52,6 +52,7 @@ class Source:
         indices: [N] positions of the rows.
         rng: For transforms that choose at random.
         last_index: [N] positions of the rows that obs_next is taken from; equal to `indices` unless the rows look n steps ahead.
+        real: [N] bool, where the rows are those of sequences: False at what fills up a sequence, and shall not count. Else None.
         relabelled: Field name -> [N] bool, rows in which a transform replaced the field for their whole episode.
     """
 
@@ -59,6 +60,7 @@ class Source:
     indices: Positions
     rng: np.random.Generator
     last_index: Positions
+    real: Array | None = None
     relabelled: dict[str, Array] = field(default_factory=dict)
 
 
@@ -304,6 +306,10 @@ class Hindsight(Transform):
         rew, n = rows["rew"], len(source.indices)
         if rew.shape != (n,) or not np.array_equal(source.last_index, source.indices):
             raise self._error("rew", f"({n},), rows of one step: set n_step=1", rew.shape)
+        if source.real is not None:
+            raise self._error("rew", "rows that stand alone: Window(sequence=1), no burn_in", "sequences, whose rows would get different goals")
+        if source.buffer.stack_num > 1:
+            raise self._error(self.achieved, "a buffer of single frames; put FrameStacker behind", f"stack_num={source.buffer.stack_num}")
         new = source.rng.random(n) < self.share
         later = _later(source)
         goal, goal_next = rows[desired].copy(), rows[desired_next].copy()
@@ -732,7 +738,7 @@ class ObservationNormalizer(_Normalizer, ObservationTransform):
     def replay(self, rows: Flat, source: Source) -> Flat:
         for name in self.fields:
             if name in rows:
-                self._learn("replay", name, rows[name])
+                self._learn("replay", name, rows[name] if source.real is None else rows[name][source.real])
         return super().replay(rows, source)
 
 
@@ -762,7 +768,10 @@ class RewardNormalizer(_Normalizer, RewardTransform):
 
     def replay(self, rows: Flat, source: Source) -> Flat:
         if "rew" in rows:
-            self._learn("replay", "rew", rows["rew"][np.broadcast_to(_counted(rows), rows["rew"].shape)])
+            counted = np.broadcast_to(_counted(rows), rows["rew"].shape)
+            if source.real is not None:
+                counted = counted & source.real.reshape(-1, *[1] * (rows["rew"].ndim - 1))
+            self._learn("replay", "rew", rows["rew"][counted])
         return super().replay(rows, source)
 
 

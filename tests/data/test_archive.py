@@ -23,7 +23,10 @@ from parl_like.data import archive
 from parl_like.data.archive import (
     ArchiveError,
     clean_partial,
+    decode,
+    encode,
     read_archive,
+    read_components,
     read_manifest,
     remove_archive,
     replace_file,
@@ -726,6 +729,56 @@ def test_a_linked_archive_or_manifest_is_refused(tmp_path, name):
         (tmp_path / "a" / name).symlink_to(tmp_path / "real" / name)
     with pytest.raises(ArchiveError, match="not a link"):
         read_archive(tmp_path / "a")
+
+
+# ------------------------------------------------------------------------------------------------ what may be missing
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "link", "values"])
+def test_a_spared_component_is_reported_and_the_others_are_read(tmp_path, harm):
+    tree = {"a": {"x": np.arange(9)}, "b": {"x": np.arange(5.0)}, "c": [1, 2]}
+    write_archive(tmp_path / "a", tree, {"step": 3})
+    file = tmp_path / "a" / ("b.json" if harm == "values" else "b.safetensors")
+    data = file.read_bytes()
+    file.unlink()
+    if harm == "link":
+        file.symlink_to("a.safetensors")
+    elif harm == "cut":
+        file.write_bytes(data[:-1])
+    elif harm != "remove":
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    asked = []
+
+    def spare(name):
+        asked.append(name)
+        return name == "b"
+
+    got, manifest, bad = read_components(tmp_path / "a", spare)
+    assert same(got, {"a": tree["a"], "c": [1, 2]}) and manifest.meta == {"step": 3}
+    assert asked == ["b"] and list(bad) == ["b"] and file.name in bad["b"]
+    for refuse in (read_archive, lambda path: read_components(path, lambda name: name != "b")):
+        with pytest.raises(ArchiveError, match=file.name):
+            refuse(tmp_path / "a")
+
+
+def test_nothing_but_components_can_be_spared(tmp_path):
+    write_archive(tmp_path / "a", tiny())
+    (tmp_path / "a" / "more").write_text("")
+    with pytest.raises(ArchiveError, match="expected no such file"):
+        read_components(tmp_path / "a", lambda name: True)
+    (tmp_path / "a" / "more").unlink()
+    (tmp_path / "a" / "manifest.json").write_text("{}")
+    with pytest.raises(ArchiveError, match=r"manifest\.json"):
+        read_components(tmp_path / "a", lambda name: True)
+
+
+def test_encode_and_decode_are_inverse(tmp_path):
+    value = {"$x": [np.arange(3), {"y": np.float32([1, 2])}], "n": 2**70, "nan": math.inf}
+    text, arrays = encode(tmp_path, "part", value)
+    labelled = {label: (archive.CODES[array.dtype], array) for label, array in arrays.items()}
+    assert same(decode(tmp_path, text, dict(labelled)), value)
+    with pytest.raises(ArchiveError, match="a place for array 'more'"):
+        decode(tmp_path, text, labelled | {"more": ("I64", np.arange(3))})
 
 
 # ------------------------------------------------------------------------------------------------ formats (F40)

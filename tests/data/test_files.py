@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from parl_like.data import archive, files
 from parl_like.data.archive import ArchiveError, read_archive, write_archive
-from parl_like.data.files import load_buffer, load_into, save_buffer
+from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.files import Savable, load_buffer, load_into, save_buffer
 from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.reservoir import ReservoirBuffer
@@ -45,6 +46,22 @@ def filled(kind=ReplayBuffer, size=40, n=60, every=7, **options):
     lanes = options.get("n_lanes", 1)
     for i in range(n):
         buffer.add(row(i, lanes if lanes > 1 else None, i % every == every - 1, i % every == every // 2))
+    return buffer
+
+
+def filled_cache(main, n=60, every=7):
+    """Two environments; the second one's newest rows are of an open episode."""
+    buffer = CachedReplayBuffer(main, 2)
+    for i in range(n):
+        buffer.add(row(i, 2, i % every == every - 1))
+    buffer.truncate_open(0)
+    return buffer
+
+
+def filled_episodes(n=60, every=7, **options):
+    buffer = EpisodeBuffer(n_lanes=2, **options)
+    for i in range(n):
+        buffer.add(row(i, 2, i % every == every - 1))
     return buffer
 
 
@@ -113,6 +130,78 @@ def test_every_kind_goes_on_as_the_saved_one(tmp_path, data):
     assert same(loaded.state_dict(), buffer.state_dict()) and loaded.rew_dtype == buffer.rew_dtype
     if len(buffer) and lanes * 3 <= len(buffer.sample_indices(0)):
         go_on_alike(buffer, loaded)
+
+
+@st.composite
+def buffers_of_episodes(draw):
+    """How to make an empty EpisodeBuffer or CachedReplayBuffer, of any options but the seed."""
+    lanes, rew_dtype = draw(st.integers(1, 3)), draw(st.sampled_from("fd"))
+    if draw(st.booleans()):
+        max_rows, max_episodes = draw(st.sampled_from([None, 5, 40])), draw(st.sampled_from([None, 1, 4]))
+        return lambda rng: EpisodeBuffer(max_rows, max_episodes, lanes, rng, rew_dtype=rew_dtype)
+    kind, main_lanes, size = draw(st.sampled_from([ReplayBuffer, PrioritizedReplayBuffer])), draw(st.sampled_from([1, lanes])), draw(st.integers(9, 20))
+    options = {"stack_num": draw(st.integers(1, 2)), "ignore_obs_next": draw(st.booleans()), "rew_dtype": rew_dtype}
+    if kind is PrioritizedReplayBuffer:
+        options |= {"alpha": 0.7, "beta": 0.5, "weight_norm": draw(st.booleans())}
+    longest = draw(st.sampled_from([None, 8, 9]))
+    return lambda rng: CachedReplayBuffer(kind(size * main_lanes, main_lanes, rng, **options), lanes, longest)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(make=buffers_of_episodes(), n=st.integers(0, 40), every=st.integers(3, 6), form=st.sampled_from(FORMS), chunk=st.sampled_from([None, 1, 3, 7]))
+def test_whole_and_open_episodes_go_on_as_the_saved_ones(tmp_path, make, n, every, form, chunk):
+    buffer = make(5)
+    k = buffer.n_lanes
+    for i in range(n):  # lanes are out of step, so some are in mid-episode
+        lanes = [lane for lane in range(k) if (i + lane) % 4] or [0]
+        buffer.add(row(i, len(lanes), i % every == every - 1, i % every == every // 2), lanes)
+    save_buffer(buffer, tmp_path / form, rows_per_chunk=chunk)
+    other = make(77)
+    load_into(other, tmp_path / form)
+    loaded = type(buffer).load(tmp_path / form)
+    for copy in (other, loaded):
+        assert type(copy) is type(buffer) and same(copy.state_dict(), buffer.state_dict())
+        assert len(copy) == len(buffer) and copy.open_rows.tolist() == buffer.open_rows.tolist() and copy.rew_dtype == buffer.rew_dtype
+    if isinstance(buffer, EpisodeBuffer):
+        assert loaded.episodes == buffer.episodes and loaded.dropped == buffer.dropped
+        assert (loaded.max_rows, loaded.max_episodes) == (buffer.max_rows, buffer.max_episodes)
+    else:
+        assert type(loaded.main) is type(buffer.main) and repr(loaded) == repr(buffer) and loaded.main._options() == buffer.main._options()
+    go_on_alike(buffer, loaded)
+    assert same(loaded.pop_all() if isinstance(buffer, EpisodeBuffer) else loaded[:], buffer.pop_all() if isinstance(buffer, EpisodeBuffer) else buffer[:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_options_of_a_cached_buffer_are_those_of_its_main(tmp_path, form):
+    def schedule(n):
+        return 0.4 + 0.1 * n
+
+    buffer = filled_cache(PrioritizedReplayBuffer(40, beta=schedule))
+    buffer.sample(4)
+    buffer.save(tmp_path / form)
+    with pytest.raises(ValueError, match=r"'beta' was a function.*load_buffer\(path, beta="):
+        CachedReplayBuffer.load(tmp_path / form)
+    loaded = CachedReplayBuffer.load(tmp_path / form, beta=schedule, threadsafe=True)
+    assert loaded.beta == buffer.beta == 0.5 and "push" in vars(loaded.main)
+    for target in (PrioritizedReplayBuffer(40), CachedReplayBuffer(ReplayBuffer(40), 2), CachedReplayBuffer(PrioritizedReplayBuffer(40), 3)):
+        before = target.state_dict()
+        with pytest.raises(ValueError, match="CachedReplayBuffer over a PrioritizedReplayBuffer was saved|saved n_lanes is 2"):
+            load_into(target, tmp_path / form)
+        assert same(before, target.state_dict())
+    with pytest.raises(TypeError, match="ReplayBuffer.load: .* holds a CachedReplayBuffer"):
+        ReplayBuffer.load(tmp_path / form, beta=schedule)
+    with pytest.raises(TypeError, match="got Own"):
+        save_buffer(CachedReplayBuffer(type("Own", (ReplayBuffer,), {})(9), 1), tmp_path / "b")
+    if form == "saved":
+        assert archive.read_manifest(tmp_path / form).meta["kind"] == "CachedReplayBuffer"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_field_may_be_called_rng(tmp_path, form):
+    buffer = ReservoirBuffer(3)
+    buffer.add({"rng": 1.5})
+    save_buffer(buffer, tmp_path / form)
+    assert load_buffer(tmp_path / form).columns["rng"][0] == 1.5
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -229,6 +318,90 @@ def test_states_that_do_not_fit_are_refused_whole(tmp_path):
                 load(tmp_path / "b")
                 raise AssertionError(f"number {i} loaded")
             assert same(before, target.state_dict())
+
+
+def refused(tmp_path, trees, meta, target):
+    """No tree loads, neither into a new buffer nor into `target`, which stays as it is."""
+    before = target.state_dict()
+    for i, crafted in enumerate(trees):
+        write_archive(tmp_path / "b", crafted, meta)
+        for load in (load_buffer, lambda path: load_into(target, path)):
+            with pytest.raises(ArchiveError):
+                load(tmp_path / "b")
+                raise AssertionError(f"number {i} loaded")
+        assert same(before, target.state_dict())
+
+
+def test_states_of_episodes_that_do_not_fit_are_refused_whole(tmp_path):
+    buffer = filled_episodes(max_rows=200, max_episodes=50)  # 16 episodes of 7 rows; 4 open rows in each of 2 lanes
+    save_buffer(buffer, tmp_path / "a")
+    tree, manifest = read_archive(tmp_path / "a")
+    head, state, chunk = tree["buffer"], tree["buffer"]["state"], tree["rows.0000"]
+    kept, opened, lengths = state["rows"], state["open"], state["lengths"]
+    flags, open_flags = chunk["columns"]["terminated"], opened["columns"]["terminated"]
+    states = [
+        {"max_rows": 0}, {"max_rows": "9"}, {"max_rows": 111}, {"max_episodes": 15}, {"n_lanes": 1}, {"n_lanes": 2**40}, {"dropped": -1}, {"dropped": 2**70},
+        {"lengths": lengths[1:]}, {"lengths": []}, {"lengths": [8, 6, *lengths[2:]]}, {"lengths": [14, *lengths[2:]]}, {"lengths": [0, *lengths]},
+        {"lengths": [-7, 14, *lengths[1:]]}, {"lengths": [2**48, *lengths]}, {"lengths": 3}, {"rng": {}}, {"rng": {**state["rng"], "inc": 2}},
+        {"rows": {}}, {"rows": 3}, {"rows": {**kept, "n_lanes": 2}}, {"rows": {**kept, "size": 113}}, {"rows": {**kept, "size": 2**47}},
+        {"rows": {**kept, "cursor": [5]}}, {"rows": {**kept, "count": [111]}}, {"rows": {**kept, "specs": kept["specs"][1:]}},
+        {"rows": {**kept, "options": {**kept["options"], "ignore_obs_next": True}}}, {"rows": {**kept, "columns": chunk["columns"]}},
+        {"open": {}}, {"open": {**opened, "n_lanes": 1}}, {"open": {**opened, "size": 2**47}}, {"open": {**opened, "size": 6}}, {"open": {**opened, "rng": {}}},
+        {"open": {**opened, "count": [4, 40]}}, {"open": {**opened, "cursor": [3, 20]}}, {"open": {**opened, "specs": opened["specs"][::-1]}},
+        {"open": {**opened, "columns": {**opened["columns"], "terminated": ~open_flags}}}, {"open": {**opened, "columns": {}}},
+        {"open": {**opened, "options": {**opened["options"], "save_only_last_obs": True}}},
+    ]  # fmt: skip
+    trees = [tree | {"buffer": head | {"state": state | change}} for change in states]
+    trees += [tree | {"buffer": {**head, "state": {k: v for k, v in state.items() if k != key}}} for key in state]
+    trees += [tree | {"buffer": head | change} for change in ({"rows": 111}, {"options": {"rew_dtype": "O"}}, {"kind": "ReplayBuffer"}, {"cache": {}},
+                                                             {"cache": {"n_lanes": 2, "max_episode_length": 9, "open": opened}})]  # fmt: skip
+    trees += [tree | {"rows.0000": chunk | {"columns": {**chunk["columns"], name: value}}} for name, value in (
+        ("terminated", np.zeros_like(flags)), ("terminated", ~flags), ("truncated", ~flags), ("terminated", flags[:, None]), ("truncated", flags * 1.0))]
+    open_end, numbers = flags.copy(), [{**field, "dtype": "<f8"} if field["name"] == "terminated" else field for field in kept["specs"]]
+    open_end[-1] = False
+    for change, column in (({"lengths": lengths[:-1]}, open_end), ({"rows": {**kept, "specs": numbers}}, flags * 1.0)):
+        trees += [tree | {"buffer": head | {"state": state | change}, "rows.0000": chunk | {"columns": {**chunk["columns"], "terminated": column}}}]
+    refused(tmp_path, trees, manifest.meta, filled_episodes(5, max_rows=200, max_episodes=50))
+    write_archive(tmp_path / "b", tree, manifest.meta)
+    assert same(load_buffer(tmp_path / "b").state_dict(), buffer.state_dict())
+
+
+def test_caches_that_do_not_fit_are_refused_whole(tmp_path):
+    buffer = filled_cache(PrioritizedReplayBuffer(40, 2))
+    buffer.add(row(99, 1), [1])
+    save_buffer(buffer, tmp_path / "a")
+    tree, manifest = read_archive(tmp_path / "a")
+    head, cache = tree["buffer"], tree["buffer"]["cache"]
+    opened, main = cache["open"], head["state"]
+    caches = [cache | change for change in (
+        {"n_lanes": 3}, {"n_lanes": 0}, {"n_lanes": 2**40}, {"max_episode_length": 21}, {"max_episode_length": 0}, {"max_episode_length": 15}, {"more": 1},
+        {"main": main}, {"open": {}}, {"open": {**opened, "n_lanes": 1}}, {"open": {**opened, "size": 2**47}}, {"open": {**opened, "size": 42}},
+        {"open": {**opened, "cursor": [0, 10**9]}}, {"open": {**opened, "count": [0, 6]}}, {"open": {**opened, "specs": opened["specs"][:0]}},
+        {"open": {**opened, "specs": [{**opened["specs"][0], "shape": [3]}, *opened["specs"][1:]]}}, {"open": {**opened, "rng": {"inc": 2}}},
+        {"open": {**opened, "columns": {**opened["columns"], "truncated": ~opened["columns"]["truncated"]}}})]  # fmt: skip
+    for lanes in (1, 3):  # one that is right in itself
+        other = CachedReplayBuffer(PrioritizedReplayBuffer(40), lanes, 9)
+        save_buffer(other, tmp_path / "c")
+        caches += [read_archive(tmp_path / "c")[0]["buffer"]["cache"]]
+    caches += [cache | {"open": {**opened, "n_lanes": 1, "count": [4], "cursor": [4], "written": [4], "open": {k: v[:1] for k, v in opened["open"].items()},
+                                 "columns": {name: np.repeat(c[:1], 4, 0) for name, c in opened["columns"].items()}}}]  # fmt: skip
+    trees = [tree | {"buffer": head | {"cache": crafted}} for crafted in (*caches, 3, {})]
+    trees += [tree | {"buffer": head | {"state": main | change}} for change in ({"size": 2**47}, {"count": [20]}, {"n_lanes": 1})]
+    trees += [tree | {"buffer": head | {"kind": kind}} for kind in ("CachedReplayBuffer", "ReplayBuffer", "ReservoirBuffer")]
+    refused(tmp_path, trees, manifest.meta, filled_cache(PrioritizedReplayBuffer(40, 2), 9))
+    write_archive(tmp_path / "b", tree, manifest.meta)
+    assert same(load_buffer(tmp_path / "b").state_dict(), buffer.state_dict())
+
+
+def test_rows_without_fields_are_refused(tmp_path):
+    """They cost nothing to claim; memory and time for them are not taken."""
+    save_buffer(ReplayBuffer(40), tmp_path / "a")
+    tree, manifest = read_archive(tmp_path / "a")
+    head, state = tree["buffer"], tree["buffer"]["state"]
+    five = head | {"state": state | {"count": [5], "cursor": [5], "written": [5]}}
+    claims = [{"buffer": five, "rows.0000": tree["rows.0000"]}, tree | {"buffer": head | {"rows": 2**40, "chunk": 2**40}}]
+    claims += [{"buffer": head | {"rows": 2**40, "chunk": 2**39}, "rows.0000": tree["rows.0000"]}]  # half is missing
+    refused(tmp_path, claims, manifest.meta, ReplayBuffer(40))
 
 
 def test_a_size_that_no_machine_holds_is_refused_before_it_is_taken(tmp_path):
@@ -355,14 +528,32 @@ def test_rows_that_need_their_neighbours_go_with_their_episode(tmp_path, options
     assert contents(loaded, loaded.sample_indices(8000)) <= contents(buffer, buffer.sample_indices(8000))
 
 
-def test_a_reservoir_loses_nothing(tmp_path):
-    buffer = ReservoirBuffer(100)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [ReservoirBuffer, EpisodeBuffer])
+def test_some_kinds_lose_nothing(tmp_path, form, kind):
+    buffer = kind(100)
     for i in range(100):
-        buffer.add({"act": float(i)})
-    save_buffer(buffer, tmp_path / "a", rows_per_chunk=1)
-    damage_chunk(tmp_path / "a", "rows.0050")
-    with pytest.raises(ArchiveError, match="a reservoir must not lose"):
-        load_buffer(tmp_path / "a")
+        buffer.add({"act": float(i)} if kind is ReservoirBuffer else row(i, ends=i % 5 == 4))
+    save_buffer(buffer, tmp_path / form, rows_per_chunk=1)
+    damage_chunk(tmp_path / form, "rows.0050")
+    with pytest.raises(ArchiveError, match=f"a {kind.__name__} must not lose some, got 1 in damaged parts"):
+        load_buffer(tmp_path / form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+def test_a_cached_buffer_loses_rows_of_its_main_only(tmp_path, form, kind):
+    buffer = filled_cache(kind(160), 101)
+    buffer.add(row(500, 1), [1])
+    save_buffer(buffer, tmp_path / form, rows_per_chunk=4)
+    damage_chunk(tmp_path / form, "rows.0017")
+    with pytest.warns(UserWarning, match="4 of 160 rows were dropped"):
+        loaded = load_buffer(tmp_path / form)
+    assert len(loaded) == 156 and not len(loaded.unfinished_index())
+    assert loaded.open_rows.tolist() == buffer.open_rows.tolist() and same(loaded.state_dict()["open"], buffer.state_dict()["open"])
+    for i in range(20):
+        loaded.add(row(600 + i, 2, i % 7 == 6))
+    assert len(loaded) == 160
 
 
 def test_any_flipped_byte_of_a_directory_is_seen(tmp_path):
@@ -614,3 +805,16 @@ def test_buffers_save_and_load_themselves(name, tmp_path):
     assert len(loaded) == 3 and loaded[:] == buffer[:]
     with pytest.raises(TypeError, match=r"PrioritizedReplayBuffer.load: .* holds a ReplayBuffer; load it with that class"):
         PrioritizedReplayBuffer.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("make", [lambda: filled_episodes(), lambda: filled_cache(ReplayBuffer(40)), lambda: ReservoirBuffer(3)])
+def test_every_kind_saves_and_loads_itself(form, make, tmp_path):
+    buffer = make()
+    assert isinstance(buffer, Savable)
+    buffer.save(tmp_path / form)
+    loaded = type(buffer).load(tmp_path / form)
+    assert type(loaded) is type(buffer) and same(loaded.state_dict(), buffer.state_dict())
+    for other in {EpisodeBuffer, CachedReplayBuffer, ReservoirBuffer} - {type(buffer)}:
+        with pytest.raises(TypeError, match=f"{other.__name__}.load: .* holds a {type(buffer).__name__}; load it with that class"):
+            other.load(tmp_path / form)

@@ -263,3 +263,63 @@ def test_rows_equal_the_list_of_transitions(history, lanes, size, stack, ignore,
             got = joined._one_by_one(joined.sample_indices(0))["obs_next.x"].tolist()
             own = [model.rows[lane][i] for lane in range(lanes) for i in model.of(lane)]
             assert all(g == e or row[3] for g, e, row in zip(got, unstacked, own, strict=True))
+
+
+def test_buffers_of_newest_frames_take_over_from_each_other():
+    make = lambda n: ReplayBuffer(n, stack_num=3, save_only_last_obs=True, ignore_obs_next=True)  # noqa: E731
+    one, two, plain = make(5), make(9), ReplayBuffer(9)
+    frames = lambda i: np.arange(i - 2, i + 1).clip(0)[:, None]  # noqa: E731
+    for i in range(4):
+        one.add(dict(obs=frames(i), act=i, rew=0.0, terminated=False, truncated=i == 3, obs_next=frames(i + 1)))
+    two.update(one)
+    assert two[:].obs.tolist() == one[:].obs.tolist() and two[:].obs_next.tolist() == one[:].obs_next.tolist()
+    two.add(dict(obs=frames(0), act=0, rew=0.0, terminated=False, truncated=False, obs_next=frames(1)))
+    plain.update(one)
+    assert plain[:].obs.tolist() == [[0], [1], [2], [3]] and plain[:].obs_next.tolist() == [[1], [2], [3], [4]]
+    for wrong in (2, 4):
+        with pytest.raises(SpecError, match=r"expected \(3, 1\) int64.*stacks of that many frames"):
+            one.push(0, (np.zeros((wrong, 1), int), 0, 0.0, False, False, frames(0)))
+
+
+def test_all_rows_are_taken_over_and_sliced_also_where_only_whole_stacks_are_drawn():
+    buffer = ReplayBuffer(9, stack_num=3, sample_avail=True)
+    for i in range(7):
+        buffer.add(dict(obs=i, act=i, rew=0.0, terminated=False, truncated=i == 3, obs_next=i + 1))
+    target = ReplayBuffer(9)
+    assert len(target.update(buffer)) == 7 and target[:].act.tolist() == buffer[:].act.tolist() == list(range(7))
+
+
+def test_obs_next_is_looked_up_also_where_it_was_never_given():
+    buffer = ReplayBuffer(9, ignore_obs_next=True)
+    for i in range(4):
+        buffer.add(dict(obs={"x": i}, act=i, rew=0.0, terminated=i == 1, truncated=False))
+    assert buffer[:].obs_next.x.tolist() == [1, 1, 3, 3] and buffer.get(2, "obs_next").x == 3
+
+
+def test_obs_next_must_have_the_fields_of_obs():
+    with pytest.raises(ValueError, match="field 'obs_next.b' is .* and 'obs.b' is not"):
+        ReplayBuffer(9, ignore_obs_next=True).add(dict(obs={"a": 1}, act=0, rew=0.0, terminated=False, truncated=False, obs_next={"a": 1, "b": 2}))
+
+
+def test_an_empty_buffer_is_loaded_over_a_full_one():
+    buffer, empty = ReplayBuffer(4, ignore_obs_next=True), ReplayBuffer(4, ignore_obs_next=True)
+    row = dict(obs=1, act=0, rew=0.0, terminated=False, truncated=True, obs_next=7)
+    buffer.add(row)
+    buffer.load_state_dict(empty.state_dict())
+    assert len(buffer) == 0
+    buffer.add({**row, "truncated": False, "obs_next": 9})
+    assert buffer[:].obs_next.tolist() == [9]
+
+
+def test_positions_outside_of_the_memory_crash_nothing():
+    buffer = plain(5)
+    for wrong in (10**12, -(10**9), 9, -1):
+        for call in (lambda w: buffer.n_step(np.array([w]), 3), lambda w: buffer.sequences(np.array([w]), 2), lambda w: buffer.gather(np.array([w]), np.array([w]))):
+            if call is not None and not (wrong == -1 and "gather" in call.__code__.co_names):
+                with pytest.raises(IndexError):
+                    call(wrong)
+        assert buffer.serials(np.array([wrong])).tolist() == [-1]
+    state = buffer.state_dict()
+    for damage in (dict(cursor=[10**9]), dict(cursor=[-3]), dict(count=[4])):
+        with pytest.raises(ValueError):
+            ReplayBuffer(9).load_state_dict({**state, **damage})

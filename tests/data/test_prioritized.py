@@ -232,3 +232,36 @@ def test_a_million_rows():
     buffer.update_weight(indices, np.linspace(0, 5, 256))
     assert (buffer._sum.nodes != before).sum() <= 256 * 21
     assert buffer._sum.total == pytest.approx(buffer._sum.values.sum())
+
+
+def test_a_copy_has_priorities_of_its_own():
+    import copy
+
+    buffer = filled(4, alpha=1.0)
+    for other in (pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+        other.update_weight(np.arange(4), [1.0, 2.0, 3.0, 4.0])
+        np.testing.assert_allclose(other.state_dict()["weights"], [1, 2, 3, 4], rtol=1e-6)
+        np.testing.assert_allclose(other.get(np.arange(4), "weight"), np.array([1, 2, 3, 4]) ** -0.4, rtol=1e-5)
+    assert buffer._sum.values.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("weight_norm", [True, False])
+def test_rows_that_are_never_drawn_count_for_nothing(weight_norm):
+    buffer = filled(4, alpha=1.0, weight_norm=weight_norm)
+    buffer.set_priorities([0, 1], [0.0, 4.0])
+    np.testing.assert_allclose(buffer[:].weight, [0, 4**-0.4, 1, 1], rtol=1e-6)
+    buffer.set_priorities(np.arange(4), 0.0)
+    assert buffer[:].weight.tolist() == [0, 0, 0, 0]
+
+
+def test_weights_of_another_alpha_are_refused():
+    state = filled(4, alpha=1.0).state_dict()
+    with pytest.raises(ValueError, match="the saved weights are of alpha=1.0, this buffer has 0.5"):
+        PrioritizedReplayBuffer(4, alpha=0.5).load_state_dict(state)
+
+
+def test_everything_that_reads_or_writes_is_under_the_lock():
+    public = {name for name in dir(PrioritizedReplayBuffer) if not name.startswith("_") and callable(getattr(PrioritizedReplayBuffer, name))}
+    free = {"allocate", "check_lanes", "episode_start", "lane_positions", "lane_rows", "load", "make_threadsafe", "positions", "read_shape", "save",
+            "take", "unfinished_index", "window"}
+    assert public - set(PrioritizedReplayBuffer.locked) == free
