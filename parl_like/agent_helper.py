@@ -446,13 +446,7 @@ class AgentHelper:
 
     def _send(self, rows: Mapping[str, Array], done: Callable[[Mapping[str, Any]], None] | None = None) -> dict[str, Any] | None:
         """Sends `rows`; `done` gets the training return once it is there."""
-        if self._pending is not None:  # at most one request of an agent and task is open
-            pending, answered = self._pending
-            self._pending = None
-            with suppress(Dropped):  # counted by the queue
-                result = self.comm.get(pending)
-                if answered is not None:
-                    answered(result)
+        self.settle()  # at most one request of an agent and task is open
         ticket = self.comm.put_training(rows)
         if not self.wait:
             self._pending = ticket, done
@@ -462,6 +456,20 @@ class AgentHelper:
             done(result)
         return result
 
+    def settle(self) -> None:
+        """Waits for the training request that is open, if any, and takes over what it returned."""
+        if self._pending is not None:
+            pending, answered = self._pending
+            self._pending = None
+            with suppress(Dropped):  # counted by the queue
+                result = self.comm.get(pending)
+                if answered is not None:
+                    answered(result)
+
+    def forget_pending(self) -> None:
+        """The run was halted: nobody will answer."""
+        self._pending = None
+
     # --------------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -470,7 +478,7 @@ class AgentHelper:
                 "noise_rng": self._noise_rng, "rng": rng_state(self.rng)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._pending = None  # a lesson of before has nothing to say to these rows
+        self.forget_pending()  # a lesson of before has nothing to say to these rows
         self.steps = state["steps"]
         self._noise, self._noise_at = [], 0
         if state["noise_size"] and self._exploring:
@@ -545,7 +553,8 @@ class OffPolicyHelper(AgentHelper):
         buffer = self.buffer
         assert buffer is not None
         rows, lanes = len(buffer), buffer.n_lanes
-        return (rows - 1) // lanes * lanes + 1 >= self.warmup or rows == buffer.capacity
+        # With full lanes of its own an agent waits for nobody: lanes of agents that have left may never fill.
+        return (rows - 1) // lanes * lanes + 1 >= self.warmup or all(buffer.is_full(lane) for lane in self.lanes)
 
     def _learn(self) -> dict[str, Any] | None:
         return self._send(*self.lesson(self.batch_size))

@@ -33,8 +33,8 @@ class BatchRule:
     Attributes:
         min_rows: None: wait for everybody who could come.
         max_rows: None: no bound.
-        max_wait: None: as long as it takes. The cooperative driver has no use for a clock and ignores it: there a batch closes
-            the moment nobody else can run.
+        max_wait: None: as long as it takes. The cooperative driver looks at the clock for training in async mode only: else a batch
+            closes the moment nobody else can run, and a clock would make two runs differ.
         max_queued: Waiting rows from which a training queue is full; None: no bound. (Each agent waits for its predictions, so their
             queue is bounded by the agents.)
         when_full: What a full training queue does with one more request: 'block' takes it, and its sender waits until it is served;
@@ -102,6 +102,8 @@ class ComputationTask:
             self.device = torch.device(device)
         except RuntimeError as error:
             raise ValueError(f"ComputationTask: device is {device!r}; expected 'cpu', 'cuda' or 'cuda:<number>'") from error
+        if self.device.type == "meta":
+            raise ValueError("ComputationTask: device is 'meta', which holds no numbers; expected 'cpu', 'cuda' or 'cuda:<number>'")
         self.predict_rule, self.training_rule = predict_rule, training_rule
         self.on_error = on_error
         self.train = train

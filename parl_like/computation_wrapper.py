@@ -37,6 +37,13 @@ class Counters:
         self.waits: deque[float] = deque(maxlen=RECENT)
         self.computes: deque[float] = deque(maxlen=RECENT)
 
+    def state_dict(self) -> dict[str, int]:
+        """What was counted; the times are this process's own."""
+        return {name: getattr(self, name) for name in ("requests", "rows", "batches", "errors", "late", "dropped")}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.__dict__.update(state)
+
     def summary(self, queued_rows: int) -> dict[str, float]:
         out = {
             "requests": self.requests, "rows": self.rows, "batches": self.batches, "errors": self.errors, "late": self.late,
@@ -171,7 +178,7 @@ class RequestQueue:
             self.stopped, self._refusal = reason, kind
             tickets = [ticket for batch in self.batches for ticket in batch.tickets]
             self.batches.clear()
-            self.rows = 0
+            self.rows = self.abandoned = 0
         for ticket in tickets:
             ticket.error = kind(f"{ticket.agent}, task {self.task.name!r}: {reason}")
         return tickets
@@ -288,7 +295,7 @@ class TrainingQueue(RequestQueue):
             )
         try:
             self._check(ticket, values, batch.parts[0] if batch.parts else None)
-        except SpecError:
+        except Exception:
             if not batch.parts:
                 self.batches.pop()
             raise
@@ -319,6 +326,8 @@ class TrainingQueue(RequestQueue):
             ticket.error = Dropped(f"{ticket.agent}, task {self.task.name!r}: dropped {ticket.rows} rows to learn from; the queue holds "
                                    f"{self.rule.max_queued} and newer ones came")
             dropped.append(ticket)
+            self.abandoned -= ticket.abandoned
+            batch.born = perf_counter()
             if not batch.tickets:
                 self.batches.popleft()
         return dropped
@@ -395,6 +404,16 @@ class ComputationWrapper:
         name = str(communicator.agent)
         if self.communicators.get(name) is communicator:
             del self.communicators[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted, and the last training return."""
+        return {"predict": self.predictions.counters.state_dict(), "learn": self.trainings.counters.state_dict(),
+                "last_result": {name: float(value) for name, value in self.trainings.last_result.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.predictions.counters.load_state_dict(state["predict"])
+        self.trainings.counters.load_state_dict(state["learn"])
+        self.trainings.last_result = state["last_result"]
 
     def summary(self) -> dict[str, float]:
         """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …"""

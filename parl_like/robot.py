@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +29,9 @@ from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash
 
 DRIVERS = {"cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver"}
 """Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
+
+DRAIN_PATIENCE = 10.0
+"""Seconds that `close(drain=True)` waits for agents that are busy in their environments."""
 
 EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
 
@@ -118,6 +122,8 @@ class Crew:
         self.transforms = dict(transforms or {})
         self._driver = self._make_driver()
         self._started = False
+        self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
+        self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
         self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
         self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
         self.agents: list[Agent] = []
@@ -162,8 +168,14 @@ class Crew:
         if name in self.wrappers:
             buffer = self.buffers.get(name)
             if buffer is not None:
-                lane = buffer.n_lanes  # those of agents that have left keep their rows
-                buffer.add_lanes(new_lanes)
+                free = self._freed.get(name, [])
+                block = next((lanes for lanes in free if len(lanes) == new_lanes), None)
+                if block is not None:
+                    free.remove(block)
+                    lane = block.start  # behind the rows of an agent that has left, with a seam between
+                else:
+                    lane = buffer.n_lanes
+                    buffer.add_lanes(new_lanes)
         else:
             if training and name not in self.buffers:
                 root = self._seeds
@@ -173,7 +185,11 @@ class Crew:
                     self.buffers[name] = buffer
                     if getattr(self._driver, "lock", None) is not None:  # agents are threads
                         buffer.make_threadsafe()
-            self.wrappers[name] = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
+            wrapper = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
+            if self.sync and wrapper.trainings.rule.when_full == "drop_oldest":
+                raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent waits for its own; "
+                                 "use when_full='block', or mode='async'")
+            self.wrappers[name] = wrapper
         wrapper = self.wrappers[name]
         chain = self.transforms.setdefault(name, helpers[0].transforms)
         for agent, helper, helper_seed in zip(agents, helpers, seeds, strict=True):
@@ -193,6 +209,20 @@ class Crew:
         if not self._started:
             self._started = True  # first: what has started when Ctrl-C strikes must be halted
             self._driver.start(self.agents, list(self.wrappers.values()))
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Around what leaves agents in a state that nothing else understands: where Ctrl-C strikes inside, all of them end before the
+        next thing is done."""
+        if self._unsound:
+            self._halt()
+        self._unsound = True
+        try:
+            yield
+        except Exception:
+            self._unsound = False
+            raise
+        self._unsound = False
 
     # ------------------------------------------------------------------------------------------------- called by the agents
 
@@ -233,11 +263,12 @@ class Crew:
     def _advance(self) -> bool:
         """One iteration of the driver; raises what an agent or a task raised."""
         self._driver.refuse_agents()
-        self._ensure_started()
-        able = [a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
-        # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
-        self._driver.resume(sorted(able, key=lambda agent: agent.index))
-        went_on: bool = self._driver.iterate()
+        with self._uninterrupted():
+            self._ensure_started()
+            able = [a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
+            # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
+            self._driver.resume(sorted(able, key=lambda agent: agent.index))
+            went_on: bool = self._driver.iterate()
         self._raise()
         return went_on
 
@@ -248,28 +279,44 @@ class Crew:
             self._error = None  # what hooks raised while the agents ended; the first error is the one to report
             raise error
 
-    def _cut(self) -> None:
-        """Ends all open episodes. Requests that are waiting are served first, so no reply and no lesson is lost."""
-        if self._started:
-            self._driver.halt(self.agents, "interrupt")
-            self._raise()
+    def _cut(self, patience: float | None = None) -> None:
+        """Ends all open episodes. Requests that are waiting are served first, so no reply and no lesson is lost.
+
+        Raises:
+            RuntimeError: an agent is still busy in its environment after `patience` seconds.
+        """
+        self._driver.refuse_agents()
+        with self._uninterrupted():
+            late = self._driver.halt(self.agents, "interrupt", patience) if self._started else []
+            if late:
+                raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: {', '.join(map(str, late))}")
+            for agent in self.agents:
+                try:
+                    for helper in agent.helpers.values():
+                        helper.settle()
+                except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
+                    self._agent_failed(agent, error)
+        self._raise()
         for agent in self.agents:
             agent.fresh = True
 
     def _halt(self) -> None:
         """All agents end; open requests are answered with `Stopped`. The crew may start again."""
         late: list[Any] = []
+        self._unsound = True
         if self._started:
             self._driver.halt(self.agents, "stop")
             late = self._driver.join(5.0)
-            self._started = False
         for agent in self.agents:
             agent.signal = "stop" if agent in late else None
             agent.quota_steps = agent.quota_episodes = None
+            for helper in agent.helpers.values():
+                helper.forget_pending()
         self._driver.stopping = False
         self._driver.parked.clear()
         self._driver.reopen()
         self.stop_requested = False
+        self._started = self._unsound = False  # last: until here the next call begins once more
         if late:  # last, for the user may have made an error of warnings
             warnings.warn(f"still busy 5 s after the stop: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
 
@@ -318,13 +365,19 @@ class Crew:
 
         Args:
             drain: Whether requests that are waiting are served first. Else they are answered with `Stopped`.
+
+        Raises:
+            RuntimeError: with `drain`, an environment that does not come back within 10 s. All is closed then all the same.
+            TaskFailed: with `drain`, what a task raised.
         """
-        if drain:
-            self._cut()
-        self._halt()
-        for agent in self.agents:
-            if agent.env is not None and not self._borrowed:
-                agent.env.close()
+        try:
+            if drain:
+                self._cut(DRAIN_PATIENCE)
+        finally:
+            self._halt()
+            for agent in self.agents:
+                if agent.env is not None and not self._borrowed:
+                    agent.env.close()
 
 
 class _Watch(Hook):
@@ -384,7 +437,8 @@ class Robot(Crew):
         self._trace = TraceHash() if trace else None
         self._run_hooks: list[Hook] = []
         self.iterations = 0
-        self._save_to: Path | None = None
+        self._saves: list[Path] = []
+        self._departed_time_steps = 0
         super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
         self._observe()
 
@@ -394,8 +448,10 @@ class Robot(Crew):
         Buffers grow by the lanes of the new agents. A robot that loads a checkpoint of this one needs as many agents.
 
         Raises:
-            ValueError: the robot was given an environment itself, of which there is only one.
+            ValueError: the robot was given an environment itself, of which there is only one; n is below 1.
         """
+        if n < 1:
+            raise ValueError(f"add_agents: n is {n}; expected at least 1")
         if _is_made(self._env):
             raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: gym.make(...)`) or an id")
         self._cut()
@@ -417,9 +473,12 @@ class Robot(Crew):
         self._cut()
         self._halt()
         self.agents.remove(agent)
-        for helper in agent.helpers.values():
+        for name, helper in agent.helpers.items():
             helper.comm.close()
+            if helper.buffer is not None:
+                self._freed.setdefault(name, []).append(helper.lanes)
         if agent.env is not None:
+            self._departed_time_steps += agent.env.time_steps
             agent.env.close()
 
     # ------------------------------------------------------------------------------------------------------------- running
@@ -437,6 +496,9 @@ class Robot(Crew):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a StopCondition, e.g. StopAfterSteps(1000) of parl_like.stages")
         self._driver.refuse_agents()
         hooks = [hooks] if isinstance(hooks, Hook) else list(hooks)
+        if self._unsound:
+            self._halt()
+        self._saves.clear()
         self._run_hooks = hooks
         self._observe()
         try:
@@ -447,9 +509,11 @@ class Robot(Crew):
                 call(self)
             while not self.stop_requested and self._advance():
                 self.iterations += 1
+                self._save_as_asked()
                 if stop is not None and stop.after_iteration(self):
                     break
             self._stop = None
+            self._save_as_asked()
             if self.driver_name == "cooperative":
                 self._cut()
             self._halt()
@@ -475,13 +539,16 @@ class Robot(Crew):
             raise ValueError("train_iter: no helper of this robot learns; use collect() or evaluate()")
         if self._advance():
             self.iterations += 1
+        self._save_as_asked()
         return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
 
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they are."""
         while self.env_steps < stop_steps and self._advance():
             self.iterations += 1
+            self._save_as_asked()
             yield self.iterations
+        self._save_as_asked()
 
     def epochs(
         self, n_epochs: int, steps_per_epoch: int, *, evaluate_episodes: int = 10, stop: Callable[[float], bool] | None = None
@@ -654,7 +721,7 @@ class Robot(Crew):
     def counters(self) -> dict[str, int]:
         """'env_steps' (the agents' actions), 'time_steps' (the environments' own steps, more where actions are repeated), 'episodes',
         'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
-        time_steps = sum(agent.env.time_steps for agent in self.agents if agent.env is not None)
+        time_steps = self._departed_time_steps + sum(agent.env.time_steps for agent in self.agents if agent.env is not None)
         out = {"env_steps": self.env_steps, "time_steps": time_steps, "episodes": self.episodes, "iterations": self.iterations}
         for name, task in self.tasks.items():
             out |= {f"updates/{name}": task.algorithm.updates, f"rows/{name}": task.rows_learned}
@@ -708,6 +775,7 @@ class Robot(Crew):
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
             "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
             "trace": {} if self._trace is None else {str(i): d.hex() for i, d in self._trace.digests.items()},
+            "departed_time_steps": self._departed_time_steps, "wrappers": {name: wrapper.state_dict() for name, wrapper in self.wrappers.items()},
         }
         return out
 
@@ -739,6 +807,9 @@ class Robot(Crew):
         self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
         self.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters["returns"]), maxlen=100)
         self.recent_lengths = deque(counters["lengths"], maxlen=100)
+        self._departed_time_steps = counters.get("departed_time_steps", 0)
+        for name, counted in counters.get("wrappers", {}).items():
+            self.wrappers[name].load_state_dict(counted)
         if self._trace is not None:
             self._trace.digests = {int(i): bytes.fromhex(d) for i, d in counters["trace"].items()}
 
@@ -748,15 +819,19 @@ class Robot(Crew):
         write_archive(Path(path), self.state_dict())
 
     def request_save(self, path: str | Path) -> None:
-        """`save` at the end of the running iteration. For hooks and agents, which cannot save at once: they would wait for themselves."""
-        self._save_to = Path(path)
+        """`save` at the end of the running iteration. For hooks and agents, which cannot save at once: they would wait for themselves.
 
-    def _advance(self) -> bool:
-        went_on = super()._advance()
-        if self._save_to is not None:
-            path, self._save_to = self._save_to, None
-            self.save(path)
-        return went_on
+        Where the disk refuses, there is a warning and the run goes on.
+        """
+        self._saves.append(Path(path))
+
+    def _save_as_asked(self) -> None:
+        while self._saves:
+            path = self._saves.pop(0)
+            try:
+                self.save(path)
+            except OSError as error:
+                warnings.warn(f"request_save: could not save to {path}: {error}", RuntimeWarning, stacklevel=3)
 
     def load(self, path: str | Path, *, partial: bool = False) -> list[str]:
         """Takes over what `save` wrote.

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from time import sleep
 
 import gymnasium as gym
 import numpy as np
@@ -31,8 +32,10 @@ from parl_like import (
     Batch,
     ComputationTask,
     EpisodicHelper,
+    Hook,
     OffPolicyHelper,
     OnPolicyHelper,
+    PrioritizedReplayBuffer,
     Robot,
     VectorAgent,
     create_algorithm_func,
@@ -868,3 +871,191 @@ def test_an_action_may_choose_how_often_it_is_repeated():
         robot.run(StopAfterEpisodes(1))
         assert rewards == [[1.0, 2.0, 3.0, 2.0]]  # the last is cut short by the end
         assert (robot.counters()["env_steps"], robot.counters()["time_steps"]) == (4, 8)
+
+
+# ------------------------------------------------------------------------------------------------- found by a review
+
+
+class Boom(Hook):
+    """Raises while the training request of every agent waits."""
+
+    def post_act(self, agent):
+        helpers = [each.helpers["RL"] for each in agent.robot.agents]
+        if all(h._pending is not None and not h.comm.is_served(h._pending[0]) for h in helpers):
+            raise ValueError("boom")
+
+
+@pytest.mark.parametrize("n_agents", [1, 2])
+def test_agents_live_on_after_a_halt_that_found_their_lessons_open(n_agents):
+    task = ComputationTask(dqn(Noisy), off(), training_rule=BatchRule(min_rows=8 * n_agents + 1))
+    with Robot(Noisy, tasks={"RL": task}, n_agents=n_agents, mode="async") as robot:
+        with pytest.raises(AgentFailed, match="boom"):
+            robot.run(StopAfterSteps(1000), Boom())
+        before = [agent.steps for agent in robot.agents]
+        robot.run(StopAfterSteps(300))
+        taken = [agent.steps - b for agent, b in zip(robot.agents, before, strict=True)]
+        assert sum(taken) == 300 and max(taken) - min(taken) <= 1
+
+
+def test_the_last_lesson_before_a_checkpoint_speaks_in_both_runs(tmp_path):
+    """In async mode its priorities came after the state was saved."""
+    def build(seed):
+        return robot_of(dqn(Noisy), off(buffer=PrioritizedReplayBuffer), Noisy, n_agents=2, mode="async", trace=True, seed=seed)
+
+    with build(1) as whole, build(2) as part:
+        for stop in (100, 200):
+            for _ in whole.iterate(stop):
+                pass
+            whole.save(tmp_path / str(stop))
+        part.load(tmp_path / "100")
+        for _ in part.iterate(200):
+            pass
+        part.checkpoint_boundary()
+        assert part.trace_hash() == whole.trace_hash() and part.metrics().keys() == whole.metrics().keys()
+        mine, theirs = ({k: v for k, v in r.metrics().items() if not k.endswith("_s")} for r in (part, whole))
+        assert mine == theirs  # the counters of the queues, too
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+@pytest.mark.parametrize(("where", "what"), [
+    (lambda robot: (robot._driver, "join"), lambda robot: robot.add_agents(1)),
+    (lambda robot: (robot._driver, "reopen"), lambda robot: robot.remove_agent(robot.agents[1])),
+    (lambda robot: (robot, "_halt"), lambda robot: robot.add_agents(1)),
+    (lambda robot: (robot._driver, "iterate"), lambda robot: robot.train_iter()),
+    (lambda robot: (robot._driver, "halt"), lambda robot: robot.checkpoint_boundary()),
+], ids=["join", "reopen", "halt", "iterate", "boundary"])
+def test_after_ctrl_c_anywhere_the_next_run_is_whole(driver, where, what, monkeypatch):
+    with robot_of(a2c(Noisy), lambda: OnPolicyHelper(unroll=5), Noisy, n_agents=3, driver=driver) as robot:
+        robot.train_iter()
+
+        def strike(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(*where(robot), strike)
+            what(robot)
+        before = robot.env_steps
+        robot.run(StopAfterSteps(120))
+        assert robot.env_steps - before == 120
+
+
+def test_after_ctrl_c_in_a_start_the_next_run_is_whole(monkeypatch):
+    import parl_like.drivers.threads as threads
+
+    def strike(*args):
+        raise KeyboardInterrupt
+
+    with robot_of(a2c(Noisy), lambda: OnPolicyHelper(unroll=5), Noisy, n_agents=3, driver="threads") as robot:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threads, "_Server", strike)
+            robot.train_iter()
+        robot.run(StopAfterSteps(120))
+        assert robot.env_steps == 120
+
+
+class Blocks(Corridor):
+    """Does not come back from its fourth step until told."""
+
+    gate = None
+    stuck = 0
+
+    def step(self, act):
+        if self.at == 3:
+            Blocks.stuck += 1
+            Blocks.gate.wait(20)
+        return super().step(act)
+
+
+def test_draining_does_not_wait_for_ever(monkeypatch):
+    import threading
+
+    from parl_like import robot as module
+
+    Blocks.gate = threading.Event()
+    monkeypatch.setattr(module, "DRAIN_PATIENCE", 0.2)
+    robot = robot_of(Recorder(), off(batch_size=2, learn_every=2), lambda: Blocks(9), n_agents=2, driver="threads", mode="async")
+    envs = [agent.env._env for agent in robot.agents]
+    robot._advance()
+    while Blocks.stuck < 2:
+        sleep(0.01)
+    threading.Timer(1.0, Blocks.gate.set).start()
+    with pytest.raises(RuntimeError, match="still busy 0.2 s after they were told to end their episodes: agent 0, agent 1"):
+        robot.close(drain=True)
+    assert [env.closed for env in envs] == [1, 1]
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+def test_environments_are_closed_though_draining_fails(driver):
+    class Fails(Recorder):
+        def learn(self, batch):
+            raise OSError("no lesson")
+
+    robot = Robot(lambda: Corridor(end=None), tasks={"RL": ComputationTask(Fails())}, driver=driver, mode="async")
+    env = robot.agents[0].env._env
+    robot._advance()
+    robot.agents[0].helpers["RL"].comm.put_training({"obs": np.zeros((3, 1), np.float32)})
+    with pytest.raises(TaskFailed, match="no lesson"):
+        robot.close(drain=True)
+    assert env.closed == 1
+
+
+def test_dropping_the_oldest_is_for_those_who_do_not_wait():
+    task = ComputationTask(dqn(Noisy), off(), training_rule=BatchRule(max_queued=20, when_full="drop_oldest"))
+    with pytest.raises(ValueError, match="in sync mode every agent waits for its own; use when_full='block', or mode='async'"):
+        Robot(Noisy, tasks={"RL": task})
+
+
+def test_max_wait_closes_a_training_batch_that_waits_for_those_who_never_come():
+    class Half(Agent):
+        def run_one_episode(self):
+            helper = self.helpers["RL"]
+            obs, _ = self.env.reset()
+            done = False
+            while not done:
+                act = helper.predict(obs)
+                obs_next, rew, terminated, truncated, _ = self.env.step(act)
+                if self.index == 0:
+                    helper.store(obs, act, rew, obs_next, terminated, truncated)
+                obs, done = obs_next, terminated or truncated
+
+    task = ComputationTask(a2c(Noisy), lambda: OnPolicyHelper(unroll=5), training_rule=BatchRule(min_rows=8, max_wait=0.0))
+    with Robot(Noisy, tasks={"RL": task}, agent=Half, n_agents=2, mode="async") as robot:
+        robot.run(StopAfterSteps(400))
+        assert robot.agents[0].steps > 100
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+def test_saves_that_are_asked_for(driver, tmp_path):
+    asked = EveryNSteps(40, lambda robot: [robot.request_save(tmp_path / "a"), robot.request_save(tmp_path / "b")])
+    lost = EveryNSteps(40, lambda robot: robot.request_save(tmp_path / "a" / "manifest.json" / "c"))
+    with robot_of(dqn(Noisy), off(), Noisy, n_agents=2, driver=driver) as robot:
+        for _ in range(5):
+            robot.train_iter()
+        robot.run(StopAfterSteps(50), asked)
+        iterations = robot.iterations
+        with pytest.warns(RuntimeWarning, match="request_save: could not save to .*manifest.json"):
+            robot.run(StopAfterSteps(50), lost)
+        robot.request_save(tmp_path / "stale")  # of no iteration: the next run does not know it
+        robot.run(StopAfterSteps(10))
+        assert not (tmp_path / "stale").exists()
+    for name in ("a", "b"):
+        with robot_of(dqn(Noisy), off(), Noisy, n_agents=2) as other:
+            other.load(tmp_path / name)
+            assert 5 < other.iterations <= iterations
+
+
+def test_books_stay_true_when_agents_leave():
+    with robot_of(dqn(Noisy), off(size=40, warmup=40), Noisy, n_agents=4) as robot:
+        robot.run(StopAfterSteps(20))
+        for agent in robot.agents[1:]:
+            robot.remove_agent(agent)
+        assert robot.counters()["time_steps"] == robot.counters()["env_steps"] == 20
+        robot.run(StopAfterSteps(60))
+        assert robot.tasks["RL"].learns > 5  # lanes of those who left will never fill
+        capacity = robot.buffers["RL"].capacity
+        for _ in range(5):
+            robot.remove_agent(robot.add_agents(1)[0])
+        assert robot.buffers["RL"].capacity == capacity
+        for n in (0, -1):
+            with pytest.raises(ValueError, match=f"add_agents: n is {n}; expected at least 1"):
+                robot.add_agents(n)

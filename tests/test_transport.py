@@ -740,7 +740,7 @@ def test_a_full_training_queue_blocks_its_senders(driver):
 
 def test_a_full_training_queue_drops_its_oldest_requests_where_told_to():
     task = echo_task(training_rule=BatchRule(max_queued=5, max_rows=4, when_full="drop_oldest"))
-    robot = play("inline", partial(ask, 1), 1, {"echo": task})
+    robot = play("inline", partial(ask, 1), 1, {"echo": task}, mode="async")
     agent = robot.agents[0]
     comm = agent.helpers["echo"].comm
     tickets = [comm.put_training(lesson(agent, 2, i)) for i in range(4)]  # batches (0, 1), (2, 3): 0 and 1 must go
@@ -772,7 +772,7 @@ def test_whoever_waits_for_a_dropped_lesson_hears_of_it(driver):
             assert comm.get(ticket)["row"].tolist() == [[1, 5], [1, 6]]
 
     task = echo_task(training_rule=BatchRule(min_rows=3, max_queued=3, when_full="drop_oldest"), helper=Learner)
-    play(driver, program, 2, {"echo": task})
+    play(driver, program, 2, {"echo": task}, mode="async")
     assert heard == [0]
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch
+from parl_like.data.files import Savable
 from parl_like.data.rows import Ring, RowBlock
 from parl_like.spec import Array, Spec, SpecError
 
@@ -31,7 +31,7 @@ LOCKED = (
 )  # fmt: skip
 
 
-class ReplayBuffer:
+class ReplayBuffer(Savable):
     """Rows in circular lanes: a lane is one environment's rows in time order, and a full lane gives up its oldest row.
 
     A *position* is a slot of the memory, 0 … capacity − 1; lane k owns the slots k · lane_size … (k + 1) · lane_size − 1.
@@ -302,6 +302,10 @@ class ReplayBuffer:
             self._finals.add_lanes(n)
         if self.specs:
             self._bind()
+
+    def is_full(self, lane: int) -> bool:
+        """Whether the next row of a lane takes the place of its oldest one."""
+        return bool(self._ring.count[lane] == self.lane_size)
 
     def clear_lane(self, lane: int) -> None:
         """Drops the rows of one lane; statistics of its open episode go on counting."""
@@ -596,27 +600,6 @@ class ReplayBuffer:
         return f"{type(self).__name__}(rows={len(self)} of {self.capacity}, lanes={self.n_lanes}, fields={fields})"
 
     # ---- saving
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes rows, positions and generator to `path`, completely or not at all: an HDF5 file if it ends in .h5 (extra `hdf5`), else a
-        directory. See `parl_like.data.files.save_buffer`."""
-        from parl_like.data.files import save_buffer
-
-        save_buffer(self, path)
-
-    @classmethod
-    def load(cls, path: str | PathLike[str], **options: Any) -> Self:
-        """The buffer that was saved at `path`; `options` as for the constructor, instead of the saved ones.
-
-        Raises:
-            ArchiveError: the file is damaged, newer or something else. TypeError: another kind of buffer was saved.
-        """
-        from parl_like.data.files import load_buffer
-
-        buffer = load_buffer(path, **options)
-        if not isinstance(buffer, cls):
-            raise TypeError(f"{cls.__name__}.load: {path} holds a {type(buffer).__name__}; load it with that class")
-        return buffer
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to one object in one process: views, bound methods, the lock."""

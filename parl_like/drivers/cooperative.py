@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
@@ -44,6 +45,7 @@ class CooperativeDriver:
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
         self._fibers: dict[int, greenlet] = {}
+        self._schooled = False  # whether helpers say when to learn; else any agent may come to train
         self._hub = getcurrent()
         self.stopping = False
 
@@ -100,6 +102,8 @@ class CooperativeDriver:
         self.wrappers = list(wrappers)
         self.agents = list(agents)
         self._fibers = {}
+        self.ready.clear()
+        self._schooled = any(agent.learns for agent in agents)
         for agent in agents:
             agent.signal = None
             fiber = self._fibers[id(agent)] = greenlet(partial(self._main, agent), self._hub)
@@ -181,7 +185,12 @@ class CooperativeDriver:
             due = wrapper.trainings
             if due.rows:
                 training = True
-                if due.rows >= (due.rule.min_rows or (float("inf") if self.sync else 1)):
+                enough = due.rule.min_rows or (float("inf") if self.sync else 1)
+                # Also when no learning agent is left who could still come; in sync mode that is the round's business.
+                wait = due.rule.max_wait
+                if due.rows >= enough or (not self.sync and (
+                    (self._schooled and not self._learner_acts()) or (wait is not None and perf_counter() - due.batches[0].born >= wait)
+                )):
                     open_queues.append(due)
         if not open_queues:
             return None
@@ -215,9 +224,16 @@ class CooperativeDriver:
         if any(fiber is current for fiber in self._fibers.values()):
             raise RuntimeError(CALLED_BY_AGENT)
 
-    def halt(self, agents: Sequence[Agent], signal: str) -> None:
+    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
         """Gives every agent the signal and runs them until each has ended or parked; requests in the queues are answered `Stopped`
         only where the signal is 'stop'. With 'interrupt' they are served first, so that no reply is lost.
+
+        Args:
+            patience: Seconds to wait for agents that are busy in their environments; None: as long as it takes. Greenlets cannot be
+                waited for, they run.
+
+        Returns:
+            Agents that are still busy.
 
         Raises:
             RuntimeError: called from inside an agent, say by a hook.
@@ -236,10 +252,13 @@ class CooperativeDriver:
             while self.ready:
                 self.ready.popleft().switch()
             for agent in list(self.agents):
-                # Ctrl-C struck between taking this fiber, or its batch, from a queue and going on with it.
-                fiber = self._fibers[id(agent)]
-                fiber.throw(Interrupted) if fiber else fiber.switch()
-            return
+                # Ctrl-C struck between taking this fiber, or its batch, from a queue and going on with it; or before it was made.
+                fiber = self._fibers.get(id(agent))
+                if fiber is None:
+                    self.agents.remove(agent)
+                else:
+                    fiber.throw(Interrupted) if fiber else fiber.switch()
+            return []
         while True:
             self._run_ready()
             choice = self._choose()
@@ -249,6 +268,7 @@ class CooperativeDriver:
                 break
         for wrapper in self.wrappers:
             wrapper.predictions.passed = wrapper.trainings.passed = 1  # as in a robot that is made anew and loads this moment
+        return []
 
     def reopen(self) -> None:
         """Takes requests again after a stop."""

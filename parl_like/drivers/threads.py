@@ -137,6 +137,7 @@ class ThreadsDriver:
         self._gates: dict[int, threading.Semaphore] = {}
         self._threads: list[tuple[Agent, threading.Thread]] = []
         self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
+        self._schooled = False  # whether helpers say when to learn; else any agent may come to train
         self._learners = 0  # learning agents that are neither waiting for training, nor parked, nor ended
         self._phase = "unroll"  # sync: unroll → train → done → unroll …
         self._told = False  # `iterate` has returned for the round that is done; else it is the next call's
@@ -272,10 +273,10 @@ class ThreadsDriver:
         self._begin_round()
 
     def _begin_round(self) -> None:
-        """Sync: training begins when no learning agent is left who could still come. The caller holds the lock."""
-        if self.sync and self._learners <= 0 and self._phase == "unroll":
+        """Training begins when no learning agent is left who could still come; sync: a round of it. The caller holds the lock."""
+        if self._learners <= 0 and self._phase == "unroll" and (self.sync or self._schooled):
             due = [server for server in self._servers if server.training and server.queue.rows]
-            if due:
+            if due and self.sync:
                 self._phase = "train"
             for server in due:
                 server.ring()
@@ -292,7 +293,7 @@ class ThreadsDriver:
         if server.training and self.sync:
             if self._phase == "train":
                 return 0.0
-        elif self._acting <= 0 or (server.training and queue.rule.min_rows is None):
+        elif self._acting <= 0 or (server.training and (queue.rule.min_rows is None or (self._schooled and self._learners <= 0))):
             return 0.0
         if server.patience is None:
             return INFINITE
@@ -421,6 +422,7 @@ class ThreadsDriver:
         self._phase, self._told, self._early = "unroll", False, False
         self._acting = len(agents)
         self._learners = sum(agent.learns for agent in agents)
+        self._schooled = self._learners > 0
         self._servers = [_Server(queue) for wrapper in wrappers for queue in (wrapper.predictions, wrapper.trainings)]
         self._gates = {id(agent): threading.Semaphore(0) for agent in agents}
         threads = []
@@ -517,9 +519,10 @@ class ThreadsDriver:
             self._told, self._early = self._phase == "done", False
             return not self.stopping and (trained or not self._idle())
 
-    def halt(self, agents: Sequence[Agent], signal: str) -> None:
+    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
         """See `CooperativeDriver.halt`."""
         self.refuse_agents()
+        end = INFINITE if patience is None else monotonic() + patience
         with _shielded():
             self.stopping = signal == "stop"
             for agent in agents:
@@ -536,8 +539,11 @@ class ThreadsDriver:
                 self._next_unroll()
             with self.lock:
                 if self._phase != "done" and self._idle():
-                    return
+                    return []
+                if monotonic() >= end:
+                    return [agent for agent in self.agents if agent not in self.parked]
             self._news.acquire(timeout=0.05)  # ended by the end of a round, by an agent that parks or ends, or by the clock
+        return []
 
     def refuse_agents(self) -> None:
         """See `CooperativeDriver.refuse_agents`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import math
@@ -150,28 +149,35 @@ class Checkpoints:
 
         Those later than LATEST do not count: the run has left them behind. Nor do those without a good manifest; None: all of them.
         """
+        found = self._made([])  # `load` reports what is bad, where it matters
+        return (next((step for step, interrupted in found if not interrupted), found[0][0]), found[0][0]) if found else None
+
+    def _made(self, bad: list[tuple[str, str]]) -> list[tuple[int, bool]]:
+        """Steps up to LATEST with a good manifest, newest first, and whether an interruption made them; the others go to `bad`."""
         latest = self.latest()
         found = []
         for step in reversed(self._steps()):
             if latest is not None and step <= int(latest.name):
-                with contextlib.suppress(ArchiveError):  # `load` reports it where it matters
+                try:
                     found.append((step, bool(read_manifest(self.root / f"{step:09d}").meta.get("interrupted"))))
-        return (next((step for step, interrupted in found if not interrupted), found[0][0]), found[0][0]) if found else None
+                except ArchiveError as error:
+                    bad.append((f"{step:09d}", str(error)))
+        return found
 
     def load(self, which: str | Path = "latest") -> Loaded:
         """Loads a checkpoint completely, or says which one it loaded instead.
 
         Args:
-            which: 'latest', or 'best': where that one is damaged, the newest good one before it, and each one passed over gets a
-                warning and a place in `skipped`. Or the path of an archive: that one only.
+            which: 'latest', 'best', or 'exact' (the newest that no interruption made): where that one is damaged, the newest good one
+                before it, and each one passed over gets a warning and a place in `skipped`. Or the path of an archive: that one only.
 
         Raises:
             ArchiveError: none is good. Starting from scratch is a decision for the user.
         """
-        if which not in ("latest", "best"):
+        if which not in ("latest", "best", "exact"):
             return Loaded(*read_archive(Path(which)), Path(which), [])
         skipped: list[tuple[str, str]] = []
-        for path in self._candidates(str(which).upper(), skipped):
+        for path in self._by_schedule(skipped) if which == "exact" else self._candidates(str(which).upper(), skipped):
             try:
                 tree, manifest = read_archive(path)
             except ArchiveError as error:
@@ -184,6 +190,10 @@ class Checkpoints:
         raise ArchiveError(
             f"{self.root}: expected a good checkpoint, got none ({reasons}); give the path of an archive, or start a new run"
         )
+
+    def _by_schedule(self, skipped: list[tuple[str, str]]) -> list[Path]:
+        """The checkpoints of the schedule, newest first, and then those that interruptions made."""
+        return [self.root / f"{step:09d}" for step, _ in sorted(self._made(skipped), key=lambda made: (made[1], -made[0]))]
 
     def _candidates(self, pointer: str, skipped: list[tuple[str, str]]) -> Iterator[Path]:
         """What to try, in order: what the pointer names (for BEST then LATEST's), older ones, at last those of a later step.

@@ -249,20 +249,19 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) ->
 
 
 def _exact(checkpoints: Checkpoints, say: Callable[[str], None]) -> str:
-    """The newest checkpoint, unless an interruption made it and there is one of the schedule: then the step of that one."""
+    """The newest checkpoint, unless an interruption made it and there is one of the schedule: then that one, with a word."""
     step, newest = checkpoints.exact() or (0, 0)
-    if step == newest:
-        return "latest"
-    say(f"continuing from step {step:,}, the last scheduled checkpoint, so that the run equals one that was never interrupted; "
-        f"`--checkpoint latest` continues from step {newest:,}")
-    return str(step)
+    if step != newest:
+        say(f"continuing from step {step:,}, the last scheduled checkpoint, so that the run equals one that was never interrupted; "
+            f"`--checkpoint latest` continues from step {newest:,}")
+    return "exact"
 
 
 def _load(run: RunDir, checkpoints: Checkpoints, which: str) -> Loaded:
-    """The checkpoint `latest`, `best`, or that of a step."""
+    """The checkpoint `latest`, `best`, `exact`, or that of a step."""
     if checkpoints.latest() is None:
         raise UsageError(f"{run.path} has no checkpoint yet; start a new run with `parl-like train {run.info().experiment}`")
-    if which in ("latest", "best"):
+    if which in ("latest", "best", "exact"):
         return checkpoints.load(which)
     if not which.isascii() or not which.isdigit():
         raise UsageError(f"checkpoint {which!r}: expected latest, best, or an env step")

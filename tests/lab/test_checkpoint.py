@@ -553,3 +553,19 @@ def test_of_many_at_once_one_gets_it(tmp_path):
     os.close(go[1])
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert sorted(codes) == [0] + [1] * 7
+
+
+def test_an_exact_resume_falls_back_along_the_schedule(tmp_path):
+    """The newest is an interruption's; of the scheduled ones the newest has a damaged array, which its manifest does not show."""
+    checkpoints, warnings = filled(tmp_path, [100, 200, 300])
+    checkpoints.save(350, state(350), {"interrupted": True})
+    assert checkpoints.exact() == (300, 350) and step_of(checkpoints.load("exact")) == 300
+    damage(tmp_path, 300)
+    assert step_of(checkpoints.load("exact")) == 200
+    assert len(warnings) == 1 and "000000300 is not usable" in warnings[0]
+    for step in (200, 100):
+        damage(tmp_path, step)
+    assert step_of(checkpoints.load("exact")) == 350
+    damage(tmp_path, 350)
+    with pytest.raises(ArchiveError, match="expected a good checkpoint, got none"):
+        checkpoints.load("exact")
