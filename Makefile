@@ -31,7 +31,7 @@ wheel-check: $(VENV)/.installed
 	@PYTHON=$(PYTHON) BIN=$(BIN) bash tests/wheel_check.sh
 
 bench: $(VENV)/.installed
-	@for name in transport ppo-cartpole dqn-cartpole memory; do $(BIN)/parl-like bench $$name; done
+	@for name in transport ppo-cartpole dqn-cartpole replay returns memory; do $(BIN)/parl-like bench $$name; done
 
 # Again whenever a build file or a compiled source changes; a second call with nothing new returns at once.
 $(VENV)/.installed: setup.py pyproject.toml constraints.txt $(shell find parl_like algorithms models envs robots -name '*.pyx' -o -name '*.cpp' -o -name '*.h')

@@ -503,6 +503,11 @@ class Batch:
         yield ")"
 
 
+def ready_batch(fields: dict[str, Leaf]) -> Batch:
+    """A Batch of arrays and Batches by plain names, without a look at them: for those who have just made them."""
+    return Batch._of(fields)
+
+
 class _Method:
     """A public method of Batch that a field of the same name does not hide: Python asks what has a `__set__` before the fields.
 

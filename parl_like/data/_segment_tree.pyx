@@ -128,10 +128,12 @@ cdef class SegmentTree:
             return
         where = self.integers(positions)
         weights = np.asarray(values, np.float64)
-        if weights.shape and weights.shape != where.shape:
-            raise ValueError(f"{self!r}: {weights.shape} weights for {where.shape} positions; give one for each, or one for all")
-        weights = np.ascontiguousarray(np.broadcast_to(weights, where.shape)).ravel()
-        where = where.ravel()
+        if weights.ndim != 1 or where.ndim != 1 or len(weights) != len(where):
+            if weights.shape and weights.shape != where.shape:
+                raise ValueError(f"{self!r}: {weights.shape} weights for {where.shape} positions; give one for each, or one for all")
+            weights = np.broadcast_to(weights, where.shape).ravel()
+            where = where.ravel()
+        weights = np.ascontiguousarray(weights)
         cdef const long long[::1] place = where
         cdef const double[::1] value = weights
         cdef long long[::1] touched = np.empty(len(where), np.int64)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.batch import Batch
+from parl_like.batch import Batch, ready_batch
 from parl_like.data.files import Savable
 from parl_like.data.rows import Ring, RowBlock
 from parl_like.spec import Array, Spec, SpecError
@@ -870,7 +870,7 @@ class ReplayBuffer(Savable):
         flat = self._shaped(positions)
         if flat:
             flat["done"] = flat["terminated"] | flat["truncated"]
-        batch = Batch.nest(flat)
+        batch = Batch.nest(flat) if self._plan.nested else ready_batch(flat)
         for key in self._empty_keys:
             if key not in batch:
                 batch[key] = Batch()
@@ -909,6 +909,7 @@ class _Plan:
         self.number = {spec.name: i for i, spec in enumerate(self.kept)}
         self._stored = [(i, framed[i]) for i in range(len(self.names)) if keep[i]]
         self._nexts = [(i, framed[i]) for i in range(len(self.names)) if not keep[i]]
+        self.nested = any("." in name or name.startswith("_") for name in self.names)
         self.as_given = all(keep) and not any(framed)
         self.as_stored = stack == 1 and self.readable == tuple(self.number)
 
