@@ -23,6 +23,7 @@ def ours(monkeypatch):
     ("memory", ["--agents", "8"]),
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
+    ("envs", ["--rounds", "1", "--scale", "0.01"]),
 ])
 def test_json_out(name, argv, capsys):
     assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
@@ -38,6 +39,9 @@ def test_json_out(name, argv, capsys):
     elif name == "returns":
         assert set(result["cases"]) == {f"{kind} {shape}" for kind in ("gae", "vtrace") for shape in ("[128, 64]", "[20, 256]")}
         assert all(case["ratios"]["vs numpy"] > 0 for case in result["cases"].values())
+    elif name == "envs":
+        assert set(result["sokoban"]) == set(result["reset_us"]) == {"16", "64"} and len(result["sokoban"]["64"]) == 8
+        assert all(rate["median"] > 0 for rate in result["levels_per_s"].values())
     else:
         case = result["agents"]["4"]
         rates = case["rates"]
