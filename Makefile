@@ -11,8 +11,9 @@ ARGS ?=
 train: $(VENV)/.installed
 	@$(BIN)/parl-like train $(EXPERIMENT) $(ARGS)
 
+# All tests run once: on the installed wheel, and here those that need the checkout itself.
 test: lint types wheel-check
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -m "checkout and not slow"
 
 test-slow: $(VENV)/.installed
 	@$(BIN)/python -m pytest -q -m slow
