@@ -95,7 +95,11 @@ class Spec:
                 bounds = np.iinfo(self.dtype)
                 if array.min() < bounds.min or array.max() > bounds.max:
                     raise self.error(f"{_text(array)} with values up to {array.max()}", f"stay within [{bounds.min}, {bounds.max}]", rows)
-            array = array.astype(self.dtype)
+            with np.errstate(over="ignore"):  # said better here
+                narrow = array.astype(self.dtype)
+            if self.dtype.kind == "f" and np.isinf(narrow).any() and not np.isinf(array).any():
+                raise self.error(f"{_text(array)} with values up to {np.abs(array).max():.4g}", f"stay within ±{np.finfo(self.dtype).max:.4g}", rows)
+            array = narrow
         if array.dtype.kind == "f" and np.isnan(array).any():
             where = tuple(int(i) for i in np.argwhere(np.isnan(array))[0])
             raise self.error(f"{_text(array)} with NaN at {where}", "find out which computation made it; NaN is never stored", rows)

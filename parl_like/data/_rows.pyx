@@ -10,6 +10,8 @@ from cpython.buffer cimport (
 )
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from libc.float cimport FLT_MAX
+from libc.math cimport fabs, isinf
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -122,7 +124,7 @@ cdef class RowBlock:
         if kind == FLOAT64 or kind == FLOAT32:
             if PyFloat_Check(value):
                 number = PyFloat_AS_DOUBLE(value)
-                if number == number:
+                if number == number and (kind == FLOAT64 or fabs(number) <= FLT_MAX or isinf(number)):
                     if kind == FLOAT64:
                         (<double*> target)[0] = number
                     else:

@@ -208,3 +208,16 @@ def test_integers_outside_of_their_space_are_refused(kind, one):
     with pytest.raises(SpecError, match=r"field 'one'.*stay within \[2, 5\]"):
         block.write_rows(1, 2, (np.array([2, 6]), np.zeros((2, 2), int), np.zeros(2, np.uint8), np.zeros(2, int)))
     assert block.arrays["one"].tolist()[:1] == [2] and block.arrays["many"][0].tolist() == [3, 9]
+
+
+@pytest.mark.parametrize("kind", [RowBlock, RowBlockReference])
+def test_numbers_too_large_for_their_column_are_refused_and_infinity_stays(kind):
+    block = kind([Spec("rew", (), np.dtype(np.float32)), Spec("half", (), np.dtype(np.float16))], 2)
+    for value in (1e300, -1e39, np.float64(1e39)):
+        with pytest.raises(SpecError, match=r"field 'rew': .*stay within ±3.403e\+38"):
+            block.write(0, (value, 0.0))
+    with pytest.raises(SpecError, match=r"field 'half': .*stay within ±6.55e\+04"):
+        block.write(0, (0.0, 1e6))
+    block.write(0, (float("inf"), -float("inf")))
+    block.write(1, (3.4e38, 65504.0))
+    assert block.arrays["rew"][0] == np.inf and block.arrays["half"].tolist() == [-np.inf, 65504.0]
