@@ -1,0 +1,403 @@
+"""Atari games, prepared for learning, with the whole state to clone (extra `atari`: ale-py; the ROMs come with it).
+
+The preparation of Mnih et al. 2015 with the protocol of Machado et al. 2018. From the game outwards: sticky actions, limit on raw
+frames, no-ops at the start, repetition of the action with the sum of rewards and the maximum over the last two frames, the loss of a
+life as an end, FIRE at the start, luminance, size, stack, clipped reward.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.errors import unknown
+from parl_like.spec import Array
+
+RESTARTS = 20  # of one reset; a game that is over sooner than it can begin, this often in a row, is not going to begin
+
+
+class Emulator(Protocol):
+    """What `Atari` asks of a console; `Ale` is the real one.
+
+    Attributes:
+        actions: What each action means: "NOOP", "FIRE", ….
+        shape: Rows and columns of a screen.
+    """
+
+    actions: Sequence[str]
+    shape: tuple[int, int]
+
+    def seed(self, seed: int) -> None:
+        """Seeds what is random in the console, 0 ≤ seed < 2³¹; a `reset` follows."""
+
+    def reset(self) -> None:
+        """Starts a game."""
+
+    def act(self, action: int) -> float:
+        """Holds an action, an index of `actions`, for one raw frame, 1/60 s; returns the points."""
+        ...
+
+    def over(self) -> bool: ...
+
+    def lives(self) -> int: ...
+
+    def screen(self, out: Array) -> None:
+        """Writes the screen into [rows, columns, 3] uint8."""
+
+    def clone(self) -> Array:
+        """Everything that later frames depend on, [n] uint8. The screen need not be in it."""
+        ...
+
+    def restore(self, state: Array) -> None: ...
+
+
+class Ale:
+    """A game of the Arcade Learning Environment.
+
+    Args:
+        game: "space_invaders", "SpaceInvaders", "ALE/SpaceInvaders-v5" or "SpaceInvadersNoFrameskip-v4".
+        full_actions: All 18 actions, not only those that the game knows.
+        mode, difficulty: Variants of the game, Machado et al. 2018; None: its own default.
+
+    Raises:
+        ImportError: ale-py is not installed. ValueError: unknown game, mode or difficulty.
+    """
+
+    def __init__(self, game: str, full_actions: bool = False, mode: int | None = None, difficulty: int | None = None) -> None:
+        try:
+            import ale_py
+        except ImportError:
+            raise ImportError("Atari needs ale-py; install the extra: pip install 'parl_like[atari]'") from None
+        name = rom_name(game)
+        known = ale_py.roms.get_all_rom_ids()
+        if name not in known:
+            raise ValueError("Atari: " + unknown("game", name, known))
+        self.mode, self.difficulty = mode, difficulty
+        self.rom = ale_py.roms.get_rom_path(name)
+        self._state_of = ale_py.ALEState
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self.ale: Any = ale_py.ALEInterface()
+        # Stickiness and the frame limit are ours: the action that sticks is not in the emulator's state.
+        self.ale.setFloat("repeat_action_probability", 0.0)
+        self.seed(0)
+        for what, value, values in (("mode", mode, self.ale.getAvailableModes()), ("difficulty", difficulty, self.ale.getAvailableDifficulties())):
+            if value is not None and value not in values:
+                raise ValueError(f"Atari: {what} of {name} is {value}; expected one of {list(values)}")
+        self._actions: Any = self.ale.getLegalActionSet() if full_actions else self.ale.getMinimalActionSet()
+        self.actions: Sequence[str] = [action.name for action in self._actions]
+        rows, columns = self.ale.getScreenDims()
+        self.shape = (int(rows), int(columns))
+
+    def seed(self, seed: int) -> None:
+        self.ale.setInt("random_seed", seed)
+        self.ale.loadROM(self.rom)  # the seed is read only here
+        if self.mode is not None and self.mode in self.ale.getAvailableModes():
+            self.ale.setMode(self.mode)
+        if self.difficulty is not None and self.difficulty in self.ale.getAvailableDifficulties():
+            self.ale.setDifficulty(self.difficulty)
+
+    def reset(self) -> None:
+        self.ale.reset_game()
+
+    def act(self, action: int) -> float:
+        return float(self.ale.act(self._actions[action]))
+
+    def over(self) -> bool:
+        return bool(self.ale.game_over(with_truncation=False))
+
+    def lives(self) -> int:
+        return int(self.ale.lives())
+
+    def screen(self, out: Array) -> None:
+        self.ale.getScreenRGB(out)
+
+    def clone(self) -> Array:
+        return np.frombuffer(self.ale.cloneState(include_rng=True).serialize(), np.uint8).copy()
+
+    def restore(self, state: Array) -> None:
+        # An emulator that has not run a frame since its reset goes on differently after a restore (seen in Q*bert).
+        self.ale.act(self._actions[0])
+        self.ale.restoreState(self._state_of(state.tobytes()))
+
+
+class Atari(gym.Env[Any, Any]):
+    """A game whose observation is a stack of small pictures.
+
+    Observation [stack · channels, rows, columns] uint8, oldest frame first, channels 3 (red, green, blue) or 1; an array of its own
+    each time. At the start of an episode, also after a lost life, the stack is the first frame repeated: no frame of an older episode.
+
+    `terminated`: the game is over or, with `life_loss`, a life was lost. `truncated`: `max_frames` raw frames since the game began.
+    After a lost life `reset` does not start the game again: it lets one no-op pass (then FIRE). It starts a new one if the no-op ended
+    the game, if it is given a seed or the option `real=True`, or if the episode was left before its end.
+
+    Info of every reset and step: `real_done`, the game is over or truncated, in a reset: one ended inside of it; `lives`; `frames`, raw
+    ones of this game so far. Of every step: `raw_reward`, the points before clipping. With `real_done`: `real_return` and
+    `real_length` (steps) of the whole game, all lives together; points made inside of resets are in it.
+
+    Args:
+        game: Name or id, see `Ale`; or an emulator.
+        size: Rows and columns, or one number for both; pictures are averaged over areas. None: as the console has them.
+        grey: Luminance, after the maximum of colours, instead of colours.
+        stack: Frames in an observation.
+        frame_skip: Raw frames for which an action is held. With 2 or more the picture is the maximum over the last two of them.
+        noop_max: A game begins with 1 … `noop_max` raw frames of no-ops, uniform; 0: none.
+        fire: Press FIRE for one step at the start of an episode, where the game knows it.
+        life_loss: A lost life ends the episode.
+        sticky: Probability, for each raw frame, that the console holds on to the action of the frame before. Machado et al.: 0.25.
+        clip_reward: Rewards are cut to ± this; None: not at all.
+        max_frames: Raw frames after which a game is truncated, no-ops included; None: never. 108,000 are half an hour.
+        full_actions, mode, difficulty: See `Ale`; only with a name.
+        render_mode: "rgb_array": the newest raw screen [rows, columns, 3] uint8.
+
+    The defaults are Thinker's (Chung et al. 2023). DQN's: size=84, grey=True, clip_reward=1.
+
+    Raises:
+        ImportError: ale-py is not installed. ValueError: an argument does not fit.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
+
+    def __init__(
+        self, game: str | Emulator, size: int | tuple[int, int] | None = 96, *, grey: bool = False, stack: int = 4, frame_skip: int = 4,
+        noop_max: int = 30, fire: bool = True, life_loss: bool = True, sticky: float = 0.0, clip_reward: float | None = None,
+        max_frames: int | None = 108_000, full_actions: bool = False, mode: int | None = None, difficulty: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:  # fmt: skip
+        for name, value, least in (("stack", stack, 1), ("frame_skip", frame_skip, 1), ("noop_max", noop_max, 0)):
+            if operator.index(value) < least:
+                raise ValueError(f"Atari: {name} is {value}; expected at least {least}")
+        if not 0 <= sticky < 1:
+            raise ValueError(f"Atari: sticky is {sticky}; expected a probability below 1")
+        if clip_reward is not None and not clip_reward > 0:
+            raise ValueError(f"Atari: clip_reward is {clip_reward}; expected above 0, or None")
+        if max_frames is not None and max_frames <= noop_max + frame_skip:
+            raise ValueError(f"Atari: max_frames is {max_frames}; expected more than the {noop_max + frame_skip} that a start may take")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"Atari: render_mode is {render_mode!r}; expected 'rgb_array' or None")
+        if not isinstance(game, str) and (full_actions or mode is not None or difficulty is not None):
+            raise ValueError("Atari: full_actions, mode and difficulty are for a game's name; this emulator is there already")
+        self.emulator: Emulator = Ale(game, full_actions, mode, difficulty) if isinstance(game, str) else game
+        rows, columns = self.emulator.shape
+        self.size = (rows, columns) if size is None else (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        if min(self.size) < 1:
+            raise ValueError(f"Atari: size is {size}; expected at least 1")
+        actions = list(self.emulator.actions)
+        self._noop = actions.index("NOOP")
+        self._fire = actions.index("FIRE") if fire and "FIRE" in actions else None
+        self.grey, self.frame_skip, self.noop_max, self.life_loss = grey, frame_skip, noop_max, life_loss
+        self.sticky, self.clip_reward, self.max_frames = sticky, clip_reward, max_frames
+        self.frame_stack_n = stack
+        self.render_mode = render_mode
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": max(1, 60 // frame_skip)}
+        self.action_space = gym.spaces.Discrete(len(actions))
+        self.observation_space = gym.spaces.Box(0, 255, (stack * (1 if grey else 3), *self.size), np.uint8)
+        self._screens = np.zeros((2, rows, columns, 3), np.uint8)  # the newest first
+        self._pooled = np.empty((rows, columns, 3), np.uint8)
+        self._stack: deque[Array] = deque(maxlen=stack)
+        self._open = False  # an episode is running
+        self._life_lost = False  # the last one ended by this, and the game goes on
+        self._held, self._lives, self._frames, self._length, self._return = self._noop, 0, 0, 0, 0.0
+
+    # ---- one episode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode. A seed also seeds the emulator, which loads the game again.
+
+        Raises:
+            ValueError: unknown option. RuntimeError: the game ends again and again before it can begin.
+        """
+        super().reset(seed=seed)
+        options = dict(options or {})
+        new = bool(options.pop("real", False)) or seed is not None or not self._life_lost
+        if options:
+            raise ValueError(f"Atari: reset has no option {', '.join(map(repr, options))}; there is 'real'")
+        if seed is not None:
+            self.emulator.seed(int(self.np_random.integers(2**31)))
+        info: dict[str, Any] = {"real_done": False}
+        if not new:
+            picture, new = self._press(self._noop, info)
+        for _ in range(RESTARTS):
+            if new:
+                picture, new = self._new_game(), False
+            if self._fire is not None:
+                picture, new = self._press(self._fire, info)
+            if not new:
+                break
+        else:
+            raise RuntimeError(f"Atari: the game was over {RESTARTS} times in a row before it could begin")
+        self._lives = self.emulator.lives()
+        self._open, self._life_lost = True, False
+        self._stack.extend([picture] * self.frame_stack_n)
+        return self._observation(), info | {"lives": self._lives, "frames": self._frames}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self._open:
+            raise gym.error.ResetNeeded("Atari: reset before the first step, and after an episode's end")
+        action = operator.index(action)
+        if not 0 <= action < len(self.emulator.actions):
+            raise ValueError(f"Atari: action is {action}; expected 0 … {len(self.emulator.actions) - 1}")
+        points, picture = self._repeat(action)
+        self._length += 1
+        self._stack.append(picture)
+        over, truncated, lives = self.emulator.over(), self._at_limit(), self.emulator.lives()
+        # Some games show no lives for some frames before they are over; the end that counts comes then.
+        lost = self.life_loss and 0 < lives < self._lives
+        self._lives = lives
+        real_done = over or truncated
+        self._life_lost = lost and not real_done
+        self._open = not (lost or real_done)
+        info = {"lives": lives, "frames": self._frames, "raw_reward": points, "real_done": real_done}
+        if real_done:
+            info |= self._whole_game()
+        reward = points if self.clip_reward is None else min(max(points, -self.clip_reward), self.clip_reward)
+        return self._observation(), reward, over or lost, truncated, info
+
+    def render(self) -> Any:
+        return self._screens[0].copy() if self.render_mode == "rgb_array" else None
+
+    # ---- inside
+
+    def _new_game(self) -> Array:
+        """A game after its no-ops: the picture of the last of them."""
+        self._begin()
+        if self.noop_max:
+            for _ in range(int(self.np_random.integers(1, self.noop_max + 1))):
+                self._return += self._frame(self._noop)
+                if self.emulator.over():
+                    self._begin()
+        self.emulator.screen(self._screens[0])
+        return self._picture(self._screens[0])
+
+    def _begin(self) -> None:
+        self.emulator.reset()
+        self._held, self._frames, self._length, self._return = self._noop, 0, 0, 0.0
+
+    def _press(self, action: int, info: dict[str, Any]) -> tuple[Array, bool]:
+        """Repeats an action inside of a reset: the picture, and whether that ended the game, which `info` then tells."""
+        picture = self._repeat(action)[1]
+        done = self.emulator.over() or self._at_limit()
+        if done:
+            info |= {"real_done": True} | self._whole_game()
+        return picture, done
+
+    def _repeat(self, action: int) -> tuple[float, Array]:
+        """Holds an action for `frame_skip` raw frames, less where the game ends: the points, and the picture."""
+        n = self.frame_skip if self.max_frames is None else min(self.frame_skip, self.max_frames - self._frames)
+        points, seen = 0.0, 0
+        for i in range(n):
+            points += self._frame(action)
+            over = self.emulator.over()
+            if i >= n - 2 or over:
+                self._screens[1], seen = self._screens[0], seen + 1
+                self.emulator.screen(self._screens[0])
+            if over:
+                break
+        self._return += points
+        # Of this repetition only: what an older one left is no part of the maximum.
+        pooled = self._screens[0] if seen < 2 else np.maximum(self._screens[0], self._screens[1], out=self._pooled)
+        return points, self._picture(pooled)
+
+    def _frame(self, action: int) -> float:
+        if not self.sticky or self.np_random.random() >= self.sticky:
+            self._held = action
+        self._frames += 1
+        return self.emulator.act(self._held)
+
+    def _at_limit(self) -> bool:
+        return self.max_frames is not None and self._frames >= self.max_frames
+
+    def _whole_game(self) -> dict[str, Any]:
+        return {"real_return": self._return, "real_length": self._length}
+
+    def _picture(self, screen: Array) -> Array:
+        """[channels, rows, columns] of a screen, in memory of its own."""
+        return area_resize((luminance(screen) if self.grey else screen).reshape(*screen.shape[:2], -1).transpose(2, 0, 1), self.size)
+
+    def _observation(self) -> Array:
+        return np.concatenate(self._stack)
+
+    # ---- state
+
+    def clone_state(self) -> dict[str, Any]:
+        """Everything that what comes next depends on, in arrays and plain values: emulator and its generator, the generator of no-ops
+        and sticky actions, frames of the stack, held action, lives, counters, and the newest screen.
+
+        Raises:
+            gymnasium.error.ResetNeeded: nothing has begun yet.
+        """
+        if not self._stack:
+            raise gym.error.ResetNeeded("Atari: reset before clone_state")
+        return {
+            "emulator": self.emulator.clone(), "screen": self._screens[0].copy(), "stack": np.stack(self._stack),
+            "rng": self.np_random.bit_generator.state, "seed": self.np_random_seed,
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+        }  # fmt: skip
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a cloned state, also one of another environment with the same game and arguments.
+
+        Raises:
+            ValueError: the state is of other pictures.
+        """
+        expected = (self.frame_stack_n, 1 if self.grey else 3, *self.size)
+        if state["stack"].shape != expected or state["screen"].shape != self._screens.shape[1:]:
+            raise ValueError(f"Atari: the state holds frames {state['stack'].shape}, screen {state['screen'].shape}; "
+                             f"expected {expected} and {self._screens.shape[1:]}: make the environment as it was")
+        self.emulator.restore(state["emulator"])
+        self._screens[0] = state["screen"]
+        self._stack.extend(state["stack"].copy())
+        self.np_random.bit_generator.state = state["rng"]
+        self._np_random_seed = state["seed"]
+        for name in COUNTERS:
+            setattr(self, name, state["counters"][name])
+
+
+COUNTERS = ("_open", "_life_lost", "_held", "_lives", "_frames", "_length", "_return")
+
+
+def rom_name(game: str) -> str:
+    """ "ALE/SpaceInvaders-v5", "SpaceInvadersNoFrameskip-v4", "SpaceInvaders" → "space_invaders"."""
+    name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", game.removeprefix("ALE/"))
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+# ---- pictures. Sums of whole numbers that float32 holds exactly: no rounding before the last step, so every machine gives the same bytes.
+
+
+def luminance(image: Array) -> Array:
+    """0.299 red + 0.587 green + 0.114 blue (ITU-R BT.601), rounded: [rows, columns, 3] uint8 → [rows, columns] uint8."""
+    sums = image.astype(np.float32) @ np.array([299, 587, 114], np.float32)
+    out: Array = np.rint(sums / np.float32(1000)).astype(np.uint8)
+    return out
+
+
+def area_resize(image: Array, size: tuple[int, int]) -> Array:
+    """Each new pixel is the mean of the area that it covers, parts of pixels included, rounded: [channels, rows, columns] uint8 →
+    [channels, *size] uint8, always newly allocated. Enlarged pictures show blocks."""
+    rows, columns = image.shape[1:]
+    if (rows, columns) == size:
+        return np.array(image, order="C")
+    dtype: Any = np.float32 if 255 * rows * columns < 2**24 else np.float64
+    out: Any = np.ascontiguousarray(image.transpose(1, 2, 0), dtype)  # rows first: whole rows are gathered
+    for axis, (length, wanted) in enumerate(zip((rows, columns), size, strict=True)):
+        index, weights = _cover(length, wanted)
+        out = sum(out[at] * weight.astype(dtype)[:, None, None] for at, weight in zip(index, weights, strict=True))
+        if axis == 0:
+            out = np.ascontiguousarray(out.transpose(1, 0, 2))
+    return np.ascontiguousarray(np.rint(out.transpose(2, 1, 0) / dtype(rows * columns)).astype(np.uint8))
+
+
+@functools.lru_cache(maxsize=64)
+def _cover(length: int, wanted: int) -> tuple[Array, Array]:
+    """Which of `length` pixels each of `wanted` new ones covers, and by how many parts, of which a pixel has `wanted`: [k, wanted]."""
+    start = np.arange(wanted) * length
+    index = start // wanted + np.arange(-(-length // wanted) + 1)[:, None]
+    overlap = np.minimum((index + 1) * wanted, start + length) - np.maximum(index * wanted, start)
+    return np.minimum(index, length - 1), np.maximum(overlap, 0)

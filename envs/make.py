@@ -1,0 +1,367 @@
+"""One environment, from an id, a factory or an environment of another style to what an agent can use: layers 1 to 4 of six."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+__all__ = ["ActionBounds", "Layers", "OldStyle", "TimeLimit", "adapt", "load", "make_env", "plan_eval_env"]
+
+
+# ------------------------------------------------------------------------------------------------------------------ wrappers
+
+
+class TimeLimit(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Truncates episodes after `max_steps` steps of the environment below. `terminated` stays: a true end exactly on the limit is an end.
+
+    Args:
+        env: Environment.
+        max_steps: At least 1.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], max_steps: int) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, max_steps=max_steps)
+        super().__init__(env)
+        if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or max_steps < 1:
+            raise ValueError(f"TimeLimit: max_steps is {max_steps!r}; expected a number of steps, at least 1")
+        self.max_steps = int(max_steps)
+        self.elapsed: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.elapsed = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.elapsed is None:
+            raise gym.error.ResetNeeded("TimeLimit: step() before reset()")
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.elapsed += 1
+        return obs, reward, terminated, truncated or self.elapsed >= self.max_steps, info
+
+
+class ActionBounds(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Clips continuous actions to their bounds, and lets agents act in [−1, 1] where the environment's bounds are others.
+
+    Every Box of the action space, also inside of Dict and Tuple; integer Boxes are clipped only, unbounded components left alone. The
+    action space stays bounded, for algorithms want to know the bounds.
+
+    Args:
+        env: Environment.
+        clip: Actions outside of the bounds are set to the nearest bound; else they reach the environment as they are.
+        rescale: Bounded components are [−1, 1] outside and [low, high] inside.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], clip: bool = True, rescale: bool = True) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, clip=clip, rescale=rescale)
+        super().__init__(env)
+        self.action_space, inward = _bounded(env.action_space, clip, rescale)
+        self._inward: Callable[[Any], Any] = inward or (lambda action: action)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self.env.step(self._inward(action))
+
+    @staticmethod
+    def changes(space: gym.Space[Any], clip: bool = True, rescale: bool = True) -> bool:
+        """Whether the wrapper would do anything to actions of `space`."""
+        return _bounded(space, clip, rescale)[1] is not None
+
+
+def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Space[Any], Callable[[Any], Any] | None]:
+    """The space outside, and the way of an action inwards; None: as it is."""
+    if isinstance(space, spaces.Dict):
+        parts = {name: _bounded(sub, clip, rescale) for name, sub in space.spaces.items()}
+        if all(way is None for _, way in parts.values()):
+            return space, None
+        ways = {name: way for name, (_, way) in parts.items() if way is not None}
+        return (spaces.Dict({name: sub for name, (sub, _) in parts.items()}),
+                lambda action: {name: ways[name](value) if name in ways else value for name, value in action.items()})
+    if isinstance(space, spaces.Tuple):
+        listed = [_bounded(sub, clip, rescale) for sub in space.spaces]
+        if all(way is None for _, way in listed):
+            return space, None
+        return (spaces.Tuple([sub for sub, _ in listed]),
+                lambda action: tuple(value if way is None else way(value) for value, (_, way) in zip(action, listed, strict=True)))
+    if not isinstance(space, spaces.Box):
+        return space, None
+    low, high, dtype = space.low, space.high, space.dtype
+    bounded = np.isfinite(low) & np.isfinite(high) & (low < high)
+    scaled = bounded & ~((low == -1) & (high == 1)) if rescale and np.issubdtype(space.dtype, np.floating) else np.zeros(low.shape, bool)
+    if not scaled.any():
+        if not clip or not (np.isfinite(low) | np.isfinite(high)).any():
+            return space, None
+        return space, lambda action: np.clip(np.asarray(action), low, high).astype(dtype, copy=False)
+    outside = spaces.Box(np.where(scaled, -1, low), np.where(scaled, 1, high), space.shape, dtype)
+    # In float64, and from the middle outwards: −1, 0 and 1 are then exactly low, middle and high.
+    safe_low, safe_high = np.where(bounded, low, 0.0).astype(np.float64), np.where(bounded, high, 0.0).astype(np.float64)
+    middle, half = (safe_low + safe_high) / 2, (safe_high - safe_low) / 2
+    outer_low, outer_high = outside.low, outside.high
+
+    def inward(action: Any) -> Any:
+        action = np.asarray(action)
+        if clip:
+            action = np.clip(action, outer_low, outer_high)
+        action = np.where(scaled, middle + half * action, action).astype(dtype)
+        return np.clip(action, low, high) if clip else action  # rounding may have left the bounds by a bit
+
+    return outside, inward
+
+
+# ----------------------------------------------------------------------------------------------------------- other APIs
+
+
+class OldStyle(gym.Env[Any, Any]):
+    """An environment of the API before gymnasium, as one of today's; each of its habits is dealt with only where it has it.
+
+    `step` may return four values: `done` becomes `truncated` where the info says `TimeLimit.truncated`, else `terminated`. `reset` may
+    return the observation alone, and know neither `seed` (then `env.seed(seed)` is called, if there is one) nor `options`. Spaces
+    may be those of the package `gym`.
+
+    Args:
+        env: Anything with `reset`, `step`, `observation_space` and `action_space`.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.old = env
+        missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(env, name)]
+        if missing:
+            raise TypeError(f"OldStyle: {env!r} has no {', '.join(missing)}; expected an environment with reset, step and both spaces")
+        self.observation_space, self.action_space = _space(env.observation_space), _space(env.action_space)
+        self.metadata = dict(getattr(env, "metadata", None) or {})
+        if "render.modes" in self.metadata:
+            self.metadata.setdefault("render_modes", self.metadata.pop("render.modes"))
+        self.render_mode = getattr(env, "render_mode", None)
+        self._takes = _takes(env.reset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "old":
+            raise AttributeError(name)
+        return getattr(self.old, name)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        given: dict[str, Any] = {}
+        if seed is not None:
+            if "seed" in self._takes:
+                given["seed"] = seed
+            elif hasattr(self.old, "seed") and callable(self.old.seed):
+                self.old.seed(seed)
+        if options is not None and "options" in self._takes:
+            given["options"] = options
+        out = self.old.reset(**given)
+        if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict) and not isinstance(self.observation_space, spaces.Tuple):
+            return out[0], out[1]
+        if isinstance(self.observation_space, spaces.Tuple) and isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict):
+            whole = self.observation_space.contains(out)  # then the pair is itself an observation
+            return (out, {}) if whole else (out[0], out[1])
+        return out, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        out = self.old.step(action)
+        if len(out) == 5:
+            obs, reward, terminated, truncated, info = out
+            return obs, reward, bool(terminated), bool(truncated), info
+        if len(out) != 4:
+            raise ValueError(f"OldStyle: step returned {len(out)} values; expected 4 (obs, reward, done, info) or 5")
+        obs, reward, done, info = out
+        # Unlike a limit of ours, the old wrapper's tells only that the limit was what ended the episode.
+        cut = bool(info.get("TimeLimit.truncated", False))
+        return obs, reward, bool(done) and not cut, bool(done) and cut, info
+
+    def render(self) -> Any:
+        return self.old.render(mode=self.render_mode) if "mode" in _takes(self.old.render) and self.render_mode else self.old.render()
+
+    def close(self) -> None:
+        if hasattr(self.old, "close"):
+            self.old.close()
+
+
+def _takes(method: Any) -> set[str]:
+    """Those of `seed`, `options`, `mode` that a method takes as keyword."""
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return {"seed", "options"}
+    return {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY} & {"seed", "options", "mode"}
+
+
+def _space(space: Any) -> gym.Space[Any]:
+    """A space of the package `gym` as one of gymnasium; that one itself.
+
+    Raises:
+        TypeError: A kind that is not known.
+    """
+    if isinstance(space, gym.Space):
+        return space
+    kind = type(space).__name__
+    if kind == "Box":
+        return spaces.Box(space.low, space.high, space.shape, space.dtype)
+    if kind == "Discrete":
+        return spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0)))
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(space.nvec)
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(space.n)
+    if kind == "Dict":
+        return spaces.Dict({name: _space(sub) for name, sub in space.spaces.items()})
+    if kind == "Tuple":
+        return spaces.Tuple([_space(sub) for sub in space.spaces])
+    raise TypeError(f"OldStyle: the space {space!r}; expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
+
+
+# -------------------------------------------------------------------------------------------------------------------- layers
+
+
+def load(id_or_factory: str | Callable[..., Any] | Any, **options: Any) -> tuple[Any, int | None]:
+    """Layer 1: the environment as others made it, without gymnasium's time limit, and the limit that it was registered with.
+
+    Args:
+        id_or_factory: A gymnasium id, also `module:id`; an `EnvSpec`; a factory, called with `options`; or an environment.
+        options: For its constructor.
+
+    Raises:
+        TypeError: None of these, or options for an environment that is there already.
+    """
+    if isinstance(id_or_factory, (str, gym.envs.registration.EnvSpec)):
+        env = gym.make(id_or_factory, max_episode_steps=-1, disable_env_checker=True, **options)
+        while isinstance(env, gym.wrappers.OrderEnforcing):
+            env = env.env  # costs a call per step
+        if isinstance(id_or_factory, str):
+            spec = env.unwrapped.spec
+            return env, gym.spec(spec.id).max_episode_steps if spec is not None else None
+        return env, id_or_factory.max_episode_steps
+    if callable(id_or_factory) and not hasattr(id_or_factory, "step"):
+        return id_or_factory(**options), None
+    if isinstance(id_or_factory, type):
+        return id_or_factory(**options), None
+    if not hasattr(id_or_factory, "step"):
+        raise TypeError(f"make_env: {id_or_factory!r}; expected a gymnasium id, a factory or an environment")
+    if options:
+        raise TypeError(f"make_env: the options {sorted(options)} come too late for {id_or_factory!r}; give its class or a factory")
+    return id_or_factory, None
+
+
+def adapt(env: Any) -> gym.Env[Any, Any]:
+    """Layer 3, the boundary: what came as gymnasium speaks; from there on, only (obs, reward, terminated, truncated, info) passes.
+
+    An environment of gymnasium's is returned as it is. One whose `reset` takes no `seed`, or which is none of gymnasium's, is put into
+    `OldStyle`; one of dm_env's goes through shimmy.
+
+    Raises:
+        ImportError: dm_env without shimmy.
+        TypeError: It is no environment at all.
+    """
+    if isinstance(env, gym.vector.VectorEnv):
+        raise TypeError(f"make_env: {env} already is many environments; give it to make_vector_env")
+    if not isinstance(env, gym.Env) and hasattr(env, "action_spec") and hasattr(env, "observation_spec"):
+        try:
+            shimmy = importlib.import_module("shimmy")
+        except ImportError:
+            raise ImportError(f"make_env: {env!r} is a dm_env environment; these need shimmy: pip install 'shimmy[dm-control]'") from None
+        adapted: gym.Env[Any, Any] = shimmy.DmControlCompatibilityV0(env)
+        return adapted
+    if isinstance(env, gym.Env) and "seed" in _takes(env.unwrapped.reset):
+        return env
+    return OldStyle(env)
+
+
+def limit(env: gym.Env[Any, Any], max_steps: int | None) -> gym.Env[Any, Any]:
+    """Layer 4, steps in time: our own limit, on the bare environment, so that no wrapper changes what is counted."""
+    return env if max_steps is None else TimeLimit(env, max_steps)
+
+
+def wrap(env: gym.Env[Any, Any], clip: bool, rescale: bool, wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]]) -> gym.Env[Any, Any]:
+    """Layer 2, wrappers of the environment: bounds of actions, where there are any, then the caller's, the last one outermost."""
+    if ActionBounds.changes(env.action_space, clip, rescale):
+        env = ActionBounds(env, clip, rescale)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The six steps from somebody's environment to what an agent drives; each may be replaced by a function of your own.
+
+    They are applied in this order. Numbers are those of ALF's list, which converts after wrapping: ours wraps gymnasium environments, so
+    the conversion comes before.
+
+    Attributes:
+        load: 1. Id, factory or environment, and options → (environment, its registered time limit or None).
+        adapt: 3. Environment → gymnasium environment. What is stored of a step (`TimeStep`) is made of its five values by the agent.
+        limit: 4. (environment, steps or None) → environment with a time limit.
+        wrap: 2. (environment, clip, rescale, wrappers) → wrapped environment.
+        host: 5. Where environments live: a kind of `make_vector_env`, or a `parl_like.envs.vector.Host`.
+        stack: 6. (env_fn, n, kind, **options) → vector environment. None: `make_vector_env`.
+    """
+
+    load: Callable[..., tuple[Any, int | None]] = load
+    adapt: Callable[[Any], gym.Env[Any, Any]] = adapt
+    limit: Callable[[gym.Env[Any, Any], int | None], gym.Env[Any, Any]] = limit
+    wrap: Callable[..., gym.Env[Any, Any]] = wrap
+    host: Any = "process"
+    stack: Callable[..., Any] | None = None
+
+
+def make_env(
+    id_or_factory: Any, *, time_limit: int | None = None, clip_actions: bool = True, rescale_actions: bool = True,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (), render_mode: str | None = None, layers: Layers | None = None,
+    **options: Any,
+) -> gym.Env[Any, Any]:
+    """One environment, ready for an agent.
+
+    Args:
+        id_or_factory: A gymnasium id or `EnvSpec`, a factory, or an environment; also of the old gym API or dm_env.
+        time_limit: Steps of the bare environment after which an episode is truncated. None: the registered limit, where there is one;
+            −1: no limit.
+        clip_actions: Continuous actions are clipped to their bounds. It helps early in training, and may hurt the final result.
+        rescale_actions: Bounded continuous actions are [−1, 1] outside.
+        wrappers: Put around it in turn, each a function of an environment.
+        render_mode: For the constructor; None is not passed on.
+        layers: Replacements for steps of this.
+        options: For the constructor.
+
+    Raises:
+        ValueError: A time limit that is none.
+        ImportError, TypeError: See `load` and `adapt`.
+    """
+    layers = layers or Layers()
+    if time_limit is not None and (isinstance(time_limit, bool) or time_limit != -1 and time_limit < 1):
+        raise ValueError(f"make_env: time_limit is {time_limit!r}; expected at least 1, None for the registered limit, or -1 for none")
+    if render_mode is not None:
+        options["render_mode"] = render_mode
+    raw, registered = layers.load(id_or_factory, **options)
+    steps = registered if time_limit is None else None if time_limit == -1 else time_limit
+    env = layers.limit(layers.adapt(raw), steps)
+    return layers.wrap(env, clip_actions, rescale_actions, tuple(wrappers))
+
+
+def plan_eval_env(no_thread_env_for_conf: bool = True, evaluate: bool = True, training_kind: str = "process") -> str | None:
+    """Where the one environment that evaluates lives (A38).
+
+    | no_thread_env_for_conf | evaluate=True | evaluate=False |
+    |---|---|---|
+    | True | "process" | None |
+    | False | "thread" | "thread" if training is parallel, else None |
+
+    Args:
+        no_thread_env_for_conf: No environment in this process just so that its configuration is seen.
+        evaluate: Whether there are evaluations.
+        training_kind: Kind of the training environments; "process" is parallel, "sync" and "thread" are not.
+
+    Returns:
+        "process" (a vector environment of one, in a worker), "thread" (of one, in a thread) or None (none is needed).
+    """
+    if training_kind not in ("sync", "thread", "process"):
+        raise ValueError(f"plan_eval_env: training_kind is {training_kind!r}; expected 'sync', 'thread' or 'process'")
+    if no_thread_env_for_conf:
+        return "process" if evaluate else None
+    return "thread" if evaluate or training_kind == "process" else None

@@ -1,0 +1,459 @@
+"""Wrappers: what each does, gymnasium's checker on all, and states through stacks of them."""
+
+import collections
+import sys
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from PIL import Image
+
+from parl_like.data.transforms import Moments
+from parl_like.envs.atari import Atari
+from parl_like.envs.make import ActionBounds, TimeLimit
+from parl_like.envs.noisy import NoisyObservation
+from parl_like.envs.sokoban import SokobanEnv
+from parl_like.envs.wrappers import (
+    BARE,
+    WRAPPERS,
+    ActionRepeat,
+    Discretize,
+    Frames,
+    FrameStack,
+    NormalizeObservation,
+    NormalizeReward,
+    RecordVideo,
+    clone_state,
+    restore_state,
+)
+
+
+class Counter(gym.Env):
+    """The observation counts all steps ever; it is the same array each time, as careless environments have it."""
+
+    def __init__(self, n=5, cut=10**9, reward=1.0):
+        self.observation_space = gym.spaces.Box(-1e6, 1e6, (2,), np.float64)
+        self.action_space = gym.spaces.Discrete(2)
+        self.n, self.cut, self.value, self.reward, self.actions = n, cut, reward, None, []
+        self.reward, self.count, self.obs = reward, -1, np.zeros(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.look(), {}
+
+    def look(self):
+        self.count += 1
+        self.obs[:] = self.count, -self.count
+        return self.obs
+
+    def step(self, action):
+        self.t += 1
+        self.actions.append(action)
+        return self.look(), self.reward, self.t >= self.n, self.t >= self.cut, {"t": self.t}
+
+
+def make(name="CartPole-v1", **options):
+    return gym.make(name, **options)
+
+
+WRAPPED = {
+    "observation": lambda: NormalizeObservation(make("Acrobot-v1")),
+    "frozen": lambda: NormalizeReward(NormalizeObservation(make("Acrobot-v1"), update=False), update=False),
+    "reward": lambda: NormalizeReward(make("Acrobot-v1")),
+    "repeat": lambda: ActionRepeat(make("Acrobot-v1"), 2),
+    "stack": lambda: FrameStack(make("Acrobot-v1"), 3),
+    "discrete": lambda: Discretize(make("Pendulum-v1"), 5),
+    "multidiscrete": lambda: Discretize(make("Pendulum-v1"), [3], joint=False),
+    "all": lambda: NormalizeReward(FrameStack(NormalizeObservation(ActionRepeat(Discretize(make("Pendulum-v1"), 3), 2)), 2)),
+}
+
+
+def checked(env):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*is different from the unwrapped version")  # it says so of every wrapper
+        check_env(env, skip_render_check=True)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_gymnasiums_checker(name):
+    env = WRAPPED[name]()
+    checked(env)
+
+
+def test_gymnasiums_checker_on_videos_and_shared_frames(tmp_path):
+    pytest.importorskip("pygame")
+    checked(RecordVideo(make("Acrobot-v1", render_mode="rgb_array"), tmp_path, max_frames=2))
+    with pytest.warns(UserWarning, match="numpy array"):  # its only complaint
+        check_env(FrameStack(make("Acrobot-v1"), lazy=True), skip_render_check=True)
+
+
+def test_statistics_that_change_make_an_environment_nondeterministic():
+    env = NormalizeObservation(make(), update=False)
+    assert env.spec.nondeterministic is False and NormalizeReward(env, update=False).spec.nondeterministic is False
+    assert FrameStack(NormalizeReward(env)).spec.nondeterministic is True
+    env.update = True
+    assert env.spec.nondeterministic is True and env.env.spec.nondeterministic is False
+
+
+def test_a_wrapped_environment_can_be_made_again_from_its_spec():
+    env = gym.make(WRAPPED["all"]().spec)
+    assert [type(layer).__name__ for layer in layers(env)][:5] == ["NormalizeReward", "FrameStack", "NormalizeObservation", "ActionRepeat", "Discretize"]
+    assert env.env.n == 2 and env.action_space == gym.spaces.Discrete(3)
+
+
+def layers(env):
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
+
+
+# --------------------------------------------------------------------------------------------------------------- normalised
+
+
+def test_observations_in_standard_deviations():
+    env = NormalizeObservation(Counter(n=100), clip=1.5)
+    assert env.observation_space == gym.spaces.Box(-1.5, 1.5, (2,), np.float32)
+    seen = [env.reset()[0]] + [env.step(0)[0] for _ in range(20)]
+    for i, obs in enumerate(seen):
+        values = np.arange(i + 1.0)
+        wanted = min((i - values.mean()) / max(values.std(), 1e-4), 1.5)
+        assert obs == pytest.approx([wanted, -wanted], abs=1e-5) and obs.dtype == np.float32
+
+
+def test_statistics_are_saved_shared_and_frozen():
+    env = NormalizeObservation(Counter(n=100))
+    env.reset()
+    for _ in range(9):
+        env.step(0)
+    saved = env.state_dict()
+    test = NormalizeObservation(Counter(n=100), update=False)
+    test.load_state_dict(saved)
+    other = NormalizeObservation(Counter(n=100), moments=env.moments, update=False)
+    values = np.arange(10.0)
+    for frozen in (test, other):
+        assert frozen.reset()[0] == pytest.approx([-values.mean() / values.std(), values.mean() / values.std()])
+    assert np.array_equal(test.moments.mean, env.moments.mean) and env.moments.mean == pytest.approx([4.5, -4.5])
+    env.step(0)
+    assert np.array_equal(other.moments.mean, env.moments.mean) and env.moments.mean == pytest.approx([5, -5])
+    with pytest.raises(ValueError, match="window"):
+        NormalizeObservation(Counter(), moments=Moments(window=3)).load_state_dict(saved)
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_return():
+    env = NormalizeReward(Counter(n=3, reward=2.0), discount=0.5, clip=None)
+    returns = []
+    for episode in range(2):
+        env.reset()
+        total = 0.0
+        for _ in range(3):
+            total = total * 0.5 + 2.0
+            returns.append(total)
+            _, reward, terminated, _, info = env.step(0)
+            assert reward == pytest.approx(2.0 / max(np.std(returns), 1e-4)) and info == {"raw_reward": 2.0, "t": env.unwrapped.t}
+        assert terminated, episode
+    clipped = NormalizeReward(Counter(reward=2.0), moments=env.moments, update=False, clip=0.5)
+    clipped.load_state_dict(env.state_dict())
+    clipped.reset()
+    assert clipped.step(0)[1] == 0.5
+    inner = NormalizeReward(NormalizeReward(Counter(reward=2.0)))
+    inner.reset()
+    assert inner.step(0)[4]["raw_reward"] == 2.0
+    with pytest.raises(ValueError, match="not finite"):
+        bad = NormalizeReward(Counter(reward=float("nan")))
+        bad.reset()
+        bad.step(0)
+
+
+# ----------------------------------------------------------------------------------------------------------- repeat and stack
+
+
+def test_repeat_stops_at_the_end():
+    env = ActionRepeat(Counter(n=5), 3)
+    env.reset()
+    assert env.step(1)[1:] == (3.0, False, False, {"t": 3, "repeats": 3})
+    obs, *rest = env.step(0)
+    assert obs.tolist() == [5, -5] and rest == [2.0, True, False, {"t": 5, "repeats": 2}] and env.unwrapped.actions == [1, 1, 1, 0, 0]
+    env = ActionRepeat(Counter(cut=1), 3)
+    env.reset()
+    assert env.step(1)[1:4] == (1.0, False, True)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_stack_never_shows_an_older_episode(lazy):
+    # Golden `frame_stack`: the same numbers as for the stacks of a buffer.
+    env = FrameStack(Counter(), 4, lazy=lazy)
+    outputs = [env.reset()[0]] + [env.step(0)[0] for _ in range(4)] + [env.reset()[0]] + [env.step(0)[0] for _ in range(2)]
+    assert [np.asarray(obs)[:, 0].tolist() for obs in outputs[3:]] == [[0, 1, 2, 3], [1, 2, 3, 4], [5, 5, 5, 5], [5, 5, 5, 6], [5, 5, 6, 7]]
+    assert np.asarray(outputs[0]).tolist() == [[0, 0]] * 4 and np.asarray(outputs[0]) in env.observation_space
+    assert env.observation_space.shape == (4, 2) and env.observation_space.dtype == np.float64
+
+
+def test_frames_are_shared_and_cannot_be_written_to():
+    env = FrameStack(Counter(), 3, lazy=True)
+    first, second = env.reset()[0], env.step(0)[0]
+    assert isinstance(first, Frames) and second[0] is first[1] and second[1] is first[2] and len(second) == 3
+    assert second.shape == (3, 2) and second.dtype == np.float64
+    with pytest.raises(ValueError, match="read-only"):
+        second[0][:] = 9
+    a, b = np.asarray(second), np.array(second, np.float32)
+    a[:] = 7
+    assert b.dtype == np.float32 and b[:, 0].tolist() == [0, 0, 1] and second[2][0] == 1
+    assert second == Frames([first[0], first[1], second[2]]) != first and second != 0
+    kept = [env.step(0)[0] for _ in range(50)]
+    assert len({id(frame) for frames in kept for frame in frames}) == 52
+    with pytest.raises(ValueError, match="always a copy"):
+        np.asarray(second, copy=False)
+
+
+# ------------------------------------------------------------------------------------------------------------------ discrete
+
+
+class Sink(gym.Env):
+    observation_space = gym.spaces.Discrete(1)
+
+    def __init__(self, low, high):
+        self.action_space = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+
+    def step(self, action):
+        assert action in self.action_space
+        return 0, 0.0, False, False, {"action": action}
+
+
+def test_discrete_actions():
+    env = Discretize(Sink([[-1, 0]], [[1, 10]]), [3, 2])
+    assert env.action_space == gym.spaces.Discrete(6)
+    actions = [env.step(i)[4]["action"] for i in range(6)]
+    assert [a.tolist() for a in actions] == [[[x, y]] for x in (-1, 0, 1) for y in (0, 10)] and actions[0].dtype == np.float32
+    env = Discretize(Sink([-1, 0], [1, 10]), [3, 1], joint=False)
+    assert env.action_space == gym.spaces.MultiDiscrete([3, 1])
+    assert env.step(np.array([2, 0]))[4]["action"].tolist() == [1, 5]
+    with pytest.raises(ValueError, match="action is array"):
+        env.step(np.array([3, 0]))
+
+
+@pytest.mark.parametrize("build, message", [
+    (lambda: Discretize(make()), "actions are Discrete"), (lambda: Discretize(Sink([-np.inf], [1])), "finite bounds"),
+    (lambda: Discretize(Sink([0, 0], [1, 1]), [3]), "expected 2 numbers"), (lambda: Discretize(Sink([0], [1]), 0), "at least 1"),
+    (lambda: Discretize(Sink([0] * 9, [1] * 9), 5), "1953125 combinations"), (lambda: FrameStack(Counter(), 0), "n is 0"),
+    (lambda: FrameStack(make("FrozenLake-v1")), "observations are Discrete"), (lambda: ActionRepeat(Counter(), 0), "n is 0"),
+    (lambda: NormalizeObservation(Counter(), clip=0), "clip is 0"), (lambda: NormalizeReward(Counter(), clip=-1), "clip is -1"),
+    (lambda: NormalizeReward(Counter(), discount=2), "discount is 2"), (lambda: NormalizeObservation(make("FrozenLake-v1")), "observations are Discrete"),
+    (lambda: RecordVideo(Counter(), "."), "render mode"),
+])  # fmt: skip
+def test_bad_arguments_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# -------------------------------------------------------------------------------------------------------------------- videos
+
+
+class Screen(Counter):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
+    render_mode = "rgb_array"
+
+    def render(self):
+        return np.full((6, 8, 3), 20 * self.t, np.uint8)
+
+
+def test_videos_of_the_chosen_episodes(tmp_path):
+    env = RecordVideo(Screen(n=3), tmp_path / "new", when=lambda episode: episode != 1, name="run")
+    for _ in range(3):
+        env.reset()
+        while not env.step(0)[2]:
+            pass
+    env.reset()
+    env.step(0)
+    env.reset()  # left early: written all the same
+    env.close()
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [f"run-{i:06d}.gif" for i in (0, 2, 3, 4)]
+    frames = {}
+    for i in (0, 3, 4):
+        with Image.open(tmp_path / "new" / f"run-{i:06d}.gif") as image:
+            frames[i] = getattr(image, "n_frames", 1)
+            assert image.size == (8, 6)
+            if i == 0:
+                assert image.info["duration"] == 40
+    assert frames == {0: 4, 3: 2, 4: 1}
+
+
+def test_a_video_has_a_longest_length(tmp_path):
+    env = RecordVideo(Screen(n=9), tmp_path, max_frames=2)
+    env.reset()
+    while not env.step(0)[2]:
+        pass
+    with Image.open(tmp_path / "episode-000000.gif") as image:
+        assert image.n_frames == 2
+
+
+# --------------------------------------------------------------------------------------------------------------------- state
+
+
+def trace(env, steps, seed=0):
+    space = env.action_space
+    space.seed(seed)
+    rows = []
+    for _ in range(steps):
+        obs, reward, terminated, truncated, info = env.step(space.sample())
+        info = {k: v for k, v in info.items() if k != "episode"}  # has wall-clock time in it
+        rows.append((np.asarray(obs).tobytes(), reward, terminated, truncated, str(info)))
+        if terminated or truncated:
+            rows.append(np.asarray(env.reset()[0]).tobytes())
+    return rows
+
+
+def check_replay(build, warm=(1, 23), steps=120):
+    env = build()
+    env.reset(seed=3)
+    for i, n in enumerate(warm):
+        trace(env, n, seed=10 + i)
+        state = clone_state(env)
+        first = trace(env, steps)
+        for _ in range(2):  # a state may be restored more than once
+            restore_state(env, state)
+            assert trace(env, steps) == first
+        fresh = build()
+        restore_state(fresh, state)
+        assert trace(fresh, steps) == first
+        used = build()
+        used.reset(seed=99)
+        trace(used, 5)
+        restore_state(used, state)
+        assert trace(used, steps) == first
+        assert any(isinstance(row, bytes) for row in first), "no episode ended: the generator was not used"
+
+
+STACKS = {
+    "CartPole-v1": lambda env: env,
+    "MountainCar-v0": lambda env: env,
+    "MountainCarContinuous-v0": lambda env: env,
+    "Acrobot-v1": lambda env: env,
+    "Pendulum-v1": lambda env: env,
+    "FrozenLake-v1": lambda env: env,
+    "CliffWalking-v1": lambda env: env,
+    "Taxi-v4": lambda env: env,
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_classic_control_and_tables_replay(name):
+    check_replay(lambda: gym.make(name, max_episode_steps=40))
+
+
+def test_cartpole_beyond_its_end():
+    env = gym.make("CartPole-v1").unwrapped
+    env.reset(seed=0)
+    while not env.step(1)[2]:
+        pass
+    state = clone_state(env)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert env.step(1)[1] == 0.0
+    env.reset()
+    restore_state(env, state)
+    with pytest.warns(UserWarning, match="already returned terminated"):
+        assert env.step(1)[1] == 0.0
+
+
+@pytest.mark.parametrize("name", ["stack", "lazy stack", "own", "made", "gymnasium's"])
+def test_stacks_of_wrappers_replay(name):
+    def build():
+        if name in ("stack", "lazy stack"):
+            return ActionRepeat(FrameStack(gym.make("CartPole-v1"), 3, lazy=name != "stack"), 2)
+        if name == "own":
+            moments = Moments()
+            moments.update(np.random.default_rng(0).normal(size=(50, 5)))
+            env = Discretize(NoisyObservation(gym.make("Pendulum-v1", max_episode_steps=30), 2), 5)
+            env = NormalizeReward(FrameStack(NormalizeObservation(env, moments=moments, update=False), 2), update=False)
+            env.load_state_dict(Moments().state_dict())
+            return env
+        if name == "made":
+            return TimeLimit(ActionBounds(gym.make("Pendulum-v1")), 30)
+        env = gym.wrappers.RecordEpisodeStatistics(gym.make("Acrobot-v1", max_episode_steps=30))
+        return gym.wrappers.FlattenObservation(env)
+
+    check_replay(build)
+
+
+def test_the_running_return_is_in_the_state_and_the_statistics_are_not():
+    env = NormalizeReward(Counter2(), discount=0.9)
+    env.reset()
+    env.step(0)
+    state = clone_state(env)
+    env.step(0)
+    mean = env.moments.mean
+    restore_state(env, state)
+    assert env._return == 1.0 and env.moments.mean == mean
+
+
+class Counter2(Counter):
+    def clone_state(self):
+        return {"t": self.t, "count": self.count}
+
+    def restore_state(self, state):
+        self.t, self.count = state["t"], state["count"]
+
+
+def test_environments_with_states_of_their_own_replay():
+    check_replay(lambda: FrameStack(SokobanEnv(size=5, n_boxes=1, obs="planes", max_steps=20), 2))
+
+
+def test_atari_replays_below_wrappers():
+    pytest.importorskip("ale_py")
+    check_replay(lambda: gym.wrappers.TimeLimit(FrameStack(Atari("breakout", 21, grey=True, sticky=0.25, stack=1), 2), 30), warm=(3,), steps=60)
+
+
+def test_a_state_stays_as_it_is():
+    env = FrameStack(gym.make("Acrobot-v1"), 2)
+    env.reset(seed=0)
+    state = clone_state(env)
+    before = str(state)
+    trace(env, 30)
+    restore_state(env, state)
+    trace(env, 30)
+    assert str(state) == before
+
+
+def test_what_is_not_known_is_refused_by_name():
+    class Other(gym.Wrapper):
+        pass
+
+    with pytest.raises(TypeError, match=r"what .*Other remembers is not known; give it the methods own_state and restore_own"):
+        clone_state(Other(gym.make("CartPole-v1")))
+    env = Counter()
+    env.reset()
+    with pytest.raises(TypeError, match=r"what .*\.Counter remembers is not known; give it the methods clone_state and restore_state"):
+        clone_state(FrameStack(env))
+
+    class Longer(type(gym.make("CartPole-v1").unwrapped)):
+        pass
+
+    with pytest.raises(TypeError, match="Longer"):  # may remember more than its parent
+        clone_state(Longer())
+    with pytest.raises(gym.error.ResetNeeded, match="PendulumEnv has no state, last_u yet"):
+        clone_state(gym.make("Pendulum-v1"))
+
+
+def test_ale_pys_own_environment_is_refused():
+    ale_py = pytest.importorskip("ale_py")
+    with pytest.raises(TypeError, match="use parl_like.envs.atari.Atari"):
+        clone_state(ale_py.AtariEnv("breakout"))
+
+
+def test_a_state_of_other_layers_is_refused():
+    env = gym.make("CartPole-v1")
+    env.reset()
+    with pytest.raises(ValueError, match="the state is of TimeLimit → .*CartPoleEnv; expected FrameStack → TimeLimit"):
+        restore_state(FrameStack(gym.make("CartPole-v1")), clone_state(env))
+
+
+def test_the_tables_name_classes_that_exist():
+    for name in collections.ChainMap(BARE, WRAPPERS):
+        module, _, kind = name.rpartition(".")
+        __import__(module)
+        assert isinstance(getattr(sys.modules[module], kind), type)
