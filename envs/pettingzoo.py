@@ -1,0 +1,234 @@
+"""PettingZoo both ways: one player of an AEC environment as a gymnasium environment, and our games as AEC environments (extra `pettingzoo`)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.envs.games import CHANCE, FRUITLESS, Game, draw
+
+Choice = Callable[[Any, np.random.Generator], Any]
+"""Observation of a player whose turn it is, and the environment's generator → action. Where there is a mask, the observation has it."""
+
+
+def random_choice(space: gym.Space[Any]) -> Choice:
+    """Draws uniformly from the legal actions of a Discrete space, and from other spaces as they do themselves."""
+
+    def choose(obs: Any, rng: np.random.Generator) -> Any:
+        if isinstance(space, gym.spaces.Discrete):
+            legal = np.flatnonzero(obs["mask"]) if isinstance(obs, dict) and "mask" in obs else np.arange(space.n)
+            return int(rng.choice(legal) + space.start)
+        space.seed(int(rng.integers(2**31)))
+        return space.sample()
+
+    return choose
+
+
+class AECPlayer(gym.Env[Any, Any]):
+    """One player of a PettingZoo AEC environment; the others act by given rules between its turns.
+
+    Observation: PettingZoo's own of this player. Where that is a Dict of `observation` and `action_mask`, it is called `obs` and `mask` ([A] int8)
+    instead. Where the mask comes in the infos (`mask=True`), the observation is put beside it in the same way. At the end the mask is zeros.
+
+    Reward: of this player since its last turn; what it got before its first turn comes with its first step. Games that are over before its
+    first turn are played again. `terminated` and `truncated` are this player's own. Info: this player's.
+
+    A PettingZoo environment has no way to copy its state, so there is no `clone_state`; our own games have one in `GameEnv`.
+
+    Args:
+        env: The AEC environment (`raw_env` or `env`), not a parallel one.
+        player: Name of the agent, or its number in `possible_agents`.
+        others: How the others act: a rule for all, or agent → rule; who has none takes random legal actions.
+        mask: Whether a mask comes as `action_mask` of the infos.
+
+    Raises:
+        TypeError: it is no AEC environment, or has a mask and no Discrete actions.
+        ValueError: there is no such agent.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["human", "ansi", "rgb_array"]}
+
+    def __init__(self, env: Any, player: str | int = 0, others: Choice | Mapping[str, Choice] | None = None, *, mask: bool = False) -> None:
+        missing = [name for name in ("agent_iter", "last", "possible_agents", "observe") if not hasattr(env, name)]
+        if missing:
+            raise TypeError(f"AECPlayer: {type(env).__name__} is no AEC environment, it has no {', '.join(missing)}; of a parallel one use "
+                            "pettingzoo.utils.parallel_to_aec")
+        self.env = env
+        agents = list(env.possible_agents)
+        if isinstance(player, int):
+            if not 0 <= player < len(agents):
+                raise ValueError(f"AECPlayer: player is {player}; expected 0 to {len(agents) - 1}, or one of {', '.join(map(str, agents))}")
+            player = agents[player]
+        rules = {} if others is None else dict.fromkeys(agents, others) if callable(others) else dict(others)
+        if unknown := {player, *rules} - set(agents):
+            raise ValueError(f"AECPlayer: there is no agent {', '.join(map(repr, sorted(unknown)))}; there are {', '.join(map(str, agents))}")
+        self.player = player
+        self.rules = {agent: rules.get(agent) or random_choice(env.action_space(agent)) for agent in agents}
+        self.render_mode = getattr(env, "render_mode", None)
+        self.action_space: Any = env.action_space(player)
+        inner = env.observation_space(player)
+        self._named = isinstance(inner, gym.spaces.Dict) and set(inner.spaces) == {"observation", "action_mask"}
+        self._masked = mask or self._named
+        if self._named:
+            inner = inner["observation"]
+        if self._masked and not isinstance(self.action_space, gym.spaces.Discrete):
+            raise TypeError(f"AECPlayer: a mask of legal actions needs Discrete actions, not {self.action_space}")
+        self.observation_space = inner
+        if self._masked:
+            self.observation_space = gym.spaces.Dict({"mask": gym.spaces.MultiBinary(int(self.action_space.n)), "obs": inner})
+        self._over = True
+        self._early = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        for _ in range(FRUITLESS):
+            self.env.reset(seed=seed, options=options)
+            obs, self._early, terminated, truncated, info = self._next_turn()
+            if not (terminated or truncated):
+                self._over = False
+                return obs, dict(info)
+            seed = None
+        raise RuntimeError(f"AECPlayer: {self.player} had no turn in {FRUITLESS} games")
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._over:
+            raise gym.error.ResetNeeded("AECPlayer: step() without an open game; call reset() first")
+        self.env.step(action)
+        obs, reward, terminated, truncated, info = self._next_turn()
+        self._over = terminated or truncated
+        reward, self._early = reward + self._early, 0.0
+        return obs, reward, terminated, truncated, dict(info)
+
+    def _next_turn(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        """Lets the others act until it is the player's turn, or it is out of the game."""
+        env = self.env
+        while env.agents:
+            agent = env.agent_selection
+            obs, reward, terminated, truncated, info = env.last()
+            over = bool(terminated or truncated)
+            if agent == self.player:
+                return self._converted(obs, info, over), float(reward), bool(terminated), bool(truncated), info
+            env.step(None if over else self.rules[agent](self._plain(agent, obs, info), self.np_random))
+        raise RuntimeError(f"AECPlayer: {env} ended without a last turn of {self.player}, so its last reward is unknown; agents that are "
+                           "done must be stepped once more, with None")
+
+    def _converted(self, obs: Any, info: Mapping[str, Any], over: bool) -> Any:
+        """What the player sees. After the end nothing is legal, whatever the environment says."""
+        if not self._masked:
+            return obs
+        if over:
+            mask = np.zeros(int(self.action_space.n), np.int8)
+        else:
+            mask = np.asarray(obs["action_mask"] if self._named else info["action_mask"], np.int8)
+        return {"mask": mask, "obs": obs["observation"] if self._named else obs}
+
+    @staticmethod
+    def _plain(agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
+        """What another agent sees, called as ours is."""
+        if isinstance(obs, dict) and obs.keys() == {"observation", "action_mask"}:
+            return {"mask": np.asarray(obs["action_mask"], np.int8), "obs": obs["observation"]}
+        return {"mask": np.asarray(info["action_mask"], np.int8), "obs": obs} if "action_mask" in info else obs
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def game_to_aec(game: Game, render_mode: str | None = None) -> Any:
+    """A game as a PettingZoo `AECEnv`, agents `player_0` …
+
+    Observations: Dict of `observation` [tensor_size] float32 and `action_mask` [n_actions] int8, zeros when it is not the agent's turn. Rewards:
+    changes of utility. Chance draws from the environment's own generator, which `reset(seed=...)` seeds. An illegal action raises
+    ValueError. render_mode "ansi": the true state as text.
+
+    Raises:
+        ImportError: PettingZoo is not installed.
+    """
+    try:
+        base: Any = import_module("pettingzoo").AECEnv
+    except ImportError:
+        raise ImportError("game_to_aec needs PettingZoo; install the extra: pip install 'parl_like[pettingzoo]'") from None
+    game.traits.require("game_to_aec", dynamics="sequential", styles=("tensor",))
+    if render_mode not in (None, "ansi"):
+        raise ValueError(f"game_to_aec: render_mode is {render_mode!r}; expected 'ansi' or None")
+
+    class GameAEC(base):  # type: ignore[misc]  # the base is known only where PettingZoo is installed
+        metadata = {"name": f"{type(game).__name__.lower()}_v0", "render_modes": ["ansi"], "is_parallelizable": False}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.game, self.render_mode = game, render_mode
+            self.possible_agents = [f"player_{i}" for i in range(game.n_players)]
+            # One space object for each agent: PettingZoo wants the same object at every call.
+            self.observation_spaces = {agent: gym.spaces.Dict({
+                "observation": gym.spaces.Box(0.0, 1.0, (game.tensor_size,), np.float32),
+                "action_mask": gym.spaces.Box(0, 1, (game.n_actions,), np.int8),
+            }) for agent in self.possible_agents}
+            self.action_spaces = {agent: gym.spaces.Discrete(game.n_actions) for agent in self.possible_agents}
+            self.np_random = np.random.default_rng()
+            self.agents: list[str] = []
+
+        def observation_space(self, agent: str) -> Any:
+            return self.observation_spaces[agent]
+
+        def action_space(self, agent: str) -> Any:
+            return self.action_spaces[agent]
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+            if seed is not None:
+                self.np_random = np.random.default_rng(seed)
+            self.agents = self.possible_agents[:]
+            self.rewards = dict.fromkeys(self.agents, 0.0)
+            self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+            self.terminations = dict.fromkeys(self.agents, False)
+            self.truncations = dict.fromkeys(self.agents, False)
+            self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+            self._skip_agent_selection = None
+            self.state_now = game.start()
+            self._move_on(self.possible_agents[0])
+
+        def _move_on(self, mover: str) -> None:
+            """Chance moves; then it is somebody's turn, or the game is over for all."""
+            state = self.state_now
+            while state.player == CHANCE:
+                state.apply(draw(state.chance(), self.np_random))
+            if state.is_terminal:
+                self.terminations = dict.fromkeys(self.agents, True)
+                first = self.agents[(self.agents.index(mover) + 1) % len(self.agents)]
+            else:
+                first = self.possible_agents[state.player]
+            self.agent_selection = first
+
+        def step(self, action: Any) -> None:
+            agent = self.agent_selection
+            if self.terminations[agent] or self.truncations[agent]:
+                self._was_dead_step(action)
+                return
+            before = self.state_now.returns()
+            self.state_now.apply(operator.index(action))
+            self._cumulative_rewards[agent] = 0.0
+            self._move_on(agent)
+            after = self.state_now.returns()
+            self.rewards = {name: after[i] - before[i] for i, name in enumerate(self.possible_agents)}
+            self._accumulate_rewards()
+
+        def observe(self, agent: str) -> dict[str, Any]:
+            player = self.possible_agents.index(agent)
+            state = self.state_now
+            mask = state.mask() if state.player == player else np.zeros(game.n_actions, np.int8)
+            return {"observation": state.tensor(player), "action_mask": mask}
+
+        def render(self) -> Any:
+            return str(self.state_now) if self.render_mode == "ansi" else None
+
+        def close(self) -> None:
+            """Nothing to release."""
+
+    return GameAEC()
