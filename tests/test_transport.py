@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import BAD, Echo, Learner, Programmed, Weights, echo_task, framework_threads, lesson, play, row
+from drivers.transport_fakes import BAD, Echo, Learner, Programmed, Weights, echo_task, framework_threads, lesson, play, row, until
 
 from parl_like import Agent, AgentHelper, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
@@ -766,8 +766,7 @@ def test_whoever_waits_for_a_dropped_lesson_hears_of_it(driver):
             except Dropped:
                 heard.append(0)
         else:
-            while not agent.robot.wrappers["echo"].trainings.rows:
-                comm.predict(row(agent, 0))
+            until(lambda: agent.robot.wrappers["echo"].trainings.rows)  # acting all the while, so that nothing closes the batch
             ticket = comm.put_training(lesson(agent, 2, 5.0))
             assert comm.get(ticket)["row"].tolist() == [[1, 5], [1, 6]]
 
