@@ -13,7 +13,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import BAD, Echo, Learner, Programmed, Weights, echo_task, framework_threads, lesson, play, row, until
+from drivers.transport_fakes import (
+    BAD,
+    Echo,
+    Learner,
+    Programmed,
+    Weights,
+    echo_task,
+    framework_threads,
+    lesson,
+    play,
+    row,
+    until,
+)
 
 from parl_like import Agent, AgentHelper, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
