@@ -1,10 +1,9 @@
 """Returns: golden numbers that can be redone by hand, the numbers of the specifications, and laws."""
 
-import sys
-import threading
 
 import numpy as np
 import pytest
+from gil import let_others_run
 
 from parl_like.data import _returns
 from parl_like.data.returns import (
@@ -795,25 +794,4 @@ def kernel_calls():
 
 @pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace", "retrace", "n_step_return"])
 def test_kernels_release_the_gil(name):
-    """While one thread stays in kernels, this one gets on. The switch interval keeps the interpreter from taking turns by itself."""
-    call, met = kernel_calls()[name], threading.Event()
-    calls_until_met = []
-
-    def work():
-        for i in range(1000):
-            call()
-            if met.is_set():
-                calls_until_met.append(i)
-                return
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    try:
-        thread = threading.Thread(target=work, name=f"kernel-{name}")
-        thread.start()  # waits for the thread to begin; from then on only a kernel gives the interpreter back
-        met.set()
-        thread.join(timeout=60)
-    finally:
-        sys.setswitchinterval(interval)
-    assert not thread.is_alive(), f"{thread.name} does not end"
-    assert calls_until_met, "1000 calls went by before another thread could run"
+    let_others_run(kernel_calls()[name], 1000, f"kernel-{name}")

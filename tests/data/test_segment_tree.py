@@ -2,11 +2,10 @@
 
 import copy
 import pickle
-import sys
-import threading
 
 import numpy as np
 import pytest
+from gil import let_others_run
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -388,28 +387,8 @@ def test_equal_seeds_draw_equal_positions():
 
 @pytest.mark.parametrize("name", ["set", "find"])
 def test_kernels_release_the_gil(name):
-    """While one thread stays in kernels, this one gets on. The switch interval keeps the interpreter from taking turns by itself."""
     # 300 at a time: from 500 on NumPy itself lets other threads run, and the test would not see the kernel.
     tree, positions = SegmentTree(100_000), np.arange(300) * 300
     tree.fill(1.0)
     call = {"set": lambda: tree.__setitem__(positions, 1.0), "find": lambda: tree.find(positions)}[name]
-    met, calls_until_met = threading.Event(), []
-
-    def work():
-        for i in range(20_000):
-            call()
-            if met.is_set():
-                calls_until_met.append(i)
-                return
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    try:
-        thread = threading.Thread(target=work, name=f"tree-{name}")
-        thread.start()  # waits for the thread to begin; from then on only a kernel gives the interpreter back
-        met.set()
-        thread.join(timeout=60)
-    finally:
-        sys.setswitchinterval(interval)
-    assert not thread.is_alive(), f"{thread.name} does not end"
-    assert calls_until_met, "20,000 calls went by before another thread could run"
+    let_others_run(call, 20_000, f"tree-{name}")
