@@ -1,4 +1,4 @@
-"""Sokoban as a gymnasium environment, and its ids."""
+"""Sokoban as a gymnasium environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from parl_like.spec import Array
 
 FOLDERS = {"train": "unfiltered/train", "test": "unfiltered/test", "medium": "medium/valid", "hard": "hard"}
 """Kind of level set → its folder below a Boxoban checkout."""
-IDS = {"Sokoban-v0": "train", "Sokoban-test-v0": "test", "Sokoban-medium-v0": "medium", "Sokoban-hard-v0": "hard"}
 OBS = ("image", "planes")
 
 
@@ -166,11 +165,3 @@ def reset_options(options: dict[str, Any] | None) -> dict[str, Any]:
     if unknown := set(chosen) - {"level", "counter"}:
         raise ValueError(f"Sokoban: reset has no option {', '.join(map(repr, sorted(unknown)))}; there are 'level' and 'counter'")
     return chosen
-
-
-def register() -> None:
-    """Registers the ids with gymnasium. Called by the package; a second call changes nothing."""
-    for name, kind in IDS.items():
-        entry = "parl_like.envs.sokoban.env:SokobanEnv"
-        if name not in gym.registry or gym.registry[name].entry_point != entry:
-            gym.register(id=name, entry_point=entry, vector_entry_point="parl_like.envs.sokoban.vector:SokobanVectorEnv", kwargs={"kind": kind})

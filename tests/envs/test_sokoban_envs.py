@@ -10,10 +10,11 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from parl_like.envs.sokoban import SPRITES, LevelError, Levels, SokobanEnv, SokobanVectorEnv, register, solve
-from parl_like.envs.sokoban.env import FOLDERS, IDS
+from parl_like.envs.sokoban import SPRITES, LevelError, Levels, SokobanEnv, SokobanVectorEnv, solve
+from parl_like.envs.sokoban.env import FOLDERS
 from parl_like.envs.sokoban.levels import from_text
 
+IDS = {"Sokoban-v0": "train", "Sokoban-test-v0": "test", "Sokoban-medium-v0": "medium", "Sokoban-hard-v0": "hard"}
 TINY = "; 0\n#####\n#@$.#\n#####\n#####\n#####\n"
 
 
@@ -35,9 +36,13 @@ def test_the_checker_with_options(options):
         check_env(gym.make("Sokoban-v0", **options).unwrapped)
 
 
-def test_the_ids_are_registered_once_and_reach_a_fresh_process():
-    register()
-    code = "import gymnasium; env = gymnasium.make('parl_like.envs.sokoban:Sokoban-test-v0'); print(env.reset(seed=0)[0].shape)"
+@pytest.mark.parametrize("code", [
+    "import gymnasium; env = gymnasium.make('parl_like.envs:Sokoban-test-v0')",
+    "import gymnasium, parl_like.envs.tabular; env = gymnasium.make('Sokoban-test-v0')",
+    "from parl_like.envs.make import make_env; env = make_env('Sokoban-test-v0')",
+])
+def test_a_fresh_process_knows_the_ids(code):
+    code += "; print(env.reset(seed=0)[0].shape)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert done.stdout == "(3, 80, 80)\n", done.stderr
     envs = gym.make_vec("Sokoban-v0", 3, vectorization_mode="vector_entry_point", size=7, n_boxes=2, obs="planes")
