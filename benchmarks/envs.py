@@ -1,24 +1,43 @@
-"""Environment steps per second, one thread, random actions, automatic reset with the same step; and generated levels per second.
+"""Environment steps per second: Sokoban in one thread, generated levels, worker processes, and what passing through costs.
 
-Sokoban, Boxoban's size (10×10, 4 boxes): `fresh` draws whole images into a new array, `in place` only what changes into the same array,
-`planes` are symbolic; `boards` is the bare call, `vector env` gymnasium's interface on top. A reset is of all boards, observations
-included. Actions are drawn beforehand.
+Sokoban, Boxoban's size (10×10, 4 boxes), random actions, automatic reset with the same step: `fresh` draws whole images into a new
+array, `in place` only what changes into the same array, `planes` are symbolic; `boards` is the bare call, `vector env` gymnasium's
+interface on top; those of other libraries where they are installed. A reset is of all boards, observations included. Actions are drawn
+beforehand.
+
+Uneven: environments that wait 1 ms a step, and one in four 10 ms: many agents on one task (driver "threads", whoever answers first is
+served first) against one VectorAgent in lock-step (kind="thread"); environment steps/s of `Robot.run`.
+
+kind="process": `burn` is an environment whose step takes 1 ms of CPU, counted in useful cores (steps/s × 1 ms); CartPole against
+gymnasium's AsyncVectorEnv. Pass-through: a vector environment through `make_vector_env` against the same one bare.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from time import perf_counter
+from functools import partial
+from itertools import cycle
+from time import perf_counter, sleep, thread_time
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
-from benchmarks.common import compare, machine, report
+from benchmarks.common import compare, machine, ratio, report
+from benchmarks.envs_peers import PEERS
+from parl_like import ComputationTask, Robot, VectorAgent, create_algorithm_func
+from parl_like.algorithms import DQN
 from parl_like.envs.sokoban import SPRITES, Boards, Levels, SokobanVectorEnv
+from parl_like.envs.vector import make_vector_env
+from parl_like.models import MLPQ
+from parl_like.stages import StopAfterSteps
 
 COUNTS, MILLISECONDS, ACTIONS = (16, 64), 200.0, 512
 GENERATED = ((7, 2), (10, 4))
+BURN, BURNING, CARTPOLES = 0.001, 16, 64
+WAITING, UNEVEN_STEPS = 8, 1200
 
 
 def rate(call: Callable[[int], Any], per_call: int, milliseconds: float) -> float:
@@ -69,6 +88,116 @@ def making(size: int, n_boxes: int) -> Callable[[int], Any]:
     return lambda k: Levels.generate(20, size, n_boxes, seed=1, first=20 * k)
 
 
+class Burn(gym.Env[Any, Any]):
+    """Each step takes `BURN` seconds of CPU; episodes of 1,000 steps."""
+
+    observation_space, action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        end = thread_time() + BURN
+        while thread_time() < end:
+            pass
+        self.t += 1
+        return np.zeros(4, np.float32), 1.0, False, self.t == 1000, {}
+
+
+class Wait(Burn):
+    """Each step waits for `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        sleep(self.seconds)
+        self.t += 1
+        return np.zeros(4, np.float32), 1.0, False, self.t == 1000, {}
+
+
+def uneven(rounds: int) -> tuple[dict[str, Any], list[str]]:
+    """Environments of different pace: apart, and in lock-step."""
+    def robot(**options: Any) -> Robot:
+        pace = cycle([0.010, 0.001, 0.001, 0.001])
+        q = create_algorithm_func(MLPQ, {"obs": Burn.observation_space, "act": Burn.action_space, "hidden": [8]}, DQN, {})
+        if options["driver"] == "threads":
+            return Robot(env=lambda: Wait(next(pace)), n_agents=WAITING, tasks={"RL": ComputationTask(q)}, seed=0, **options)
+        envs = make_vector_env(lambda: Wait(next(pace)), WAITING, "thread")
+        return Robot(env=lambda: envs, tasks={"RL": ComputationTask(q)}, seed=0, **options)
+
+    def pace_of(**options: Any) -> float:
+        with robot(**options) as one:
+            one.run(StopAfterSteps(WAITING))
+            begin, before = perf_counter(), one.env_steps
+            one.run(StopAfterSteps(UNEVEN_STEPS))
+            return (one.env_steps - before) / (perf_counter() - begin)
+
+    rates = compare({"agents apart": lambda: pace_of(driver="threads"), "lock-step": lambda: pace_of(driver="cooperative", agent=VectorAgent)}, rounds)
+    share = 1 / ratio(rates["agents apart"], rates["lock-step"])
+    return {**rates, "time_share": share}, [f"uneven environments: {share:.2f} of the wall time of lock-step (goal: below {6 / 7:.2f})"]
+
+
+def stepping(envs: Any, n: int, n_actions: int) -> Callable[[int], Any]:
+    envs.reset(seed=0)
+    actions = np.random.default_rng(n).integers(0, n_actions, (ACTIONS, n))
+    return lambda k: envs.step(actions[k % ACTIONS])
+
+
+def workers(rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]]:
+    """Worker processes: cores that a heavy environment uses, and a light one against gymnasium's."""
+    burn = make_vector_env(Burn, BURNING, "process")
+    cartpole = partial(gym.make, "CartPole-v1")
+    ours = make_vector_env(cartpole, CARTPOLES, "process")
+    theirs = AsyncVectorEnv([cartpole] * CARTPOLES, autoreset_mode=AutoresetMode.SAME_STEP)
+    try:
+        step = stepping(burn, BURNING, 2)
+        cores = compare({"burn": lambda: rate(step, BURNING, 5 * milliseconds) * BURN}, rounds)["burn"]
+        sides = {"ours": stepping(ours, CARTPOLES, 2), "AsyncVectorEnv": stepping(theirs, CARTPOLES, 2)}
+        rates = compare({name: lambda call=call: rate(call, CARTPOLES, milliseconds) for name, call in sides.items()}, rounds)
+    finally:
+        for envs in (burn, ours, theirs):
+            envs.close()
+    faster = ratio(rates["ours"], rates["AsyncVectorEnv"])
+    lines = [f"process, {BURNING} environments of 1 ms CPU a step: {cores['median']:.2f} cores used (spread {cores['spread']:.2f})",
+             f"process, CartPole, {CARTPOLES} environments: {rates['ours']['median']:,.0f} steps/s, {faster:.2f} x AsyncVectorEnv "
+             f"({rates['AsyncVectorEnv']['median']:,.0f})"]
+    return {"cores_used": cores, "cartpole": {**rates, "ratio": faster}}, lines
+
+
+def passing(levels: Levels, rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]]:
+    """A vector environment bare, and through `make_vector_env`: both made, seeded and stepped alike."""
+    n = COUNTS[-1]
+
+    def make() -> SokobanVectorEnv:
+        return SokobanVectorEnv(n, levels, obs="planes", copy=False, autoreset_mode="SameStep")
+
+    sides = {"bare": stepping(make(), n, 5), "passed through": stepping(make_vector_env(make()), n, 5)}
+    rates = compare({name: lambda call=call: rate(call, n, milliseconds) for name, call in sides.items()}, 2 * rounds)
+    kept = ratio(rates["passed through"], rates["bare"])
+    return {**rates, "ratio": kept}, [f"passed through, Sokoban planes, {n} boards: {kept:.3f} of the bare vector environment's steps/s"]
+
+
+def peers(rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]]:
+    """Sokoban of other libraries, those that are installed."""
+    result: dict[str, Any] = {}
+    lines = []
+    for name, make in PEERS.items():
+        for n in COUNTS:
+            try:
+                step, per_call = make(n)
+            except ImportError as error:
+                result[name] = {"skipped": str(error)}
+                lines.append(f"Sokoban, {name}: skipped ({error})")
+                break
+            found = compare({name: lambda step=step, per_call=per_call: rate(step, per_call, milliseconds)}, rounds)[name]
+            result.setdefault(name, {})[str(n)] = found
+            lines.append(f"Sokoban, {name}, {n} boards: {found['median']:,.0f} steps/s (spread {found['spread']:.2f})")
+    return result, lines
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="parl-like bench envs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -103,6 +232,10 @@ def measure(levels: Levels, rounds: int, milliseconds: float) -> tuple[dict[str,
                      for size, n_boxes in GENERATED}, rounds)
     result["levels_per_s"] = rates
     lines += [f"Sokoban generator, {name}: {r['median']:,.0f} solvable levels/s (spread {r['spread']:.2f})" for name, r in rates.items()]
+    for key, part in (("passed_through", passing(levels, rounds, milliseconds)), ("peers", peers(rounds, milliseconds)),
+                      ("uneven", uneven(rounds)), ("process", workers(rounds, milliseconds))):
+        result[key], more = part
+        lines += more
     return result, lines
 
 

@@ -4,6 +4,7 @@ process that may hold it."""
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import mmap
 import os
 import pickle
@@ -11,6 +12,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 import traceback
@@ -27,6 +29,12 @@ from parl_like.spec import Array
 
 MAX_RESTARTS, WINDOW = 10, 60.0
 """An environment that had to be rebuilt more than `MAX_RESTARTS` times within `WINDOW` seconds is given up."""
+
+BACKOFF, MAX_BACKOFF = 0.05, 1.0
+"""Seconds before the second rebuild within `WINDOW`; twice as many before each further one, up to the maximum."""
+
+ANSWER_TIME = 60.0
+"""Seconds beyond `step_timeout` that a worker may take to send an answer: large infos are no fault of the environment's."""
 
 
 class EnvFailed(RuntimeError):
@@ -53,17 +61,26 @@ class BadOutput(Exception):
 
 
 class Limiter:
-    """Counts restarts; `allow` says whether one more is all right."""
+    """Counts the rebuilds of one environment or host."""
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._times: deque[float] = deque()
 
-    def allow(self) -> bool:
+    def delay(self) -> float | None:
+        """Counts one more; returns how many seconds it is to wait, 0 for the first. None: there were too many."""
         now = time.monotonic()
-        if len(self._times) == MAX_RESTARTS and now - self._times[0] < WINDOW:
-            return False
+        while self._times and now - self._times[0] >= WINDOW:
+            self._times.popleft()
+        n = len(self._times)
+        if n == MAX_RESTARTS:
+            return None
         self._times.append(now)
-        return True
+        return min(BACKOFF * 2 ** (n - 1), MAX_BACKOFF) if n else 0.0
+
+
+def given_up(failed: EnvFailed) -> EnvFailed:
+    what = f"was rebuilt {MAX_RESTARTS} times within {WINDOW:.0f} s and failed again: it {failed.what}"
+    return EnvFailed(what, failed.index, failed.seed, failed.fault, failed.trace)
 
 
 def fresh_seed(seed: int | None, *key: int) -> int:
@@ -180,7 +197,8 @@ class Columns:
         obs, final: Leaves of observations; `final` has those that ended an episode, where a step also reset.
         act: Leaves of actions.
         rew: [n] float64. terminated, truncated: [n] bool.
-        busy: [groups] float64, `time.monotonic` when the running call into an environment began.
+        busy: [groups] float64, `time.monotonic` when the running call into an environment began; negative: when the making of one did.
+            One number for both, so that who reads it meanwhile never sees the time of the one with the limit of the other.
         at: [groups] int64, the environment that it went into.
     """
 
@@ -232,7 +250,10 @@ class Abandoned(BaseException):
     """Ends a thread whose environment answered after it had been given up."""
 
 
-_END = (Exception, SystemExit)  # what an environment may raise; SystemExit must not end the run
+def faults() -> tuple[type[BaseException], ...]:
+    """What an environment may raise: SystemExit must not end the run, nor must a cancelled task of its own. Not what others throw into it."""
+    asyncio = sys.modules.get("asyncio")  # who raises its exception has imported it
+    return (Exception, SystemExit) if asyncio is None else (Exception, SystemExit, asyncio.CancelledError)
 
 
 class Group:
@@ -248,7 +269,7 @@ class Group:
         pending: Seeds for the next reset of each environment, where that one is not seeded otherwise.
 
     Raises:
-        EnvFailed: The factory raised.
+        EnvFailed: The factory raised; what it had made before is closed.
         AlreadyBatched: The factory made a vector environment.
     """
 
@@ -264,15 +285,19 @@ class Group:
         self.restarts = [0] * self.n
         # A group that replaces another one owes every environment a reset.
         self.over = [generation > 0] * self.n
-        self.abandoned = False
+        self.abandoned = threading.Event()
         self.envs: list[Any] = []
-        for k in range(self.n):
-            self.envs.append(self._build(k))
+        try:
+            for k in range(self.n):
+                self.envs.append(self._build(k))
+        except BaseException:
+            self.close_quietly()
+            raise
 
     def _build(self, k: int) -> Any:
         try:
             env = self.env_fn()
-        except _END as error:
+        except faults() as error:
             raise self._failed(k, "raised in its factory", error) from error
         if isinstance(env, VectorEnv):
             env.close()
@@ -291,46 +316,63 @@ class Group:
         """What the environments are like.
 
         Raises:
+            EnvFailed: One has no spaces.
             ValueError: They are not alike.
         """
-        first = self.envs[0]
-        for k, env in enumerate(self.envs):
-            for name in ("observation_space", "action_space"):
-                if getattr(env, name) != getattr(first, name):
-                    raise ValueError(f"make_vector_env: environment {self.lo + k} has the {name} {getattr(env, name)}, environment {self.lo} "
-                                     f"{getattr(first, name)}; expected equal ones")
-        metadata = dict(getattr(first, "metadata", None) or {})
-        return Greeting(first.observation_space, first.action_space, metadata, getattr(first, "render_mode", None))
+        first: dict[str, gym.Space[Any]] = {}
+        for name in ("observation_space", "action_space"):
+            for k, env in enumerate(self.envs):
+                try:
+                    space = getattr(env, name)
+                except faults() as error:
+                    raise self._failed(k, f"raised when asked for its {name}", error) from error
+                if space != first.setdefault(name, space):
+                    raise ValueError(f"make_vector_env: environment {self.lo + k} has the {name} {space}, environment {self.lo} {first[name]}; "
+                                     "expected equal ones")
+        env = self.envs[0]
+        return Greeting(first["observation_space"], first["action_space"], dict(getattr(env, "metadata", None) or {}), getattr(env, "render_mode", None))
 
     def bind(self, columns: Columns, obs: Layout, act: Layout) -> None:
         self.columns, self.obs, self.act = columns, obs, act
         self._floats = [column[self.lo:self.lo + self.n] for column in columns.obs if column.dtype.kind == "f"]
-        leaf = obs.leaves[0]
-        self._one = (columns.obs[0], leaf.shape, leaf.dtype) if obs.flat else None
+        self._one = (columns.obs[0], obs.leaves[0].shape, obs.leaves[0].dtype) if obs.flat else None
 
     # ------------------------------------------------------------------------------------------------------------------ faults
 
-    def _rebuild(self, k: int, failed: EnvFailed, faults: list[tuple[int, str, int, bool]], dropped: bool) -> None:
+    def _rebuild(self, k: int, failed: EnvFailed, told: list[tuple[int, str, int, bool]], dropped: bool) -> None:
         """Replaces an environment that failed, or raises `failed` where that is not wanted, or was done too often."""
+        self._still_wanted()
         if not self.restart:
             raise failed
+        busy, number = self.columns.busy, self.number
         while True:
-            if not self.limits[k].allow():
-                raise EnvFailed(f"was rebuilt {MAX_RESTARTS} times within {WINDOW:.0f} s and failed again: it {failed.what}", self.lo + k,
-                                failed.seed, failed.fault, failed.trace) from failed
+            delay = self.limits[k].delay()
+            if delay is None:
+                raise given_up(failed) from failed
             self.restarts[k] += 1
             seed = fresh_seed(self.seeds[k], self.lo + k, self.generation, self.restarts[k])
-            faults.append((self.lo + k, str(failed), seed, dropped))
+            told.append((self.lo + k, str(failed), seed, dropped))
+            busy[number] = -(time.monotonic() + delay)
             try:
                 self.envs[k].close()
-            except _END:
+            except faults():
                 pass  # it has failed already, and that is being reported
+            if delay:
+                time.sleep(delay)
             self.pending[k] = self.seeds[k] = seed
             try:
                 self.envs[k] = self._build(k)
-                return
             except EnvFailed as again:
                 failed = again
+                continue
+            finally:
+                self._still_wanted()
+            busy[number] = time.monotonic()
+            return
+
+    def _still_wanted(self) -> None:
+        if self.abandoned.is_set():
+            raise Abandoned
 
     # ----------------------------------------------------------------------------------------------------------------- resets
 
@@ -343,9 +385,10 @@ class Group:
                 self.columns.terminated[self.lo + k] = self.columns.truncated[self.lo + k] = False
                 if info:
                     reply.infos.append((self.lo + k, info, {}))
+        self._done()
         return reply
 
-    def _reset(self, k: int, seed: int | None, options: dict[str, Any], faults: list[tuple[int, str, int, bool]]) -> dict[str, Any]:
+    def _reset(self, k: int, seed: int | None, options: dict[str, Any], told: list[tuple[int, str, int, bool]]) -> dict[str, Any]:
         i = self.lo + k
         while True:
             seed = self.pending[k] if seed is None else seed
@@ -355,16 +398,15 @@ class Group:
             self._enter(i)
             try:
                 out = self.envs[k].reset(**({} if seed is None and not options else {"seed": seed}), **options)
-                if self.abandoned:
-                    raise Abandoned
+                self._still_wanted()
                 if not isinstance(out, tuple) or len(out) != 2 or not isinstance(out[1], dict):
                     raise BadOutput("reset must return (observation, info dict)" + OLD)
                 arrays = self.obs.checked(out[0])
                 if nan := self.obs.nan(arrays):
                     raise BadOutput(nan)
-            except _END as error:
+            except faults() as error:
                 self._rebuild(k, self._failed(k, f"in reset(seed={seed})" if isinstance(error, BadOutput) else f"raised in reset(seed={seed})", error),
-                              faults, False)
+                              told, False)
                 seed = None
                 continue
             for column, array in zip(self.columns.obs, arrays, strict=True):
@@ -377,6 +419,9 @@ class Group:
         columns = self.columns
         columns.at[self.number] = i
         columns.busy[self.number] = time.monotonic()
+
+    def _done(self) -> None:
+        self.columns.busy[self.number] = time.monotonic() + ANSWER_TIME
 
     # ------------------------------------------------------------------------------------------------------------------ steps
 
@@ -398,8 +443,7 @@ class Group:
             at[number], busy[number] = i, clock()
             try:
                 out = env.step(action)
-                if self.abandoned:
-                    raise Abandoned
+                self._still_wanted()
                 try:
                     obs, reward, end, cut, info = out
                 except (TypeError, ValueError):
@@ -422,7 +466,7 @@ class Group:
                     raise BadOutput(nan)
                 if not -_HUGE <= reward <= _HUGE:
                     raise BadOutput(f"the reward is {reward}; expected a finite number")
-            except _END as error:
+            except faults() as error:
                 doing = f"in step({action!r}), step {self.steps[k]} of its episode"
                 self._drop(k, self._failed(k, doing if isinstance(error, BadOutput) else f"raised {doing}", error), reply)
                 continue
@@ -446,6 +490,7 @@ class Group:
             if np.isnan(column).any():
                 self._find_nan(reply)
                 break
+        self._done()
         return reply
 
     def _find_nan(self, reply: Reply) -> None:
@@ -471,19 +516,26 @@ class Group:
         """Attribute `name` of every environment, called where it can be."""
         out = []
         for k, env in enumerate(self.envs):
+            self._enter(self.lo + k)
             try:
                 value = env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
                 out.append(value(*args, **kwargs) if callable(value) else value)
-            except _END as error:
+            except faults() as error:
                 raise self._failed(k, f"raised in {name}", error) from error
+        self._done()
         return out
 
     def set_attr(self, name: str, values: list[Any]) -> None:
-        for env, value in zip(self.envs, values, strict=True):
-            if hasattr(env, "set_wrapper_attr"):
-                env.set_wrapper_attr(name, value)
-            else:
-                setattr(env, name, value)
+        for k, (env, value) in enumerate(zip(self.envs, values, strict=True)):
+            self._enter(self.lo + k)
+            try:
+                if hasattr(env, "set_wrapper_attr"):
+                    env.set_wrapper_attr(name, value)
+                else:
+                    setattr(env, name, value)
+            except faults() as error:
+                raise self._failed(k, f"raised in set_attr({name!r})", error) from error
+        self._done()
 
     def close(self) -> None:
         """Closes every environment, also after one that raises; then raises what the first did."""
@@ -491,11 +543,17 @@ class Group:
         for env in self.envs:
             try:
                 env.close()
-            except _END as error:
+            except faults() as error:
                 first = first or error
         self.envs = []
         if first is not None:
             raise first
+
+    def close_quietly(self) -> None:
+        try:
+            self.close()
+        except faults():
+            pass  # nobody is there to hear of it, or of another error already
 
 
 OLD = "; make environments of the old gym API with parl_like.envs.make.make_env, or wrap them in its OldStyle"
@@ -512,6 +570,9 @@ def _number(value: Any) -> float:
 # ------------------------------------------------------------------------------------------------------------------- process
 
 _HEAD = struct.Struct("<cI")
+CODES = {"step": b"s", "reset": b"r", "call": b"a", "set_attr": b"w"}
+OPS = {code: op for op, code in CODES.items()}
+"""Methods of `Group` and the letters that ask for them. Beside them: h(ello), b(ind), c(lose); answered by k (nothing to tell), v(alue), e(rror)."""
 
 
 class Link:
@@ -521,6 +582,8 @@ class Link:
         self.sock = sock
 
     def send(self, code: bytes, payload: bytes = b"") -> None:
+        if payload:
+            self.sock.settimeout(None)  # what the last wait has left may be too short for a long message
         self.sock.sendall(_HEAD.pack(code, len(payload)) + payload)
 
     def receive(self, waited: Callable[[], float | None] | None = None) -> tuple[bytes, bytes]:
@@ -578,13 +641,27 @@ def shared(fd: int) -> Callable[[int], Any]:
     return lambda size: mmap.mmap(fd, size)
 
 
-def serve(sock: int, memory: int, trace: int, parent: int) -> None:
+def _end_with(life: int) -> None:
+    """Has the kernel end this process, and those it has started, when the last writer of the pipe `life` is gone.
+
+    For the environment that hangs in C and holds the GIL, so that `_watch` cannot run. Not instead of it: a forked copy of the parent
+    holds the pipe, too, and only Linux does it.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def serve(sock: int, memory: int, trace: int, life: int, parent: int) -> None:
     """The life of a worker process.
 
     Args:
         sock: File descriptor of a connected socket. memory: of the file that columns lie in. trace: of the file for last words.
+        life: of the reading end of a pipe whose other end `parent` holds.
         parent: Process id; when it ends, so does this one.
     """
+    _end_with(life)
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     faulthandler.enable(trace)
     faulthandler.register(signal.SIGUSR1, trace)
@@ -594,21 +671,17 @@ def serve(sock: int, memory: int, trace: int, parent: int) -> None:
         try:
             code, payload = link.receive()
         except EOFError:
-            code, payload = b"c", b""
+            if group is not None:
+                group.close_quietly()
+            return
         answer: Any = None
         try:
-            if code == b"s" and group is not None:
-                answer = group.step()
-            elif code == b"r" and group is not None:
-                answer = group.reset(*pickle.loads(payload))
+            if code in OPS:
+                answer = getattr(group, OPS[code])(*pickle.loads(payload) if payload else ())
             elif code == b"b" and group is not None:
                 obs, act, n, groups = pickle.loads(payload)
                 layouts = Layout(obs), Layout(act)
                 group.bind(Columns(*layouts, n, groups, shared(memory)), *layouts)
-            elif code == b"a" and group is not None:
-                answer = group.call(*pickle.loads(payload))
-            elif code == b"w" and group is not None:
-                group.set_attr(*pickle.loads(payload))
             elif code == b"h":
                 env_fn, rest = pickle.loads(payload)
                 group = Group(pickle.loads(env_fn), *rest)
@@ -618,7 +691,7 @@ def serve(sock: int, memory: int, trace: int, parent: int) -> None:
                     group.close()
                 link.send(b"k")
                 return
-        except _END as error:
+        except faults() as error:
             _send_error(link, error)
             if code == b"c":
                 return

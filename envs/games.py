@@ -547,8 +547,7 @@ FRUITLESS = 1000
 
 
 def draw(moves: Sequence[tuple[int, float]], rng: np.random.Generator) -> int:
-    """One of (action, probability), by one random number; the probabilities need not sum to exactly 1."""
-    moves = [move for move in moves if move[1] > 0.0]
+    """One of (action, probability), by one random number; the probabilities need not sum to exactly 1. Never one of probability 0."""
     bounds = list(accumulate(chance for _, chance in moves))
     return moves[bisect_right(bounds[:-1], rng.random() * bounds[-1])][0]
 

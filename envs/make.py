@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["ActionBounds", "Layers", "OldStyle", "TimeLimit", "adapt", "load", "make_env", "plan_eval_env"]
+from parl_like.errors import unknown
+
+__all__ = ["ActionBounds", "DmEnv", "Layers", "OldStyle", "TimeLimit", "adapt", "load", "make_env", "plan_eval_env"]
 
 
 # ------------------------------------------------------------------------------------------------------------------ wrappers
@@ -91,7 +95,7 @@ def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Spac
     if not isinstance(space, spaces.Box):
         return space, None
     low, high, dtype = space.low, space.high, space.dtype
-    bounded = np.isfinite(low) & np.isfinite(high) & (low < high)
+    bounded = np.isfinite(low) & np.isfinite(high) & (low < high)  # one value only is left alone
     scaled = bounded & ~((low == -1) & (high == 1)) if rescale and np.issubdtype(space.dtype, np.floating) else np.zeros(low.shape, bool)
     if not scaled.any():
         if not clip or not (np.isfinite(low) | np.isfinite(high)).any():
@@ -134,13 +138,15 @@ class OldStyle(gym.Env[Any, Any]):
             raise TypeError(f"OldStyle: {env!r} has no {', '.join(missing)}; expected an environment with reset, step and both spaces")
         self.observation_space, self.action_space = _space(env.observation_space), _space(env.action_space)
         self.metadata = dict(getattr(env, "metadata", None) or {})
-        if "render.modes" in self.metadata:
-            self.metadata.setdefault("render_modes", self.metadata.pop("render.modes"))
+        for old, new in (("render.modes", "render_modes"), ("video.frames_per_second", "render_fps")):
+            if old in self.metadata:
+                self.metadata.setdefault(new, self.metadata.pop(old))
         self.render_mode = getattr(env, "render_mode", None)
-        self._takes = _takes(env.reset)
+        # Wrappers of the package gym take any keyword, for whatever they wrap.
+        self._takes = _takes(env.reset) & _takes(getattr(env, "unwrapped", env).reset)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "old":
+        if name.startswith("_") or name in ("old", "seed"):  # `seed`, because it is `reset` that seeds now
             raise AttributeError(name)
         return getattr(self.old, name)
 
@@ -155,12 +161,10 @@ class OldStyle(gym.Env[Any, Any]):
         if options is not None and "options" in self._takes:
             given["options"] = options
         out = self.old.reset(**given)
-        if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict) and not isinstance(self.observation_space, spaces.Tuple):
+        pair = isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict)
+        if pair and not (isinstance(self.observation_space, spaces.Tuple) and self.observation_space.contains(out)):
             return out[0], out[1]
-        if isinstance(self.observation_space, spaces.Tuple) and isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict):
-            whole = self.observation_space.contains(out)  # then the pair is itself an observation
-            return (out, {}) if whole else (out[0], out[1])
-        return out, {}
+        return out, {}  # also where the pair is itself an observation
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         out = self.old.step(action)
@@ -183,14 +187,13 @@ class OldStyle(gym.Env[Any, Any]):
 
 
 def _takes(method: Any) -> set[str]:
-    """Those of `seed`, `options`, `mode` that a method takes as keyword."""
+    """Those of `seed`, `options`, `mode` that a method takes as keyword; one that takes any, the first two."""
     try:
         parameters = inspect.signature(method).parameters.values()
     except (TypeError, ValueError):
         return set()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return {"seed", "options"}
-    return {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY} & {"seed", "options", "mode"}
+    named = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY} & {"seed", "options", "mode"}
+    return named | {"seed", "options"} if any(p.kind is p.VAR_KEYWORD for p in parameters) else named
 
 
 def _space(space: Any) -> gym.Space[Any]:
@@ -217,6 +220,73 @@ def _space(space: Any) -> gym.Space[Any]:
     raise TypeError(f"OldStyle: the space {space!r}; expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
 
 
+class DmEnv(gym.Env[Any, Any]):
+    """An environment of dm_env's as one of gymnasium's. Those of dm_control go through shimmy instead, which can seed and draw them.
+
+    An end with discount 0 is `terminated`, any other `truncated`. Info of every step: `discount`. A seed reaches the environment only
+    where it has a method `seed`, for dm_env knows of none.
+
+    Args:
+        env: Anything with `reset`, `step`, `observation_spec` and `action_spec`; its specs may be in dicts and tuples.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.dm = env
+        self.observation_space, self.action_space = _spec_space(env.observation_spec()), _spec_space(env.action_spec())
+        self._over = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None and callable(getattr(self.dm, "seed", None)):
+            self.dm.seed(seed)
+        self._over = False
+        return _arrays(self.observation_space, self.dm.reset().observation), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._over:  # it would begin an episode, and the action be lost
+            raise gym.error.ResetNeeded("DmEnv: step() without an open episode; call reset() first")
+        now = self.dm.step(action)
+        self._over, discount = bool(now.last()), float(now.discount)
+        ends = self._over and discount == 0
+        return _arrays(self.observation_space, now.observation), float(now.reward), ends, self._over and not ends, {"discount": discount}
+
+    def close(self) -> None:
+        if hasattr(self.dm, "close"):
+            self.dm.close()
+
+
+def _spec_space(spec: Any) -> gym.Space[Any]:
+    """The space of a spec of dm_env's.
+
+    Raises:
+        TypeError: A kind that is not known.
+    """
+    if isinstance(spec, Mapping):
+        return spaces.Dict({name: _spec_space(sub) for name, sub in spec.items()})
+    if isinstance(spec, (tuple, list)):
+        return spaces.Tuple([_spec_space(sub) for sub in spec])
+    if hasattr(spec, "num_values"):
+        return spaces.Discrete(int(spec.num_values))
+    dtype = np.dtype(getattr(spec, "dtype", object))
+    if dtype.kind == "b":
+        return spaces.Box(0, 1, spec.shape, np.uint8)
+    if dtype.kind not in "iuf":
+        raise TypeError(f"DmEnv: the spec {spec!r}; expected numbers, or dicts and tuples of such specs")
+    if hasattr(spec, "minimum"):
+        return spaces.Box(np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape), spec.shape, dtype.type)
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(low, high, spec.shape, dtype.type)
+
+
+def _arrays(space: gym.Space[Any], obs: Any) -> Any:
+    """An observation of dm_env's as its space has it."""
+    if isinstance(space, spaces.Dict):
+        return {name: _arrays(sub, obs[name]) for name, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_arrays(sub, part) for sub, part in zip(space.spaces, obs, strict=True))
+    return np.asarray(obs, space.dtype)
+
+
 # -------------------------------------------------------------------------------------------------------------------- layers
 
 
@@ -238,9 +308,7 @@ def load(id_or_factory: str | Callable[..., Any] | Any, **options: Any) -> tuple
             spec = env.unwrapped.spec
             return env, gym.spec(spec.id).max_episode_steps if spec is not None else None
         return env, id_or_factory.max_episode_steps
-    if callable(id_or_factory) and not hasattr(id_or_factory, "step"):
-        return id_or_factory(**options), None
-    if isinstance(id_or_factory, type):
+    if isinstance(id_or_factory, type) or callable(id_or_factory) and not hasattr(id_or_factory, "step"):
         return id_or_factory(**options), None
     if not hasattr(id_or_factory, "step"):
         raise TypeError(f"make_env: {id_or_factory!r}; expected a gymnasium id, a factory or an environment")
@@ -253,19 +321,21 @@ def adapt(env: Any) -> gym.Env[Any, Any]:
     """Layer 3, the boundary: what came as gymnasium speaks; from there on, only (obs, reward, terminated, truncated, info) passes.
 
     An environment of gymnasium's is returned as it is. One whose `reset` takes no `seed`, or which is none of gymnasium's, is put into
-    `OldStyle`; one of dm_env's goes through shimmy.
+    `OldStyle`; one of dm_env's into `DmEnv`, or shimmy's own class if it is dm_control's.
 
     Raises:
-        ImportError: dm_env without shimmy.
+        ImportError: dm_control without shimmy.
         TypeError: It is no environment at all.
     """
     if isinstance(env, gym.vector.VectorEnv):
         raise TypeError(f"make_env: {env} already is many environments; give it to make_vector_env")
     if not isinstance(env, gym.Env) and hasattr(env, "action_spec") and hasattr(env, "observation_spec"):
+        if not hasattr(env, "physics"):
+            return DmEnv(env)
         try:
             shimmy = importlib.import_module("shimmy")
         except ImportError:
-            raise ImportError(f"make_env: {env!r} is a dm_env environment; these need shimmy: pip install 'shimmy[dm-control]'") from None
+            raise ImportError(f"make_env: {env!r} is of dm_control; these need shimmy: pip install 'shimmy[dm-control]'") from None
         adapted: gym.Env[Any, Any] = shimmy.DmControlCompatibilityV0(env)
         return adapted
     if isinstance(env, gym.Env) and "seed" in _takes(env.unwrapped.reset):
@@ -331,17 +401,40 @@ def make_env(
 
     Raises:
         ValueError: A time limit that is none.
-        ImportError, TypeError: See `load` and `adapt`.
+        TypeError: An option that the constructor does not take, or that is nearly one of the above; the way around the latter is a
+            factory. Else, and ImportError: see `load` and `adapt`.
     """
     layers = layers or Layers()
-    if time_limit is not None and (isinstance(time_limit, bool) or time_limit != -1 and time_limit < 1):
+    if time_limit is not None and (
+        isinstance(time_limit, bool) or not isinstance(time_limit, (int, np.integer)) or time_limit != -1 and time_limit < 1
+    ):
         raise ValueError(f"make_env: time_limit is {time_limit!r}; expected at least 1, None for the registered limit, or -1 for none")
+    own = [name for name, parameter in inspect.signature(make_env).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    taken = _parameters(id_or_factory)
+    for name in options:
+        if name not in taken and get_close_matches(name, own, 1, 0.85):  # a constructor that takes any keyword would not complain
+            raise TypeError(f"make_env: {unknown('option', name, own)} To the constructor it goes by a factory, as functools.partial makes them.")
     if render_mode is not None:
         options["render_mode"] = render_mode
-    raw, registered = layers.load(id_or_factory, **options)
+    try:
+        raw, registered = layers.load(id_or_factory, **options)
+    except TypeError as error:
+        refused = re.search(r"(?:unexpected|multiple values for) (?:keyword )?argument '(\w+)'", str(error))
+        if refused is None or refused[1] not in options:
+            raise
+        hint = "did you mean 'time_limit'?" if refused[1] == "max_episode_steps" else f"of ours there are {', '.join(map(repr, own))}"
+        raise TypeError(f"make_env: the constructor of {id_or_factory!r} takes no option {refused[1]!r}; {hint}") from error
     steps = registered if time_limit is None else None if time_limit == -1 else time_limit
     env = layers.limit(layers.adapt(raw), steps)
     return layers.wrap(env, clip_actions, rescale_actions, tuple(wrappers))
+
+
+def _parameters(factory: Any) -> set[str]:
+    """What a factory takes by name; of an id, which is no function, nothing."""
+    try:
+        return set(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        return set()
 
 
 def plan_eval_env(no_thread_env_for_conf: bool = True, evaluate: bool = True, training_kind: str = "process") -> str | None:

@@ -51,8 +51,6 @@ class AECPlayer(gym.Env[Any, Any]):
         ValueError: there is no such agent.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["human", "ansi", "rgb_array"]}
-
     def __init__(self, env: Any, player: str | int = 0, others: Choice | Mapping[str, Choice] | None = None, *, mask: bool = False) -> None:
         missing = [name for name in ("agent_iter", "last", "possible_agents", "observe") if not hasattr(env, name)]
         if missing:
@@ -70,6 +68,7 @@ class AECPlayer(gym.Env[Any, Any]):
         self.player = player
         self.rules = {agent: rules.get(agent) or random_choice(env.action_space(agent)) for agent in agents}
         self.render_mode = getattr(env, "render_mode", None)
+        self.metadata = {"render_modes": [], "render_fps": 2} | dict(getattr(env, "metadata", None) or {})
         self.action_space: Any = env.action_space(player)
         inner = env.observation_space(player)
         self._named = isinstance(inner, gym.spaces.Dict) and set(inner.spaces) == {"observation", "action_mask"}

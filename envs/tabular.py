@@ -202,6 +202,7 @@ class TableEnv(gym.Env[Any, Any]):
         Returns:
             [S] float64. Terminal states have 0. With gamma 1 and no horizon, nan where the episode may go on for ever.
         """
+        self._check_gamma(gamma)
         pi = self._probabilities(policy)
         rewards, moves = np.einsum("sa,sa->s", pi, self.R), np.einsum("sa,sat->st", pi, self.goes_on)
         if horizon is not None:
@@ -211,7 +212,7 @@ class TableEnv(gym.Env[Any, Any]):
             return v
         v = np.zeros(self.n_states)
         live = np.ones(self.n_states, bool)
-        if gamma >= 1.0:
+        if gamma == 1.0:
             live = ~_endless(moves)
             v[~live] = np.nan
         kept = np.flatnonzero(live)
@@ -232,6 +233,7 @@ class TableEnv(gym.Env[Any, Any]):
         Raises:
             ArithmeticError: the values with gamma 1 grow without a bound.
         """
+        self._check_gamma(gamma)
         v: Array = np.zeros(self.n_states)
         if horizon is not None:
             for _ in range(horizon):
@@ -260,11 +262,15 @@ class TableEnv(gym.Env[Any, Any]):
         best: Array = (q >= q.max(1, keepdims=True) - 1e-9).argmax(1)
         return best
 
+    def _check_gamma(self, gamma: float) -> None:
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"{type(self).__name__}: gamma is {gamma}; expected a number in [0, 1]")
+
     def _probabilities(self, policy: Any) -> Array:
         if policy is None:
             return self.uniform()
         pi = np.asarray(policy)
-        if pi.shape == (self.n_states,) and pi.dtype.kind in "iu":
+        if pi.shape == (self.n_states,) and pi.dtype.kind in "iu" and ((pi >= 0) & (pi < self.n_actions)).all():
             chosen: Array = np.eye(self.n_actions)[pi]
             return chosen
         pi = pi.astype(np.float64)

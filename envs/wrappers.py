@@ -246,10 +246,13 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return Frames(tuple(self._frames)) if self.lazy else np.stack(self._frames)
 
     def own_state(self) -> dict[str, Any]:
+        if not self._frames:
+            raise gym.error.ResetNeeded("FrameStack: reset before clone_state")
         return {"frames": tuple(self._frames)}  # never written to, so they may be shared
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
-        self._frames.clear()
+        if len(state["frames"]) != self.n:
+            raise ValueError(f"FrameStack: the state holds {len(state['frames'])} frames; expected {self.n}: make the environment as it was")
         self._frames.extend(state["frames"])
 
 
@@ -272,7 +275,7 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
         low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError(f"Discretize: the actions of {env} are {space}; expected finite bounds")
-        counts = [bins] * low.size if isinstance(bins, int) else [int(n) for n in bins]
+        counts = [int(bins)] * low.size if isinstance(bins, (int, np.integer)) else [int(n) for n in bins]
         if len(counts) != low.size or min(counts, default=0) < 1:
             raise ValueError(f"Discretize: bins is {bins!r}; expected {low.size} numbers of at least 1")
         if joint and math.prod(counts) > MAX_ACTIONS:
@@ -345,8 +348,10 @@ class RecordVideo(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return out
 
     def close(self) -> None:
-        self._write()
-        self.env.close()
+        try:
+            self._write()
+        finally:
+            self.env.close()
 
     def _film(self) -> None:
         if self._recording and len(self._images) < self.max_frames:
@@ -396,7 +401,6 @@ WRAPPERS = {
     _WRAPPERS + "transform_observation.FlattenObservation": (),
     "parl_like.envs.make.TimeLimit": ("elapsed",),
     "parl_like.envs.make.ActionBounds": (),
-    "parl_like.envs.noisy.NoisyObservation": (),
 }
 REFUSED = {"ale_py.env.AtariEnv": "its state lacks the action that sticks; use parl_like.envs.atari.Atari"}
 
@@ -422,7 +426,7 @@ def restore_state(env: gym.Env[Any, Any], state: Mapping[str, Any]) -> None:
     """Goes back to a state, also one of another environment that was made alike.
 
     Raises:
-        ValueError: the state is of other layers; nothing is changed then.
+        ValueError: the state is of other layers, then nothing is changed; or a layer refuses its part.
     """
     layers = list(_layers(env))
     names, saved = [_name(layer) for layer in layers], [name for name, _ in state["layers"]]
@@ -461,7 +465,8 @@ def _part(layer: Any) -> Any:
     name = _name(layer)
     keys = BARE.get(name, WRAPPERS.get(name))
     if keys is not None:
-        if missing := [key for key in keys if not hasattr(layer, key)]:
+        # The first that a bare environment remembers is None until its reset, or not there.
+        if missing := [key for key in keys if not hasattr(layer, key) or name in BARE and key == keys[0] and getattr(layer, key) is None]:
             raise gym.error.ResetNeeded(f"clone_state: {name} has no {', '.join(missing)} yet; reset it first")
         part: dict[str, Any] = {"values": {key: copy.deepcopy(getattr(layer, key)) for key in keys}}
         if name in BARE:

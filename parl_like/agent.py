@@ -14,6 +14,7 @@ from parl_like.batch import Batch
 from parl_like.data.archive import rng_state, set_rng_state
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.errors import AgentFailed, Interrupted
+from parl_like.spec import Array
 from parl_like.stages import Hook
 
 if TYPE_CHECKING:
@@ -354,10 +355,10 @@ class Agent:
         if self.env is not None:
             self.env.end_episode()
 
-    def cut(self) -> None:
-        """Marks the newest row of every helper as the last one of its episode."""
+    def cut(self, rows: Array | None = None) -> None:
+        """Marks the newest row of every helper as the last one of its episode; of a vector environment in the environments `rows`."""
         for helper in self.helpers.values():
-            helper.interrupt()
+            helper.interrupt(rows)
 
     def obey(self) -> None:
         """Acts on the signal, at a point where the agent's data is complete."""

@@ -132,7 +132,7 @@ class AgentHelper:
         self._noise_at = 0
         self._noise_rng: dict[str, Any] = rng_state(rng)
         self._acted = 0
-        self._last: tuple[Any, Ticket | None, int] = (None, None, 0)
+        self._last: tuple[Any, Mapping[str, Array] | None, int] = (None, None, 0)  # action, outputs, and its row there
         self._pending: tuple[Ticket, Callable[[Mapping[str, Any]], None] | None] | None = None
         self._state = self._stored_state = self._zero_state()
         self._has_more = bool(self._state_specs or self.store_policy or self.extras)
@@ -205,10 +205,14 @@ class AgentHelper:
             for part in self._state:
                 part[agent.env.env_index] = 0
 
-    def interrupt(self) -> None:
-        """The open episodes end here without an end of their own: nothing may look across the seam."""
+    def interrupt(self, rows: Array | None = None) -> None:
+        """The open episodes end here without an end of their own: nothing may look across the seam.
+
+        Args:
+            rows: Numbers of the environments of a vector environment that this is about; None: all.
+        """
         if self.buffer is not None:
-            for lane in self.lanes:
+            for lane in self.lanes if rows is None else self._lane_numbers[rows].tolist():
                 self.buffer.truncate_open(lane)
 
     def _zero_state(self) -> tuple[Array, ...]:
@@ -294,15 +298,44 @@ class AgentHelper:
                 noise = np.array([self.explorer.greedy()] * n, self.explorer.noise.dtype)
             values += (noise,)
         tickets = self.comm.predict_rows(values, n)
-        parts = [{name: v[t.start : t.start + t.rows] for name, v in t.out.items()} for t in tickets]
-        out = parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        out = _joined(tickets)
         if self._state_specs:
             self._state = tuple(np.array(part) for part in self._new_state(out))  # copies: an episode's begin writes zeros here
         if tickets[0].acts is None:
             return Batch.nest(out)
         act = np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]])
-        self._last = (act, out, -1)  # type: ignore[assignment]
+        self._last = (act, out, -1)
         return act
+
+    def ask(self, rows: Mapping[str, Array]) -> dict[str, Array]:
+        """Asks the task for any number of rows, as its model's `inputs()` name them: no exploring, no memory, no transforms.
+
+        For tasks that are not asked once per environment and step, such as a world model that an agent plans with.
+
+        Args:
+            rows: Flat input name → [N, ...].
+
+        Returns:
+            Flat output name → [N, ...], which the task may overwrite when it is asked again.
+
+        Raises:
+            SpecError: a field is missing, unknown, or does not fit. TaskFailed: the task raised.
+        """
+        if self.agent.signal is not None:
+            self.agent.obey()
+        names = [spec.name for spec in self.comm.wrapper.request_specs]
+        if rows.keys() != set(names):
+            raise SpecError(f"{self.agent}: task {self.name!r}, ask: expected {', '.join(names)}, got {', '.join(rows)}")
+        tickets = self.comm.predict_rows(tuple(rows[name] for name in names), len(rows[names[0]]))
+        return _joined(tickets)
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """Everything that the task gave for the last `predict`, flat output name → [...], or [n, ...] for a vector environment."""
+        _, out, row = self._last
+        if out is None:
+            raise NotEnoughRows(f"{self.agent}, task {self.name!r}: nothing was predicted yet")
+        return out if row < 0 else {name: value[row] for name, value in out.items()}
 
     def _flatten(self, value: Any, names: Sequence[str], root: str = "obs") -> tuple[Any, ...]:
         flat = dict(leaves(value, root))
@@ -318,7 +351,7 @@ class AgentHelper:
         """The action in the policy's own units: what the explorer made, or the inverse of the map for an action from elsewhere."""
         last, out, row = self._last
         if act is last and out is not None:
-            return out["act"][row] if row >= 0 else out["act"]  # type: ignore[index]
+            return out["act"][row] if row >= 0 else out["act"]
         return self.comm.wrapper.predictions.to_env.inverse(np.asarray(act))
 
     # ------------------------------------------------------------------------------------------------------------- storing
@@ -370,7 +403,8 @@ class AgentHelper:
             if act is not last:
                 raise ValueError(f"{self.agent}, task {self.name!r}: store_policy keeps the log-probability of what predict returned "
                                  f"last; store that action, {act!r} is another")
-            log_prob = out["log_prob"]  # type: ignore[index]
+            assert out is not None
+            log_prob = out["log_prob"]
             values += (log_prob[row] if row >= 0 else log_prob,)
         if extra.keys() != {s.name for s in self.extras}:
             raise ValueError(f"{self.agent}, task {self.name!r}: store got extra {sorted(extra)}; expected {[s.name for s in self.extras]}, "
@@ -854,8 +888,14 @@ class OfflineHelper(OffPolicyHelper):
     def store(self, *args: Any, **kwargs: Any) -> None:
         """Offline data does not grow."""
 
-    def interrupt(self) -> None:
+    def interrupt(self, rows: Array | None = None) -> None:
         """Offline data does not change."""
+
+
+def _joined(tickets: Sequence[Ticket]) -> dict[str, Array]:
+    """The replies to one request that may have been split."""
+    parts = [{name: v[t.start : t.start + t.rows] for name, v in t.out.items()} for t in tickets]
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
 class ActionMap(Protocol):

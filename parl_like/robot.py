@@ -411,11 +411,12 @@ class Robot(Crew):
             training.
         seed: Decides everything random: one `SeedSequence` spawns the generators of tasks, agents, helpers and buffers.
         trace: Keep a `TraceHash`; costs about 2 µs a step.
+        eval_env: What `evaluate` and `play` use, such as held-out levels; None: as `env`.
     """
 
     def __init__(
         self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent, n_agents: int = 1,
-        driver: str = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False,
+        driver: str = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False, eval_env: EnvSource = None,
     ) -> None:
         if n_agents < 1:
             raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
@@ -428,7 +429,7 @@ class Robot(Crew):
             raise TypeError(f"Robot: agent is {type(agent).__name__}; expected a function that makes one, such as its class")
         if _is_made(env) and n_agents > 1:
             raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
-        self.seed = seed
+        self.seed, self.eval_env = seed, eval_env
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
         for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
@@ -658,7 +659,7 @@ class Robot(Crew):
             crew.close()
 
     def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> Crew:
-        source = self._env if env is None else env
+        source = next((choice for choice in (env, self.eval_env, self._env) if choice is not None), None)
         if source is None:
             raise ValueError("evaluate: this robot has no environment; give one as env=")
         borrowed = _is_made(env)
@@ -678,7 +679,7 @@ class Robot(Crew):
         """One greedy episode as an animated GIF at `path`; returns its return. The environment must render 'rgb_array'."""
         from PIL import Image
 
-        source = self._env
+        source = self._env if self.eval_env is None else self.eval_env
         if source is None:
             raise ValueError("play: this robot has no environment")
         probe = make_one(source)

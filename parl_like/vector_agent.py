@@ -19,7 +19,9 @@ class VectorFace(EnvFace):
     """`EnvFace` of n environments that are stepped together. Episode ends are reported per environment.
 
     Works with every autoreset mode of gymnasium. The row that NEXT_STEP inserts after each episode (its action is ignored) is
-    marked invalid, so that rows are real transitions only; the final observation of an episode is never lost.
+    marked invalid, so that rows are real transitions only; the final observation of an episode is never lost. Where an environment
+    failed and was rebuilt (`restart=True`), its row is invalid, too: the episode is cut off before it, as an interrupted one. Steps that
+    the info calls `imagined` are rows like all others, but no steps of the environment: they are not counted.
 
     Attributes:
         n: Environments.
@@ -35,7 +37,9 @@ class VectorFace(EnvFace):
         super().__init__(env, agent)  # type: ignore[arg-type]
         self.observation_space = env.single_observation_space
         self._use(env.single_action_space)
-        self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        # The attribute first: metadata belongs to the class in some libraries, and then tells the mode of whatever was made last.
+        mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self._mode = AutoresetMode(mode)
         # An environment that does not copy its observations overwrites those that are still to be stored.
         self._fresh: Callable[[Any], Any] = _copied if getattr(env, "copy", True) is False else lambda obs: obs
         self.quotas: Array | None = None
@@ -44,6 +48,7 @@ class VectorFace(EnvFace):
         self._running = np.zeros(self.n, bool)  # between PRE_EPISODE and POST_EPISODE
         self._done = np.zeros(self.n, bool)  # the last step's ends, as the environment told them
         self._ended = np.zeros(self.n, bool)  # of those, the ones whose POST_EPISODE is still to come
+        self._lost = np.zeros(self.n, bool)  # dropped by the environment in the last step, POST_EPISODE still to come
         self._reset_now = np.zeros(self.n, bool)  # reset by the last step
         self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
 
@@ -63,7 +68,7 @@ class VectorFace(EnvFace):
             raise AgentFailed(f"{agent}: its vector environment raised in reset(seed={seed}): {type(error).__name__}: {error}") from error
         obs = self._fresh(obs)
         self.last = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
-        self._done[:] = self._ended[:] = False
+        self._done[:] = self._ended[:] = self._lost[:] = False
         self._open, self._over = True, False
         self._begin(self._wanted())
         return obs, info
@@ -110,11 +115,15 @@ class VectorFace(EnvFace):
         else:
             self._reset_now = done
             self.valid = self._wanted()
+        if "dropped" in info:
+            self._lost = np.asarray(info["dropped"], bool) & self._running
+            self.valid &= ~self._lost
         self._done, self._ended = done, done & self.valid
         self._returns += np.where(self.valid, np.asarray(rew, np.float64), 0.0)
-        self._lengths += self.valid
+        counted = self.valid & ~info["imagined"] if "imagined" in info else self.valid
+        self._lengths += counted
         self.last = (obs, act, rew, terminated, truncated, info)
-        robot, k = agent.robot, int(self.valid.sum())
+        robot, k = agent.robot, int(counted.sum())
         agent.steps += k
         self.time_steps += k
         robot.env_steps += k
@@ -137,6 +146,8 @@ class VectorFace(EnvFace):
             fits = bool(((rows >= self._start) & (rows < self._start + self._n)).all())
         elif isinstance(space, gym.spaces.Box) and rows.shape == (self.n, *space.shape):
             fits = bool(((rows >= space.low) & (rows <= space.high)).all())
+        elif isinstance(space, gym.spaces.MultiDiscrete) and rows.shape == (self.n, *space.shape) and rows.dtype.kind in "iu":
+            fits = bool(((rows >= space.start) & (rows < space.start + space.nvec)).all())
         else:
             fits = False
         if not fits:
@@ -151,6 +162,12 @@ class VectorFace(EnvFace):
             self._begin(self._reset_now & self._wanted())
 
     def _finish(self) -> None:
+        if self._lost.any():
+            lost = np.flatnonzero(self._lost)
+            self._lost = np.zeros(self.n, bool)
+            self._agent.cut(lost)
+            for i in lost.tolist():
+                self._end(i, True)
         for i in np.flatnonzero(self._ended).tolist():
             self._ended[i] = False
             if self.quotas is not None:
@@ -229,10 +246,14 @@ class VectorAgent(Agent):
         while env.quotas is None or env.quotas.any():
             act = helpers[0].predict(obs)
             obs_next, rew, terminated, truncated, info = env.step(act)
-            for helper in helpers:
-                helper.store(obs, act, rew, env.obs_next, terminated, truncated, info, env.valid)
+            self.remember(obs, act, rew, terminated, truncated, info)
             env.end_episodes()
             obs = obs_next
+
+    def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
+        """Stores the step that `env.step` has just made, [n, ...] each; by default in the helpers of all tasks."""
+        for helper in self.helpers.values():
+            helper.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
 
 
 def _copied(obs: Any) -> Any:

@@ -7,7 +7,8 @@ import torch
 from agent_fakes import ACT, POSITION, Corridor, Log, Noisy, Recorder, TwoLengths, dqn, ppo, robot_of, rows
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from parl_like import Agent, EpisodicHelper, OffPolicyHelper, OnPolicyHelper, VectorAgent
+from parl_like import Agent, EpisodicHelper, Hook, OffPolicyHelper, OnPolicyHelper, VectorAgent
+from parl_like.envs.vector import make_vector_env
 from parl_like.errors import AgentFailed
 from parl_like.stages import (
     EpisodeStats,
@@ -313,3 +314,43 @@ def test_a_time_step_of_one_environment():
 
 def test_single_and_vector_agents_share_the_face():
     assert issubclass(VectorAgent, Agent) and ACT == gym.spaces.Discrete(2)
+
+
+# ------------------------------------------------------------------------------------------------------- environments that fail
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_dropped_episode_is_cut_off_and_its_made_up_row_is_not_stored(mode):
+    made = []
+
+    def make():
+        made.append(Corridor(3, "terminated", fail_at=1 if len(made) == 1 else None))  # the second one, until it is rebuilt
+        return made[-1]
+
+    env = make_vector_env(make, 2, restart=True, autoreset=mode)
+    with robot_of(Recorder(rule=by_parity), keep, env=lambda: env, agent=VectorAgent) as robot:
+        seen = robot.collect(n_episode=4)
+        whole, cut = rows(robot, lane=0), rows(robot, lane=1)
+    assert len(made) == 3 and seen.lengths == [3] * 4  # the dropped episode is none
+    assert whole["obs_next"][:6, 0].tolist() == [1, 2, 3, 1, 2, 3] and not whole["truncated"][:6].any()
+    assert cut["obs"][:, 0].tolist() == [0] + [0, 1, 2] * 2 and cut["obs_next"][:, 0].tolist() == [1] + [1, 2, 3] * 2
+    assert cut["truncated"].tolist() == [True] + [False] * 6 and cut["terminated"].tolist() == [False] + [False, False, True] * 2
+    assert cut["rew"].tolist() == [1.0] * 7
+
+
+def test_hooks_hear_that_a_dropped_episode_was_interrupted():
+    made = []
+
+    def make():
+        made.append(Corridor(2, "terminated", fail_at=1 if len(made) == 1 else None))
+        return made[-1]
+
+    heard = []
+
+    class Ends(Hook):
+        def post_episode(self, agent, interrupted):
+            heard.append((agent.env.env_index, interrupted, agent.env.episode_length))
+
+    with robot_of(Recorder(), keep, env=lambda: make_vector_env(make, 2, restart=True), agent=VectorAgent) as robot:
+        robot.run(StopAfterSteps(7), hooks=[Ends()])
+    assert heard[:4] == [(1, True, 1), (0, False, 2), (0, False, 2), (1, False, 2)]

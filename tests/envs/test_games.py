@@ -18,15 +18,17 @@ from parl_like.envs.games import (
     Game,
     GameEnv,
     Kuhn,
+    KuhnState,
     Leduc,
     State,
     TicTacToe,
     Traits,
+    draw,
     expected_returns,
     information_sets,
     uniform,
 )
-from parl_like.envs.pettingzoo import AECPlayer, game_to_aec
+from parl_like.envs.pettingzoo import AECPlayer, game_to_aec, random_choice
 
 GAMES = {"kuhn": Kuhn, "kuhn3": lambda: Kuhn(3), "leduc": Leduc, "leduc suits": lambda: Leduc(suits=True), "tic-tac-toe": TicTacToe}
 each_game = pytest.mark.parametrize("make", GAMES.values(), ids=GAMES)
@@ -295,6 +297,14 @@ def test_the_pot_of_leduc(cards, first, second, returns):
         assert state.is_terminal and state.returns() == returns
 
 
+def test_the_tensor_of_leduc():
+    # Private 0 and 1; check, raise, raise, call; public 0; raise.
+    state = Leduc().replay([0, 1, 1, 2, 2, 1, 0, 2])
+    first, second = [1, 0, 0, 1, 0, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0, 0]
+    assert state.tensor(0).tolist() == [1, 0, 1, 0, 0, 1, 0, 0, *first, *second]
+    assert state.tensor(1).tolist() == [0, 1, 0, 1, 0, 1, 0, 0, *first, *second]
+
+
 def test_what_is_legal_in_leduc():
     state = Leduc().replay([0, 0])
     legal = []
@@ -399,6 +409,25 @@ def test_a_policy_for_each_seat_and_a_random_seat():
     assert info == {"player": 1} and env.render() == "x..\n...\n...\n" and obs["mask"].tolist() == [0] + [1] * 8
     assert obs["obs"].tolist() == [0.0] * 9 + [1.0] + [0.0] * 8
     assert [env.step(a)[1:3] for a in (8, 7)] == [(0.0, False), (-1.0, True)]
+
+
+def test_the_reward_is_the_change_of_the_utility(monkeypatch):
+    after = KuhnState.returns
+    monkeypatch.setattr(KuhnState, "returns", lambda self: after(self) if self.is_terminal else (-1.0, -1.0))  # the ante, at once
+    env = GameEnv(Kuhn(), policy=lambda state: [0.0, 1.0], player=0)
+    env.reset(seed=0)
+    assert env.step(0)[1:3] == (0.0, False)  # the other bets
+    assert env.step(0)[1:3] == (0.0, True)  # folded: −1 as before
+
+
+@pytest.mark.parametrize("number", [0.0, 0.25, 0.75, 1 - 2**-53])
+def test_what_cannot_happen_is_not_drawn(number):
+    class Fixed:
+        def random(self):
+            return number
+
+    for total in (1.0, 1 + 1e-9, 1 - 1e-9, 0.1 + 0.2, 3.0):
+        assert draw([(0, 0.0), (1, total / 2), (2, 0.0), (3, total / 2), (4, 0.0)], Fixed()) == (1 if number < 0.5 else 3)
 
 
 def test_winning_and_losing_are_paid_to_the_right_seat():
@@ -600,6 +629,41 @@ def test_masks_from_infos_and_random_others():
     assert moves[0] == moves[1]
 
 
+def test_rewards_on_the_way_are_paid_once(monkeypatch):
+    pytest.importorskip("pettingzoo")
+    monkeypatch.setattr(KuhnState, "returns", lambda self: (float(len(self.history)), 0.0))
+    env = AECPlayer(game_to_aec(Kuhn()), 0, lambda obs, rng: 1)
+    env.reset(seed=0)
+    assert env.step(0)[1:3] == (2.0, False) and env.step(0)[1:3] == (1.0, True)  # two moves until the next turn, then one
+    env = AECPlayer(game_to_aec(Kuhn()), 0, lambda obs, rng: 1)
+    assert env.metadata["render_modes"] == ["ansi"] and env.metadata["render_fps"] > 0
+
+
+def test_turns_masks_and_seeds_of_the_aec_environment():
+    pytest.importorskip("pettingzoo")
+    env = game_to_aec(Kuhn())
+    deals = []
+    for _ in range(2):
+        env.reset(seed=7)
+        for _ in range(8):
+            deals.append(tuple(env.state_now.history))
+            env.reset()  # goes on with the generator
+    assert deals[:8] == deals[8:] and len(set(deals[:8])) > 2
+    assert env.observe("player_0")["action_mask"].tolist() == [1, 1] and env.observe("player_1")["action_mask"].tolist() == [0, 0]
+    env.step(1)
+    assert env.agent_selection == "player_1" and env.observe("player_0")["action_mask"].tolist() == [0, 0]
+    env.step(0)
+    assert env.agent_selection == "player_0"  # the game is over; the next in turn hears it first
+    assert env.terminations == {"player_0": True, "player_1": True} and env.rewards == {"player_0": 1.0, "player_1": -1.0}
+
+
+def test_random_actions_come_from_the_given_generator():
+    for space in (gym.spaces.Box(-1, 1, (2,)), gym.spaces.MultiDiscrete([50, 50]), gym.spaces.Discrete(1000, start=5)):
+        drawn = [[random_choice(space)(None, rng) for _ in range(3)] for rng in (np.random.default_rng(1), np.random.default_rng(1))]
+        np.testing.assert_array_equal(*drawn)
+        assert all(action in space for action in drawn[0]) and len({str(action) for action in drawn[0]}) == 3
+
+
 def test_what_is_no_aec_environment():
     with pytest.raises(TypeError, match="CartPoleEnv is no AEC environment, it has no agent_iter, last"):
         AECPlayer(gym.make("CartPole-v1").unwrapped)
@@ -609,7 +673,9 @@ def test_what_is_no_aec_environment():
     with pytest.raises(ValueError, match="player is 2; expected 0 to 1"):
         AECPlayer(Dice(), 2)
     with pytest.raises(RuntimeError, match="a had no turn in 1000 games"):
-        AECPlayer(Dice(short=True), "a").reset()
+        env = AECPlayer(Dice(short=True), "a")
+        env.reset(seed=3)
+    assert env.env.seed is None  # the same seed would give the same game again
 
     class Continuous(Dice):
         def action_space(self, agent):

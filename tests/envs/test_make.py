@@ -1,18 +1,18 @@
 """make_env: limits, bounds of actions, environments of other styles, layers, and the table of evaluation environments."""
 
+import copy
 import dataclasses
+import pickle
 import sys
 import types
-import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from agent_fakes import Corridor
-from gymnasium.utils.env_checker import check_env
 
 from parl_like.envs import make
-from parl_like.envs.make import ActionBounds, Layers, OldStyle, TimeLimit, make_env, plan_eval_env
+from parl_like.envs.make import ActionBounds, DmEnv, Layers, OldStyle, TimeLimit, make_env, plan_eval_env
 
 
 def wrappers_of(env):
@@ -70,7 +70,7 @@ def test_the_limit_counts_steps_of_the_bare_environment():
 
 
 def test_limits_that_are_none():
-    for wrong in (0, -2, True):
+    for wrong in (0, -2, True, "5", 2.5):
         with pytest.raises(ValueError, match="time_limit is .*expected at least 1"):
             make_env(Corridor, time_limit=wrong)
     with pytest.raises(ValueError, match="max_steps is 0"):
@@ -106,6 +106,32 @@ def test_either_can_be_switched_off(clip, rescale, space, inside):
     assert bool(list(wrappers_of(env))) is (clip or rescale)
 
 
+def test_single_values_half_bounds_whole_numbers_and_rounding():
+    # One value only: nothing to scale by. Bounded on one side: clipped.
+    space = gym.spaces.Box(np.array([2, 0, -1], np.float32), np.array([2, np.inf, 1], np.float32))
+    env = make_env(lambda: Push(space))
+    assert env.action_space == space
+    env.step(np.array([5, -3, -3], np.float32))
+    assert env.unwrapped.given.tolist() == [2, 0, -1]
+    half = gym.spaces.Box(np.array([0], np.float32), np.array([np.inf], np.float32))
+    env = make_env(lambda: Push(half))
+    assert env.action_space == half
+    env.step(np.array([-3], np.float32))
+    assert env.unwrapped.given.tolist() == [0]
+    whole = gym.spaces.Box(0, 10, (1,), np.int64)
+    assert make_env(lambda: Push(whole)).action_space == whole
+    low, high = np.random.default_rng(0).uniform([-9, 0.1], [-0.1, 9], (200, 2)).T
+    for dtype, off in ((np.float32, 0), (np.float64, 1e-15)):
+        space = gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
+        env = make_env(lambda space=space: Push(space))
+        for action in (low * 0 - 1, high * 0 + 1):
+            env.step(action)
+            np.testing.assert_allclose(env.unwrapped.given, space.low if action[0] < 0 else space.high, rtol=0, atol=9 * off)
+            assert env.unwrapped.given in space
+    same = gym.spaces.Box(-1, 1, (1,), np.float32)
+    assert not list(wrappers_of(make_env(lambda: Push(same), clip_actions=False)))  # nothing to do at all
+
+
 def test_bounds_deep_in_an_action_space_and_what_is_left_alone():
     box = gym.spaces.Box(0, 10, (1,), np.float32)
     whole = gym.spaces.Box(0, 10, (1,), np.int64)
@@ -118,16 +144,6 @@ def test_bounds_deep_in_an_action_space_and_what_is_left_alone():
     assert given["whole"].dtype == np.int64
     for space in (gym.spaces.Discrete(3), free, gym.spaces.Dict({"free": free}), gym.spaces.Tuple([gym.spaces.Discrete(2)])):
         assert not ActionBounds.changes(space) and make_env(lambda space=space: Push(space)).action_space is space
-
-
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0"])
-def test_gymnasiums_own_checker_is_content(name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*(render|different from the unwrapped|minimum|maximum|symmetric)")
-        check_env(make_env(name), skip_render_check=True)
-        check_env(TimeLimit(gym.make(name, max_episode_steps=-1), 5), skip_render_check=True)
-        check_env(ActionBounds(gym.make(name)), skip_render_check=True)
 
 
 # --------------------------------------------------------------------------------------------------------------- other styles
@@ -183,8 +199,81 @@ def test_old_environments_are_adapted(limit):
     assert env.unwrapped.old.seeds == [5]
     assert [env.step(0)[2:4] for _ in range(3)] == [(False, False), (False, False), (not limit, limit)]
     assert env.get_wrapper_attr("reward_range") == (0, 1)
+    assert copy.deepcopy(env).observation_space == env.observation_space and pickle.loads(pickle.dumps(env)).action_space == env.action_space
     env.close()
     assert env.unwrapped.old.closed == 1
+
+
+def test_wrappers_of_old_environments_take_any_keyword_and_pass_it_on():
+    class Shell:
+        """As gym.Wrapper had it up to 0.25."""
+
+        def __init__(self, env):
+            self.env, self.unwrapped = env, env
+            self.observation_space, self.action_space = env.observation_space, env.action_space
+
+        def reset(self, **kwargs):
+            return self.env.reset(**kwargs)
+
+        def render(self, mode="human", **kwargs):
+            return self.env.render(mode, **kwargs)
+
+        def __getattr__(self, name):
+            return getattr(self.env, name)
+
+    env = make_env(lambda: Shell(Old()))
+    assert env.reset(seed=5, options={"a": 1})[0].tolist() == [0] and env.unwrapped.old.seeds == [5]
+    env.unwrapped.render_mode = "rgb_array"
+    assert env.render() == "rgb_array"
+
+    class Knows(Old):
+        def reset(self, seed=None, options=None):
+            self.seeds.append((seed, options))
+            return super().reset()
+
+        def step(self, action):  # gym 0.26
+            obs, reward, done, info = super().step(action)
+            return obs, reward, 0, int(done), info
+
+        def render(self):
+            return "as it was made"
+
+    env = make_env(lambda: Shell(Knows()))
+    env.reset(seed=6, options={"b": 2})
+    assert env.unwrapped.old.seeds == [(6, {"b": 2})]
+    flags = [env.step(0)[2:4] for _ in range(3)]
+    assert flags == [(False, False), (False, False), (False, True)] and type(flags[0][0]) is type(flags[0][1]) is bool
+    env = make_env(Knows)
+    env.unwrapped.render_mode = "rgb_array"
+    assert env.render() == "as it was made"
+
+
+def test_spaces_of_the_package_gym():
+    def old(kind, **more):
+        return type(kind, (types.SimpleNamespace,), {})(**more)
+
+    box = {"low": np.zeros(2), "high": np.ones(2), "shape": (2,), "dtype": np.dtype(np.float64)}
+    whole = old("Dict", spaces={"a": old("Tuple", spaces=[old("Discrete", n=3, start=2), old("MultiDiscrete", nvec=np.array([2, 3]))]),
+                                "b": old("MultiBinary", n=4), "c": old("Box", **box), "d": gym.spaces.Text(3)})
+    env = OldStyle(types.SimpleNamespace(reset=lambda: 0, step=0, observation_space=whole, action_space=old("Discrete", n=2)))
+    assert env.action_space == gym.spaces.Discrete(2) and env.observation_space == gym.spaces.Dict({
+        "a": gym.spaces.Tuple([gym.spaces.Discrete(3, start=2), gym.spaces.MultiDiscrete([2, 3])]), "b": gym.spaces.MultiBinary(4),
+        "c": gym.spaces.Box(0, 1, (2,), np.float64), "d": gym.spaces.Text(3)})
+
+
+def test_an_observation_that_looks_like_an_observation_with_its_info():
+    class Two(Old):
+        def __init__(self, info):
+            super().__init__()
+            self.observation_space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Dict({"a": gym.spaces.Discrete(2)})])
+            self.info = info
+
+        def reset(self):
+            whole = (1, {"a": 1})
+            return (whole, {"b": 2}) if self.info else whole
+
+    assert make_env(Two, info=False).reset() == ((1, {"a": 1}), {})
+    assert make_env(Two, info=True).reset() == ((1, {"a": 1}), {"b": 2})
 
 
 def test_a_gymnasium_environment_whose_reset_is_old_is_adapted_and_one_of_today_is_not():
@@ -216,20 +305,130 @@ def test_what_is_no_environment():
         OldStyle(types.SimpleNamespace(reset=0, step=0, observation_space="Words", action_space=Discrete()))
 
 
-def test_dm_env_goes_through_shimmy_or_says_what_is_missing(monkeypatch):
-    class Dm:
-        def action_spec(self):
-            pass
+class Spec(types.SimpleNamespace):
+    """One of dm_env's, as far as one looks: shape, dtype, and perhaps minimum and maximum, or num_values."""
 
-        observation_spec = reset = step = action_spec
+
+def spec(dtype, shape=(), **more):
+    return Spec(shape=shape, dtype=np.dtype(dtype), **more)
+
+
+class Dm:
+    """Three steps; the last one has this discount. Its own time steps, as dm_env's are."""
+
+    def __init__(self, discount=0.0):
+        self.discount, self.log = discount, []
+
+    def observation_spec(self):
+        return {"at": spec(np.float32, (2,), minimum=-1, maximum=np.array([1, 2])), "more": (spec(bool), spec(np.int8, (1,)), spec(float, (1,)))}
+
+    def action_spec(self):
+        return spec(np.int32, num_values=3)
+
+    def moment(self, reward, discount):
+        obs = {"at": np.zeros(2, np.float32), "more": [True, np.ones(1, np.int8), [0.5]]}
+        return types.SimpleNamespace(observation=obs, reward=reward, discount=discount, last=lambda: self.t == 3)
+
+    def reset(self):
+        self.t = 0
+        self.log.append("reset")
+        return self.moment(None, None)
+
+    def step(self, action):
+        self.t += 1
+        self.log.append(action)
+        return self.moment(self.t, self.discount if self.t == 3 else 0.0 if self.t == 2 else 1.0)
+
+    def close(self):
+        self.log.append("close")
+
+
+@pytest.mark.parametrize("discount, ends", [(0.0, (True, False)), (1.0, (False, True)), (0.9, (False, True))])
+def test_dm_envs_are_adapted(discount, ends):
+    env = make_env(Dm, discount=discount)
+    assert type(env) is DmEnv and env.action_space == gym.spaces.Discrete(3)
+    whole = gym.spaces.Box(-128, 127, (1,), np.int8)
+    more = gym.spaces.Tuple([gym.spaces.Box(0, 1, (), np.uint8), whole, gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)])
+    low, high = np.array([-1, -1], np.float32), np.array([1, 2], np.float32)
+    assert env.observation_space == gym.spaces.Dict({"at": gym.spaces.Box(low, high), "more": more})
+    with pytest.raises(gym.error.ResetNeeded, match="DmEnv"):
+        env.step(0)
+    for _ in range(2):
+        obs, info = env.reset(seed=1)
+        assert obs in env.observation_space and obs["more"][0].dtype == np.uint8 and obs["more"][2].tolist() == [0.5] and info == {}
+        assert [env.step(a)[1:4] for a in range(2)] == [(1.0, False, False), (2.0, False, False)]
+        obs, *rest = env.step(2)
+        assert obs in env.observation_space and rest == [3.0, *ends, {"discount": discount}] and type(rest[0]) is float
+        with pytest.raises(gym.error.ResetNeeded, match="DmEnv"):  # the environment itself would begin an episode and lose the action
+            env.step(0)
+    env.close()
+    assert env.dm.log == ["reset", 0, 1, 2] * 2 + ["close"]
+
+
+def test_a_seed_reaches_a_dm_env_that_can_be_seeded_and_other_specs_are_refused():
+    class Seeded(Dm):
+        def seed(self, seed):
+            self.log.append(("seed", seed))
+
+    env = make_env(Seeded)
+    env.reset(seed=4)
+    env.reset()
+    assert env.unwrapped.dm.log == [("seed", 4), "reset", "reset"]
+    for wrong in (Spec(shape=(), dtype=object), Spec()):
+        with pytest.raises(TypeError, match="DmEnv: the spec .*expected numbers"):
+            make_env(type("Odd", (Dm,), {"action_spec": lambda self, wrong=wrong: wrong}))
+
+
+def test_a_real_dm_env_is_adapted():
+    dm_env = pytest.importorskip("dm_env")
+
+    class Walk(dm_env.Environment):
+        def reset(self):
+            self.t = 0
+            return dm_env.restart(np.zeros(1))
+
+        def step(self, action):
+            self.t += int(action)
+            make = {2: dm_env.termination, 3: dm_env.truncation}.get(self.t, dm_env.transition)
+            return make(1.0, np.array([self.t / 3]))
+
+        def observation_spec(self):
+            return dm_env.specs.BoundedArray((1,), float, 0, 1)
+
+        def action_spec(self):
+            return dm_env.specs.DiscreteArray(4)
+
+    env = make_env(Walk)
+    assert env.reset()[0] in env.observation_space and env.action_space == gym.spaces.Discrete(4)
+    assert env.step(1)[1:4] == (1.0, False, False) and env.step(1)[2:4] == (True, False)
+    env.reset()
+    assert env.step(3)[2:4] == (False, True)
+    with pytest.raises(TypeError, match="expected numbers"):
+        make_env(type("Text", (Walk,), {"action_spec": lambda self: dm_env.specs.StringArray(())}))
+
+
+def test_dm_control_goes_through_shimmy_or_says_what_is_missing(monkeypatch):
+    class Control(Dm):
+        physics = None
 
     monkeypatch.setitem(sys.modules, "shimmy", None)
     with pytest.raises(ImportError, match=r"pip install 'shimmy\[dm-control\]'"):
-        make_env(Dm)
+        make_env(Control)
     fake = types.ModuleType("shimmy")
     fake.DmControlCompatibilityV0 = lambda env: Corridor(4)
     monkeypatch.setitem(sys.modules, "shimmy", fake)
-    assert make_env(Dm).length == 4
+    assert make_env(Control).length == 4
+
+
+def test_a_real_task_of_dm_control_is_adapted():
+    pytest.importorskip("shimmy")
+    suite = pytest.importorskip("dm_control.suite")
+    env = make_env(lambda: suite.load("cartpole", "balance"), time_limit=20)
+    first, _ = env.reset(seed=1)
+    assert first in env.observation_space and env.action_space == gym.spaces.Box(-1, 1, (1,), np.float64)
+    assert [env.step(np.zeros(1))[2:4] for _ in range(20)] == [(False, False)] * 19 + [(False, True)]
+    np.testing.assert_equal(env.reset(seed=1)[0], first)
+    assert not np.array_equal(env.reset(seed=2)[0]["position"], first["position"])
 
 
 # ------------------------------------------------------------------------------------------------------------------- layers
@@ -241,6 +440,39 @@ def test_wrappers_and_options_and_render_mode_arrive():
     ready = Corridor()
     assert make_env(ready) is ready
     assert make_env("CartPole-v1", render_mode="rgb_array").render_mode == "rgb_array"
+
+
+def anything(**options):
+    return Corridor()
+
+
+@pytest.mark.parametrize("what", ["Pendulum-v1", gym.spec("Pendulum-v1"), Corridor, lambda: Corridor(), anything], ids=str)
+@pytest.mark.parametrize("wrong, right", [
+    ("clip_action", "clip_actions"), ("rescale_action", "rescale_actions"), ("timelimit", "time_limit"), ("wrapper", "wrappers"),
+    ("layer", "layers"), ("rendermode", "render_mode")])
+def test_an_option_that_is_misspelt_is_named_with_the_right_one(what, wrong, right):
+    with pytest.raises(TypeError, match=f"make_env: no option '{wrong}'; did you mean '{right}'"):
+        make_env(what, **{wrong: 3})
+
+
+def test_an_option_that_nobody_knows_is_named():
+    for what in ("Pendulum-v1", Corridor, lambda: Corridor()):
+        with pytest.raises(TypeError, match=r"make_env: .* takes no option 'colour'; of ours there are 'time_limit', 'clip_actions', ") as told:
+            make_env(what, colour=3)
+        assert "unexpected keyword argument 'colour'" in str(told.value.__cause__)
+    for what in ("Pendulum-v1", Corridor):
+        with pytest.raises(TypeError, match="takes no option 'max_episode_steps'; did you mean 'time_limit'"):
+            make_env(what, max_episode_steps=3)
+    with pytest.raises(TypeError, match="takes no option 'disable_env_checker'"):
+        make_env("Pendulum-v1", disable_env_checker=True)
+
+    def broken(length):
+        return Corridor(lenght=length)
+
+    with pytest.raises(TypeError, match=r"__init__\(\) got an unexpected keyword argument 'lenght'"):  # not what the caller gave
+        make_env(broken, length=3)
+    assert make_env(anything, colour=3).length == 5
+    assert make_env(lambda wrapper: Corridor(wrapper), wrapper=3).length == 3  # the constructor's own
 
 
 def test_each_layer_can_be_replaced():

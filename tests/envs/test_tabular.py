@@ -133,6 +133,25 @@ def test_a_table_solved_by_hand():
     np.testing.assert_allclose(env.values(np.array([[0, 1], [0, 1], [1, 0]]), horizon=2), [-2.0, -1.5, 0])
 
 
+def test_tables_of_outcomes_and_rewards_of_the_next_state():
+    # The same next state twice, with other rewards, once as an end: it is 0.5 + 0.2 likely.
+    env = TableEnv.from_outcomes([[[(0.5, 1, 2.0, False), (0.2, 1, 7.0, True), (0.3, 0, 1.0, False)]], [[(1.0, 1, 0.0, True)]]])
+    np.testing.assert_allclose(env.P[0, 0], [0.3, 0.7])
+    np.testing.assert_allclose(env.R[0, 0], 0.5 * 2 + 0.2 * 7 + 0.3)
+    np.testing.assert_allclose(env.goes_on[0, 0], [0.3, 0.5])
+    R = np.arange(8.0).reshape(2, 2, 2)
+    env = TableEnv([[0, 1], [1, 0]], R, terminal=[])
+    np.testing.assert_array_equal(env.R, [[R[0, 0, 0], R[0, 1, 1]], [R[1, 0, 1], R[1, 1, 0]]])
+    env.reset()
+    assert env.step(1)[:2] == (1, R[0, 1, 1])
+    env = TableEnv(np.full((2, 1, 2), 0.5), R[:, :1], terminal=[])
+    np.testing.assert_array_equal(env.R, R[:, :1].mean(2))
+
+
+def test_the_first_of_equal_actions_is_greedy():
+    assert TableEnv.greedy([[0, 1e-12], [0, 1e-6], [3, -2]]).tolist() == [0, 1, 0]
+
+
 def test_values_that_do_not_exist():
     env = slippery()
     np.testing.assert_array_equal(env.values([0, 1, 0]), [np.nan, np.nan, 0])  # 1 may fall to 0, which stays where it is
@@ -270,5 +289,10 @@ def test_other_bad_input():
     for bad in (-1, 2):
         with pytest.raises(ValueError, match=f"action is {bad}; expected 0 to 1"):
             env.step(bad)
-    with pytest.raises(ValueError, match=r"policy of shape \(3,\)"):
-        env.values(np.ones(3))
+    for policy in (np.ones(3), [0, 0, 0, 0, 0, 0, 2], [0, 0, 0, 0, 0, 0, -1], np.full((7, 2), 0.4), np.tile([1.5, -0.5], (7, 1))):
+        with pytest.raises(ValueError, match="policy of shape .*expected 7 actions or probabilities"):
+            env.values(policy)
+    for gamma in (-0.1, 1.1, np.nan):
+        for ask in (env.values, env.optimal):
+            with pytest.raises(ValueError, match=r"RandomWalk: gamma is .*expected a number in \[0, 1\]"):
+                ask(gamma=gamma)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+import warnings
 
 import agent_fakes
 import cloudpickle
@@ -21,6 +23,7 @@ from agent_fakes import Corridor, Recorder, robot_of, rows
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parl_like import OffPolicyHelper, VectorAgent
+from parl_like.envs import _worker
 from parl_like.envs.vector import EnvFailed, GroupVectorEnv, create_env, make_vector_env
 
 KINDS = ["sync", "thread", "process"]
@@ -515,8 +518,17 @@ def test_a_factory_that_raises(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_environment_that_always_fails_is_given_up(kind):
+def test_an_environment_that_always_fails_is_given_up(kind, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    here = os.getpid()
+
     class Hopeless(walk()):
+        def __init__(self):
+            super().__init__()
+            if os.getpid() != here:  # in a worker, which is to pause as little as this process
+                import time
+                time.sleep = lambda seconds: None
+
         def step(self, action):
             raise OSError("again")
 
@@ -568,10 +580,585 @@ def test_environments_are_closed_even_after_one_that_raises(kind, tmp_path):
                 raise OSError("stuck")
 
     env = make_vector_env(Closing, 2, kind, workers=1)
-    with pytest.warns(UserWarning, match="OSError: stuck") if kind != "thread" else contextlib.nullcontext():
+    with pytest.warns(UserWarning, match="OSError: stuck"):
         env.close()
     env.close()
     assert len(os.listdir(tmp_path)) == 2
+
+
+# --------------------------------------------------------------------------------------------------- faults at awkward moments
+
+
+class Plain(gym.Env):
+    """Nothing happens. Tells in its infos how it was reset."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seeded = seed
+        return np.zeros(2, np.float32), {"seed": -1 if seed is None else seed}
+
+    def step(self, action):
+        return np.ones(2, np.float32), 1.0, False, False, {}
+
+
+@pytest.fixture(autouse=True)
+def plain_by_value():
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_spaces_without_any_leaf():
+    class Empty(Plain):
+        observation_space, action_space = gym.spaces.Dict({}), gym.spaces.Tuple(())
+
+        def reset(self, *, seed=None, options=None):
+            return {}, {}
+
+        def step(self, action):
+            return {}, 1.0, False, False, {"action": action}
+
+    env = make_vector_env(Empty, 2)
+    assert env.reset()[0] == {}
+    obs, rew, _, _, infos = env.step(())
+    assert obs == {} and rew.tolist() == [1, 1] and infos["action"].tolist() == [(), ()]
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread"])
+def test_environments_made_before_a_factory_raises_are_closed(kind):
+    log = []
+
+    class Second(Plain):
+        def __init__(self):
+            if log:
+                raise OSError("no second")
+            log.append("made")
+
+        def close(self):
+            log.append("closed")
+
+    with pytest.raises(EnvFailed, match="environment 1 .*no second"):
+        make_vector_env(Second, 2, kind, workers=1)
+    assert log == ["made", "closed"]
+
+
+def test_an_environment_that_is_made_too_late_is_closed_by_its_thread():
+    go, closed, lock, made = threading.Event(), threading.Event(), threading.Lock(), []
+
+    class Late(Plain):
+        def __init__(self):
+            with lock:
+                made.append(self)
+            if len(made) == 1:
+                raise OSError("no first")
+            go.wait(30)
+
+        def close(self):
+            closed.set()
+
+    with pytest.raises(EnvFailed, match="no first"):
+        make_vector_env(Late, 2, "thread")
+    go.set()
+    assert len(made) == 1 or closed.wait(10)
+
+
+def test_threads_have_closed_their_environments_when_the_error_arrives():
+    closed = []
+
+    class Closing(Plain):
+        def step(self, action):
+            if self.seeded == 1:
+                raise OSError("a hole")
+            return super().step(action)
+
+        def close(self):
+            threading.Event().wait(0.1)
+            closed.append(self.seeded)
+
+    env = make_vector_env(Closing, 3, "thread")
+    env.reset(seed=0)
+    with pytest.raises(EnvFailed, match="a hole"):
+        env.step([0, 0, 0])
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_a_thread_that_raises_after_it_was_given_up_changes_nothing():
+    """What hangs often ends in an exception, of a connection that timed out: it must not be taken for the new environment's."""
+    go = threading.Event()
+
+    class Timeout(Plain):
+        def step(self, action):
+            if self.seeded == 1:
+                go.wait(30)
+                raise OSError("timed out")
+            return super().step(action)
+
+    env = make_vector_env(Timeout, 2, "thread", restart=True, step_timeout=0.2)
+    env.reset(seed=0)
+    old = env.hosts[1].thread
+    assert env.step([0, 0])[3].tolist() == [False, True]
+    env.step([0, 0])
+    go.set()
+    old.join(10)
+    assert not old.is_alive()
+    assert env._columns.rew.tolist() == [1, 1] and env._columns.truncated.tolist() == [False, False]
+    env.close()
+
+
+def test_a_worker_that_dies_in_the_reset_of_a_next_step_drops_no_episode():
+    class Short(Plain):
+        resets = 0
+
+        def reset(self, *, seed=None, options=None):
+            self.resets += 1
+            if self.resets == 2 and self.seeded == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().reset(seed=seed)
+
+        def step(self, action):
+            return np.ones(2, np.float32), 1.0, self.seeded == 1, False, {}
+
+    env = make_vector_env(Short, 2, "process", restart=True, autoreset="NextStep", workers=2)
+    env.reset(seed=0)
+    assert env.step([0, 0])[2].tolist() == [False, True]
+    obs, rew, terminated, truncated, infos = env.step([0, 0])
+    assert obs.tolist() == [[1, 1], [0, 0]] and rew.tolist() == [1, 0]
+    assert not terminated.any() and not truncated.any() and infos["restarted"].tolist() == [False, True]
+    assert env.step([0, 0])[1].tolist() == [1, 1]  # it goes on where the reset left it
+    env.close()
+
+
+def test_seeds_are_judged_before_anything_is_done_with_them():
+    env = make_vector_env(Plain, 2, seed=7, restart=True)
+    for wrong, words in (([1, 2, 3], "3 seeds; expected 2"), (-3, "-3; expected"), ([0, -1], "-1; expected"), (1.5, "1.5"), ([0.5, 1], "0.5; expected")):
+        with pytest.raises(ValueError, match=words):
+            env.reset(seed=wrong)
+    assert env.reset()[1]["seed"].tolist() == [7, 8]  # the seed of construction is still there
+    assert env.reset(seed=np.arange(2))[1]["seed"].tolist() == [0, 1]
+    assert env.reset(seed=np.uint8(255))[1]["seed"].tolist() == [255, 256]
+    assert env.reset(seed=np.arange(2))[1]["seed"].tolist() == [0, 1]
+    assert env.np_random_seed == (0, 1) and type(env.np_random_seed[1]) is int
+    env.close()
+
+
+def test_the_seed_of_construction_waits_for_each_environments_first_reset():
+    env = make_vector_env(Plain, 2, seed=7)
+    assert env.reset(options={"reset_mask": np.array([True, False])})[1]["seed"].tolist() == [7, 0]
+    assert env.reset(options={"reset_mask": np.array([True, True])})[1]["seed"].tolist() == [-1, 8]
+    env.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spaces_and_attributes_that_raise_are_reported_like_steps(kind):
+    class NoSpace(Plain):
+        @property
+        def observation_space(self):
+            raise OSError("no space")
+
+    with pytest.raises(EnvFailed, match="environment 0 .*observation_space: OSError: no space") as caught:
+        make_vector_env(NoSpace, 2, kind)
+    assert "in observation_space" in caught.value.trace
+
+    class ReadOnly(Plain):
+        @property
+        def fixed(self):
+            return 1
+
+        @fixed.setter
+        def fixed(self, value):
+            raise OSError(f"not {value}")
+
+    env = make_vector_env(ReadOnly, 2, kind)
+    env.reset(seed=4)
+    with pytest.raises(EnvFailed, match=r"environment 0 \(seed 4\) raised in set_attr\('fixed'\): OSError: not 3"):
+        env.set_attr("fixed", 3)
+    env.close()
+
+
+def test_the_time_limit_is_the_environments_not_that_of_its_answer():
+    class Heavy:
+        def __reduce__(self):
+            import time
+            time.sleep(0.6)
+            return Heavy, ()
+
+    class Slow(Plain):
+        def step(self, action):
+            return *super().step(action)[:4], {"heavy": Heavy()}
+
+    env = make_vector_env(Slow, 1, "process", step_timeout=0.2)
+    env.reset(seed=1)
+    assert type(env.step([0])[4]["heavy"][0]).__name__ == "Heavy"
+    env.close()
+
+
+def test_an_info_that_cannot_be_read_here_is_a_fault():
+    def unreadable():
+        raise OSError("cannot be read")
+
+    class Odd:
+        def __reduce__(self):
+            return unreadable, ()
+
+    class Env(Plain):
+        def step(self, action):
+            return *super().step(action)[:4], {"odd": Odd()}
+
+    env = make_vector_env(Env, 1, "process")
+    env.reset(seed=1)
+    with pytest.raises(EnvFailed, match="cannot be read .*plain values") as caught:
+        env.step([0])
+    assert caught.value.fault == "output" and "in unreadable" in caught.value.trace
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancelled_task_is_an_exception_like_others(kind):
+    class Cancelled(Plain):
+        def step(self, action):
+            import asyncio
+            raise asyncio.CancelledError("stop")
+
+    env = make_vector_env(Cancelled, 1, kind, restart=True)
+    env.reset(seed=1)
+    assert "CancelledError: stop" in env.step([0])[4]["fault"][0]
+    env.close()
+
+
+def test_an_environments_own_info_may_be_called_fault():
+    class Own(Plain):
+        def step(self, action):
+            if self.seeded == 1:
+                raise OSError("a hole")
+            return *super().step(action)[:4], {"fault": 0}
+
+    env = make_vector_env(Own, 2, restart=True)
+    env.reset(seed=0)
+    infos = env.step([0, 0])[4]
+    assert infos["fault"][0] == 0 and "a hole" in infos["fault"][1] and infos["restarted"].tolist() == [False, True]
+    env.close()
+
+
+def test_two_faults_in_one_step_are_both_told():
+    class Twice(Plain):
+        made = []
+
+        def __init__(self):
+            self.made.append(self)
+
+        def reset(self, *, seed=None, options=None):
+            if len(self.made) == 2:
+                raise OSError("the second")
+            return super().reset(seed=seed)
+
+        def step(self, action):
+            raise OSError("the first")
+
+    env = make_vector_env(Twice, 1, restart=True)
+    env.reset(seed=1)
+    obs, rew, terminated, truncated, infos = env.step([0])
+    assert re.search(r"\(seed 1\) raised in step.*the first.*raised in reset.*the second", infos["fault"][0], re.DOTALL)
+    assert (rew[0], terminated[0], truncated[0]) == (0, False, True) and len(Twice.made) == 3
+    env.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_step_with_nan_told_is_forgotten(mode):
+    class Nan(Plain):
+        def step(self, action):
+            bad = self.seeded == 1
+            return np.full(2, np.nan if bad else 1, np.float32), 5.0, False, False, {"told": 3}
+
+    env = make_vector_env(Nan, 2, restart=True, autoreset=mode)
+    env.reset(seed=0)
+    obs, rew, terminated, truncated, infos = env.step([0, 0])
+    assert infos["_told"].tolist() == [True, False] and rew.tolist() == [5, 0]
+    assert truncated.tolist() == [False, True] and not terminated.any() and np.isfinite(obs).all()
+    assert "NaN in the observation at (0,)" in infos["fault"][1] and "in step 0 of its episode" in infos["fault"][1]
+    if mode is AutoresetMode.SAME_STEP:
+        assert infos["_seed"].tolist() == [False, True]  # of the new episode
+        np.testing.assert_array_equal(infos["final_obs"][1], [0, 0])
+    env.close()
+
+
+def test_nan_in_the_reset_of_a_same_step():
+    class Nan(Plain):
+        def reset(self, *, seed=None, options=None):
+            again = hasattr(self, "seeded") and self.seeded == 1
+            obs, info = super().reset(seed=seed)
+            return (obs * np.nan if again else obs), info
+
+        def step(self, action):
+            return np.full(2, 4, np.float32), 5.0, True, False, {"told": 3}
+
+    env = make_vector_env(Nan, 2, restart=True)
+    env.reset(seed=0)
+    obs, rew, terminated, truncated, infos = env.step([0, 0])
+    assert rew.tolist() == [5, 5] and terminated.all() and not truncated.any() and obs.tolist() == [[0, 0], [0, 0]]
+    assert infos["restarted"].tolist() == [False, True] and infos["final_info"]["told"].tolist() == [3, 3]
+    assert [row.tolist() for row in infos["final_obs"]] == [[4, 4], [4, 4]]
+    env.close()
+
+
+# ------------------------------------------------------------------------------------------------------------------- rebuilds
+
+
+def test_rebuilds_of_one_environment_wait_longer_and_longer(monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+
+    class Hopeless(Plain):
+        def step(self, action):
+            raise OSError("again")
+
+    env = make_vector_env(Hopeless, 2, restart=True)
+    env.reset(seed=1)
+    for _ in range(10):
+        env.step([0, 0])
+    one = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0]
+    assert waits[::2] == pytest.approx(one) and waits[1::2] == pytest.approx(one)
+    env.close()
+
+
+def test_workers_that_are_killed_again_and_again_are_rebuilt_with_pauses_too(monkeypatch):
+    waits, sleep = [], time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: waits.append(seconds) if seconds >= 0.05 else sleep(seconds))
+    env = make_vector_env(Plain, 1, "process", restart=True)
+    env.reset(seed=1)
+    for _ in range(3):
+        os.kill(env.hosts[0].process.pid, signal.SIGKILL)
+        assert env.step([0])[3].all()
+    assert waits == pytest.approx([0.05, 0.1])
+    env.close()
+
+
+def test_old_rebuilds_are_forgiven(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    limiter = _worker.Limiter()
+    assert [limiter.delay() for _ in range(3)] == pytest.approx([0.0, 0.05, 0.1])
+    now[0] = _worker.WINDOW
+    assert [limiter.delay() for _ in range(11)] == [0.0, *([pytest.approx(min(0.05 * 2**k, 1.0)) for k in range(9)]), None]
+
+
+def test_a_slow_factory_is_no_hang_when_an_environment_is_rebuilt():
+    class Slow(Plain):
+        def __init__(self):
+            import time
+            time.sleep(0.7)
+
+        def step(self, action):
+            if self.seeded == 1:
+                raise OSError("a hole")
+            return super().step(action)
+
+    for kind in ("thread", "process"):
+        env = make_vector_env(Slow, 1, kind, restart=True, step_timeout=0.3)
+        env.reset(seed=1)
+        fault = env.step([0])[4]["fault"][0]
+        assert "a hole" in fault and "hung" not in fault
+        env.step([0])
+        env.close()
+
+
+def test_a_factory_that_raises_once_while_a_lost_worker_is_rebuilt(tmp_path):
+    class Port(Plain):
+        def __init__(self):
+            k = len(os.listdir(tmp_path))
+            (tmp_path / str(k)).touch()
+            if k == 1:
+                raise OSError("the port is still in use")
+
+    env = make_vector_env(Port, 1, "process", restart=True)
+    env.reset(seed=1)
+    os.kill(env.hosts[0].process.pid, signal.SIGKILL)
+    _, _, _, truncated, infos = env.step([0])
+    assert truncated.all() and re.search("SIGKILL.*port is still", infos["fault"][0], re.DOTALL)
+    assert not env.step([0])[3].any()
+    env.close()
+
+
+def test_a_worker_found_dead_by_a_call_is_rebuilt_by_the_next_step():
+    env = make_vector_env(Plain, 2, "process", restart=True, workers=2)
+    env.reset(seed=1)
+    os.kill(env.hosts[0].process.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(EnvFailed, match=r"environment 0 \(seed 1\).*SIGKILL"):
+            env.get_attr("seeded")
+    _, rew, _, truncated, infos = env.step([0, 0])
+    assert rew.tolist() == [0, 1] and truncated.tolist() == [True, False] and "SIGKILL" in infos["fault"][0]
+    assert env.get_attr("seeded")[1] == 2
+    env.close()
+    env = make_vector_env(Plain, 2, "process", workers=2)
+    env.reset(seed=1)
+    os.kill(env.hosts[0].process.pid, signal.SIGKILL)
+    with pytest.raises(EnvFailed, match="SIGKILL"):
+        env.get_attr("seeded")
+    assert env.closed and not children()
+
+
+# -------------------------------------------------------------------------------------------------------------------- making
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_factory_that_hangs(kind, tmp_path):
+    go = tmp_path / "go"
+
+    class Hang(Plain):
+        def __init__(self):
+            import time
+            while not go.exists():
+                time.sleep(0.01)
+
+    with pytest.raises(EnvFailed, match="environment 0 .*hung.*more than 1.5 s.*start_timeout") as caught:
+        make_vector_env(Hang, 2, kind, start_timeout=1.5, workers=2)
+    go.touch()
+    assert caught.value.fault == "hung" and "in __init__" in caught.value.trace
+    assert not children()
+
+
+def test_a_factory_that_hangs_while_an_environment_is_rebuilt(tmp_path):
+    class Hang(Plain):
+        def __init__(self):
+            import time
+            k = len(os.listdir(tmp_path))
+            (tmp_path / str(k)).touch()
+            while k == 1:
+                time.sleep(0.01)
+
+        def step(self, action):
+            if self.seeded == 1:
+                raise OSError("a hole")
+            return super().step(action)
+
+    env = make_vector_env(Hang, 1, "process", restart=True, start_timeout=1.5, step_timeout=0.5)
+    env.reset(seed=1)
+    _, _, _, truncated, infos = env.step([0])
+    assert truncated.all() and "start_timeout" in infos["fault"][0]
+    assert not env.step([0])[3].any()
+    env.close()
+
+
+def test_time_limits_that_make_no_sense_or_never_end():
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="start_timeout is .*expected more than 0"):
+            make_vector_env(Plain, 1, "thread", start_timeout=wrong)
+    env = make_vector_env(Plain, 1, "thread", step_timeout=float("inf"), start_timeout=None)
+    env.reset()
+    env.step([0])
+    env.close()
+
+
+@pytest.mark.parametrize("factory", ["class", "function"])
+def test_a_batch_of_the_wrong_size_is_closed_where_it_was_made_here(factory):
+    closed = []
+
+    class Ready(SyncVectorEnv):
+        def __init__(self):
+            super().__init__([Plain] * 2)
+
+        def close_extras(self, **kwargs):
+            closed.append(self)
+
+    with pytest.raises(ValueError, match="already is 2"):
+        make_vector_env(Ready if factory == "class" else lambda: Ready(), 3)
+    assert len(closed) == (1 if factory == "class" else 2)
+
+
+def test_as_many_workers_as_cores_also_where_affinity_is_unknown(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    env = make_vector_env(Plain, 2, "process")
+    assert len(env.hosts) == 1
+    env.close()
+
+
+# --------------------------------------------------------------------------------------------------------------------- closing
+
+
+def test_all_workers_close_at_once(tmp_path):
+    """Environment 0 closes only after environment 1 has: told one after another, it would be ended first."""
+    class Ordered(Plain):
+        def close(self):
+            import time
+            while self.seeded == 0 and not (tmp_path / "1").exists():
+                time.sleep(0.01)
+            (tmp_path / str(self.seeded)).touch()
+
+    env = make_vector_env(Ordered, 2, "process", workers=2)
+    env.reset(seed=0)
+    env.close()
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
+
+
+def test_warnings_that_are_errors_keep_no_worker_alive():
+    class Stuck(Plain):
+        def close(self):
+            raise OSError("stuck")
+
+    env = make_vector_env(Stuck, 2, "process", workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="stuck"):
+            env.close()
+    assert env.closed and not children()
+
+
+def test_a_worker_whose_caller_hangs_up_ends_without_a_word(capfd):
+    env = make_vector_env(Plain, 1, "process")
+    env.hosts[0].link.sock.shutdown(_worker.socket.SHUT_RDWR)
+    assert env.hosts[0].process.wait(10) == 0
+    assert capfd.readouterr().err == ""
+    env.close()
+
+
+def test_an_interruption_before_a_thread_is_started(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyboardInterrupt):
+            make_vector_env(Plain, 2, "thread")
+
+
+def test_an_environments_own_child_can_be_interrupted():
+    """Ctrl-C is the caller's, and ends no worker; but what an environment starts must not inherit that it is deaf to it."""
+    class Simulator(Plain):
+        def __init__(self):
+            self.child = subprocess.Popen(["sleep", "60"])
+
+        def stop(self):
+            os.kill(os.getpid(), signal.SIGINT)  # the worker itself goes on
+            self.child.send_signal(signal.SIGINT)
+            return self.child.wait(10)
+
+    env = make_vector_env(Simulator, 1, "process")
+    assert env.call("stop") == (-signal.SIGINT,)
+    env.close()
+
+
+def test_a_long_message_is_sent_whole_whatever_time_limit_came_before():
+    ours, theirs = (_worker.Link(sock) for sock in _worker.socket.socketpair())
+    ours.sock.settimeout(0.01)  # as a wait leaves it that was nearly over
+    got = []
+
+    def read():
+        threading.Event().wait(0.2)
+        got.append(theirs.receive())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        ours.send(b"r", bytes(5_000_000))
+    finally:
+        ours.close()
+        thread.join(10)
+        theirs.close()
+    assert got == [(b"r", bytes(5_000_000))]
 
 
 # ------------------------------------------------------------------------------------------------------------------ orphans
@@ -589,6 +1176,9 @@ class Slow(gym.Env):  # of __main__, in a script without a guard: nothing is imp
     def step(self, action):
         if WHAT == "error":
             raise OSError("a hole")
+        if WHAT == "SIGKILL in C":
+            import ctypes
+            ctypes.PyDLL(None).sleep(60)  # holds the GIL: no thread of the worker runs
         time.sleep(60)
 env = make_vector_env(Slow, 2, "process", workers=2)
 _, infos = env.reset(seed=1)
@@ -597,7 +1187,7 @@ env.step(np.zeros(2, np.int64)) if WHAT != "exit" else None
 """
 
 
-@pytest.mark.parametrize("what", ["error", "SIGINT", "SIGTERM", "SIGKILL", "exit"])
+@pytest.mark.parametrize("what", ["error", "SIGINT", "SIGTERM", "SIGKILL", "SIGKILL in C", "exit"])
 def test_no_process_is_left(what, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"WHAT = {what!r}\n" + textwrap.dedent(PROGRAM))
@@ -608,7 +1198,9 @@ def test_no_process_is_left(what, tmp_path):
     assert len(pids) == 4, program.stderr.read()
     watched = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     if what.startswith("SIG"):
-        program.send_signal(getattr(signal, what))
+        if what == "SIGKILL in C":
+            time.sleep(0.5)  # else it may be killed before the workers are in C, which shows nothing
+        program.send_signal(getattr(signal, what.split()[0]))
     # Not communicate(): a process that is left would hold the pipes open.
     program.wait(20)
     gone, alive = psutil.wait_procs(watched, 5)
@@ -639,7 +1231,7 @@ def test_a_forked_copy_leaves_the_workers_alone():
 
 
 def test_a_forgotten_environment_ends_its_workers():
-    env = make_vector_env(walk(), 2, "process")
+    env = make_vector_env(walk(), 2, "process", workers=2)
     assert len(children()) == 2
     del env
     gc.collect()

@@ -1,0 +1,151 @@
+"""gymnasium's own checker, with warnings as errors, on every environment and wrapper of ours."""
+
+import importlib
+import inspect
+import pkgutil
+import types
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import parl_like.envs as envs
+from parl_like.envs.atari import Atari
+from parl_like.envs.doorkey import DoorKey
+from parl_like.envs.games import GameEnv, Kuhn, Leduc, TicTacToe
+from parl_like.envs.make import ActionBounds, DmEnv, OldStyle, TimeLimit, make_env
+from parl_like.envs.noisy import NoisyObservation
+from parl_like.envs.pettingzoo import AECPlayer, game_to_aec
+from parl_like.envs.sokoban import SokobanEnv
+from parl_like.envs.tabular import RandomWalk, TableEnv
+from parl_like.envs.wrappers import ActionRepeat, Discretize, FrameStack, NormalizeObservation, NormalizeReward, RecordVideo
+
+
+class Drift(gym.Env):
+    """A point that an action and chance move; an episode has four steps."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    render_mode = "rgb_array"
+    observation_space = gym.spaces.Box(-50, 50, (2,), np.float32)
+
+    def __init__(self, low=-1.0, high=1.0):
+        self.action_space = gym.spaces.Box(low, high, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.at = 0, self.np_random.uniform(-1, 1, 2)
+        return self.at.astype(np.float32), {}
+
+    def step(self, action):
+        assert action in self.action_space, action
+        self.t, self.at = self.t + 1, self.at + action + self.np_random.uniform(-1, 1, 2)
+        return self.at.astype(np.float32), float(self.at[0]), self.t == 4, False, {}
+
+    def render(self):
+        return np.zeros((4, 4, 3), np.uint8)
+
+
+class Old:
+    """The same as before gymnasium."""
+
+    metadata = {"render.modes": ["rgb_array"], "video.frames_per_second": 10}
+    render_mode = "rgb_array"
+    observation_space, action_space = Drift.observation_space, gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self):
+        self.env, self.seeded = Drift(), None
+
+    def seed(self, seed):
+        self.seeded = seed
+
+    def reset(self):
+        obs, _ = self.env.reset(seed=self.seeded)
+        self.seeded = None
+        return obs
+
+    def step(self, action):
+        obs, reward, done, _, info = self.env.step(action)
+        return obs, reward, done, info
+
+    def render(self, mode="human"):
+        return {"rgb_array": self.env.render()}[mode]
+
+
+class Dm(Old):
+    """The same as dm_env has it."""
+
+    def observation_spec(self):
+        return {"at": types.SimpleNamespace(shape=(2,), dtype=np.dtype(np.float32), minimum=-50, maximum=50)}
+
+    def action_spec(self):
+        return types.SimpleNamespace(shape=(2,), dtype=np.dtype(np.float32), minimum=-1, maximum=1)
+
+    def reset(self):
+        return types.SimpleNamespace(observation={"at": super().reset()}, reward=None, discount=None, last=lambda: False)
+
+    def step(self, action):
+        obs, reward, done, _ = super().step(action)
+        return types.SimpleNamespace(observation={"at": obs}, reward=reward, discount=0.0 if done else 1.0, last=lambda: done)
+
+
+CASES = {
+    TimeLimit: [lambda: TimeLimit(Drift(), 2), lambda: make_env(Drift, time_limit=2)],
+    ActionBounds: [lambda: ActionBounds(Drift(0.0, 4.0)), lambda: make_env(lambda: Drift(-2.0, 9.0))],
+    OldStyle: [lambda: OldStyle(Old()), lambda: make_env(Old, time_limit=2)],
+    DmEnv: [lambda: DmEnv(Dm()), lambda: make_env(Dm, time_limit=2)],
+    NormalizeObservation: [lambda: NormalizeObservation(gym.make("Acrobot-v1")), lambda: NormalizeObservation(Drift(), update=False)],
+    NormalizeReward: [lambda: NormalizeReward(gym.make("Acrobot-v1")), lambda: NormalizeReward(Drift(), update=False)],
+    ActionRepeat: [lambda: ActionRepeat(Drift(), 3)],
+    FrameStack: [lambda: FrameStack(Drift(), 3), lambda: FrameStack(NoisyObservation(ActionRepeat(Drift(), 2), 1), 2)],
+    Discretize: [lambda: Discretize(Drift(), 3), lambda: Discretize(Drift(), [2, 3], joint=False)],
+    RecordVideo: [lambda folder: RecordVideo(Drift(), folder, max_frames=2)],
+    NoisyObservation: [lambda: NoisyObservation(Drift(), 2)],
+    Atari: [lambda: Atari("breakout", 21, render_mode="rgb_array"), lambda: Atari("pong", 21, grey=True, sticky=0.25, clip_reward=1)],
+    TableEnv: [lambda: TableEnv.from_gymnasium(gym.make("FrozenLake-v1")), lambda: TableEnv.from_gymnasium(gym.make("CliffWalking-v1"))],
+    RandomWalk: [lambda: RandomWalk(render_mode="ansi")],
+    GameEnv: [lambda game=game: GameEnv(game(), player=None, illegal=-1.0, render_mode="ansi") for game in (Kuhn, Leduc, TicTacToe)],
+    AECPlayer: [lambda: AECPlayer(game_to_aec(Kuhn(), "ansi"), 1)],
+    SokobanEnv: [lambda: SokobanEnv(size=5, n_boxes=1), lambda: SokobanEnv(obs="planes", render_mode="rgb_array")],
+    DoorKey: [lambda: DoorKey(5)],
+}  # fmt: skip
+NEEDS = {Atari: "ale_py", DoorKey: "minigrid", AECPlayer: "pettingzoo"}
+HARMLESS = "|".join([
+    "is different from the unwrapped version",  # it says so of every wrapper
+    "Not able to test alternative render modes",  # and so of all that gymnasium.make has not made
+    r"observation space (min|max)imum value is -?infin",  # normal numbers have no bounds
+])
+
+
+@pytest.mark.parametrize("kind, i", [(kind, i) for kind in CASES for i in range(len(CASES[kind]))])
+def test_gymnasiums_own_checker(kind, i, tmp_path):
+    if kind in NEEDS:
+        pytest.importorskip(NEEDS[kind])
+    build = CASES[kind][i]
+    env = build(tmp_path) if inspect.signature(build).parameters.keys() == {"folder"} else build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=f".*({HARMLESS})")
+        check_env(env, skip_render_check=env.spec is not None)  # gymnasium's own need pygame
+    env.close()
+
+
+def test_none_is_missing():
+    """In the modules of `parl_like.envs`, single environments only."""
+    ours = set()
+    for module in pkgutil.walk_packages(envs.__path__, "parl_like.envs."):
+        if "__main__" not in module.name:
+            ours |= {kind for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass)}
+    ours = {kind for kind in ours if issubclass(kind, gym.Env) and kind.__module__.startswith("parl_like.envs") and kind.__name__[0] != "_"}
+    assert ours == set(CASES)
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda env: TimeLimit(env, 2), ActionBounds, NormalizeObservation, NormalizeReward, lambda env: ActionRepeat(env, 2), FrameStack,
+    Discretize, lambda env: NoisyObservation(env, 2),
+])  # fmt: skip
+def test_a_wrapped_environment_can_be_made_again_from_its_spec(wrap):
+    env = wrap(gym.make("Pendulum-v1"))
+    again = gym.make(env.spec)
+    assert type(again) is type(env) and again.observation_space == env.observation_space and again.action_space == env.action_space
