@@ -5,5 +5,7 @@ if __name__ != "parl_like.algorithms":
 
 from parl_like.algorithms.actor_critic import A2C, PPO, ActorCritic
 from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.impala import IMPALA, Stream
+from parl_like.algorithms.world_model import WorldModel
 
-__all__ = ["A2C", "DQN", "PPO", "ActorCritic"]
+__all__ = ["A2C", "DQN", "IMPALA", "PPO", "ActorCritic", "Stream", "WorldModel"]

@@ -5,8 +5,11 @@ if __name__ != "parl_like.models":
 
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
 from parl_like.models.heads import CategoricalHead, GaussianHead, MultiCategoricalHead, make_head
+from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, MLPQ, FlatObs, MLPActorCritic, TwinMLP
+from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic
+from parl_like.models.thinker_net import ThinkerNet
 
 __all__ = [
     "MLP",
@@ -17,9 +20,12 @@ __all__ = [
     "ConvTrunk",
     "FlatObs",
     "GaussianHead",
+    "LSTMAttention",
     "MLPActorCritic",
     "MultiCategoricalHead",
+    "Planner",
     "RecurrentActorCritic",
+    "ThinkerNet",
     "TwinMLP",
     "make_head",
 ]

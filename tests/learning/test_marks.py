@@ -35,7 +35,7 @@ def scores(name, seeds=5, **overrides):
 
 
 @pytest.mark.parametrize(("name", "mark"), [
-    ("ppo-cartpole", 475), ("a2c-cartpole", 450), ("dqn-cartpole", 400), ("ppo-pendulum", -250),
+    ("ppo-cartpole", 475), ("a2c-cartpole", 450), ("dqn-cartpole", 400), ("impala-cartpole", 475), ("ppo-pendulum", -250),
 ])
 def test_median_of_five_seeds_reaches_the_mark(name, mark):
     assert statistics.median(scores(name)) >= mark

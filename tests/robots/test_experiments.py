@@ -25,7 +25,7 @@ def build(name, **overrides):
 
 
 def test_these_ship():
-    assert {"dqn-cartpole", "ppo-cartpole", "a2c-cartpole", "ppo-pendulum", "hierarchy-doorkey"} <= set(NAMES)
+    assert {"dqn-cartpole", "ppo-cartpole", "a2c-cartpole", "ppo-pendulum", "hierarchy-doorkey", "impala-cartpole"} <= set(NAMES)
     assert any(name.startswith("auxiliary-") for name in NAMES)
 
 
