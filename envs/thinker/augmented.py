@@ -1,0 +1,329 @@
+"""AugmentedEnv: n environments seen through a planning agent's eyes, as one gymnasium vector environment (Chung et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from parl_like.envs.thinker.layout import Layout, encode
+from parl_like.envs.thinker.tree import State, Tree
+from parl_like.spec import Array
+
+Ask = Callable[[dict[str, Array]], Mapping[str, Array]]
+"""Requests to the world model, N rows of `op` (0 initial, 1 recurrent), `obs`, `act` (0 … A − 1), `parent`, `node` (places of hidden
+states), to replies `r`, `done` (a probability), `v` [N], `logits` [N, A], and where they are wanted `hs` and `x`."""
+
+
+class Snapshots(Protocol):
+    """States of the real environments by slot, for planning with a perfect model."""
+
+    def take(self, slots: Array) -> None:
+        """Stores the state of environment i in `slots[i]`, [n] int64."""
+
+    def step(self, parent: Array, child: Array, action: Array) -> tuple[Array, Array, Array]:
+        """Steps from the states in `parent` [m], stores where that leads in `child`: observations, rewards and ends, [m, ...]."""
+        ...
+
+
+class AugmentedEnv(VectorEnv[Any, Any, Array]):
+    """The augmented MDP: K − 1 imaginary steps in a search tree, then a real one, in n environments in lock-step.
+
+    An action is a pair (primary action, reset): the primary action is imagined or, in the last step of a stage, taken; reset 1 goes back
+    to the root after an imaginary step. Observation, a Dict of [n, ...]:
+
+        tree_reps    float32 (D,)              what the tree knows of root and current node; `tree.layout` names its entries
+        real_states  as the environment's      the real observation; the same during a stage
+        hs, xs       float32                   hidden state and imagined observation of the current node, zeros at an imagined end, where
+                                               they are wanted; with `return_double` those of the root before them, along the channels
+        last_act     int64 (2,)                the last action; 0 at the beginning
+        last_rew     float32 (2,)              the last real and planning reward
+        step_status  int64                     0: the last step was real; 1: imagined; 2: the same, and the next is real; 3: both are real
+
+    The reward is the real environment's, and 0 in imaginary steps. After an end the next episode begins in the same step (SAME_STEP);
+    `final_obs` of a truncated episode is what the agent would see had it gone on: a tree with only a root, the final observation.
+
+    Info, arrays [n] new in each step: `imagined`, the environment was not stepped; `im_reward`, `im_episode_return` (of the stage so
+    far); `baseline`, float32, of the root that the last real step left; `max_rollout_depth`; `episode_return`, `episode_step` of the real
+    episode so far (of the whole, in the step that ends it); `real_done` (the environment's own, else the end), `truncated_done`, `cost`
+    (the environment's own, else False).
+
+    Args:
+        envs: The real environments: Discrete actions, observations Box (C, H, W) or (N,); autoreset SAME_STEP.
+        ask: The world model.
+        K, max_depth, discounting, layout, tree_carry, reset_mode, stat_mask_type, has_action_seq, test_K, enc_type, enc_f_type, faithful:
+            See `Tree`.
+        phase: Imaginary steps that the first stage is short of: several agents then take their real steps at different times.
+        perfect: Number of slots → `Snapshots` of `envs`: transitions are then the environments' own, and the model is asked for `v` and
+            `logits` only. None: it is asked for everything.
+        reward_clip: Real rewards are cut to ± this for tree and agent; None: not at all.
+        h_shape, x_shape: Shapes of the replies' `hs` and `x` (`ThinkerNet.hs_shape`, `x_shape`), which are then shown; None: are not.
+        return_double: See above.
+        nodes: First of the `n_nodes` places that this environment uses in the world model's table.
+
+    Attributes:
+        tree: The `Tree`.
+        n_actions, start: Primary actions, and the number of the environment's first.
+        n_nodes: Places of hidden states.
+
+    Raises:
+        ValueError, TypeError: environments that do not fit; the message says which way out there is.
+    """
+
+    def __init__(
+        self, envs: VectorEnv[Any, Any, Any], ask: Ask, *, K: int = 20, max_depth: int = 5, discounting: float = 0.97, layout: str = "G1",
+        tree_carry: bool = True, reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, test_K: int | None = None,
+        enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: int = 0,
+        perfect: Callable[[int], Snapshots] | None = None,
+        reward_clip: float | None = None, h_shape: tuple[int, ...] | None = None, x_shape: tuple[int, ...] | None = None,
+        return_double: bool = False, nodes: int = 0,
+    ) -> None:
+        check_envs(envs)
+        self.envs, self.ask, self.reward_clip, self.nodes = envs, ask, reward_clip, nodes
+        self.num_envs = n = int(envs.num_envs)
+        act: Any = envs.single_action_space
+        self.n_actions, self.start = int(act.n), int(act.start)
+        options: dict[str, Any] = {
+            "max_depth": max_depth, "discounting": discounting, "layout": layout, "tree_carry": tree_carry, "reset_mode": reset_mode,
+            "stat_mask_type": stat_mask_type, "has_action_seq": has_action_seq, "test_K": test_K, "enc_type": enc_type,
+            "enc_f_type": enc_f_type, "faithful": faithful, "perfect": perfect is not None,
+        }
+        self.tree = Tree(n, self.n_actions, K, phase=np.full(n, phase), **options)
+        # Shows what a final observation looks like as the root of a tree; one step of a stage, for no step of it is ever taken.
+        self._sprout = Tree(1, self.n_actions, K, **options)
+        self.return_double = return_double
+        self.n_nodes = n * self.tree.capacity + n  # the last n: final observations
+        self.perfect = None if perfect is None else perfect(self.n_nodes)
+        shapes = {"hs": h_shape, "xs": x_shape}
+        self._kept = {name: np.zeros((self.n_nodes, *shape), np.float32) for name, shape in shapes.items() if shape is not None}  # by slot
+        self.single_observation_space, self.single_action_space = augmented_spaces(
+            envs.single_observation_space, self.n_actions, self.tree.layout, h_shape, x_shape, return_double)
+        self.action_space = batch_space(self.single_action_space, n)
+        self.observation_space = batch_space(self.single_observation_space, n)
+        self.metadata = {**envs.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.render_mode = envs.render_mode
+        self._begun = False
+
+    # ------------------------------------------------------------------------------------------------------------------ resets
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Begins episodes and trees in all environments; `seed` and `options` are for those."""
+        if options and "reset_mask" in options:
+            raise ValueError("AugmentedEnv: reset_mask is not supported; environments are stepped and reset together")
+        obs, info = self.envs.reset(seed=seed, options=options)
+        n = self.num_envs
+        roots = np.arange(n) * self.tree.capacity
+        self._obs = np.asarray(obs)
+        reply = self._initial(self._obs, np.zeros(n, np.int64), roots)
+        state = self.tree.begin(reply["v"], reply["logits"])
+        if not np.array_equal(state.root_slot, roots):
+            raise RuntimeError(f"AugmentedEnv: the first roots lie in {state.root_slot.tolist()}; expected {roots.tolist()}")
+        if self.perfect is not None:
+            self.perfect.take(state.root_slot)
+        self._begun = True
+        self._returns, self._steps, self._im_returns = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.float32)
+        self._act, self._rew = np.zeros((n, 2), np.int64), np.zeros((n, 2), np.float32)
+        self._state = state
+        return self._observation(state), {**info, **self._info(state, np.zeros(n, bool), {}, np.zeros(n, bool), np.zeros(n, bool))}
+
+    # ------------------------------------------------------------------------------------------------------------------- steps
+
+    def step(self, actions: Any) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
+        """One augmented step of all environments.
+
+        Args:
+            actions: [n, 2] integers, primary action 0 … A − 1 (whatever number the environment's actions start at) and reset 0 or 1.
+
+        Raises:
+            ValueError: an action is out of its range, or the array has another shape; nothing has happened then.
+        """
+        if not self._begun:
+            raise gym.error.ResetNeeded("AugmentedEnv: step() before reset()")
+        actions = np.asarray(actions)
+        n = self.num_envs
+        if actions.shape != (n, 2) or actions.dtype.kind not in "iub":
+            raise ValueError(f"AugmentedEnv: actions are {actions.shape} {actions.dtype}; expected ({n}, 2) integers: primary action, reset")
+        primary = np.ascontiguousarray(actions[:, 0])
+        plan = self.tree.select(primary, np.ascontiguousarray(actions[:, 1]))
+        rew, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
+        info: dict[str, Any] = {}
+        requests = []
+        k = len(plan.root_slot)
+        if k:
+            if k < n:
+                raise RuntimeError("AugmentedEnv: environments are out of step")
+            obs, rew, terminated, truncated, info = self.envs.step(primary + self.start)
+            self._obs = np.asarray(obs)
+            rew = np.asarray(rew, np.float64)
+            if self.reward_clip is not None:
+                rew = rew.clip(-self.reward_clip, self.reward_clip)
+            ended = np.logical_or(terminated, truncated)
+            requests.append(self._request(0, self._obs, np.where(ended, 0, primary), plan.root_slot, plan.root_slot))
+            if truncated.any():
+                requests.append(self._finals(primary, np.flatnonzero(truncated), info))
+        expanded: Any = None
+        if len(plan.expand):
+            if self.perfect is None:
+                requests.append(self._request(1, self._obs[plan.expand], plan.action, plan.parent_slot, plan.child_slot))
+            else:
+                seen, gained, over = self.perfect.step(plan.parent_slot, plan.child_slot, plan.action + self.start)
+                if self.reward_clip is not None:
+                    gained = gained.clip(-self.reward_clip, self.reward_clip)
+                requests.append(self._request(0, seen, plan.action, plan.child_slot, plan.child_slot))
+        reply: Any = self._answer(requests) if requests else {}
+        if len(plan.expand):
+            own = {name: value[-len(plan.expand) :] for name, value in reply.items()}
+            made = (own["r"], own["v"], own["done"] > 0.5) if self.perfect is None else (gained, own["v"], over)
+            expanded = (*made, own["logits"])
+        if k:
+            if self.perfect is not None:
+                self.perfect.take(plan.root_slot)
+            state = self.tree.update(expanded, (rew, ended, reply["v"][:n], reply["logits"][:n]))
+        else:
+            state = self.tree.update(expanded)
+        self._state = state
+        self._act = np.stack([primary, actions[:, 1]], 1).astype(np.int64)
+        self._rew = np.stack([rew, state.im_reward], 1).astype(np.float32)
+        more = self._info(state, np.full(n, k > 0), info, terminated, truncated)
+        observation = self._observation(state)
+        if k and ended.any():
+            more |= self._final_obs(observation, reply, primary, rew, ended, truncated, info)
+        return observation, rew, np.asarray(terminated, bool), np.asarray(truncated, bool), more
+
+    # ------------------------------------------------------------------------------------------------------------------- model
+
+    def _request(self, op: int, obs: Array, act: Array, parent: Array, node: Array) -> dict[str, Array]:
+        n = len(node)
+        return {"obs": obs, "op": np.full(n, op), "act": act, "parent": parent, "node": node}
+
+    def _initial(self, obs: Array, act: Array, slots: Array) -> Mapping[str, Array]:
+        return self._answer([self._request(0, obs, act, slots, slots)])
+
+    def _answer(self, requests: list[dict[str, Array]]) -> Mapping[str, Array]:
+        """One call of the model for all; what is shown of the nodes is kept."""
+        rows = requests[0] if len(requests) == 1 else {name: np.concatenate([r[name] for r in requests]) for name in requests[0]}
+        node = rows["node"]
+        reply = self.ask({**rows, "parent": rows["parent"] + self.nodes, "node": node + self.nodes})
+        for name, column in self._kept.items():
+            there = "hs" if name == "hs" else "x"
+            if there not in reply:
+                raise ValueError(f"AugmentedEnv: {name} is wanted, and the world model returns no {there!r}; build it with return_{name[0]}=True")
+            column[node] = reply[there]
+        return reply
+
+    # ------------------------------------------------------------------------------------------------------------ what is seen
+
+    def _observation(self, state: State) -> dict[str, Array]:
+        out = {"tree_reps": state.features, "real_states": self._obs}
+        for name, column in self._kept.items():
+            shown = column[state.current_slot]
+            shown[state.current_done] = 0.0
+            out[name] = np.concatenate([column[state.root_slot], shown], 1) if self.return_double else shown
+        return {**out, "last_act": self._act, "last_rew": self._rew, "step_status": state.step_status}
+
+    def _info(self, state: State, real: Array, info: Mapping[str, Any], terminated: Array, truncated: Array) -> dict[str, Any]:
+        n = self.num_envs
+        ended = np.logical_or(terminated, truncated)
+        whole = _own(info, "real_done", ended, ended)
+        self._returns += self._rew[:, 0]
+        self._steps += real
+        self._im_returns += state.im_reward
+        out = {
+            "imagined": ~real, "im_reward": state.im_reward, "im_episode_return": self._im_returns.copy(), "baseline": state.baseline,
+            "max_rollout_depth": state.max_rollout_depth, "step_status": state.step_status,
+            "episode_return": self._returns.astype(np.float32), "episode_step": self._steps.copy(), "real_done": whole,
+            "truncated_done": _own(info, "truncated_done", ended, np.asarray(truncated, bool)),
+            "cost": _own(info, "cost", ended, np.zeros(n, bool)),
+        }
+        self._im_returns[real] = 0.0
+        self._returns[whole], self._steps[whole] = 0.0, 0
+        return out
+
+    def _finals(self, primary: Array, rows: Array, info: Mapping[str, Any]) -> dict[str, Array]:
+        """Asks what the model thinks of final observations of truncated episodes; their states go to places that no tree uses."""
+        slots = self.num_envs * self.tree.capacity + rows
+        obs = np.stack([np.asarray(info["final_obs"][i]) for i in rows.tolist()])
+        return self._request(0, obs, primary[rows], slots, slots)
+
+    def _final_obs(
+        self, observation: Mapping[str, Array], reply: Mapping[str, Array], primary: Array, rew: Array, ended: Array, truncated: Array,
+        info: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        n, layout = self.num_envs, self.tree.layout
+        out = np.full(n, None, dtype=object)
+        at = n
+        for i in np.flatnonzero(ended).tolist():
+            row = {name: value[i].copy() for name, value in observation.items()}
+            row["real_states"] = np.array(info["final_obs"][i])
+            if truncated[i]:
+                features = self._sprout.begin(reply["v"][at : at + 1], reply["logits"][at : at + 1]).features[0]
+                for name in ("root_action", "cur_action"):
+                    features[layout.slices[name]] = np.arange(self.n_actions) == primary[i]
+                if layout.generation == "G2":
+                    for name in ("root_r", "cur_r"):
+                        features[layout.slices[name]] = encode(np.float32(rew[i]), layout.enc_f_type) if layout.enc_type else rew[i]
+                row["tree_reps"] = features
+                for name, column in self._kept.items():
+                    shown = column[n * self.tree.capacity + i]
+                    row[name] = np.concatenate([shown, shown]) if self.return_double else shown.copy()
+                at += 1
+            out[i] = row
+        return {"final_obs": out, "_final_obs": ended.copy()}
+
+    # ------------------------------------------------------------------------------------------------------------------- other
+
+    def render(self) -> Any:
+        return self.envs.render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.envs.close(**kwargs)
+
+
+def augmented_spaces(
+    obs: gym.Space[Any], n_actions: int, layout: Layout, h_shape: tuple[int, ...] | None = None, x_shape: tuple[int, ...] | None = None,
+    return_double: bool = False,
+) -> tuple[gym.spaces.Dict, gym.spaces.MultiDiscrete]:
+    """Observation and action space of one augmented environment, for whoever builds a network before there is one."""
+    act = gym.spaces.MultiDiscrete([n_actions, 2])
+    spaces: dict[str, gym.Space[Any]] = {
+        "tree_reps": gym.spaces.Box(-np.inf, np.inf, (layout.size,), np.float32), "real_states": obs, "last_act": act,
+        "last_rew": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), "step_status": gym.spaces.Discrete(4),
+    }
+    for name, shape in (("hs", h_shape), ("xs", x_shape)):
+        if shape is not None:
+            spaces[name] = gym.spaces.Box(-np.inf, np.inf, ((1 + return_double) * shape[0], *shape[1:]), np.float32)
+    return gym.spaces.Dict(spaces), act
+
+
+def check_envs(envs: Any) -> None:
+    """Whether a planning agent can be put on top of these environments.
+
+    Raises:
+        TypeError, ValueError: not; the message names what was expected and the way out.
+    """
+    if not isinstance(envs, VectorEnv):
+        raise TypeError(f"AugmentedEnv: {envs!r} is no vector environment; put environments together with parl_like.envs.vector.make_vector_env")
+    mode = AutoresetMode(getattr(envs.unwrapped, "autoreset_mode", envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)))
+    if mode is not AutoresetMode.SAME_STEP:
+        raise ValueError(f"AugmentedEnv: the environments reset by {mode}; expected SAME_STEP: a stage has no step to spare for a reset. Make "
+                         "them with autoreset='SameStep'")
+    act, obs = envs.single_action_space, envs.single_observation_space
+    if not isinstance(act, gym.spaces.Discrete):
+        raise TypeError(f"AugmentedEnv: the action space is {act}; expected Discrete. parl_like.envs.wrappers.Discretize makes a Box discrete")
+    if not isinstance(obs, gym.spaces.Box) or len(obs.shape) not in (1, 3):
+        raise TypeError(f"AugmentedEnv: the observation space is {obs}; expected Box (C, H, W), channels first, or Box (N,). Wrap the environment "
+                        "(gymnasium.wrappers.TransformObservation, FlattenObservation)")
+
+
+def _own(info: Mapping[str, Any], name: str, ended: Array, default: Array) -> Array:
+    """A flag of each environment's info; of those that ended, of the step that ended them. `default` where the environment says nothing."""
+    out = default.copy()
+    for source, mask in ((info, ~ended), (info.get("final_info", {}), ended)):
+        if isinstance(source, Mapping) and name in source:
+            told = mask & np.asarray(source.get(f"_{name}", np.ones(len(out), bool)), bool)
+            out[told] = np.asarray(source[name])[told].astype(bool)
+    return out
