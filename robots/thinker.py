@@ -74,15 +74,23 @@ class ThinkerAgent(VectorAgent):
         return self.helpers["model"].ask(rows)
 
     def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
-        env, plan, model = self.env, self.helpers["plan"], self.helpers["model"]
+        plan = self.helpers["plan"]
+        logits = plan.outputs["logits"][:, : self.augmented.n_actions]
+        self.remember_real(obs, act, rew, terminated, truncated, info, logits)
+        plan.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
+
+    def remember_real(
+        self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any], logits: Array,
+    ) -> None:
+        """Stores the real steps among the last ones for the world model; `logits` [n, A] are what the primary actions were drawn from."""
+        env = self.env
         real = env.valid & ~info["imagined"]
         if real.any():
-            logits = plan.outputs["logits"][:, : self.augmented.n_actions]
             odds = np.exp(logits - logits.max(1, keepdims=True))
             extra = {"baseline": info["baseline"], "action_prob": odds / odds.sum(1, keepdims=True)}
             self._algorithm.real_steps = self.robot.env_steps
-            model.store(obs["real_states"], act[:, 0] + self.augmented.start, rew, env.obs_next["real_states"], terminated, truncated, info, real, extra)
-        plan.store(obs, act, rew, env.obs_next, terminated, truncated, info, env.valid)
+            self.helpers["model"].store(obs["real_states"], act[:, 0] + self.augmented.start, rew, env.obs_next["real_states"], terminated, truncated,
+                                        info, real, extra)
 
 
 class Config(ExperimentConfig, frozen=True, kw_only=True):
