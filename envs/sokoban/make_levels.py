@@ -28,6 +28,7 @@ class Set:
         most: Levels to generate at most.
         min_pushes: As in `Levels.generate`.
         hardness: Least positions that the solver looks at.
+        held_out: None of the levels is in the "train" set of that size.
     """
 
     size: int
@@ -38,6 +39,7 @@ class Set:
     most: int = 100_000
     min_pushes: int | None = None
     hardness: int = 0
+    held_out: bool = False
 
     @property
     def name(self) -> str:
@@ -49,6 +51,8 @@ class Set:
     def rows(self) -> Iterator[str]:
         """The levels without their numbers, one by one."""
         seen: set[bytes] = set()
+        if self.held_out:
+            seen |= {row.tobytes() for row in Levels.shipped(self.size, self.n_boxes).packed}
         found = 0
         for first in range(0, self.most, BLOCK):
             levels = Levels.generate(BLOCK, self.size, self.n_boxes, self.seed, first=first, min_pushes=self.min_pushes)
@@ -67,6 +71,8 @@ class Set:
 
 SETS = [
     *(Set(size=size, n_boxes=n_boxes) for size in range(5, 10) for n_boxes in range(1, 5) if (size, n_boxes) not in ((5, 3), (5, 4))),
+    *(Set(size=size, n_boxes=n_boxes, kind="test", n=500, seed=2, held_out=True)
+      for size in range(6, 10) for n_boxes in range(1, 5)),  # 5×5: the training sets are all there are
     *(Set(size=10, n_boxes=n_boxes) for n_boxes in range(1, 4)),
     Set(size=10, n_boxes=4, n=5000),
     Set(size=10, n_boxes=4, kind="test", n=1000, seed=2),

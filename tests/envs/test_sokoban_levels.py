@@ -272,13 +272,21 @@ def test_no_level_is_in_two_sets():
     assert len(np.unique(np.concatenate(sets), axis=0)) == sum(map(len, sets))
 
 
+@pytest.mark.parametrize("size", range(6, 10))
+@pytest.mark.parametrize("n_boxes", range(1, 5))
+def test_held_out_levels_are_not_trained_on(size, n_boxes):
+    train, test = Levels.shipped(size, n_boxes).packed, Levels.shipped(size, n_boxes, "test").packed
+    assert len(test) == 500 and len(np.unique(np.concatenate([train, test]), axis=0)) == len(train) + len(test)
+
+
 def test_the_command_makes_what_ships(tmp_path, capsys):
     assert main(["--only", "5x5-2", "--check"]) == 0
-    assert main(["--only", "7x7-2", "--folder", str(tmp_path)]) == 0
+    assert main(["--only", "7x7-2-test", "--check"]) == 0
+    assert main(["--only", "7x7-2-train", "--folder", str(tmp_path)]) == 0
     made = Levels.load(tmp_path / "7x7-2-train.txt.gz")
     assert (made.packed == Levels.shipped(7, 2).packed).all()
     (tmp_path / "7x7-2-train.txt.gz").write_bytes(gzip.compress(made.text()[:-1].encode()))
-    assert main(["--only", "7x7-2", "--folder", str(tmp_path), "--check"]) == 1
+    assert main(["--only", "7x7-2-train", "--folder", str(tmp_path), "--check"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "7x7-2-train.txt.gz: differs"
 
 
