@@ -205,6 +205,10 @@ class AgentHelper:
             for part in self._state:
                 part[agent.env.env_index] = 0
 
+    def explore(self) -> None:
+        """Draws actions also in test mode."""
+        self._exploring = self._noisy
+
     def interrupt(self, rows: Array | None = None) -> None:
         """The open episodes end here without an end of their own: nothing may look across the seam.
 

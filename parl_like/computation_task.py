@@ -251,7 +251,7 @@ class ComputationTask:
 
     def _switch(self, training: bool) -> None:
         for network in self.algorithm.networks().values():
-            network.train(training)
+            _set_mode(network, training)
 
     def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.
@@ -423,6 +423,29 @@ class _Updating:
                     self.lent = None
         finally:
             task.lock.release()
+
+
+def _set_mode(network: torch.nn.Module, training: bool) -> None:
+    """`network.train(training)`, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through here.
+
+    All modules are walked each time: who keeps a list, or remembers the mode, misses a layer replaced or a mode set by others since.
+    """
+    waiting: list[torch.nn.Module | None] = [network]
+    for module in waiting:  # grows meanwhile
+        if module is None:
+            continue
+        own = module.__dict__
+        if _changes_mode_plainly(type(module)) and "train" not in own:  # type: ignore[arg-type]
+            own["training"] = training
+            waiting += own["_modules"].values()
+        else:
+            module.train(training)
+
+
+@cache
+def _changes_mode_plainly(kind: type[torch.nn.Module]) -> bool:
+    """Whether `train` of this class does no more than torch's, and attributes are kept where torch keeps them (torch.jit's are not)."""
+    return kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__
 
 
 @cache

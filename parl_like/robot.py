@@ -24,8 +24,9 @@ from parl_like.data.archive import read_archive, write_archive
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transforms
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
+from parl_like.model import Model
 from parl_like.spec import SpecError
-from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash
+from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash
 
 DRIVERS = {"cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver"}
 """Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
@@ -412,11 +413,14 @@ class Robot(Crew):
         seed: Decides everything random: one `SeedSequence` spawns the generators of tasks, agents, helpers and buffers.
         trace: Keep a `TraceHash`; costs about 2 µs a step.
         eval_env: What `evaluate` and `play` use, such as held-out levels; None: as `env`.
+        eval_explore: Evaluations draw actions as training does, instead of taking the best ones: for policies that are meant to be drawn from,
+            and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
     """
 
     def __init__(
         self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent, n_agents: int = 1,
         driver: str = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False, eval_env: EnvSource = None,
+        eval_explore: bool = False,
     ) -> None:
         if n_agents < 1:
             raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
@@ -429,7 +433,7 @@ class Robot(Crew):
             raise TypeError(f"Robot: agent is {type(agent).__name__}; expected a function that makes one, such as its class")
         if _is_made(env) and n_agents > 1:
             raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
-        self.seed, self.eval_env = seed, eval_env
+        self.seed, self.eval_env, self.eval_explore = seed, eval_env, eval_explore
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
         for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
@@ -638,7 +642,7 @@ class Robot(Crew):
         return result
 
     def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None, n_agents: int | None = None) -> Episodes:
-        """Greedy episodes in test mode with agents, environments and queues of their own; nothing is stored or counted.
+        """Episodes in test mode, greedy unless `eval_explore`, with agents, environments and queues of their own; nothing is stored or counted.
 
         Args:
             episodes: How many, spread evenly over the evaluating agents.
@@ -673,23 +677,55 @@ class Robot(Crew):
         sequence = np.random.SeedSequence(entropy=sequence.entropy, spawn_key=sequence.spawn_key)
         crew = Crew(self.tasks, source, self._make_agent, n, sequence, "cooperative", True, "test", "evaluator", self.transforms)
         crew._borrowed = borrowed
+        if self.eval_explore:
+            for agent in crew.agents:
+                for helper in agent.helpers.values():
+                    helper.explore()
         return crew
 
-    def play(self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30) -> float:
-        """One greedy episode as an animated GIF at `path`; returns its return. The environment must render 'rgb_array'."""
+    def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
+        """One greedy episode before the eyes of a hook, with an agent and environment of its own; returns its return.
+
+        Args:
+            seed, env: As for `evaluate`.
+            max_steps: Environment steps after which it stops; 0: at the end of the episode. The return is then what there was so far.
+        """
+        crew = self._evaluators(1, seed, env)
+        if max_steps:
+            crew._stop = StopAfterSteps(max_steps)
+        try:
+            (agent,) = crew.agents
+            agent.quota_episodes = 1
+            watch = _Watch(crew.agents)
+            agent.env.observe([watch, hook])
+            while crew._advance():
+                pass
+            finished = watch.returns[agent.index]
+            return float(finished[0] if finished else agent.env.episode_return)
+        finally:
+            crew.close()
+
+    def play(
+        self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30, env: EnvSource = None, max_steps: int = 0,
+    ) -> float:
+        """One greedy episode as an animated GIF at `path`; returns its return. The environment must render 'rgb_array'.
+
+        Args:
+            seed, env, max_steps: As for `watch`; without `env` the robot's own is made anew, with that render mode.
+        """
         from PIL import Image
 
-        source = self._env if self.eval_env is None else self.eval_env
-        if source is None:
-            raise ValueError("play: this robot has no environment")
-        probe = make_one(source)
-        again = _again(probe, "rgb_array")
-        if probe is not source:
-            probe.close()
-        crew = self._evaluators(1, seed, again)
+        if env is None:
+            source = self._env if self.eval_env is None else self.eval_env
+            if source is None:
+                raise ValueError("play: this robot has no environment")
+            probe = make_one(source)
+            env = _again(probe, "rgb_array")
+            if probe is not source:
+                probe.close()
         frames: list[Image.Image] = []
 
-        class Film(_Watch):
+        class Film(Hook):
             def pre_episode(self, agent: Agent) -> None:
                 self.post_act(agent)
 
@@ -697,17 +733,9 @@ class Robot(Crew):
                 picture = agent.env.render()
                 frames.append(Image.fromarray(picture[0] if agent.vector else picture))
 
-        try:
-            agent = crew.agents[0]
-            agent.quota_episodes = 1
-            film = Film(crew.agents)
-            agent.env.observe([film])
-            while crew._advance():
-                pass
-            frames[0].save(path, save_all=True, append_images=frames[1:], duration=1000 // frames_per_second, loop=0)
-            return float(film.returns[agent.index][0])
-        finally:
-            crew.close()
+        total = self.watch(Film(), seed=seed, env=env, max_steps=max_steps)
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=1000 // frames_per_second, loop=0)
+        return total
 
     # ----------------------------------------------------------------------------------------------------------- observing
 
@@ -748,7 +776,7 @@ class Robot(Crew):
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
         if self._trace is None:
             return None
-        weights = "".join(n.weights_hash() for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[operator]
+        weights = "".join(Model.weights_hash(n) for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
         import hashlib
 
         return hashlib.blake2b((self._trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()

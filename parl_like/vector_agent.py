@@ -11,8 +11,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parl_like.agent import Agent, EnvFace
 from parl_like.data.timestep import TimeStep, first_step, next_step
-from parl_like.errors import AgentFailed
+from parl_like.errors import AgentFailed, Stopped, TaskFailed
 from parl_like.spec import Array, leaves, nest
+
+PASSED = (Stopped, TaskFailed)
+"""What an environment that asks a task (`AgentHelper.ask`) may hear from it: no failure of its own."""
 
 
 class VectorFace(EnvFace):
@@ -64,6 +67,8 @@ class VectorFace(EnvFace):
         seed = self._seed(seed)
         try:
             obs, info = self._reset(seed=seed, options=options)
+        except PASSED:
+            raise
         except Exception as error:
             raise AgentFailed(f"{agent}: its vector environment raised in reset(seed={seed}): {type(error).__name__}: {error}") from error
         obs = self._fresh(obs)
@@ -107,6 +112,8 @@ class VectorFace(EnvFace):
             elif self._mode is AutoresetMode.DISABLED and done.any():
                 obs, _ = self._reset(options={"reset_mask": done})
                 obs = self._fresh(obs)
+        except PASSED:
+            raise
         except Exception as error:
             raise AgentFailed(f"{agent}: its vector environment (seed {self.seed}) raised in step(): {type(error).__name__}: {error}") from error
         if self._mode is AutoresetMode.NEXT_STEP:

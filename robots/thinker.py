@@ -28,18 +28,39 @@ from parl_like.envs.make import make_env
 from parl_like.envs.thinker.augmented import AugmentedEnv, augmented_spaces
 from parl_like.envs.thinker.layout import Layout
 from parl_like.envs.thinker.snapshots import snapshots_of
-from parl_like.envs.vector import make_vector_env
+from parl_like.envs.vector import EnvFailed, make_vector_env
 from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.models.planner import Planner
 from parl_like.models.thinker_net import ThinkerNet
 from parl_like.robot import Robot
+from parl_like.robots.thinker_view import play  # noqa: F401  `parl-like play` finds it here
 from parl_like.spec import Array
 from parl_like.vector_agent import VectorAgent, VectorFace
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
+Stride = Annotated[int, Meta(ge=1, le=2)]
 Weight = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Places:
+    """Owns nodes in the table of hidden states, as long as it lives."""
+
+
+class ThinkerFace(VectorFace):
+    """Gives its nodes back when it is closed: agent and environment refer to each other, so they themselves live until Python looks for such."""
+
+    def __init__(self, env: AugmentedEnv, agent: ThinkerAgent) -> None:
+        super().__init__(env, agent)
+        self.places: Places | None = Places()
+
+    def close(self) -> None:
+        super().close()
+        self.places = None
+        snapshots = getattr(self._env, "perfect", None)
+        if snapshots is not None:
+            snapshots.close()
 
 
 class ThinkerAgent(VectorAgent):
@@ -62,13 +83,16 @@ class ThinkerAgent(VectorAgent):
         made = env if isinstance(env, VectorEnv) else self._copies(env, make)
         self.n_envs = int(made.num_envs)
         algorithm: Any = self.robot.tasks["model"].algorithm
+        if getattr(made, "copy", True) is False:
+            raise ValueError(f"{self}: the environments overwrite their observations, which are remembered until a stage is over; make them with copy=True")
         perfect = partial(snapshots_of, made, make=make) if self.perfect else None
         augmented = AugmentedEnv(made, self._ask, perfect=perfect, **self.planning)
-        # Hidden states of all agents lie in one table of the task; an agent that has gone leaves its part to others.
-        augmented.nodes = algorithm.claim_nodes(augmented, augmented.n_nodes)
+        # Hidden states of all agents lie in one table of the task; an agent whose environments are closed leaves its part to others.
+        face = ThinkerFace(augmented, self)
+        augmented.nodes = algorithm.claim_nodes(face.places, augmented.n_nodes)
         self.augmented = augmented
         self._algorithm: Any = weakref.proxy(algorithm)
-        self.env = VectorFace(augmented, self)
+        self.env = face
 
     def _ask(self, rows: dict[str, Array]) -> Mapping[str, Array]:
         return self.helpers["model"].ask(rows)
@@ -83,21 +107,22 @@ class ThinkerAgent(VectorAgent):
         self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any], logits: Array,
     ) -> None:
         """Stores the real steps among the last ones for the world model; `logits` [n, A] are what the primary actions were drawn from."""
-        env = self.env
+        env, model = self.env, self.helpers["model"]
         real = env.valid & ~info["imagined"]
-        if real.any():
+        if real.any() and model.mode != "test":  # an evaluation leaves no trace, also not in the learning rate
             odds = np.exp(logits - logits.max(1, keepdims=True))
             extra = {"baseline": info["baseline"], "action_prob": odds / odds.sum(1, keepdims=True)}
             self._algorithm.real_steps = self.robot.env_steps
-            self.helpers["model"].store(obs["real_states"], act[:, 0] + self.augmented.start, rew, env.obs_next["real_states"], terminated, truncated,
-                                        info, real, extra)
+            model.store(obs["real_states"], act[:, 0] + int(model.model.act_space.start), rew, env.obs_next["real_states"], terminated, truncated,
+                        info, real, extra)
 
 
 class Config(ExperimentConfig, frozen=True, kw_only=True):
     """Steps are real steps; each of `n_agents` agents drives `n_envs` environments. In brackets the names of the original.
 
     Attributes:
-        env: gymnasium id; env_options: for its constructor. eval_options: what differs where the robot is evaluated.
+        env: gymnasium id; env_options: for its constructor. eval_options: what differs where the robot is evaluated. eval_explore: it is
+            evaluated with drawn actions, not the best ones.
         planning: "learned": with a world model. "perfect": with the environments themselves (they must clone their state). "none": the
             same actor-critic without a tree.
         stage: K, steps from one real action to the next [rec_t]. depth: imaginary steps after which a reset is forced, 0: none [max_depth].
@@ -116,11 +141,12 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     env: str = "Sokoban-v0"
     env_options: dict[str, Any] = {}
     eval_options: dict[str, Any] = {}
+    eval_explore: bool = True
     n_envs: Positive = 16
     planning: Literal["learned", "perfect", "none"] = "learned"
     stage: Positive = 20
     depth: Count = 5
-    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.97
+    gamma: Annotated[float, Meta(gt=0, le=1)] = 0.97
     layout: Literal["G1", "G2"] = "G1"
     carry: bool = True
     reward_clip: Weight = 0.0
@@ -141,7 +167,7 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     return_norm: Literal["targets", "advantages", "batch", "none"] = "none"
     model_channels: Positive = 64
     model_blocks: Positive = 1
-    model_strides: tuple[Positive, Positive, Positive, Positive] = (2, 2, 2, 2)
+    model_strides: tuple[Stride, Stride, Stride, Stride] = (2, 2, 2, 2)
     model_depth: Annotated[int, Meta(ge=0, le=4)] = 0
     model_lr: Annotated[float, Meta(gt=0)] = 1e-4
     model_batch: Positive = 128
@@ -151,26 +177,53 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     model_warmup: Positive = 10_000
     model_done: bool = True
     replay_ratio: Annotated[float, Meta(gt=0)] = 5.0
-    alpha: Weight = 0.6
+    alpha: Annotated[float, Meta(gt=0)] = 0.6
     beta: Share = 0.4
     latent: bool = False
 
     def __post_init__(self) -> None:
-        if self.planning == "none" and not self.see_real_state:
-            raise ValueError("planning 'none' leaves the actor nothing to see; set see_real_state=true")
+        if self.planning == "none":
+            if not self.see_real_state:
+                raise ValueError("planning 'none' leaves the actor nothing to see; set see_real_state=true")
+            if self.see_x:
+                raise ValueError("planning 'none' imagines nothing; set see_x=false")
+            return
         if self.latent and self.see_x:
             raise ValueError("see_x shows imagined observations, and latent planning makes none; set one of them to false")
+        if self.planning == "perfect" and (self.latent or self.model_depth):
+            raise ValueError("planning 'perfect' asks the environments, so no image is decoded; leave latent and model_depth out")
+        if self.model_depth and self.see_x:
+            raise ValueError(f"model_depth {self.model_depth} imagines features, no observations; set see_x=false or model_depth=0")
+        if self.model_depth == 4 and self.latent:
+            raise ValueError("model_depth 4 decodes nothing, so there is nothing for latent planning to leave out; set latent=false")
+        if self.model_channels % 2:
+            raise ValueError(f"model_channels is {self.model_channels}; expected an even number")
+        if self.reward_clip and self.gamma == 1:
+            raise ValueError("reward_clip bounds values by reward_clip / (1 - gamma); with gamma=1 set reward_clip=0")
+        rows, lanes, sequence = min(self.model_buffer, self.total_steps), self.n_agents * self.n_envs, self.model_unroll + self.model_return_n + 2
+        if max(self.model_warmup, self.model_batch) > rows:
+            raise ValueError(f"model_warmup ({self.model_warmup}) or model_batch ({self.model_batch}) is above {rows}, the smaller of model_buffer and "
+                             "total_steps; the model would never learn")
+        if sequence * lanes > rows:
+            raise ValueError(f"the model learns from {sequence} steps in a row (model_unroll + model_return_n + 2), and of the {rows} rows, the smaller "
+                             f"of model_buffer and total_steps, each of {lanes} environments has {rows // lanes}; raise them, or lower n_envs")
 
 
 def make_envs(config: Config, n: int, options: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
-    """n environments: Sokoban is batched already, others are put together."""
+    """n environments: Sokoban is batched already, others are put together. `options` go before those of the configuration.
+
+    Raises:
+        ConfigError: there is no such environment, or it refuses its options.
+    """
     kwargs = {**config.env_options, **options}
     try:
         if config.env.startswith("Sokoban-"):
             return gym.make_vec(config.env, n, vectorization_mode="vector_entry_point", autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
         return make_vector_env(partial(make_env, config.env, **kwargs), n, "sync", autoreset=AutoresetMode.SAME_STEP)
-    except (gym.error.Error, ImportError, TypeError) as error:
-        raise ConfigError(f"Config: keys 'env' and 'env_options': {str(error).splitlines()[0]}") from error
+    except (gym.error.Error, EnvFailed, OSError, ImportError, TypeError, ValueError) as error:
+        keys = "'env', 'env_options' and 'eval_options'" if options else "'env' and 'env_options'"
+        said = str(error).splitlines()
+        raise ConfigError(f"Config: keys {keys}: {said[0] if said else type(error).__name__}") from error
 
 
 def network(config: Config, obs: gym.Space[Any], act: gym.Space[Any]) -> Callable[[], ThinkerNet]:
@@ -201,7 +254,8 @@ def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTa
 def modeller(config: Config, net: Callable[[], ThinkerNet]) -> ComputationTask:
     """The task `model`."""
     learn_every = max(round(config.model_batch * config.model_unroll / config.replay_ratio), 1)
-    lessons = max(config.total_steps // learn_every, 1)
+    lessons = max((config.total_steps - config.model_warmup) // learn_every, 1)
+    first = config.beta + (1.0 - config.beta) * config.model_warmup / config.total_steps  # β follows real steps, and rises in the warmup, too
 
     def algorithm() -> WorldModel:
         return WorldModel(net, unroll=config.model_unroll, return_n=config.model_return_n, gamma=config.gamma, lr=config.model_lr,
@@ -209,9 +263,9 @@ def modeller(config: Config, net: Callable[[], ThinkerNet]) -> ComputationTask:
 
     with torch.device("meta"):
         extras = WorldModel(net).extras()
-    buffer = partial(PrioritizedReplayBuffer, alpha=config.alpha, beta=Linear(config.beta, 1.0, lessons), ignore_obs_next=True)
+    buffer = partial(PrioritizedReplayBuffer, alpha=config.alpha, beta=Linear(first, 1.0, lessons), ignore_obs_next=True)
     return ComputationTask(algorithm, lambda: OffPolicyHelper(
-        size=min(config.model_buffer, config.total_steps), batch_size=config.model_batch, learn_every=learn_every, warmup=config.model_warmup,
+        size=config.model_buffer, batch_size=config.model_batch, learn_every=learn_every, warmup=config.model_warmup,
         buffer=buffer, extras=extras), device=config.device, training_rule=BatchRule(max_rows=config.model_batch))
 
 
@@ -219,17 +273,25 @@ def build(config: Config) -> Robot:
     probe = make_envs(config, 1, {})
     obs, act = probe.single_observation_space, probe.single_action_space
     probe.close()
+    if config.eval_options:  # not to be found out when training is over
+        probe = make_envs(config, 1, config.eval_options)
+        evaluated = probe.single_observation_space, probe.single_action_space
+        probe.close()
+        if evaluated != (obs, act):
+            raise ConfigError(f"Config: key 'eval_options': the robot learns with {obs} and {act}, and would be evaluated with {' and '.join(map(str, evaluated))}")
     common: dict[str, Any] = {
         "n_agents": config.n_agents, "driver": config.driver, "seed": config.seed, "trace": config.trace,
-        "env": lambda: make_envs(config, config.n_envs, {}), "eval_env": lambda: make_envs(config, config.n_envs, config.eval_options),
+        "eval_explore": config.eval_explore, "env": lambda: make_envs(config, config.n_envs, {}), "eval_env": lambda: make_envs(config, config.n_envs, config.eval_options),
     }
     if config.planning == "none":
         return Robot(tasks={"plan": actor(config, {"obs": obs, "act": act})}, agent=partial(VectorAgent, config.n_envs), **common)
-    net = network(config, obs, act)
+    if not isinstance(act, gym.spaces.Discrete):
+        raise ConfigError(f"Config: key 'env': the actions of {config.env} are {act}; expected Discrete: a tree has a branch for each")
+    net = network(config, obs, gym.spaces.Discrete(act.n))  # the tree counts its branches from 0
     with torch.device("meta"):
         h_shape, x_shape = net().hs_shape, net().x_shape
     seen: dict[str, Any] = {"h_shape": h_shape if config.see_h else None, "x_shape": x_shape if config.see_x else None}
-    n_actions = int(act.n)  # type: ignore[attr-defined]
+    n_actions = int(act.n)
     spaces = augmented_spaces(obs, n_actions, Layout(n_actions, config.stage, config.depth, config.layout), **seen)
     planning = {"K": config.stage, "max_depth": config.depth, "discounting": config.gamma, "layout": config.layout, "tree_carry": config.carry,
                 "reward_clip": config.reward_clip or None, **seen}

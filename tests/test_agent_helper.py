@@ -22,6 +22,7 @@ from parl_like import (
 )
 from parl_like.agent_helper import DURATION, NOISE_BLOCK, action_map
 from parl_like.algorithms import PPO
+from parl_like.computation_task import BatchRule
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.errors import NotEnoughRows
 from parl_like.explorer import EpsilonGreedy
@@ -635,3 +636,72 @@ def test_rows_of_an_open_episode_do_not_move_over_those_that_are_learned():
         helper = robot.agents[0].helpers["RL"]
         assert helper.take(copy=False)["rew"].tolist() == [1.0, 2.0]
         assert robot.buffers["RL"].lane_rows(0)["rew"].tolist() == [3.0]
+
+
+# --------------------------------------------------------------------------------------------------------------- asking, and outputs
+
+
+class Twice(Recorder):
+    """Replies with double of what it is asked, and remembers the sizes of its batches."""
+
+    def predict(self, inputs):
+        self.modes.append(len(inputs.obs))
+        return {"act": torch.zeros(len(inputs.obs), dtype=torch.int64), "twice": 2 * inputs.obs}
+
+
+class Asker(Agent):
+    """Asks for as many rows as its number says, tells the reply, and stops."""
+
+    def run_one_episode(self):
+        helper, n = self.helpers["RL"], self.index + 2
+        self.env.reset()
+        rows = np.arange(n, dtype=np.float32)[:, None] + 100 * self.index
+        reply = helper.ask({"obs": rows})
+        np.testing.assert_array_equal(reply["twice"], 2 * rows)
+        self.robot.heard[self.index] = reply["act"].shape
+        self.robot.request_stop()
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_an_agent_asks_for_any_number_of_rows(limit):
+    """Those of several agents are one batch; more than a batch holds are split, and the reply is whole."""
+    task = ComputationTask(Twice(), predict_rule=BatchRule(max_rows=limit))
+    with Robot(Corridor, tasks={"RL": task}, agent=Asker, n_agents=3) as robot:
+        robot.heard = {}
+        robot.run(StopAfterIterations(1))
+        assert robot.heard == {0: (2,), 1: (3,), 2: (4,)}
+        sizes = task.algorithm.modes[1:]  # after the trial of two rows
+        assert sum(sizes) == 9 and (sizes == [9] if limit is None else max(sizes) <= 3)
+
+
+def test_what_is_asked_for_wrongly_is_named():
+    class Wrong(Agent):
+        def run_one_episode(self):
+            self.env.reset()
+            self.helpers["RL"].ask(self.robot.rows)
+
+    for wrong, message in [({"observation": np.zeros((2, 1))}, "agent 0: task 'RL', ask: expected obs, got observation"),
+                           ({"obs": np.zeros((2, 3), np.float32)}, "agent 0: .*'obs'"), ({"obs": np.zeros((0, 1), np.float32)}, "prediction of 0 rows")]:
+        with robot_of(Twice(), agent=Wrong) as robot:
+            robot.rows = wrong
+            with pytest.raises((SpecError, RuntimeError), match=message):
+                robot.run(StopAfterSteps(1))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_outputs_are_everything_that_the_last_prediction_gave(n):
+    class Looking(VectorAgent if n > 1 else Agent):
+        def run_one_episode(self):
+            helper = self.helpers["RL"]
+            with pytest.raises(NotEnoughRows, match="nothing was predicted yet"):
+                _ = helper.outputs
+            obs, _ = self.env.reset()
+            for _ in range(3):
+                act = helper.predict(obs)
+                np.testing.assert_array_equal(helper.outputs["twice"], 2 * obs)
+                obs = self.env.step(act)[0]
+            self.robot.request_stop()
+
+    with robot_of(Twice(), env=Corridor, agent=(lambda: Looking(n)) if n > 1 else Looking, n_agents=2) as robot:
+        robot.run()
+        assert robot.env_steps >= 3 * n

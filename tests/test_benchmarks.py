@@ -24,6 +24,7 @@ def ours(monkeypatch):
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
+    ("thinker", ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"]),
 ])
 def test_json_out(name, argv, capsys):
     assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
@@ -42,6 +43,11 @@ def test_json_out(name, argv, capsys):
     elif name == "envs":
         assert set(result["sokoban"]) == set(result["reset_us"]) == {"16", "64"} and len(result["sokoban"]["64"]) == 8
         assert all(rate["median"] > 0 for rate in result["levels_per_s"].values())
+    elif name == "thinker":
+        assert set(result["tree"]) == set(result["acting"]["small"]) == {"16", "64"} and result["learning"]["small"]["over_bare"] > 0
+        assert all(case["decoding"]["over_bare"] > 0 and case["latent_vs_decoding"] > 0 for case in result["acting"]["small"].values())
+        assert {"decoding, channels_last", "latent, bfloat16", "decoding, compiled"} <= result["variants"]["small"].keys()
+        assert result["memory"]["growth"] < 0.1
     else:
         case = result["agents"]["4"]
         rates = case["rates"]

@@ -412,6 +412,35 @@ def test_an_evaluation_inside_a_run():
         assert len(results) == 3 and robot.trace_hash() == other.trace_hash()
 
 
+def test_an_evaluation_has_environments_of_its_own_where_the_robot_says_so():
+    made = []
+
+    def held_out():
+        made.append(Corridor(2))
+        return made[-1]
+
+    with robot_of(Recorder(), env=lambda: Corridor(7), eval_env=held_out, n_agents=2) as robot:
+        assert robot.evaluate(4).lengths == [2] * 4 and len(made) == 2 and all(env.closed for env in made)
+        assert robot.evaluate(2, env=lambda: Corridor(3)).lengths == [3] * 2  # this call's own goes before it
+        assert robot.collect(n_episode=2).lengths == [7] * 2 and len(made) == 2
+
+
+def test_the_trace_covers_networks_that_are_no_models():
+    class Counting(Recorder):
+        def __init__(self):
+            super().__init__()
+            self.bn = torch.nn.BatchNorm1d(1)
+
+        def networks(self):
+            return {**super().networks(), "statistics": self.bn}
+
+    with robot_of(Counting(), trace=True) as robot:
+        robot.run(StopAfterSteps(5))
+        before = robot.trace_hash()
+        robot.tasks["RL"].algorithm.bn.running_mean += 1
+        assert robot.trace_hash() != before
+
+
 def test_evaluating_is_greedy():
     with robot_of(dqn(epsilon=1.0), off(), env=lambda: Corridor(30)) as robot:
         acts = []
@@ -1059,3 +1088,22 @@ def test_books_stay_true_when_agents_leave():
         for n in (0, -1):
             with pytest.raises(ValueError, match=f"add_agents: n is {n}; expected at least 1"):
                 robot.add_agents(n)
+
+
+def test_an_evaluation_may_draw_its_actions():
+    """Of a policy that knows nothing, the best action is always the same one; drawn ones are not, but they are the same each time."""
+
+    def taken(**options):
+        envs = []
+
+        def make():
+            envs.append(Corridor(20))
+            return envs[-1]
+
+        func = create_algorithm_func(MLPActorCritic, {"obs": POSITION, "act": ACT, "hidden": [4]}, A2C, {})
+        with Robot(make, tasks={"RL": ComputationTask(func, OnPolicyHelper)}, seed=3, **options) as robot:
+            robot.evaluate(1)
+        return [entry for entry in envs[-1].log if isinstance(entry, int)]
+
+    assert len(taken()) == 20 and len(set(taken())) == 1
+    assert len(set(taken(eval_explore=True))) == 2 and taken(eval_explore=True) == taken(eval_explore=True)

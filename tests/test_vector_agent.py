@@ -9,7 +9,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from parl_like import Agent, EpisodicHelper, Hook, OffPolicyHelper, OnPolicyHelper, VectorAgent
 from parl_like.envs.vector import make_vector_env
-from parl_like.errors import AgentFailed
+from parl_like.errors import AgentFailed, Stopped, TaskFailed
 from parl_like.stages import (
     EpisodeStats,
     EveryNSteps,
@@ -354,3 +354,50 @@ def test_hooks_hear_that_a_dropped_episode_was_interrupted():
     with robot_of(Recorder(), keep, env=lambda: make_vector_env(make, 2, restart=True), agent=VectorAgent) as robot:
         robot.run(StopAfterSteps(7), hooks=[Ends()])
     assert heard[:4] == [(1, True, 1), (0, False, 2), (0, False, 2), (1, False, 2)]
+
+
+# ------------------------------------------------------------------------------------------------- environments that imagine, or ask
+
+
+class Imagining(SyncVectorEnv):
+    """Calls two steps of three imagined."""
+
+    def step(self, actions):
+        *out, info = super().step(actions)
+        self.at = getattr(self, "at", 0) + 1
+        return *out, {**info, "imagined": np.full(self.num_envs, self.at % 3 != 0)}
+
+
+def test_imagined_steps_are_rows_but_no_steps():
+    def env():
+        return Imagining([lambda: Corridor(9, "truncated")] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    with robot_of(Recorder(rule=by_parity), keep, env=env, agent=VectorAgent) as robot:
+        seen = robot.collect(n_episode=4)
+        assert seen.lengths == [3] * 4 and seen.returns == [9.0] * 4 and seen.n_steps == 12
+        assert robot.env_steps == robot.agents[0].steps == robot.counters()["time_steps"] == 12
+        assert len(rows(robot)["rew"]) == 18
+        assert robot.collect(n_step=8).n_steps == 8  # a quota of real steps
+        assert len(rows(robot)["rew"]) == 18 + 12
+
+
+@pytest.mark.parametrize("stage", ["reset", "step"])
+@pytest.mark.parametrize("error", [TaskFailed("task 'model': predict failed"), Stopped("the robot stopped")], ids=["failed", "stopped"])
+def test_what_a_task_says_to_an_environment_that_asks_it_is_no_failure_of_the_environment(stage, error):
+    class Asking(SyncVectorEnv):
+        def step(self, actions):
+            if stage == "step":
+                raise error
+            return super().step(actions)
+
+        def reset(self, **options):
+            if stage == "reset":
+                raise error
+            return super().reset(**options)
+
+    with robot_of(Recorder(rule=by_parity), env=lambda: Asking([Corridor] * 2, autoreset_mode=AutoresetMode.SAME_STEP), agent=VectorAgent) as robot:
+        if isinstance(error, TaskFailed):
+            with pytest.raises(TaskFailed, match="^task 'model'"):
+                robot.run(StopAfterSteps(4))
+        else:
+            robot.run(StopAfterSteps(4))

@@ -1,1 +1,31 @@
-"""Thinker: the augmented MDP, in which an agent imagines K − 1 steps in a tree before each real one (arXiv 2307.14993)."""
+"""Thinker: the augmented MDP, in which an agent imagines K − 1 steps in a tree before each real one (arXiv 2307.14993).
+
+`thinker.make(name, env_n=16, …)` is the whole of it behind the interface of the original, with a world model that learns while you step:
+
+    from parl_like.envs import thinker
+
+    env = thinker.make("Sokoban-v0", env_n=16)
+    state = env.reset()
+    state, reward, done, info = env.step(primary_action, reset_action)
+
+It stands in `parl_like.robots.thinker_make`, above the environments, and is loaded with torch when it is first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from parl_like.envs.thinker.augmented import AugmentedEnv
+from parl_like.envs.thinker.layout import Layout
+from parl_like.envs.thinker.tree import Tree
+
+__all__ = ["AugmentedEnv", "Layout", "Tree", "make"]  # noqa: F822  made below
+
+
+def __getattr__(name: str) -> Any:
+    if name != "make":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("parl_like.robots.thinker_make").make
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "make"])

@@ -168,7 +168,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         expanded: Any = None
         if len(plan.expand):
             if self.perfect is None:
-                requests.append(self._request(1, self._obs[plan.expand], plan.action, plan.parent_slot, plan.child_slot))
+                # Only initial rows are asked with an observation; the others carry some one that needs no copy.
+                requests.append(self._request(1, self._obs[: len(plan.expand)], plan.action, plan.parent_slot, plan.child_slot))
             else:
                 seen, gained, over = self.perfect.step(plan.parent_slot, plan.child_slot, plan.action + self.start)
                 if self.reward_clip is not None:

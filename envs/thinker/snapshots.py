@@ -27,8 +27,13 @@ def snapshots_of(envs: Any, slots: int, make: Callable[[], Any]) -> Any:
     """
     if isinstance(envs.unwrapped, SokobanVectorEnv):
         return SokobanSnapshots(envs.unwrapped, slots)
-    more = make()
-    return EnvSnapshots(_singles(envs), slots, _singles(more)[0] if isinstance(more, gym.vector.VectorEnv) else more)
+    real, more = _singles(envs), make()
+    sim, *spare = _singles(more) if isinstance(more, gym.vector.VectorEnv) else [more]
+    if any(sim is env for env in real):
+        raise TypeError("perfect model: planning needs an environment of its own to step, and there is only this one; give a factory or an id")
+    for env in spare:
+        env.close()
+    return EnvSnapshots(real, slots, sim)
 
 
 def _singles(envs: Any) -> Sequence[gym.Env[Any, Any]]:
@@ -66,6 +71,9 @@ class SokobanSnapshots:
         for name, part in state.items():
             self._kept[name][slots] = part
 
+    def close(self) -> None:
+        self.sim.close()
+
 
 class EnvSnapshots:
     """Snapshots of single environments, one after the other.
@@ -98,7 +106,11 @@ class EnvSnapshots:
             restore_state(self.sim, self._kept[old])
             obs, rew, terminated, truncated, _ = self.sim.step(act)
             self._kept[new] = clone_state(self.sim)
-            seen.append(np.asarray(obs))
+            seen.append(np.array(obs))  # a copy: the environment may draw its next observation into the same array
             gained.append(float(rew))
             over.append(bool(terminated or truncated))
         return np.stack(seen), np.array(gained), np.array(over)
+
+    def close(self) -> None:
+        """Closes the environment in which planning steps."""
+        self.sim.close()

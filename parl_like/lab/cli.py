@@ -99,7 +99,7 @@ def _play(args: argparse.Namespace) -> int:
     # Frames go into a file: pygame needs no window, and complains where there cannot be one.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint)
+    episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, max_steps=args.steps, stream=_people(args))
     if args.json:
         _print_json(episodes)
     else:
@@ -294,10 +294,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     one.add_argument("--episodes", type=_positive, default=0, metavar="N", help="default: as after training")
     one.add_argument("--seed", type=_seed, metavar="N", help="default: as after training")
     checkpoint(one)
-    one = verb("play", _play, "record episodes of a trained run as GIF files")
+    one = verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans")
     one.add_argument("run", metavar="RUN")
     one.add_argument("--episodes", type=_positive, default=1, metavar="N")
     one.add_argument("--seed", type=_seed, metavar="N")
+    one.add_argument("--steps", type=_positive, default=0, metavar="N", help="stop after so many env steps (default: at the end)")
     checkpoint(one)
     one = verb("list", _list, "list the experiments, and the runs in runs/")
     one.add_argument("--runs", default="runs", metavar="DIR", help="where runs are (default: runs)")

@@ -82,8 +82,8 @@ class RobotLike(Protocol):
     def evaluate(self, *, episodes: int, seed: int) -> EvaluationLike:
         """Plays without exploration and without learning. Equal arguments and weights give equal results."""
 
-    def play(self, path: Path, *, seed: int) -> float:
-        """Plays one evaluation episode, writes its frames to the GIF `path`, returns the return."""
+    def play(self, path: Path, *, seed: int, max_steps: int = 0) -> float:
+        """Plays one evaluation episode, or the first `max_steps` of it, writes its frames to the GIF `path`, returns the return."""
 
     def trace_hash(self) -> str | None:
         """Hash of every event so far; None where the configuration keeps none."""
@@ -175,16 +175,31 @@ def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None,
         return {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed, **numbers}
 
 
-def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest") -> list[dict[str, Any]]:
-    """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path and return of each."""
+def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest", max_steps: int = 0,
+         stream: TextIO | None = None) -> list[dict[str, Any]]:
+    """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path, seed and return of each.
+
+    A robot whose episodes say more than a film shows has its own way: `play(robot, config, path, *, seed, max_steps, stream)` in its
+    module, which writes the GIF, and what else it likes beside it, and gives a dict with `return`.
+
+    Args:
+        max_steps: Environment steps after which an episode stops; 0: at its end.
+        stream: Where people read along, if the robot has something to say.
+    """
     run = RunDir.open(run_dir)
-    with _restored(run, which) as (_, config, robot):
+    with _restored(run, which) as (experiment, config, robot):
         run.videos.mkdir(exist_ok=True)
+        own = getattr(experiment.module(), "play", None)
+        bound = {"max_steps": max_steps} if max_steps else {}
         first = evaluation_seed(config) if seed is None else seed
         played = []
         for each in range(first, first + episodes):
             path = run.videos / f"episode_{each}.gif"
-            played.append({"path": str(path), "seed": each, "return": float(robot.play(path, seed=each))})
+            if own is None:
+                told = {"return": float(robot.play(path, seed=each, **bound))}
+            else:
+                told = own(robot, config, path, seed=each, max_steps=max_steps, stream=stream)
+            played.append({"path": str(path), "seed": each, **told})
         return played
 
 

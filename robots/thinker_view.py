@@ -1,0 +1,349 @@
+"""What Thinker thinks: `parl-like play RUN` for a robot of `parl_like.robots.thinker`.
+
+Per real step a picture of the plan and its rollouts as text; of the episode a video, in which imagined frames stand beside real ones.
+Everything is read off an ordinary greedy episode: the tree, the actions, and hidden states, which are decoded for display.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from parl_like.agent import Agent
+from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
+from parl_like.lab import plots
+from parl_like.robot import Robot
+from parl_like.spec import Array
+from parl_like.stages import Hook
+
+COLOURS = {"reset": "#e6b800", "forced reset": "#d62728", "": "#b8b8b8", "real": "#1f77b4"}  # by how an imaginary step ended ('' goes on)
+POLICIES = {"world model": "0.6", "imagining, at the root": "#ffcf70", "rollouts begun so": "#c98a00", "real action": COLOURS["real"]}
+SIDE, EDGE, CAPTION = 180, 6, 16  # pixels of the video: a frame (about), the border around it, the text below
+NODE, CELL = 0.85, 1.2  # inches of a picture: a leaf of the tree, an imagined frame
+
+
+class Node(NamedTuple):
+    """A node of a tree and the edge to it: its `action`, reward `r`, and `visits` (traversals, in earlier stages, too, if the tree was carried).
+
+    `id` is its place in the tree's arrays, −1 the root's parent; `v` the model's value, `done` that the episode is over here; `mean` and
+    `max` are of the rollout returns through the edge, r included.
+    """
+
+    id: int
+    parent: int
+    action: int
+    r: float
+    v: float
+    visits: int
+    mean: float
+    max: float
+    done: bool
+    depth: int
+
+
+Rollout = list[tuple[Node, str]]
+"""The nodes of an imagined way from the root, and how each step ended: 'reset', 'forced reset', or '' (it went on)."""
+
+
+def tree_nodes(arrays: Mapping[str, Array], e: int = 0) -> list[Node]:
+    """The tree of environment `e` in `Tree.state_dict()`: root first, each node before its children, and these by action."""
+    out, ahead = [], [(int(arrays["root"][e]), 0)]
+    while ahead:
+        i, depth = ahead.pop()
+        parent, action, r, v, visits, size, total, best, done = (
+            arrays[name][i].item() for name in ("parent", "action", "r", "v", "visits", "size", "total", "best", "done"))
+        out.append(Node(i, parent, action, r, v, visits, total / size, best, bool(done), depth))
+        ahead += [(child, depth + 1) for child in reversed(arrays["children"][i].tolist()) if child >= 0]
+    return out
+
+
+def rollouts_of(nodes: Sequence[Node], actions: Sequence[tuple[int, int]], max_depth: int) -> list[Rollout]:
+    """The imaginary steps of a stage, (primary action, reset) each, as rollouts. `nodes`: the tree at the end of the stage. At `max_depth`
+    a reset is forced (0 or less: never)."""
+    children = {(node.parent, node.action): node for node in nodes}
+    out: list[Rollout] = []
+    at = root = nodes[0]
+    for action, reset in actions:
+        if at is root:
+            out.append([])
+        at = children[at.id, action]
+        end = "reset" if reset else "forced reset" if 0 < max_depth <= at.depth else ""
+        out[-1].append((at, end))
+        at = root if end else at
+    return out
+
+
+class Stage(NamedTuple):
+    """A real step, number 1 … of the episode, and the thoughts before it.
+
+    `before` and `after` are real observations as pictures [h, w, 3] uint8, `frames` those of nodes, where there can be one; `policies`
+    whose → [A] probabilities. `act`, `rew`, `end` (if the episode is over) are the real step's.
+    """
+
+    number: int
+    act: int
+    before: Array
+    nodes: list[Node]
+    rollouts: list[Rollout]
+    frames: dict[int, Array]
+    policies: dict[str, Array]
+    after: Any = None
+    rew: float = 0.0
+    end: str = ""
+
+
+class Film(Hook):
+    """Watches a `ThinkerAgent` with one environment, and calls `show` with every `Stage`."""
+
+    def __init__(self, show: Callable[[Stage], None]) -> None:
+        self.show, self.steps = show, 0
+        self.thoughts: list[tuple[int, int, Array]] = []  # of this stage: primary action, reset, the planner's logits
+        self.seen: dict[int, Array] = {}
+
+    def pre_episode(self, agent: Agent) -> None:
+        augmented: Any = agent.augmented  # type: ignore[attr-defined]
+        model: Any = agent.helpers["model"].task.algorithm
+        self.augmented, self.model = augmented, model
+        sokoban = isinstance(augmented.envs.unwrapped, SokobanVectorEnv)
+        self.names = ["stay", "up", "down", "left", "right"] if sokoban else [str(i) for i in range(augmented.n_actions)]
+        self.before = self.picture(agent.env.last[0]["real_states"][0])
+        if augmented.perfect is not None:  # what the model is asked about are the nodes' observations
+            ask = augmented.ask
+
+            def listen(rows: dict[str, Array]) -> Any:
+                self.seen.update(zip((rows["node"] - augmented.nodes).tolist(), np.array(rows["obs"]), strict=True))
+                return ask(rows)
+
+            augmented.ask = listen
+
+    def pre_act(self, agent: Agent, act: Any) -> None:
+        (primary, reset), logits = act[0].tolist(), agent.helpers["plan"].outputs["logits"][0, : len(self.names)]
+        if agent.env.last[0]["step_status"][0] < 2:
+            self.thoughts.append((primary, reset, logits))
+            return
+        arrays = self.augmented.tree.state_dict()
+        nodes = tree_nodes(arrays)
+        rollouts = rollouts_of(nodes, [thought[:2] for thought in self.thoughts], self.augmented.tree.layout.max_depth)
+        first = np.cumsum([0, *map(len, rollouts)])[:-1].tolist()
+        rows = {"world model": [arrays["logits"][nodes[0].id]], "imagining, at the root": [self.thoughts[i][2] for i in first], "real action": [logits]}
+        policies = {name: torch.tensor(np.stack(row)).softmax(-1).mean(0).numpy() for name, row in rows.items() if row}
+        begun = [rollout[0][0].action for rollout in rollouts]
+        policies["rollouts begun so"] = np.bincount(begun, minlength=len(logits)) / max(len(begun), 1)
+        self.steps, self.thoughts = self.steps + 1, []
+        self.stage = Stage(self.steps, primary, self.before, nodes, rollouts, self.frames(nodes), policies)
+
+    def post_act(self, agent: Agent) -> None:
+        _, _, rew, terminated, truncated, info = agent.env.last
+        if not info["imagined"][0]:
+            self.before = self.picture(agent.env.obs_next["real_states"][0])
+            end = "terminated" if terminated[0] else "truncated" if truncated[0] else ""
+            self.show(self.stage._replace(after=self.before, rew=float(rew[0]), end=end))
+
+    def picture(self, obs: Array) -> Array:
+        net: Any = self.model.acting
+        return picture(net.normalize(torch.as_tensor(obs)[None].to(net.low.device))[0].cpu().numpy(), self.augmented.envs)
+
+    def frames(self, nodes: Sequence[Node]) -> dict[int, Array]:
+        """Pictures of all nodes but the root. What follows an end has no state."""
+        over, net = {-1, *(node.id for node in nodes if node.done)}, self.model.acting
+        ids = [node.id for node in nodes if node.parent not in over]
+        if self.augmented.perfect is not None:
+            return {i: self.picture(self.seen[i]) for i in ids}
+        if not ids or not net.dual or net.depth:
+            return {}
+        with torch.no_grad():
+            x = net.decode({"sr_h": self.model.table["sr_h"][torch.tensor(ids) + self.augmented.nodes]}).cpu().numpy()
+        return {i: picture(frame, self.augmented.envs) for i, frame in zip(ids, x, strict=True)}
+
+
+def number(x: float) -> str:
+    return f"{x:z.2f}" if abs(x) < 9.995 else f"{x:.3g}"
+
+
+def rollouts_text(stage: Stage, names: Sequence[str], gamma: float) -> str:
+    """A line for each rollout: its actions and how it ended, predicted rewards, values and return; then what was really done."""
+    lines = [f"step {stage.number}"]
+    for k, rollout in enumerate(stage.rollouts, 1):
+        total = rollout[-1][0].v
+        for node, _ in reversed(rollout):
+            total = node.r + gamma * total
+        words, r, v = (" ".join(each) for each in zip(*((names[n.action], number(n.r), number(n.v)) for n, _ in rollout), strict=True))
+        lines.append(f"  rollout {k}: {words} | {rollout[-1][1] or 'end of stage'} | r {r} | v {v} | return {number(total)}")
+    return "\n".join([*lines, f"  real: {names[stage.act]} | reward {number(stage.rew)}{stage.end and ' | ' + stage.end}"])
+
+
+def picture(x: Array, envs: Any) -> Array:
+    """An observation of `envs`, real or imagined, normalised to [0, 1], as [h, w, 3] uint8: Sokoban's planes as tiles, images in colour
+    or grey (of a stack the newest), numbers as grey squares."""
+    x = x.clip(0.0, 1.0)
+    if isinstance(envs.unwrapped, SokobanVectorEnv) and len(x) == 5:
+        return tiles(x)
+    if x.ndim == 1:
+        side = math.ceil(math.sqrt(len(x)))
+        x = np.pad(x, (0, side * side - len(x))).reshape(1, side, side)
+    x = x[-3:] if len(x) % 3 == 0 else x[-1:].repeat(3, 0)
+    return (x * 255).round().astype(np.uint8).transpose(1, 2, 0)
+
+
+def tiles(planes: Array) -> Array:
+    """Sokoban's board [8 h, 8 w, 3] uint8 from planes [5, h, w]: wall, target, box, player, danger; each the chance of one, tiles are blended."""
+    wall, target, box, player, danger = planes
+    ground = np.stack([(1 - target) * (1 - danger), target, (1 - target) * danger])
+    above = np.stack([(1 - player) * (1 - box), (1 - player) * box, player])
+    weight = np.zeros((10, *wall.shape))
+    weight[[[1, 2, 4], [6, 3, 5], [7, 8, 9]]] = ground[:, None] * above * (1 - wall)  # [floor, target, danger] × [nothing, box, player]
+    weight[0] = wall
+    image: Array = np.einsum("khw,kcyx->hywxc", weight, SPRITES.astype(np.float64)).round().astype(np.uint8)
+    return image.reshape(8 * wall.shape[0], 8 * wall.shape[1], 3)
+
+
+def video_frames(stage: Stage, names: Sequence[str]) -> Iterator[Image.Image]:
+    """A frame per augmented step: left the real observation, right the imagined one; of a real step what had been imagined of it."""
+    scale = max(1, round(SIDE / max(stage.before.shape[:2])))
+    height, width = (scale * n for n in stage.before.shape[:2])
+    steps = [step for rollout in stage.rollouts for step in rollout]
+    shown = [(stage.before, node.id, end, f".{k}/{len(steps)} {names[node.action]} r {number(node.r)} v {number(node.v)} {end}")
+             for k, (node, end) in enumerate(steps, 1)]
+    foreseen = next((node.id for node in stage.nodes if node.depth == 1 and node.action == stage.act), -1)
+    shown.append((stage.after, foreseen, "real", f" real: {names[stage.act]} reward {number(stage.rew)} {stage.end}"))
+    for real, node_id, end, text in shown:
+        page = Image.new("RGB", (2 * width + 3 * EDGE, height + 2 * EDGE + CAPTION), COLOURS[end])
+        for k, image in enumerate((real, stage.frames.get(node_id, np.zeros((1, 1, 3), np.uint8)))):
+            page.paste(Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST), (EDGE + k * (width + EDGE), EDGE))
+        draw = ImageDraw.Draw(page)
+        draw.rectangle((0, height + 2 * EDGE, page.width, page.height), "black")
+        draw.text((EDGE, height + 2 * EDGE + 2), f"{stage.number}{text}", "white")
+        yield page
+
+
+def draw_plan(stage: Stage, names: Sequence[str], path: Path) -> None:
+    """Writes the picture of a stage; needs matplotlib. Top: real frame and policies; middle: the tree; bottom: what was imagined."""
+    from matplotlib.figure import Figure  # not pyplot: no global state, no window
+    places = tree_places(stage.nodes)
+    leaves, levels = max(x for x, _ in places.values()) + 1, max(depth for _, depth in places.values()) + 1
+    width = max(11.0, min(NODE * leaves, 20.0), *(CELL * len(rollout) + 0.2 for rollout in stage.rollouts if stage.frames))
+    cells = _cells(stage.rollouts, (width - 0.2) / CELL) if stage.frames else []
+    heights = 2.8, NODE * levels + 0.2, CELL * (1.25 * cells[-1][1] + 1.5) if cells else 0.0
+    figure = Figure(figsize=(width, sum(heights)))
+
+    def area(x: float, row: int, w: float, margin: float) -> Any:  # axes in one of the three rows, from x inches on, w wide
+        return figure.add_axes((x / width, (sum(heights[row + 1 :]) + margin) / sum(heights), w / width, (heights[row] - 2 * margin) / sum(heights)))
+
+    axes = area(0.2, 0, 2.4, 0.35)
+    axes.imshow(stage.before, interpolation="nearest")
+    axes.set_title(f"real step {stage.number}: {names[stage.act]}", fontsize=9, color=COLOURS["real"])
+    axes.set_axis_off()
+    axes = area(3.2, 0, width - 3.5, 0.4)
+    for k, (name, colour) in enumerate(POLICIES.items()):
+        axes.bar(np.arange(len(names)) + 0.2 * k - 0.3, stage.policies.get(name, 0.0), 0.2, label=name, color=colour)
+    ticks = [f"[{name}]" if i == stage.act else name for i, name in enumerate(names)]
+    axes.set(ylim=(0, 1), xticks=range(len(names)), xticklabels=ticks)
+    axes.legend(fontsize=7, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)  # above the bars, which may fill the axes
+    axes.set_title("policies", fontsize=9, loc="left")
+    _draw_tree(area(0.0, 1, width, 0.1), stage, names, places, width / NODE)
+    if cells:
+        _draw_rollouts(area(0.1, 2, width - 0.2, 0.05), stage, names, cells, (width - 0.2) / CELL)
+    figure.savefig(path, dpi=100)
+
+
+def tree_places(nodes: Sequence[Node]) -> dict[int, tuple[float, int]]:
+    """Node → (x, depth): leaves one unit apart, parents above the middle of their children. `nodes` in the order of `tree_nodes`."""
+    leaves = len(nodes) - len({node.parent for node in nodes[1:]})
+    below: dict[int, list[float]] = {}
+    out: dict[int, tuple[float, int]] = {}
+    for node in reversed(nodes):
+        leaves -= node.id not in below
+        out[node.id] = float(np.mean(below.get(node.id, [leaves]))), node.depth
+        below.setdefault(node.parent, []).append(out[node.id][0])
+    return out
+
+
+def _draw_tree(axes: Any, stage: Stage, names: Sequence[str], places: Mapping[int, tuple[float, int]], columns: float) -> None:
+    from matplotlib import colormaps
+    edges = stage.nodes[1:] or stage.nodes
+    low, high, most = min(node.max for node in edges), max(node.max for node in edges), max(node.visits for node in edges)
+    last = max(x for x, _ in places.values())
+    for node in stage.nodes:
+        x, depth = places[node.id]
+        taken = depth == 1 and node.action == stage.act
+        if depth:
+            axes.plot([places[node.parent][0], x], [0.75 - depth, 0.25 - depth], color=COLOURS["real"] if taken else "0.4",
+                      linewidth=0.5 + 2.5 * node.visits / max(most, 1), zorder=1)
+        head = f"{names[node.action]} ×{node.visits}\nr {number(node.r)}  " if depth else "root\n"
+        box = {"boxstyle": "round,pad=0.3", "linewidth": 2.0 if taken or node.done else 0.6,
+               "edgecolor": COLOURS["real"] if taken else "black" if node.done else "0.5",
+               "facecolor": colormaps["YlGn"](0.05 + 0.5 * (node.max - low) / max(high - low, 1e-9)) if depth else "white"}
+        axes.text(x, -depth, f"{head}v {number(node.v)}\nmean {number(node.mean)}\nmax {number(node.max)}", ha="center", va="center",
+                  fontsize=min(7.0, 7.0 * columns / (last + 1)), linespacing=1.15, zorder=2, bbox=box)
+    room = max(0.5, (columns - last) / 2)  # small trees stay in the middle, as narrow as large ones
+    axes.set(xlim=(-room, last + room), ylim=(-max(depth for _, depth in places.values()) - 0.5, 0.5))
+    axes.set_axis_off()
+
+
+def _cells(rollouts: Sequence[Rollout], columns: float) -> list[tuple[float, int, Node, str, str]]:
+    """Column, row, node, end and heading of every imagined frame: rollouts side by side, as many as fit."""
+    out: list[tuple[float, int, Node, str, str]] = []
+    x, row = 0.0, 0
+    for k, rollout in enumerate(rollouts, 1):
+        if x and x + len(rollout) > columns:
+            x, row = 0.0, row + 1
+        out += [(x + j, row, node, end, "" if j else f"{k}: ") for j, (node, end) in enumerate(rollout)]
+        x += len(rollout) + 0.25
+    return out
+
+
+def _draw_rollouts(axes: Any, stage: Stage, names: Sequence[str], cells: Sequence[tuple[float, int, Node, str, str]], columns: float) -> None:
+    h, w = (0.9 * n / max(stage.before.shape[:2]) for n in stage.before.shape[:2])
+    for column, row, node, end, heading in cells:
+        x, y = column + 0.05, 1.25 * row + 0.2
+        if node.id in stage.frames:
+            axes.imshow(stage.frames[node.id], extent=(x, x + w, y + h, y), interpolation="nearest")
+        axes.plot([x, x + w, x + w, x, x], [y, y, y + h, y + h, y], color=COLOURS[end], linewidth=3.0 if end else 1.0)
+        axes.text(x, y - 0.04, f"{heading}{names[node.action]}{' †' if node.done else ''}", fontsize=8, weight="bold" if heading else "normal")
+        axes.text(x, y + h + 0.03, f"r {number(node.r)}  v {number(node.v)}", fontsize=7, va="top")
+    bottom = 1.25 * (cells[-1][1] + 1) + 0.08
+    for k, (end, name) in enumerate((("reset", "■ chosen reset"), ("forced reset", "■ forced reset"), ("", "■ goes on"), ("", "† episode over"))):
+        axes.text(0.05 + 1.1 * k, bottom, name, fontsize=7, color=COLOURS[end], va="center")
+    axes.set(xlim=(0.0, columns), ylim=(bottom + 0.12, -0.05), aspect="equal", anchor="NW")
+    axes.set_axis_off()
+
+
+def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0, stream: TextIO | None = None) -> dict[str, Any]:
+    """Plays one greedy episode in one environment, and shows how it was planned.
+
+    `path` is the video, a GIF; a folder of the same name beside it gets `plan.txt` and, with matplotlib, `step_0001.png` … It stops after
+    `max_steps` real steps (0: at the end of the episode). The rollouts are told on `stream` while it plays. Returns `return` and `steps` of
+    what was played, `pictures`, how many, and `plan`, the text file; without planning only `return`.
+    """
+    from parl_like.robots.thinker import make_envs  # it offers this function as its own
+
+    if config.planning == "none":
+        options = {**config.eval_options, "render_mode": "rgb_array"}
+        return {"return": robot.play(path, seed=seed, env=lambda: make_envs(config, 1, options), max_steps=max_steps)}
+    folder, draws = path.with_suffix(""), not plots.matplotlib_missing()
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("step_*.png"):
+        old.unlink()
+    film: list[Image.Image] = []
+    with open(folder / "plan.txt", "w", encoding="utf-8") as plan:
+
+        def show(stage: Stage) -> None:
+            text = rollouts_text(stage, watch.names, config.gamma)
+            for file in (plan,) if stream is None else (plan, stream):
+                print(text, file=file, flush=True)
+            film.extend(frame.quantize(128, Image.Quantize.FASTOCTREE) for frame in video_frames(stage, watch.names))
+            if draws:
+                draw_plan(stage, watch.names, folder / f"step_{stage.number:04d}.png")
+
+        watch = Film(show)
+        total = robot.watch(watch, seed=seed, env=lambda: make_envs(config, 1, config.eval_options), max_steps=max_steps)
+    if not draws and stream is not None:
+        print(plots.MISSING, file=stream)
+    film[0].save(path, save_all=True, append_images=film[1:], duration=200, loop=0)
+    return {"return": total, "steps": watch.steps, "pictures": watch.steps if draws else 0, "plan": str(folder / "plan.txt")}
