@@ -24,6 +24,7 @@ from parl_like.algorithms.impala import IMPALA, thinker_streams
 from parl_like.algorithms.world_model import WorldModel
 from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.data.transforms import RewardClipping
 from parl_like.envs.make import make_env
 from parl_like.envs.thinker.augmented import AugmentedEnv, augmented_spaces
 from parl_like.envs.thinker.layout import Layout
@@ -134,8 +135,10 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
         entropy, im_entropy: Of real and of imaginary actions. reg: of large features and logits. return_norm: see `IMPALA`.
         model_*: Of the world model: channels [128 // model_downscale_c], blocks [model_size_nn], strides (published: 2, 2, 2, 2), decoder
             depth, learning rate, sequences per update, steps of an unroll [model_unroll_len] and of a return [model_return_n], rows kept
-            [model_buffer_n], rows before learning [model_warm_up_n], learned steps per real step [min/max_replay_ratio].
-        latent: Imagine without decoding images.
+            [model_buffer_n], rows before learning [model_warm_up_n], weights of what images and their features cost [model_img_loss_cost,
+            model_fea_loss_cost], learned steps per real step [min/max_replay_ratio].
+        latent: Imagine without decoding images. frame_stack: frames in an observation, of which the model predicts the newest. model_norm:
+            batch normalisation in the recurrent blocks, too [not model_disable_bn]. half: plan and learn the model in 16 bits [float16].
     """
 
     env: str = "Sokoban-v0"
@@ -176,10 +179,15 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     model_buffer: Positive = 200_000
     model_warmup: Positive = 10_000
     model_done: bool = True
+    model_image: Weight = 0.0
+    model_feature: Weight = 10.0
     replay_ratio: Annotated[float, Meta(gt=0)] = 5.0
     alpha: Annotated[float, Meta(gt=0)] = 0.6
     beta: Share = 0.4
     latent: bool = False
+    frame_stack: Positive = 1
+    model_norm: bool = False
+    half: bool = False
 
     def __post_init__(self) -> None:
         if self.planning == "none":
@@ -231,7 +239,7 @@ def network(config: Config, obs: gym.Space[Any], act: gym.Space[Any]) -> Callabl
     return partial(
         ThinkerNet, obs, act, net="perfect" if config.planning == "perfect" else "dual", channels=config.model_channels,
         blocks=config.model_blocks, strides=config.model_strides, decoder_depth=config.model_depth, predict_done=config.model_done,
-        latent_planning=config.latent, gamma=config.gamma, reward_clip=config.reward_clip or None,
+        frame_stack=config.frame_stack, recurrent_norm=config.model_norm, half=config.half, latent_planning=config.latent, gamma=config.gamma, reward_clip=config.reward_clip or None,
     )  # fmt: skip
 
 
@@ -248,7 +256,12 @@ def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTa
         dict(streams=streams, gamma=config.gamma, entropy=config.entropy, value_weight=config.value_weight, reg=config.reg, reduction="sum",
              return_norm=None if config.return_norm == "none" else config.return_norm, max_grad_norm=config.max_grad_norm,
              lr=Linear(config.lr, config.lr * (1.0 - config.lr_decay), updates)))
-    return ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll, store_policy=True), device=config.device)
+
+    def helper() -> OnPolicyHelper:
+        clip = [RewardClipping(-config.reward_clip, config.reward_clip)] if config.reward_clip else []
+        return OnPolicyHelper(unroll=config.unroll, store_policy=True, transforms=clip)
+
+    return ComputationTask(func, helper, device=config.device)
 
 
 def modeller(config: Config, net: Callable[[], ThinkerNet]) -> ComputationTask:
@@ -259,7 +272,7 @@ def modeller(config: Config, net: Callable[[], ThinkerNet]) -> ComputationTask:
 
     def algorithm() -> WorldModel:
         return WorldModel(net, unroll=config.model_unroll, return_n=config.model_return_n, gamma=config.gamma, lr=config.model_lr,
-                          done=float(config.model_done), total_steps=config.total_steps, return_h=config.see_h, return_x=config.see_x)
+                          done=float(config.model_done), image=config.model_image, feature=config.model_feature, total_steps=config.total_steps, return_h=config.see_h, return_x=config.see_x)
 
     with torch.device("meta"):
         extras = WorldModel(net).extras()

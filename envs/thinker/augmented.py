@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from parl_like.envs.thinker.layout import Layout, encode
+from parl_like.envs.thinker.layout import Layout
 from parl_like.envs.thinker.tree import State, Tree
 from parl_like.spec import Array
 
@@ -60,7 +60,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         phase: Imaginary steps that the first stage is short of: several agents then take their real steps at different times.
         perfect: Number of slots → `Snapshots` of `envs`: transitions are then the environments' own, and the model is asked for `v` and
             `logits` only. None: it is asked for everything.
-        reward_clip: Real rewards are cut to ± this for tree and agent; None: not at all.
+        reward_clip: Real rewards are cut to ± this in the tree and in `last_rew`, not in what `step` returns; None: not at all.
         h_shape, x_shape: Shapes of the replies' `hs` and `x` (`ThinkerNet.hs_shape`, `x_shape`), which are then shown; None: are not.
         return_double: See above.
         nodes: First of the `n_nodes` places that this environment uses in the world model's table.
@@ -159,8 +159,6 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             obs, rew, terminated, truncated, info = self.envs.step(primary + self.start)
             self._obs = np.asarray(obs)
             rew = np.asarray(rew, np.float64)
-            if self.reward_clip is not None:
-                rew = rew.clip(-self.reward_clip, self.reward_clip)
             ended = np.logical_or(terminated, truncated)
             requests.append(self._request(0, self._obs, np.where(ended, 0, primary), plan.root_slot, plan.root_slot))
             if truncated.any():
@@ -172,8 +170,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
                 requests.append(self._request(1, self._obs[: len(plan.expand)], plan.action, plan.parent_slot, plan.child_slot))
             else:
                 seen, gained, over = self.perfect.step(plan.parent_slot, plan.child_slot, plan.action + self.start)
-                if self.reward_clip is not None:
-                    gained = gained.clip(-self.reward_clip, self.reward_clip)
+                gained = self._clipped(gained)
                 requests.append(self._request(0, seen, plan.action, plan.child_slot, plan.child_slot))
         reply: Any = self._answer(requests) if requests else {}
         if len(plan.expand):
@@ -183,17 +180,21 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         if k:
             if self.perfect is not None:
                 self.perfect.take(plan.root_slot)
-            state = self.tree.update(expanded, (rew, ended, reply["v"][:n], reply["logits"][:n]))
+            state = self.tree.update(expanded, (self._clipped(rew), ended, reply["v"][:n], reply["logits"][:n]))
         else:
             state = self.tree.update(expanded)
         self._state = state
         self._act = np.stack([primary, actions[:, 1]], 1).astype(np.int64)
-        self._rew = np.stack([rew, state.im_reward], 1).astype(np.float32)
+        self._rew = np.stack([self._clipped(rew), state.im_reward], 1).astype(np.float32)
+        self._returns += rew
         more = self._info(state, np.full(n, k > 0), info, terminated, truncated)
         observation = self._observation(state)
         if k and ended.any():
             more |= self._final_obs(observation, reply, primary, rew, ended, truncated, info)
         return observation, rew, np.asarray(terminated, bool), np.asarray(truncated, bool), more
+
+    def _clipped(self, rew: Array) -> Array:
+        return rew if self.reward_clip is None else rew.clip(-self.reward_clip, self.reward_clip)
 
     # ------------------------------------------------------------------------------------------------------------------- model
 
@@ -230,7 +231,6 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         n = self.num_envs
         ended = np.logical_or(terminated, truncated)
         whole = _own(info, "real_done", ended, ended)
-        self._returns += self._rew[:, 0]
         self._steps += real
         self._im_returns += state.im_reward
         out = {
@@ -240,6 +240,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             "truncated_done": _own(info, "truncated_done", ended, np.asarray(truncated, bool)),
             "cost": _own(info, "cost", ended, np.zeros(n, bool)),
         }
+        if "dropped" in info:
+            out["dropped"] = info["dropped"]
         self._im_returns[real] = 0.0
         self._returns[whole], self._steps[whole] = 0.0, 0
         return out
@@ -266,7 +268,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
                     features[layout.slices[name]] = np.arange(self.n_actions) == primary[i]
                 if layout.generation == "G2":
                     for name in ("root_r", "cur_r"):
-                        features[layout.slices[name]] = encode(np.float32(rew[i]), layout.enc_f_type) if layout.enc_type else rew[i]
+                        features[layout.slices[name]] = layout.encoded(np.float32(self._rew[i, 0]))
                 row["tree_reps"] = features
                 for name, column in self._kept.items():
                     shown = column[n * self.tree.capacity + i]
