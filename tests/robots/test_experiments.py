@@ -25,18 +25,35 @@ def build(name, **overrides):
 
 
 def test_these_ship():
-    assert {"dqn-cartpole", "ppo-cartpole", "a2c-cartpole", "ppo-pendulum", "hierarchy-doorkey", "impala-cartpole"} <= set(NAMES)
+    assert {"dqn-cartpole", "ppo-cartpole", "a2c-cartpole", "ppo-pendulum", "hierarchy-doorkey", "impala-cartpole", "thinker-sokoban",
+            "thinker-atari", "thinker-sokoban-mini", "thinker-perfect-mini", "raw-sokoban-mini"} <= set(NAMES)
     assert any(name.startswith("auxiliary-") for name in NAMES)
+
+
+THINKER = {"n_agents": 2, "n_envs": 3, "total_steps": 240, "unroll": 12, "widths": [4, 4, 4], "model_channels": 4, "model_batch": 4,
+           "model_unroll": 2, "model_return_n": 1, "model_warmup": 60, "model_buffer": 240, "replay_ratio": 0.2}
+
+
+def short(name):
+    """Overrides for a run of seconds."""
+    if name == "thinker-atari":
+        pytest.importorskip("ale_py")
+    if experiments.get(name).robot != "thinker":
+        return {"n_agents": 4, "total_steps": 1500}
+    if name in ("thinker-sokoban", "thinker-atari"):  # large pictures
+        options = {"game": "breakout", "max_frames": 200} if name == "thinker-atari" else {"max_steps": 20}
+        return {**THINKER, "stage": 3, "total_steps": 60, "model_warmup": 30, "model_buffer": 60, "env_options": options}
+    return THINKER if name.startswith("raw") else {**THINKER, "stage": 3}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_short_runs_leave_the_same_trace(name):
-    hashes = []
+    hashes, overrides = [], short(name)
     for seed in (5, 5, 6):
-        with build(name, n_agents=4, total_steps=1500, trace=True, seed=seed) as robot:
-            for _ in robot.iterate(1500):
+        with build(name, **overrides, trace=True, seed=seed) as robot:
+            for _ in robot.iterate(overrides["total_steps"]):
                 pass
-            assert robot.counters()["env_steps"] >= 1500
+            assert robot.counters()["env_steps"] >= overrides["total_steps"]
             assert robot.evaluate(2, seed=1).n_episodes == 2
             hashes.append(robot.trace_hash())
     assert hashes[0] == hashes[1] != hashes[2]
@@ -136,8 +153,9 @@ def test_every_robot_runs_on_a_gpu_where_there_is_one(name):
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
-    with build(name, n_agents=4, total_steps=1500, device="cuda") as robot:
-        for _ in robot.iterate(1500):
+    overrides = short(name)
+    with build(name, **overrides, device="cuda") as robot:
+        for _ in robot.iterate(overrides["total_steps"]):
             pass
         assert all(p.is_cuda for t in robot.tasks.values() for p in t.algorithm.model.parameters())
         assert robot.evaluate(2, seed=1).n_episodes == 2
