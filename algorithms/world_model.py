@@ -103,7 +103,7 @@ class WorldModel(Algorithm):
 
         SR  reward   (r̂_t − r_t)², or cross-entropy      t = 1 … k    m_{t−1}
             done     binary cross-entropy                t = 1 … k    1 − T_{t−1}
-            image    mean (x̂_t − s_t)²                    t = 1 … k    m_t          newest frame
+            image    mean (x̂_t − s_t)²                    t = 1 … k    m_t          newest frame; cross-entropy with `sigmoid`
             feature  mean (g(x̂_t, a) − g(s_t, a))²        t = 1 … k    m_t
         VP  value    (v̂_t − y_t)², or cross-entropy      t = 0 … k    m_t
             policy   cross-entropy with π_t              t = 0 … k    m_t
@@ -329,7 +329,9 @@ class WorldModel(Algorithm):
             seen = seen * batch.mask[:, 1:].reshape(*batch.mask[:, 1:].shape, *(1,) * (seen.ndim - 2))
         losses = {"reg": out.z.square().flatten(2).mean(2)} if on["reg"] else {}
         if on["image"]:
-            losses["image"] = (out.x - seen)[:, :, -model.frame :].square().flatten(2).mean(2)
+            made, true = out.x[:, :, -model.frame :], seen[:, :, -model.frame :]
+            loss = F.binary_cross_entropy(made.clamp(1e-6, 1 - 1e-6), true, reduction="none") if model.sigmoid else (made - true).square()
+            losses["image"] = loss.flatten(2).mean(2)
         errors: dict[str, list[Tensor]] = {"feature": [], "latent": []}
         # Step by step, so that batch normalisation sees the statistics of one step, as in the unroll.
         for t in range(self.k if on["feature"] or (model.latent and on["latent"]) else 0):

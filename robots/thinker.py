@@ -138,7 +138,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
             [model_buffer_n], rows before learning [model_warm_up_n], weights of what images and their features cost [model_img_loss_cost,
             model_fea_loss_cost], learned steps per real step [min/max_replay_ratio].
         latent: Imagine without decoding images. frame_stack: frames in an observation, of which the model predicts the newest. model_norm:
-            batch normalisation in the recurrent blocks, too [not model_disable_bn]. half: plan and learn the model in 16 bits [float16].
+            batch normalisation in the recurrent blocks, too [not model_disable_bn]. model_sigmoid: for planes of 0 and 1, with model_image
+            above 0, see `ThinkerNet`. half: plan and learn the model in 16 bits [float16].
     """
 
     env: str = "Sokoban-v0"
@@ -187,6 +188,7 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     latent: bool = False
     frame_stack: Positive = 1
     model_norm: bool = False
+    model_sigmoid: bool = False
     half: bool = False
 
     def __post_init__(self) -> None:
@@ -239,7 +241,7 @@ def network(config: Config, obs: gym.Space[Any], act: gym.Space[Any]) -> Callabl
     return partial(
         ThinkerNet, obs, act, net="perfect" if config.planning == "perfect" else "dual", channels=config.model_channels,
         blocks=config.model_blocks, strides=config.model_strides, decoder_depth=config.model_depth, predict_done=config.model_done,
-        frame_stack=config.frame_stack, recurrent_norm=config.model_norm, half=config.half, latent_planning=config.latent, gamma=config.gamma, reward_clip=config.reward_clip or None,
+        frame_stack=config.frame_stack, recurrent_norm=config.model_norm, sigmoid=config.model_sigmoid and config.planning == "learned", half=config.half, latent_planning=config.latent, gamma=config.gamma, reward_clip=config.reward_clip or None,
     )  # fmt: skip
 
 

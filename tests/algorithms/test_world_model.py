@@ -431,3 +431,21 @@ def test_places_of_the_table_are_claimed_and_given_back():
     del b
     late = Owner()
     assert algorithm.claim_nodes(late, 6) == 22 and algorithm.claim_nodes(a, 5) == 10
+
+
+def test_planes_are_held_against_their_cross_entropy():
+    space = Box(0, 1, (2, 7, 7), np.uint8)
+    algorithm = world_model(net(space, sigmoid=True), image=1.0, feature=0.0)
+    assert algorithm.model.sigmoid
+    rng = np.random.default_rng(0)
+    obs = torch.from_numpy(rng.integers(0, 2, (3, K + 1, 2, 7, 7), dtype=np.uint8))
+    act = torch.from_numpy(rng.integers(0, 4, (3, K + 1)))
+    out = algorithm.model.unroll(obs, act)
+    x = out.x.detach().numpy()
+    assert (x > 0).all() and (x < 1).all()
+    y = obs[:, 1:].numpy()
+    expected = -(y * np.log(x) + (1 - y) * np.log(1 - x)).mean(axis=(2, 3, 4))
+    batch = Batch(obs=obs, act=act, mask=torch.ones(3, K + 1, dtype=torch.bool))
+    np.testing.assert_allclose(algorithm._image_losses(out, batch)["image"].detach().numpy(), expected, rtol=1e-4)
+    with pytest.raises(ValueError, match="sigmoid is about decoded images"):
+        net(space, sigmoid=True, net="perfect")
