@@ -140,7 +140,8 @@ def test_a_row_of_the_world_model_is_one_real_step(options):
                     act, obs = rows["act"][j], rows["obs"][j]
                     assert act == event["act"][i, 0] and act in range(3)
                     np.testing.assert_array_equal(obs, event["obs"]["real_states"][i])
-                    assert rows["rew"][j] == min((2 * obs[0, 0, 0] + act + 1) / 4, config_.reward_clip or np.inf)  # the same step's
+                    assert rows["rew"][j] == (2 * obs[0, 0, 0] + act + 1) / 4  # the same step's, and as the environment gave it
+                    assert event["obs_next"]["last_rew"][i, 0] == min(rows["rew"][j], config_.reward_clip or np.inf)
                     assert rows["terminated"][j] == event["terminated"][i]
                     seam = j == len(real) - 1
                     assert rows["truncated"][j] == event["truncated"][i] or seam
@@ -513,3 +514,17 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_line(options, words):
     assert "\n" not in str(caught.value)
     if {"env", "env_options", "eval_options"} & options.keys() and options.get("env") not in ("ThinkerUnbounded-v0", "ThinkerOpaque-v0"):
         assert isinstance(caught.value, ConfigError) or "copy" in options["env_options"]
+
+
+def test_rewards_are_clipped_where_they_are_learned_from():
+    """Stored and counted they are the environment's; the planner's lessons, the tree and the world model have them clipped."""
+    with build(config(**LIVES, reward_clip=0.5)) as robot:
+        lessons, algorithm = [], robot.tasks["plan"].algorithm
+        process = algorithm.process
+        algorithm.process = lambda batch: (lessons.append(batch.rew.numpy().copy()), process(batch))[1]
+        events = watch(robot)
+        go_on(robot, 60)
+        seen = np.concatenate(lessons)
+        assert seen.max() == 0.5 and max(e["rew"].max() for e in events) > 0.5
+        assert max(robot.recent_returns) > 0.5 * max(robot.recent_lengths)
+        assert robot.tasks["model"].algorithm.model.reward_clip == 0.5
