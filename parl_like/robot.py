@@ -684,7 +684,7 @@ class Robot(Crew):
         return crew
 
     def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
-        """One greedy episode before the eyes of a hook, with an agent and environment of its own; returns its return.
+        """One episode as `evaluate` plays them, before the eyes of a hook, with an agent and environment of its own; returns its return.
 
         Args:
             seed, env: As for `evaluate`.
@@ -708,7 +708,7 @@ class Robot(Crew):
     def play(
         self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30, env: EnvSource = None, max_steps: int = 0,
     ) -> float:
-        """One greedy episode as an animated GIF at `path`; returns its return. The environment must render 'rgb_array'.
+        """One episode as `evaluate` plays them, as an animated GIF at `path`; returns its return. The environment must render 'rgb_array'.
 
         Args:
             seed, env, max_steps: As for `watch`; without `env` the robot's own is made anew, with that render mode.

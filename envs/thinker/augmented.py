@@ -118,7 +118,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         n = self.num_envs
         roots = np.arange(n) * self.tree.capacity
         self._obs = np.asarray(obs)
-        reply = self._initial(self._obs, np.zeros(n, np.int64), roots)
+        reply = self._answer([self._request(0, self._obs, np.zeros(n, np.int64), roots, roots)])
         state = self.tree.begin(reply["v"], reply["logits"])
         if not np.array_equal(state.root_slot, roots):
             raise RuntimeError(f"AugmentedEnv: the first roots lie in {state.root_slot.tolist()}; expected {roots.tolist()}")
@@ -127,7 +127,6 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self._begun = True
         self._returns, self._steps, self._im_returns = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.float32)
         self._act, self._rew = np.zeros((n, 2), np.int64), np.zeros((n, 2), np.float32)
-        self._state = state
         return self._observation(state), {**info, **self._info(state, np.zeros(n, bool), {}, np.zeros(n, bool), np.zeros(n, bool))}
 
     # ------------------------------------------------------------------------------------------------------------------- steps
@@ -183,14 +182,13 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             state = self.tree.update(expanded, (self._clipped(rew), ended, reply["v"][:n], reply["logits"][:n]))
         else:
             state = self.tree.update(expanded)
-        self._state = state
         self._act = np.stack([primary, actions[:, 1]], 1).astype(np.int64)
         self._rew = np.stack([self._clipped(rew), state.im_reward], 1).astype(np.float32)
         self._returns += rew
         more = self._info(state, np.full(n, k > 0), info, terminated, truncated)
         observation = self._observation(state)
         if k and ended.any():
-            more |= self._final_obs(observation, reply, primary, rew, ended, truncated, info)
+            more |= self._final_obs(observation, reply, primary, ended, truncated, info)
         return observation, rew, np.asarray(terminated, bool), np.asarray(truncated, bool), more
 
     def _clipped(self, rew: Array) -> Array:
@@ -201,9 +199,6 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
     def _request(self, op: int, obs: Array, act: Array, parent: Array, node: Array) -> dict[str, Array]:
         n = len(node)
         return {"obs": obs, "op": np.full(n, op), "act": act, "parent": parent, "node": node}
-
-    def _initial(self, obs: Array, act: Array, slots: Array) -> Mapping[str, Array]:
-        return self._answer([self._request(0, obs, act, slots, slots)])
 
     def _answer(self, requests: list[dict[str, Array]]) -> Mapping[str, Array]:
         """One call of the model for all; what is shown of the nodes is kept."""
@@ -253,7 +248,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         return self._request(0, obs, primary[rows], slots, slots)
 
     def _final_obs(
-        self, observation: Mapping[str, Array], reply: Mapping[str, Array], primary: Array, rew: Array, ended: Array, truncated: Array,
+        self, observation: Mapping[str, Array], reply: Mapping[str, Array], primary: Array, ended: Array, truncated: Array,
         info: Mapping[str, Any],
     ) -> dict[str, Any]:
         n, layout = self.num_envs, self.tree.layout
