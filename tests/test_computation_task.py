@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parl_like.algorithm import Algorithm, Linear
-from parl_like.computation_task import BatchRule, ComputationTask, clip_gradients
+from parl_like.computation_task import BatchRule, ComputationTask, _set_mode, clip_gradients
 from parl_like.errors import Diverged
 from parl_like.model import Model
 from parl_like.spec import SpecError
@@ -429,3 +429,22 @@ def test_whatever_has_modes_predicts_in_mode_eval(part):
         task.learn({"obs": ROWS})
         assert not task.algorithm.model.part.training
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_setting_the_mode_is_what_train_does():
+    """Also for a class with a `train` of its own, an instance with one, and a layer put in later."""
+    heard = []
+
+    class Frozen(torch.nn.Dropout):
+        def train(self, mode=True):
+            heard.append(mode)
+            return super().train(False)
+
+    own = torch.nn.Dropout()
+    own.train = lambda mode=True: heard.append(mode)
+    network = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Dropout(), Frozen()), own)
+    _set_mode(network, True)
+    assert [m.training for m in network.modules()] == [True, True, True, False, True] and heard == [True, True]
+    network.append(torch.nn.BatchNorm1d(2))
+    _set_mode(network, False)
+    assert not network[2].training and not network[0][0].training and network[1].training and heard == [True, True, False, False]
