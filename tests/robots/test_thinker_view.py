@@ -51,15 +51,20 @@ def whims(monkeypatch):
 @pytest.fixture
 def taken(monkeypatch):
     """The augmented steps that were really taken: (primary action, reset, forced, real)."""
-    out, step = [], AugmentedEnv.step
+    out, states, step, update = [], [], AugmentedEnv.step, Tree.update
+
+    def note(self, *arguments):
+        states.append(update(self, *arguments))
+        return states[-1]
 
     def spy(self, actions):
         reply = step(self, actions)
-        state = self._state
+        state = states[-1]
         out.append((*actions[0].tolist(), bool(state.forced[0]), not reply[-1]["imagined"][0]))
         assert state.reset[0] == (not out[-1][3] and (out[-1][1] == 1 or out[-1][2]))
         return reply
 
+    monkeypatch.setattr(Tree, "update", note)
     monkeypatch.setattr(AugmentedEnv, "step", spy)
     return out
 
