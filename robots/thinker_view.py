@@ -158,7 +158,8 @@ class Film(Hook):
         if not ids or not net.dual or net.depth:
             return {}
         with torch.no_grad():
-            x = net.decode({"sr_h": self.model.table["sr_h"][torch.tensor(ids) + self.augmented.nodes]}).cpu().numpy()
+            rows = torch.tensor(ids) + self.augmented.nodes
+            x = net.decode({name: values[rows] for name, values in self.model.table.items()}).cpu().numpy()
         return {i: picture(frame, self.augmented.envs) for i, frame in zip(ids, x, strict=True)}
 
 

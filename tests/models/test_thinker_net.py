@@ -33,6 +33,8 @@ VARIANTS = {
     "latent": (PLANES, dict(latent_planning=True)),
     "latent stacked": (PLANES, dict(latent_planning=True, frame_stack=4)),
     "latent, other channels for VP": (PLANES, dict(latent_planning=True, vp_channels=8)),
+    "residual": (PLANES, dict(residual=True)),
+    "residual, sigmoid, stacked": (PLANES, dict(residual=True, sigmoid=True, frame_stack=2)),
     "recurrent norm": (PLANES, dict(recurrent_norm=True)),
     "single": (PLANES, dict(net="single")),
     "vector": (VECTOR, {}),
@@ -221,6 +223,41 @@ def test_only_the_newest_frame_is_imagined():
     torch.testing.assert_close(y[:, :2], obs[:, 2:])
     torch.testing.assert_close(y[:, 2:3], x[:, 3:])
     torch.testing.assert_close(two["last_x"], y[:, 1:])
+
+
+@pytest.mark.parametrize("stack", [1, 4])
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_residual_images_are_the_last_one_and_what_changes(stack, sigmoid):
+    """A decoder that says nothing repeats the newest frame, one that says c everywhere adds c, or c to the logits."""
+    model = ThinkerNet(Box(0, 1, (4, 6, 6)), ACT, frame_stack=stack, residual=True, sigmoid=sigmoid, **SMALL).eval()
+    frame = 4 // stack
+    for c in (0.0, 0.75):
+        with torch.no_grad():
+            last = model.sr_decoder.stages[-1][-1]
+            last.weight.zero_()
+            last.bias.fill_(c)
+        obs = torch.rand(2, 4, 6, 6) * 0.8 + 0.1  # away from 0 and 1, where logits are held back
+        expected, state = obs, model.initial(obs)[2]
+        torch.testing.assert_close(model.decode(state), obs[:, -frame:])
+        for _ in range(2):
+            before = expected[:, -frame:]
+            after = (before.logit() + c).sigmoid() if sigmoid else before + c
+            expected = torch.cat([expected[:, frame:], after], 1)
+            *_, state, x = model.recurrent(state, actions(2))
+            torch.testing.assert_close(x, expected)
+            torch.testing.assert_close(model.decode(state), expected[:, -frame:])
+
+
+def test_residual_planes_of_0_and_1_are_held_back():
+    """Certainty at 0.02 and 0.98: the logit of a 0 would be −∞, and nothing could change it."""
+    model = ThinkerNet(Box(0, 1, (4, 6, 6)), ACT, residual=True, sigmoid=True, **SMALL).eval()
+    with torch.no_grad():
+        last = model.sr_decoder.stages[-1][-1]
+        last.weight.zero_()
+        last.bias.zero_()
+    obs = torch.randint(0, 2, (2, 4, 6, 6)).float()
+    x = model.recurrent(model.initial(obs)[2], actions(2))[-1]
+    torch.testing.assert_close(x, 0.02 + 0.96 * obs)
 
 
 def test_latent_planning_decodes_only_for_display(monkeypatch):
