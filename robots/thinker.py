@@ -139,7 +139,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
             model_fea_loss_cost], learned steps per real step [min/max_replay_ratio].
         latent: Imagine without decoding images. frame_stack: frames in an observation, of which the model predicts the newest. model_norm:
             batch normalisation in the recurrent blocks, too [not model_disable_bn]. model_sigmoid: for planes of 0 and 1, with model_image
-            above 0; model_residual: only what changes is learned; see `ThinkerNet`. half: plan and learn the model in 16 bits [float16].
+            above 0; model_residual: only what changes is learned; see `ThinkerNet`. model_encoding, model_squash: of values and rewards, see
+            `parl_like.models.encodings`; where rewards are large "scalar" makes their error drown the others [model_enc_type, model_enc_f_type]. half: plan and learn the model in 16 bits [float16].
     """
 
     env: str = "Sokoban-v0"
@@ -190,6 +191,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     model_norm: bool = False
     model_sigmoid: bool = False
     model_residual: bool = False
+    model_encoding: Literal["scalar", "two_hot", "two_hot_biased"] = "scalar"
+    model_squash: Literal["sqrt", "log"] = "sqrt"
     half: bool = False
 
     def __post_init__(self) -> None:
@@ -246,7 +249,7 @@ def network(config: Config, obs: gym.Space[Any], act: gym.Space[Any]) -> Callabl
         blocks=config.model_blocks, strides=config.model_strides, decoder_depth=config.model_depth, predict_done=config.model_done,
         frame_stack=config.frame_stack, recurrent_norm=config.model_norm, sigmoid=config.model_sigmoid and config.planning == "learned",
         residual=config.model_residual and config.planning == "learned", half=config.half, latent_planning=config.latent, gamma=config.gamma,
-        reward_clip=config.reward_clip or None,
+        reward_clip=config.reward_clip or None, value_encoding=config.model_encoding, squash=config.model_squash,
     )  # fmt: skip
 
 
