@@ -135,12 +135,12 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
         entropy, im_entropy: Of real and of imaginary actions. reg: of large features and logits. return_norm: see `IMPALA`.
         model_*: Of the world model: channels [128 // model_downscale_c], blocks [model_size_nn], strides (published: 2, 2, 2, 2), decoder
             depth, learning rate, sequences per update, steps of an unroll [model_unroll_len] and of a return [model_return_n], rows kept
-            [model_buffer_n], rows before learning [model_warm_up_n], weights of what images and their features cost [model_img_loss_cost,
-            model_fea_loss_cost], learned steps per real step [min/max_replay_ratio].
+            [model_buffer_n], rows before learning [model_warm_up_n], weights of what rewards, values, images and features of images cost
+            [model_rs_loss_cost, model_vs_loss_cost, model_img_loss_cost, model_fea_loss_cost], learned steps per real step [min/max_replay_ratio].
         latent: Imagine without decoding images. frame_stack: frames in an observation, of which the model predicts the newest. model_norm:
             batch normalisation in the recurrent blocks, too [not model_disable_bn]. model_sigmoid: for planes of 0 and 1, with model_image
             above 0; model_residual: only what changes is learned; see `ThinkerNet`. model_encoding, model_squash: of values and rewards, see
-            `parl_like.models.encodings`; where rewards are large "scalar" makes their error drown the others [model_enc_type, model_enc_f_type]. half: plan and learn the model in 16 bits [float16].
+            `parl_like.models.encodings` [model_enc_type, model_enc_f_type]. half: plan and learn the model in 16 bits [float16].
     """
 
     env: str = "Sokoban-v0"
@@ -181,6 +181,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     model_buffer: Positive = 200_000
     model_warmup: Positive = 10_000
     model_done: bool = True
+    model_reward: Weight = 1.0
+    model_value: Weight = 0.25
     model_image: Weight = 0.0
     model_feature: Weight = 10.0
     replay_ratio: Annotated[float, Meta(gt=0)] = 5.0
@@ -282,7 +284,8 @@ def modeller(config: Config, net: Callable[[], ThinkerNet]) -> ComputationTask:
 
     def algorithm() -> WorldModel:
         return WorldModel(net, unroll=config.model_unroll, return_n=config.model_return_n, gamma=config.gamma, lr=config.model_lr,
-                          done=float(config.model_done), image=config.model_image, feature=config.model_feature, total_steps=config.total_steps, return_h=config.see_h, return_x=config.see_x)
+                          done=float(config.model_done), reward=config.model_reward, value=config.model_value, image=config.model_image,
+                          feature=config.model_feature, total_steps=config.total_steps, return_h=config.see_h, return_x=config.see_x)
 
     with torch.device("meta"):
         extras = WorldModel(net).extras()
