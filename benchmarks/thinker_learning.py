@@ -51,6 +51,7 @@ def run(name: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
             robot.run(StopAfterSteps(config.total_steps * (k + 1) // POINTS - robot.env_steps), hooks=[Solved()])
             seconds += time.perf_counter() - begin
             curve.append([robot.env_steps, float(np.mean(ended)) if ended else 0.0])
+            print(f"  {name}, seed {seed}: {robot.env_steps:,} steps, {seconds:.0f} s, {100 * curve[-1][1]:.0f} %", file=sys.stderr, flush=True)
         returns = np.array(robot.evaluate(EPISODES, seed=12345).returns)
         counters = robot.counters()
     solved = float((returns > SOLVED).mean())
