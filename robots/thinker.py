@@ -278,21 +278,29 @@ def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTa
 
 def modeller(config: Config, net: Callable[[], ThinkerNet]) -> ComputationTask:
     """The task `model`."""
-    learn_every = max(round(config.model_batch * config.model_unroll / config.replay_ratio), 1)
-    lessons = max((config.total_steps - config.model_warmup) // learn_every, 1)
-    first = config.beta + (1.0 - config.beta) * config.model_warmup / config.total_steps  # β follows real steps, and rises in the warmup, too
-
     def algorithm() -> WorldModel:
         return WorldModel(net, unroll=config.model_unroll, return_n=config.model_return_n, gamma=config.gamma, lr=config.model_lr,
                           done=float(config.model_done), reward=config.model_reward, value=config.model_value, image=config.model_image,
                           feature=config.model_feature, total_steps=config.total_steps, return_h=config.see_h, return_x=config.see_x)
 
+    return replaying(algorithm, net, batch=config.model_batch, unroll=config.model_unroll, ratio=config.replay_ratio, size=config.model_buffer,
+                     warmup=config.model_warmup, total_steps=config.total_steps, alpha=config.alpha, beta=config.beta, device=config.device)
+
+
+def replaying(
+    algorithm: Callable[[], WorldModel], net: Callable[[], ThinkerNet], *, batch: int, unroll: int, ratio: float, size: int, warmup: int,
+    total_steps: int, alpha: float, beta: float, **options: Any,
+) -> ComputationTask:
+    """A world model that learns from prioritised replay, `ratio` learned steps for each real one; `options` are the task's."""
+    learn_every = max(round(batch * unroll / ratio), 1)
+    lessons = max((total_steps - warmup) // learn_every, 1)
+    first = beta + (1.0 - beta) * min(warmup / total_steps, 1.0)  # β follows real steps, and rises in the warmup, too
     with torch.device("meta"):
         extras = WorldModel(net).extras()
-    buffer = partial(PrioritizedReplayBuffer, alpha=config.alpha, beta=Linear(first, 1.0, lessons), ignore_obs_next=True)
-    return ComputationTask(algorithm, lambda: OffPolicyHelper(
-        size=config.model_buffer, batch_size=config.model_batch, learn_every=learn_every, warmup=config.model_warmup,
-        buffer=buffer, extras=extras), device=config.device, training_rule=BatchRule(max_rows=config.model_batch))
+    buffer = partial(PrioritizedReplayBuffer, alpha=alpha, beta=Linear(first, 1.0, lessons), ignore_obs_next=True)
+    return ComputationTask(
+        algorithm, lambda: OffPolicyHelper(size=size, batch_size=batch, learn_every=learn_every, warmup=warmup, buffer=buffer, extras=extras),
+        training_rule=BatchRule(max_rows=batch), **options)
 
 
 def build(config: Config) -> Robot:

@@ -26,12 +26,10 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from msgspec import Meta
 
-from parl_like.agent_helper import AgentHelper, OffPolicyHelper
-from parl_like.algorithm import Linear
+from parl_like.agent_helper import AgentHelper
 from parl_like.algorithms.world_model import WorldModel
-from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.computation_task import ComputationTask
 from parl_like.data.archive import clean_partial, replace_file, write_archive
-from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.envs.make import make_env
 from parl_like.envs.thinker.augmented import AugmentedEnv, check_envs
 from parl_like.envs.thinker.layout import Layout
@@ -40,7 +38,7 @@ from parl_like.errors import unknown
 from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file, resolve, to_dict
 from parl_like.models.thinker_net import ThinkerNet
 from parl_like.robot import Robot
-from parl_like.robots.thinker import Config, ThinkerAgent, make_envs
+from parl_like.robots.thinker import Config, ThinkerAgent, make_envs, replaying
 from parl_like.spec import Array
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -338,16 +336,10 @@ def _task(o: ThinkerOptions, net: Callable[[], ThinkerNet], device: torch.device
 
     if not o.train_model:
         return ComputationTask(algorithm, AgentHelper, device=device, train=False)
-    with torch.device("meta"):
-        extras = WorldModel(net).extras()
-    # So many real steps for one update of model_batch_size sequences of model_unroll_len: the replay ratio holds by itself.
-    every = max(round(o.model_batch_size * o.model_unroll_len / o.max_replay_ratio), 1)
-    beta = Linear(o.priority_beta, 1.0, max(o.total_steps // every, 1))
-    buffer = partial(PrioritizedReplayBuffer, alpha=o.priority_alpha, beta=beta, ignore_obs_next=True)
     # A lesson that fails in its thread is told by the next step that teaches, so nothing is stopped for it.
-    return ComputationTask(algorithm, lambda: OffPolicyHelper(
-        size=o.model_buffer_n, batch_size=o.model_batch_size, learn_every=every, warmup=o.model_warm_up_n, buffer=buffer, extras=extras),
-        device=device, training_rule=BatchRule(max_rows=o.model_batch_size), on_error="fail_batch")
+    return replaying(algorithm, net, batch=o.model_batch_size, unroll=o.model_unroll_len, ratio=o.max_replay_ratio, size=o.model_buffer_n,
+                     warmup=o.model_warm_up_n, total_steps=o.total_steps, alpha=o.priority_alpha, beta=o.priority_beta, device=device,
+                     on_error="fail_batch")
 
 
 class _Caller(ThinkerAgent):
