@@ -72,6 +72,8 @@ class ThinkerNet(Model):
             several times as fast as the published squared error.
         residual: The decoder says what changes: its output is added to the frame before (with `sigmoid` before the sigmoid). What stands still
             need not be learned, and 6 × 6 boards are right in a tenth of the updates.
+        markov: An imagined observation is all that is known of its node: the next step starts from it (with `sigmoid` from its nearest 0s and
+            1s) as from a root. Where observations say everything, a model of one step is a model of many, and errors do not pile up.
         recurrent_norm: Batch normalisation in the recurrent blocks, too (model_disable_bn=false); encoder and decoder always have it.
         zero_init: First predictions are 0 and uniform (model_zero_init).
         reward_clip, gamma: `initial` and `recurrent` keep rewards within ± reward_clip and values within ± reward_clip / (1 − gamma).
@@ -90,7 +92,7 @@ class ThinkerNet(Model):
         self, obs: gym.Space[Any], act: gym.Space[Any], *, net: Literal["dual", "single", "perfect"] = "dual", blocks: int = 1, channels: int = 64,
         vp_channels: int | None = None, strides: Sequence[int] = (2, 2, 2, 2), decoder_depth: int = 0, frame_stack: int = 1,
         value_encoding: str = "scalar", squash: Squash = "sqrt", predict_done: bool = True, latent_planning: bool = False, sigmoid: bool = False,
-        residual: bool = False, recurrent_norm: bool = False, zero_init: bool = True, reward_clip: float | None = None, gamma: float = 0.97, half: bool = False,
+        residual: bool = False, markov: bool = False, recurrent_norm: bool = False, zero_init: bool = True, reward_clip: float | None = None, gamma: float = 0.97, half: bool = False,
         bounds: tuple[Any, Any] | None = None,
     ) -> None:
         super().__init__(obs, act)
@@ -108,9 +110,10 @@ class ThinkerNet(Model):
         self.depth, self.latent, self.low_precision = decoder_depth, latent_planning, half
         if sigmoid and not (self.dual and decoder_depth == 0):
             raise ValueError("ThinkerNet: sigmoid is about decoded images; it goes with net='dual' and decoder_depth=0")
-        if residual and (latent_planning or not (self.dual and decoder_depth == 0)):
-            raise ValueError("ThinkerNet: residual adds to the image before; it goes with net='dual', decoder_depth=0 and latent_planning=False")
-        self.sigmoid, self.residual = sigmoid, residual
+        if (residual or markov) and (latent_planning or not (self.dual and decoder_depth == 0)):
+            raise ValueError("ThinkerNet: residual and markov start from the image before; they go with net='dual', decoder_depth=0 and "
+                             "latent_planning=False")
+        self.sigmoid, self.residual, self.markov = sigmoid, residual, markov
         self.predict_done = predict_done and net != "perfect"
         self.reward_clip, self.value_clip = reward_clip, None if reward_clip is None else reward_clip / (1.0 - gamma)
         self.frame = obs.shape[0] // frame_stack
@@ -241,6 +244,19 @@ class ThinkerNet(Model):
             return self._vp(torch.zeros_like(z), z, a)
         return z if self.net == "perfect" else self.to_hidden(z)
 
+    def _root(self, x: Tensor, a: Tensor) -> State:
+        """The state of a node of which nothing but its observation is known."""
+        state = {"vp_h": self._vp_root(x, a).float()}
+        if self.dual:
+            state = {"sr_h": self.sr_encoder(x, a).float(), **state}
+        if "last_x" in self._shapes:
+            state["last_x"] = x[:, -self.kept :]
+        return state
+
+    def _settled(self, x: Tensor) -> Tensor:
+        """An imagined observation as one to start from."""
+        return (x > 0.5).float() if self.sigmoid else x.detach()
+
     def _image(self, h: Tensor, last: Tensor | None) -> Tensor:
         """What SR imagines: the frames `last`, if it imagines the newest of a stack, and the decoded one."""
         frame: Tensor = self.sr_decoder(h).float()
@@ -288,11 +304,7 @@ class ThinkerNet(Model):
         with self._precision(obs.device):
             x = self.normalize(obs)
             a = self._one_hot(torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if act is None else act)
-            state = {"vp_h": self._vp_root(x, a).float()}
-            if self.dual:
-                state = {"sr_h": self.sr_encoder(x, a).float(), **state}
-            if "last_x" in self._shapes:
-                state["last_x"] = x[:, -self.kept :]
+            state = self._root(x, a)
             out = self.vp_heads(state["vp_h"])
         return self._value(out["value"]), out["logits"], state
 
@@ -319,10 +331,14 @@ class ThinkerNet(Model):
                 h = self.sr_rnn(state["sr_h"], a)
                 imagined = self.sr_heads(h)
                 x = None if self.latent and not decode else self._image(h, state.get("last_x"))
-                after = {"sr_h": h.float(), "vp_h": self._vp(state["vp_h"], self._feature(h, x, a), a).float()}
-                if "last_x" in self._shapes:
+                if self.markov:
                     assert x is not None
-                    after["last_x"] = x[:, -self.kept :]
+                    after = self._root(self._settled(x), a)
+                else:
+                    after = {"sr_h": h.float(), "vp_h": self._vp(state["vp_h"], self._feature(h, x, a), a).float()}
+                    if "last_x" in self._shapes:
+                        assert x is not None
+                        after["last_x"] = x[:, -self.kept :]
                 out = self.vp_heads(after["vp_h"])
             else:
                 after = {"vp_h": self._vp(state["vp_h"], None, a).float()}
@@ -370,17 +386,20 @@ class ThinkerNet(Model):
             features: list[Tensor] = []
             if self.dual:
                 h, last = self.sr_encoder(x, a[0]), self._last(x)
-                for action in a[1:]:
+                for t, action in enumerate(a[1:], 1):
                     h = self.sr_rnn(h, action)
                     hidden.append(h.detach())
                     imagined.append(self.sr_heads(h))
                     images.append(self._image(h, last))
                     last = self._last(images[-1])
+                    if self.markov and t < len(a) - 1:
+                        settled = self._settled(images[-1])
+                        h, last = self.sr_encoder(settled, action), self._last(settled)
             h = self._vp_root(x, a[0])
             outs = [self.vp_heads(h)]
             for t, action in enumerate(a[1:]):
-                z = self._feature(hidden[t], images[t].detach(), action) if self.dual else None
-                h = self._vp(h, z, action)
+                z = self._feature(hidden[t], self._settled(images[t]) if self.markov else images[t].detach(), action) if self.dual else None
+                h = self._vp(torch.zeros_like(h) if self.markov else h, z, action)
                 outs.append(self.vp_heads(h))
                 features.append(self.to_feature(h).float() if z is None else z.float())
 

@@ -139,7 +139,7 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
             [model_rs_loss_cost, model_vs_loss_cost, model_img_loss_cost, model_fea_loss_cost], learned steps per real step [min/max_replay_ratio].
         latent: Imagine without decoding images. frame_stack: frames in an observation, of which the model predicts the newest. model_norm:
             batch normalisation in the recurrent blocks, too [not model_disable_bn]. model_sigmoid: for planes of 0 and 1, with model_image
-            above 0; model_residual: only what changes is learned; see `ThinkerNet`. model_encoding, model_squash: of values and rewards, see
+            above 0; model_residual: only what changes is learned; model_markov: each imagined image is a new start; see `ThinkerNet`. model_encoding, model_squash: of values and rewards, see
             `parl_like.models.encodings` [model_enc_type, model_enc_f_type]. half: plan and learn the model in 16 bits [float16].
     """
 
@@ -193,6 +193,7 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     model_norm: bool = False
     model_sigmoid: bool = False
     model_residual: bool = False
+    model_markov: bool = False
     model_encoding: Literal["scalar", "two_hot", "two_hot_biased"] = "scalar"
     model_squash: Literal["sqrt", "log"] = "sqrt"
     half: bool = False
@@ -210,8 +211,10 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
             raise ValueError("planning 'perfect' asks the environments, so no image is decoded; leave latent and model_depth out")
         if self.model_depth and self.see_x:
             raise ValueError(f"model_depth {self.model_depth} imagines features, no observations; set see_x=false or model_depth=0")
-        if self.planning == "learned" and ((self.model_sigmoid and self.model_depth) or (self.model_residual and (self.model_depth or self.latent))):
-            raise ValueError("model_sigmoid and model_residual are about decoded images; set model_depth=0, and with model_residual latent=false")
+        starts = self.model_residual or self.model_markov
+        if self.planning == "learned" and ((self.model_depth and (starts or self.model_sigmoid)) or (self.latent and starts)):
+            raise ValueError("model_sigmoid, model_residual and model_markov are about decoded images; set model_depth=0, and with the latter two "
+                             "latent=false")
         if self.model_depth == 4 and self.latent:
             raise ValueError("model_depth 4 decodes nothing, so there is nothing for latent planning to leave out; set latent=false")
         if self.model_channels % 2:
@@ -250,7 +253,7 @@ def network(config: Config, obs: gym.Space[Any], act: gym.Space[Any]) -> Callabl
         ThinkerNet, obs, act, net="perfect" if config.planning == "perfect" else "dual", channels=config.model_channels,
         blocks=config.model_blocks, strides=config.model_strides, decoder_depth=config.model_depth, predict_done=config.model_done,
         frame_stack=config.frame_stack, recurrent_norm=config.model_norm, sigmoid=config.model_sigmoid and config.planning == "learned",
-        residual=config.model_residual and config.planning == "learned", half=config.half, latent_planning=config.latent, gamma=config.gamma,
+        residual=config.model_residual and config.planning == "learned", markov=config.model_markov and config.planning == "learned", half=config.half, latent_planning=config.latent, gamma=config.gamma,
         reward_clip=config.reward_clip or None, value_encoding=config.model_encoding, squash=config.model_squash,
     )  # fmt: skip
 

@@ -449,5 +449,5 @@ def test_planes_are_held_against_their_cross_entropy():
     np.testing.assert_allclose(algorithm._image_losses(out, batch)["image"].detach().numpy(), expected, rtol=1e-4)
     with pytest.raises(ValueError, match="sigmoid is about decoded images"):
         net(space, sigmoid=True, net="perfect")
-    with pytest.raises(ValueError, match="residual adds to the image before"):
+    with pytest.raises(ValueError, match="residual and markov start from the image before"):
         net(space, residual=True, latent_planning=True)

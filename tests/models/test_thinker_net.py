@@ -35,6 +35,8 @@ VARIANTS = {
     "latent, other channels for VP": (PLANES, dict(latent_planning=True, vp_channels=8)),
     "residual": (PLANES, dict(residual=True)),
     "residual, sigmoid, stacked": (PLANES, dict(residual=True, sigmoid=True, frame_stack=2)),
+    "markov": (PLANES, dict(markov=True)),
+    "markov, all": (PLANES, dict(markov=True, residual=True, sigmoid=True, frame_stack=2)),
     "recurrent norm": (PLANES, dict(recurrent_norm=True)),
     "single": (PLANES, dict(net="single")),
     "vector": (VECTOR, {}),
