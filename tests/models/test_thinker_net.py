@@ -262,6 +262,16 @@ def test_residual_planes_of_0_and_1_are_held_back():
     torch.testing.assert_close(x, 0.02 + 0.96 * obs)
 
 
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_markov_nodes_are_what_a_root_of_their_observation_would_be(sigmoid):
+    model = ThinkerNet(PLANES, ACT, frame_stack=2, markov=True, sigmoid=sigmoid, **SMALL).eval()
+    state, act = model.initial(observations(PLANES, 5))[2], actions(5)
+    *_, v, logits, state, x = model.recurrent(state, act)
+    assert not sigmoid or ((x[:, 2:] > 0.5).any() and (x[:, 2:] < 0.5).any())
+    expected = model.initial((x > 0.5).float() if sigmoid else x, act)
+    torch.testing.assert_close((v, logits, state), expected)
+
+
 def test_latent_planning_decodes_only_for_display(monkeypatch):
     space, model = made("latent")
     _, _, state = model.initial(observations(space, 2))
