@@ -133,7 +133,7 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
         unroll: Augmented steps of each environment between two updates of the planner [actor_unroll_len].
         lr, lr_decay: Of the planner [actor_learning_rate]. im_cost: weight of the planning reward, falling to 0 by the end of the run.
         entropy, im_entropy: Of real and of imaginary actions. reg: of large features and logits. return_norm: see `IMPALA`.
-        model_*: Of the world model: channels [128 // model_downscale_c], blocks [model_size_nn], strides (published: 2, 2, 2, 2), decoder
+        model_*: Of the world model: channels [128 // model_downscale_c] (VP's, if others), blocks [model_size_nn], strides (published: 2, 2, 2, 2), decoder
             depth, learning rate, sequences per update, steps of an unroll [model_unroll_len] and of a return [model_return_n], rows kept
             [model_buffer_n], rows before learning [model_warm_up_n], weights of what rewards, values, images and features of images cost
             [model_rs_loss_cost, model_vs_loss_cost, model_img_loss_cost, model_fea_loss_cost], learned steps per real step [min/max_replay_ratio].
@@ -171,6 +171,7 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     reg: Weight = 1e-3
     return_norm: Literal["targets", "advantages", "batch", "none"] = "none"
     model_channels: Positive = 64
+    model_vp_channels: Count = 0
     model_blocks: Positive = 1
     model_strides: tuple[Stride, Stride, Stride, Stride] = (2, 2, 2, 2)
     model_depth: Annotated[int, Meta(ge=0, le=4)] = 0
@@ -217,8 +218,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
                              "latent=false")
         if self.model_depth == 4 and self.latent:
             raise ValueError("model_depth 4 decodes nothing, so there is nothing for latent planning to leave out; set latent=false")
-        if self.model_channels % 2:
-            raise ValueError(f"model_channels is {self.model_channels}; expected an even number")
+        if self.model_channels % 2 or self.model_vp_channels % 2:
+            raise ValueError(f"model_channels is {self.model_channels}, model_vp_channels {self.model_vp_channels}; expected even numbers")
         if self.reward_clip and self.gamma == 1:
             raise ValueError("reward_clip bounds values by reward_clip / (1 - gamma); with gamma=1 set reward_clip=0")
         rows, lanes, sequence = min(self.model_buffer, self.total_steps), self.n_agents * self.n_envs, self.model_unroll + self.model_return_n + 2
@@ -251,6 +252,7 @@ def network(config: Config, obs: gym.Space[Any], act: gym.Space[Any]) -> Callabl
     """What makes the world model."""
     return partial(
         ThinkerNet, obs, act, net="perfect" if config.planning == "perfect" else "dual", channels=config.model_channels,
+        vp_channels=config.model_vp_channels or None,
         blocks=config.model_blocks, strides=config.model_strides, decoder_depth=config.model_depth, predict_done=config.model_done,
         frame_stack=config.frame_stack, recurrent_norm=config.model_norm, sigmoid=config.model_sigmoid and config.planning == "learned",
         residual=config.model_residual and config.planning == "learned", markov=config.model_markov and config.planning == "learned", half=config.half, latent_planning=config.latent, gamma=config.gamma,
