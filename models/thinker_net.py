@@ -71,7 +71,7 @@ class ThinkerNet(Model):
         sigmoid: Images are decoded through a sigmoid, and their loss is the cross-entropy: for planes of 0 and 1, few of which are 1, it learns
             several times as fast as the published squared error.
         residual: The decoder says what changes: its output is added to the frame before (with `sigmoid` before the sigmoid). What stands still
-            need not be learned, and 6 × 6 boards are right in a tenth of the updates.
+            need not be learned, and one step ahead on 6 × 6 boards takes a third of the updates.
         markov: An imagined observation is all that is known of its node: the next step starts from it (with `sigmoid` from its nearest 0s and
             1s) as from a root. Where observations say everything, a model of one step is a model of many, and errors do not pile up.
         recurrent_norm: Batch normalisation in the recurrent blocks, too (model_disable_bn=false); encoder and decoder always have it.
@@ -92,8 +92,8 @@ class ThinkerNet(Model):
         self, obs: gym.Space[Any], act: gym.Space[Any], *, net: Literal["dual", "single", "perfect"] = "dual", blocks: int = 1, channels: int = 64,
         vp_channels: int | None = None, strides: Sequence[int] = (2, 2, 2, 2), decoder_depth: int = 0, frame_stack: int = 1,
         value_encoding: str = "scalar", squash: Squash = "sqrt", predict_done: bool = True, latent_planning: bool = False, sigmoid: bool = False,
-        residual: bool = False, markov: bool = False, recurrent_norm: bool = False, zero_init: bool = True, reward_clip: float | None = None, gamma: float = 0.97, half: bool = False,
-        bounds: tuple[Any, Any] | None = None,
+        residual: bool = False, markov: bool = False, recurrent_norm: bool = False, zero_init: bool = True, reward_clip: float | None = None,
+        gamma: float = 0.97, half: bool = False, bounds: tuple[Any, Any] | None = None,
     ) -> None:
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.Discrete):

@@ -133,14 +133,15 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
         unroll: Augmented steps of each environment between two updates of the planner [actor_unroll_len].
         lr, lr_decay: Of the planner [actor_learning_rate]. im_cost: weight of the planning reward, falling to 0 by the end of the run.
         entropy, im_entropy: Of real and of imaginary actions. reg: of large features and logits. return_norm: see `IMPALA`.
-        model_*: Of the world model: channels [128 // model_downscale_c] (VP's, if others), blocks [model_size_nn], strides (published: 2, 2, 2, 2), decoder
-            depth, learning rate, sequences per update, steps of an unroll [model_unroll_len] and of a return [model_return_n], rows kept
-            [model_buffer_n], rows before learning [model_warm_up_n], weights of what rewards, values, images and features of images cost
-            [model_rs_loss_cost, model_vs_loss_cost, model_img_loss_cost, model_fea_loss_cost], learned steps per real step [min/max_replay_ratio].
+        model_*: Of the world model: channels [128 // model_downscale_c] (VP's, if others), blocks [model_size_nn], strides (published: 2, 2,
+            2, 2), decoder depth, learning rate, sequences per update, steps of an unroll [model_unroll_len] and of a return
+            [model_return_n], rows kept [model_buffer_n], rows before learning [model_warm_up_n], weights of what rewards, images and
+            features of images cost [model_rs_loss_cost, model_img_loss_cost, model_fea_loss_cost], learned steps per real step
+            [min/max_replay_ratio].
         latent: Imagine without decoding images. frame_stack: frames in an observation, of which the model predicts the newest. model_norm:
             batch normalisation in the recurrent blocks, too [not model_disable_bn]. model_sigmoid: for planes of 0 and 1, with model_image
-            above 0; model_residual: only what changes is learned; model_markov: each imagined image is a new start; see `ThinkerNet`. model_encoding, model_squash: of values and rewards, see
-            `parl_like.models.encodings` [model_enc_type, model_enc_f_type]. half: plan and learn the model in 16 bits [float16].
+            above 0; model_residual: only what changes is learned; model_markov: each imagined image is a new start; see `ThinkerNet`.
+            half: plan and learn the model in 16 bits [float16].
     """
 
     env: str = "Sokoban-v0"
@@ -183,7 +184,6 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     model_warmup: Positive = 10_000
     model_done: bool = True
     model_reward: Weight = 1.0
-    model_value: Weight = 0.25
     model_image: Weight = 0.0
     model_feature: Weight = 10.0
     replay_ratio: Annotated[float, Meta(gt=0)] = 5.0
@@ -195,8 +195,6 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     model_sigmoid: bool = False
     model_residual: bool = False
     model_markov: bool = False
-    model_encoding: Literal["scalar", "two_hot", "two_hot_biased"] = "scalar"
-    model_squash: Literal["sqrt", "log"] = "sqrt"
     half: bool = False
 
     def __post_init__(self) -> None:
@@ -250,13 +248,13 @@ def make_envs(config: Config, n: int, options: Mapping[str, Any]) -> VectorEnv[A
 
 def network(config: Config, obs: gym.Space[Any], act: gym.Space[Any]) -> Callable[[], ThinkerNet]:
     """What makes the world model."""
+    learned = config.planning == "learned"  # only then are images decoded
     return partial(
         ThinkerNet, obs, act, net="perfect" if config.planning == "perfect" else "dual", channels=config.model_channels,
-        vp_channels=config.model_vp_channels or None,
-        blocks=config.model_blocks, strides=config.model_strides, decoder_depth=config.model_depth, predict_done=config.model_done,
-        frame_stack=config.frame_stack, recurrent_norm=config.model_norm, sigmoid=config.model_sigmoid and config.planning == "learned",
-        residual=config.model_residual and config.planning == "learned", markov=config.model_markov and config.planning == "learned", half=config.half, latent_planning=config.latent, gamma=config.gamma,
-        reward_clip=config.reward_clip or None, value_encoding=config.model_encoding, squash=config.model_squash,
+        vp_channels=config.model_vp_channels or None, blocks=config.model_blocks, strides=config.model_strides,
+        decoder_depth=config.model_depth, predict_done=config.model_done, frame_stack=config.frame_stack, recurrent_norm=config.model_norm,
+        sigmoid=config.model_sigmoid and learned, residual=config.model_residual and learned, markov=config.model_markov and learned,
+        half=config.half, latent_planning=config.latent, gamma=config.gamma, reward_clip=config.reward_clip or None,
     )  # fmt: skip
 
 
@@ -285,7 +283,7 @@ def modeller(config: Config, net: Callable[[], ThinkerNet]) -> ComputationTask:
     """The task `model`."""
     def algorithm() -> WorldModel:
         return WorldModel(net, unroll=config.model_unroll, return_n=config.model_return_n, gamma=config.gamma, lr=config.model_lr,
-                          done=float(config.model_done), reward=config.model_reward, value=config.model_value, image=config.model_image,
+                          done=float(config.model_done), reward=config.model_reward, image=config.model_image,
                           feature=config.model_feature, total_steps=config.total_steps, return_h=config.see_h, return_x=config.see_x)
 
     return replaying(algorithm, net, batch=config.model_batch, unroll=config.model_unroll, ratio=config.replay_ratio, size=config.model_buffer,
