@@ -735,6 +735,6 @@ def _send_error(link: Link, error: BaseException) -> None:
 
 
 def _dumps(value: Any) -> bytes:
-    import cloudpickle  # type: ignore[import-untyped]  # gymnasium depends on it; takes what plain pickle refuses
+    import cloudpickle  # gymnasium depends on it; takes what plain pickle refuses
 
     return bytes(cloudpickle.dumps(value))

@@ -265,11 +265,15 @@ class PredictionQueue(RequestQueue):
             for name, value in self.explorer.act(out, noise).items():
                 # The columns are reused for the next batch, so an explorer's action must not live in them.
                 out[name] = value.copy() if noise is not None and np.may_share_memory(value, noise) else value
+        self.answer(batch.tickets, out, version)
+
+    def answer(self, tickets: list[Ticket], out: Mapping[str, Array], version: int) -> None:
+        """Gives the members of one batch its outputs."""
         acts = None
         if "act" in out:
             act = out["act"] if self.to_env is None else self.to_env(out["act"])
             acts = act.tolist() if act.ndim == 1 else list(act)
-        for ticket in batch.tickets:
+        for ticket in tickets:
             ticket.out = out
             ticket.acts = acts
             ticket.version = version
@@ -351,9 +355,7 @@ class TrainingQueue(RequestQueue):
                          f"got {value.shape[1:]} {value.dtype}")
 
     def _run(self, batch: _Batch) -> None:
-        parts = batch.parts
-        rows = parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-        result = self.task.learn(rows)
+        result = self.task.learn(self.joined(batch))
         for name, value in result.items():
             if isinstance(value, np.ndarray) and value.ndim and len(value) != batch.rows:
                 raise ValueError(f"learn returned {name!r} with {len(value)} rows; expected a scalar or one row for each of {batch.rows}")
@@ -361,6 +363,12 @@ class TrainingQueue(RequestQueue):
         for ticket in batch.tickets:
             ticket.out = result
             ticket.version = self.task.version
+
+    @staticmethod
+    def joined(batch: _Batch) -> Mapping[str, Array]:
+        """The rows of all requests of a batch, in their order."""
+        parts = batch.parts
+        return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
 class ComputationWrapper:

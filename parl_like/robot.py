@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -28,11 +28,20 @@ from parl_like.model import Model
 from parl_like.spec import SpecError
 from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash
 
-DRIVERS = {"cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver"}
+DRIVERS = {
+    "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
+    "processes": "parl_like.drivers.processes:ProcessesDriver",
+}
 """Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
 
 DRAIN_PATIENCE = 10.0
 """Seconds that `close(drain=True)` waits for agents that are busy in their environments."""
+
+class DriverOptions(Protocol):
+    """A driver with options, such as `parl_like.drivers.processes.Processes`, in place of its name."""
+
+    name: str
+
 
 EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
 
@@ -107,10 +116,11 @@ class Crew:
 
     def __init__(
         self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int, seed: np.random.SeedSequence,
-        driver: str, sync: bool, mode: Mode, label: str = "agent", transforms: Mapping[str, Transforms] | None = None,
+        driver: str | DriverOptions, sync: bool, mode: Mode, label: str = "agent", transforms: Mapping[str, Transforms] | None = None,
     ) -> None:
         self.tasks = dict(tasks)
-        self.driver_name, self.sync, self.mode = driver, sync, mode
+        self.driver_name, self.sync, self.mode = driver if isinstance(driver, str) else driver.name, sync, mode
+        self._driver_options = None if isinstance(driver, str) else driver
         # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`. The
         # value of a call (next() of a counter) could be stored late, over a larger one.
         self.env_steps = self.episodes = 0
@@ -129,38 +139,70 @@ class Crew:
         self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
         self.agents: list[Agent] = []
         self.wrappers: dict[str, ComputationWrapper] = {}
-        self._enlist(n_agents)
+        if self._driver.hosted:
+            self._host(n_agents)
+        else:
+            self._enlist(n_agents)
+
+    def _seats(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
+        """Index and seed of each of `n` new agents."""
+        return list(enumerate(self._seeds.spawn(n), self.agents[-1].index + 1 if self.agents else 0))
 
     def _enlist(self, n: int) -> list[Agent]:
         """Makes agents with environments and, for every task, helpers."""
-        seeds = self._seeds.spawn(n)
-        env, new = self._env, []
-        for index, seed in enumerate(seeds, self.agents[-1].index + 1 if self.agents else 0):
-            member = self._make_agent()
-            if not isinstance(member, Agent):
-                raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
-            member.bind(self, index, np.random.default_rng(seed), self._label)  # type: ignore[arg-type]
-            new.append(member)
-            if env is None:
-                member.env = None
-            else:
-                member.join(lambda: make_one(env))
+        seats = self._seats(n)
+        new = [self._make_member(index, seed) for index, seed in seats]
         for number, (name, task) in enumerate(self.tasks.items()):
-            self._furnish(name, task, new, [s.spawn(1)[0] for s in seeds], number)
+            self._furnish(name, task, new, [seed.spawn(1)[0] for _, seed in seats], number)
         self.agents += new
         for member in new:
             if member.env is not None:
                 member.env.observe([])
         return new
 
+    def _make_member(self, index: int, seed: np.random.SeedSequence) -> Agent:
+        env = self._env
+        member = self._make_agent()
+        if not isinstance(member, Agent):
+            raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
+        member.bind(self, index, np.random.default_rng(seed), self._label)  # type: ignore[arg-type]
+        if env is None:
+            member.env = None
+        else:
+            member.join(lambda: make_one(env))
+        return member
+
+    def _host(self, n: int) -> None:
+        """Has the driver make the agents where they will run. One is made here, too, and closed again: it tells the wrappers what the
+        agents will ask, and finds a mistake before a process is started."""
+        if _is_made(self._env):
+            raise ValueError(f"Robot: an environment itself cannot go to a worker process; driver={self.driver_name!r} needs a factory "
+                             "(`lambda: gym.make(...)`) or an id")
+        like = self._make_member(-1, np.random.SeedSequence(0))
+        for number, (name, task) in enumerate(self.tasks.items()):
+            self._furnish(name, task, [like], [np.random.SeedSequence(0)], number, stores=False)
+            if self.transforms[name].state_dict():
+                raise ValueError(f"Robot: the transforms of task {name!r} keep statistics, which worker processes do not share yet; use "
+                                 "driver='cooperative' or 'threads', or normalise inside the model")
+            like.helpers[name].comm.close()
+        if like.env is not None:
+            like.env.close()
+        self.agents = self._driver.enlist(self, like, self._seats(n), self._tracing())
+
+    def _tracing(self) -> bool:
+        return False
+
     def _make_driver(self) -> Any:
         if self.driver_name not in DRIVERS:
             raise ValueError(unknown("driver", self.driver_name, DRIVERS))
         module, name = DRIVERS[self.driver_name].split(":")
-        return getattr(import_module(module), name)(self.sync, self._agent_failed, self._task_failed)
+        options = () if self._driver_options is None else (self._driver_options,)
+        return getattr(import_module(module), name)(self.sync, self._agent_failed, self._task_failed, *options)
 
-    def _furnish(self, name: str, task: ComputationTask, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence], number: int) -> None:
-        """A helper of one task for every new agent; for the first of them the task's wrapper and buffer, too."""
+    def _furnish(
+        self, name: str, task: ComputationTask, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence], number: int, stores: bool = True,
+    ) -> None:
+        """A helper of one task for every new agent; for the first of them the task's wrapper and, where rows are stored, its buffer, too."""
         make = task.helper or AgentHelper
         helpers = [make() for _ in agents]
         training = self.mode != "test" and task.train
@@ -178,7 +220,7 @@ class Crew:
                     lane = buffer.n_lanes
                     buffer.add_lanes(new_lanes)
         else:
-            if training and name not in self.buffers:
+            if stores and training and name not in self.buffers:
                 root = self._seeds
                 buffer_seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
                 buffer = helpers[0].make_buffer(new_lanes, np.random.default_rng(buffer_seed))
@@ -379,6 +421,8 @@ class Crew:
             for agent in self.agents:
                 if agent.env is not None and not self._borrowed:
                     agent.env.close()
+            if self._driver.hosted:
+                self._driver.close()
 
 
 class _Watch(Hook):
@@ -407,7 +451,8 @@ class Robot(Crew):
         tasks: Name → `ComputationTask`, in the order that breaks ties.
         agent: Zero-argument function that makes an agent, e.g. its class.
         n_agents: Agents, each with an environment of its own.
-        driver: 'cooperative' (greenlets, deterministic) or 'threads'.
+        driver: 'cooperative' (greenlets, deterministic), 'threads', or 'processes' (workers on all cores, each with a block of the agents;
+            their options: `parl_like.drivers.processes.Processes`).
         mode: 'sync': all agents unroll, then the tasks train, one `train_iter` after the other. 'async': agents never wait for
             training.
         seed: Decides everything random: one `SeedSequence` spawns the generators of tasks, agents, helpers and buffers.
@@ -419,7 +464,7 @@ class Robot(Crew):
 
     def __init__(
         self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent, n_agents: int = 1,
-        driver: str = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False, eval_env: EnvSource = None,
+        driver: str | DriverOptions = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False, eval_env: EnvSource = None,
         eval_explore: bool = False,
     ) -> None:
         if n_agents < 1:
@@ -459,6 +504,7 @@ class Robot(Crew):
             raise ValueError(f"add_agents: n is {n}; expected at least 1")
         if _is_made(self._env):
             raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: gym.make(...)`) or an id")
+        self._refuse_hosted("add_agents")
         self._cut()
         self._halt()
         new = self._enlist(n)
@@ -475,6 +521,7 @@ class Robot(Crew):
         if agent not in self.agents or len(self.agents) == 1:
             raise ValueError(f"remove_agent: {agent} is {'the only' if agent in self.agents else 'no'} agent of this robot; "
                              f"there are {', '.join(map(str, self.agents))}")
+        self._refuse_hosted("remove_agent")
         self._cut()
         self._halt()
         self.agents.remove(agent)
@@ -485,6 +532,10 @@ class Robot(Crew):
         if agent.env is not None:
             self._departed_time_steps += agent.env.time_steps
             agent.env.close()
+
+    def _refuse_hosted(self, what: str) -> None:
+        if self._driver.hosted:
+            raise ValueError(f"{what}: under driver={self.driver_name!r} the agents are divided over the workers once; make the robot with as many as are needed")
 
     # ------------------------------------------------------------------------------------------------------------- running
 
@@ -519,7 +570,7 @@ class Robot(Crew):
                     break
             self._stop = None
             self._save_as_asked()
-            if self.driver_name == "cooperative":
+            if self.driver_name != "threads":
                 self._cut()
             self._halt()
             self._raise()
@@ -594,16 +645,20 @@ class Robot(Crew):
                 raise ValueError(f"collect: {name} is {value}; expected at least 1")
         if any(agent.env is None for agent in self.agents):
             raise ValueError("collect: this robot has no environment")
-        helpers = [helper for agent in self.agents for helper in agent.helpers.values()]
         if n_episode is not None and self._started:
             self._cut()
-        for helper in helpers:
-            helper.collecting = True
+        self._collect_only(True)
         try:
             return self._gather(n_step, n_episode)
         finally:
-            for helper in helpers:
-                helper.collecting = False
+            self._collect_only(False)
+
+    def _collect_only(self, yes: bool) -> None:
+        """Whether helpers store without learning."""
+        self._driver.collecting = yes
+        for agent in self.agents:
+            for helper in agent.helpers.values():
+                helper.collecting = yes
 
     def update(self, task: str, batch_size: int = 0) -> dict[str, Any]:
         """One training request by hand, from what is stored: a custom loop is `collect()` and `update()` by turns.
@@ -621,6 +676,8 @@ class Robot(Crew):
         """
         if task not in self.tasks:
             raise KeyError(unknown("task", task, self.tasks))
+        if self._driver.hosted:
+            raise ValueError(f"update: the rows are in worker processes (driver={self.driver_name!r}); use train_iter() or run(), or another driver")
         buffer = self.buffers.get(task)
         if buffer is None or not len(buffer):
             return {}
@@ -740,7 +797,10 @@ class Robot(Crew):
     # ----------------------------------------------------------------------------------------------------------- observing
 
     def _hooks(self) -> list[Hook]:
-        return self._run_hooks if self._trace is None else [*self._run_hooks, self._trace]
+        return self._run_hooks if self._trace is None or self._driver.hosted else [*self._run_hooks, self._trace]
+
+    def _tracing(self) -> bool:
+        return self._trace is not None
 
     def _observe(self) -> None:
         for agent in self.agents:
@@ -767,8 +827,8 @@ class Robot(Crew):
         for name, wrapper in self.wrappers.items():
             out |= {f"{name}/{key}": float(value) for key, value in wrapper.trainings.last_result.items()}
             out |= {f"{name}/{key}": float(value) for key, value in wrapper.summary().items()}
-            helpers = [agent.helpers[name] for agent in self.agents]
-            if isinstance(helpers[0], OnPolicyHelper):
+            helpers = [agent.helpers[name] for agent in self.agents if name in agent.helpers]
+            if helpers and isinstance(helpers[0], OnPolicyHelper):
                 out[f"{name}/dropped"] = float(sum(h.dropped for h in helpers if isinstance(h, OnPolicyHelper)))
         return {**out, **{key: float(value) for key, value in self.counters().items()}}
 
@@ -776,6 +836,8 @@ class Robot(Crew):
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
         if self._trace is None:
             return None
+        if self._driver.hosted:
+            self._trace.digests = self._driver.trace()
         weights = "".join(Model.weights_hash(n) for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
         import hashlib
 
@@ -797,9 +859,12 @@ class Robot(Crew):
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
         out: dict[str, Any] = {f"task.{name}": task.state_dict() for name, task in self.tasks.items()}
-        out |= {f"buffer.{name}": buffer.state_dict() for name, buffer in self.buffers.items()}
         out |= {f"transforms.{name}": chain.state_dict() for name, chain in self.transforms.items() if len(chain)}
-        out["agents"] = {str(agent.index): agent.state_dict() for agent in self.agents}
+        if self._driver.hosted:
+            out["workers"] = {str(number): state for number, state in enumerate(self._driver.fetch())}
+        else:
+            out |= {f"buffer.{name}": buffer.state_dict() for name, buffer in self.buffers.items()}
+            out["agents"] = {str(agent.index): agent.state_dict() for agent in self.agents}
         out["counters"] = {
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
             "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
@@ -814,13 +879,17 @@ class Robot(Crew):
         Raises:
             ValueError: tasks, agents, buffers or shapes differ; the message names the first difference.
         """
-        expected = {f"task.{n}" for n in self.tasks} | {f"buffer.{n}" for n in self.buffers} | {"agents", "counters"}
+        expected = {f"task.{n}" for n in self.tasks} | {f"buffer.{n}" for n in self.buffers} | {"workers" if self._driver.hosted else "agents", "counters"}
         expected |= {f"transforms.{n}" for n, chain in self.transforms.items() if len(chain)}
         if state.keys() != expected:
             raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it was saved")
-        if state["agents"].keys() != {str(agent.index) for agent in self.agents}:
-            raise ValueError(f"Robot: the saved state has {len(state['agents'])} agents, this robot {len(self.agents)}; set n_agents "
-                             f"(there: {', '.join(state['agents'])}; here: {', '.join(str(agent.index) for agent in self.agents)})")
+        there = [index for part in state["workers"].values() for index in part["agents"]] if self._driver.hosted else list(state["agents"])
+        if set(there) != {str(agent.index) for agent in self.agents}:
+            raise ValueError(f"Robot: the saved state has {len(there)} agents, this robot {len(self.agents)}; set n_agents "
+                             f"(there: {', '.join(there)}; here: {', '.join(str(agent.index) for agent in self.agents)})")
+        if self._driver.hosted and len(state["workers"]) != len(self._driver.workers):
+            raise ValueError(f"Robot: the saved state has {len(state['workers'])} workers, this robot {len(self._driver.workers)}; set Processes(workers="
+                             f"{len(state['workers'])})")
         self._halt()
         for name, task in self.tasks.items():
             task.load_state_dict(state[f"task.{name}"])
@@ -829,9 +898,13 @@ class Robot(Crew):
         for name, chain in self.transforms.items():
             if len(chain):
                 chain.load_state_dict(state[f"transforms.{name}"])
-        for agent in self.agents:
-            agent.load_state_dict(state["agents"][str(agent.index)])
-            agent.fresh = True
+        if self._driver.hosted:
+            learns = {name: task.learns for name, task in self.tasks.items()}
+            self._driver.load([{**state["workers"][str(worker.number)], "learns": learns} for worker in self._driver.workers])
+        else:
+            for agent in self.agents:
+                agent.load_state_dict(state["agents"][str(agent.index)])
+                agent.fresh = True
         counters = state["counters"]
         self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
         self.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters["returns"]), maxlen=100)

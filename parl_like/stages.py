@@ -156,6 +156,8 @@ class EveryNSteps(Hook):
     of the iteration: `EveryNSteps(10_000, lambda robot: robot.request_save(path))`.
     """
 
+    counts_only = True  # no agent is looked at, so it may be called for many steps of a worker process at once
+
     def __init__(self, n: int, function: Callable[[Robot], None]) -> None:
         if n < 1:
             raise ValueError(f"EveryNSteps: n is {n}; expected at least 1")

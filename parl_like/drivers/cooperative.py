@@ -37,6 +37,8 @@ class CooperativeDriver:
         on_error: Called with the tickets' error when a training batch failed.
     """
 
+    hosted = False
+
     def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None], on_error: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync
         self._failed, self._on_error = failed, on_error

@@ -122,6 +122,8 @@ class _Server:
 class ThreadsDriver:
     """Agents as threads. See `CooperativeDriver` for the arguments."""
 
+    hosted = False
+
     def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None], on_error: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync
         self._failed, self._on_error = failed, on_error

@@ -37,7 +37,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         seed: Root of every random number of the run.
         total_steps: Environment steps at which training ends.
         n_agents: Agents that act at once.
-        driver: How agents run: one thread with greenlets, or one thread each.
+        driver: How agents run: one thread with greenlets, a thread each, or worker processes with many each.
         run_dir: Directory of the run; empty: `runs/<date>_<name>_s<seed>`.
         device: torch device of the tasks.
         checkpoint_every: Environment steps between two checkpoints; 0: only at the end.
@@ -53,7 +53,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     total_steps: Annotated[int, msgspec.Meta(gt=0)] = 100_000
     n_agents: Annotated[int, msgspec.Meta(ge=1)] = 1
-    driver: Literal["cooperative", "threads"] = "cooperative"
+    driver: Literal["cooperative", "threads", "processes"] = "cooperative"
     run_dir: str = ""
     device: Annotated[str, msgspec.Meta(min_length=1)] = "cpu"
     checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -1,0 +1,250 @@
+"""The nursery: one process per robot's process, that has imported everything once and forks workers from there.
+
+A worker so starts in some 20 ms instead of the 1.5 s that importing torch takes, and shares that memory with its siblings. The nursery
+runs none of the user's code and has one thread, so a fork of it is clean. It ends, and takes its children and the folders of their
+sockets along, when its control pipe closes; whatever its parent dies of, the pipe closes. Where another process has inherited the pipe,
+Linux's death signal does the same. A worker gets that signal when the nursery ends, also while it hangs in an environment's step.
+
+Messages to the nursery: a length, then a worker's payload; or minus a length, then the path of a folder. Messages from it: a worker's
+process id when it is made; when it has ended, minus its id, then its exit code. Every number has 8 bytes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from time import monotonic
+from typing import Any
+
+_NUMBERS = struct.Struct("<q")
+
+
+def _die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Asks Linux to send this process a signal when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it has ended in between
+        os._exit(1)
+
+
+# ------------------------------------------------------------------------------------------------------------ in the nursery
+
+
+def _read(fd: int, size: int) -> bytes:
+    """`size` bytes; fewer at the end of the pipe."""
+    parts = []
+    while size:
+        part = os.read(fd, min(size, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def main(control: int, reports: int) -> None:
+    import parl_like.drivers.worker as worker  # what takes long
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the robot's to answer; it tells the workers
+    children: dict[int, int] = {}  # pidfd → process id
+    folders: set[str] = set()
+
+    def end(*_: Any) -> None:
+        for pidfd in children:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    while True:
+        ready, _, _ = select.select([control, *children], [], [])
+        for pidfd in ready:
+            if pidfd != control:
+                pid = children.pop(pidfd)
+                os.close(pidfd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                os.write(reports, _NUMBERS.pack(-pid) + _NUMBERS.pack(code))
+        if control not in ready:
+            continue
+        head = _read(control, 8)
+        size = _NUMBERS.unpack(head)[0] if len(head) == 8 else 0
+        payload = _read(control, abs(size))
+        if not payload or len(payload) < abs(size):
+            end()
+        if size < 0:
+            folders.add(payload.decode())
+            continue
+        me = os.getpid()
+        pid = os.fork()
+        if not pid:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _die_with_parent(me)
+            for fd in (control, reports, *children):
+                os.close(fd)
+            code = 1
+            try:
+                worker.work(payload)
+                code = 0
+            except SystemExit as error:
+                code = error.code if isinstance(error.code, int) else 1
+            except BaseException:  # noqa: BLE001  printed, as at the end of any program
+                sys.excepthook(*sys.exc_info())
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)  # not back into the nursery's loop
+        children[os.pidfd_open(pid)] = pid
+        os.write(reports, _NUMBERS.pack(pid))
+
+
+# ------------------------------------------------------------------------------------------------------- in the robot's process
+
+
+class Child:
+    """A worker's process.
+
+    Attributes:
+        pidfd: Becomes readable when it ends; -1 after `forget`.
+        code: Its exit code once it is known, minus the signal that ended it; None before.
+    """
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self.nursery, self.pid = nursery, pid
+        self.pidfd = os.pidfd_open(pid)
+        self.code: int | None = None
+
+    def kill(self) -> None:
+        if self.pidfd >= 0:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        ended = bool(select.select([self.pidfd], [], [], max(seconds, 0.0))[0])
+        if ended and self.code is None:
+            self.nursery.read_reports(self, 1.0)
+        return ended
+
+    def forget(self) -> None:
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Nursery:
+    """The robot's end. One serves all robots of a process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._children: weakref.WeakValueDictionary[int, Child] = weakref.WeakValueDictionary()
+        self._control = self._reports = -1
+        self._owner = 0
+
+    def start(self, payload: bytes, folder: str) -> Child:
+        """Makes a worker.
+
+        Args:
+            payload: For `parl_like.drivers.worker.work`.
+            folder: Is removed when the nursery ends, should nobody have done so before.
+
+        Raises:
+            OSError: this is no Linux, or the system has no process left.
+        """
+        if sys.platform != "linux":
+            raise OSError(f"driver='processes' needs Linux (pidfd, death signals); this is {sys.platform}. Use driver='cooperative' or 'threads'")
+        with self.lock:
+            for _ in range(2):  # once more, should the nursery have been killed
+                self._ensure()
+                try:
+                    path = folder.encode()
+                    self._write(_NUMBERS.pack(-len(path)) + path + _NUMBERS.pack(len(payload)) + payload)
+                    while True:
+                        number = self._next(60.0)
+                        if number > 0:
+                            child = self._children[number] = Child(self, number)
+                            return child
+                except (BrokenPipeError, EOFError, ProcessLookupError):
+                    self._end()
+            raise OSError("the process that starts the workers ends at once; look at what it has printed above")
+
+    def _ensure(self) -> None:
+        if self._owner == os.getpid() and self._process is not None and self._process.poll() is None:
+            return
+        self._end()
+        read_end, self._control = os.pipe()
+        self._reports, write_end = os.pipe()
+        parent, from_main = os.getpid(), threading.current_thread() is threading.main_thread()
+        code = "import sys; from parl_like.drivers import nursery as n; a = list(map(int, sys.argv[1:])); a[3] and n._die_with_parent(a[2], 15); n.main(*a[:2])"
+        where = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([where, *filter(None, [os.environ.get("PYTHONPATH")])])}
+        arguments = [sys.executable, "-c", code, *map(str, (read_end, write_end, parent, int(from_main)))]
+        self._process = subprocess.Popen(arguments, pass_fds=(read_end, write_end), stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+        self._owner = parent
+        os.close(read_end)
+        os.close(write_end)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._control, view) :]
+
+    def _next(self, seconds: float) -> int:
+        """The next number that the nursery tells of a child made; ends are noted. 0 when the time is over.
+
+        Raises:
+            EOFError: the nursery has ended.
+        """
+        end = monotonic() + seconds
+        while select.select([self._reports], [], [], max(end - monotonic(), 0.0))[0]:
+            data = _read(self._reports, 8)
+            if len(data) < 8:
+                raise EOFError
+            number = int(_NUMBERS.unpack(data)[0])
+            if number > 0:
+                return number
+            code = int(_NUMBERS.unpack(_read(self._reports, 8))[0])
+            child = self._children.pop(-number, None)
+            if child is not None:
+                child.code = code
+        return 0
+
+    def read_reports(self, child: Child, seconds: float) -> None:
+        """Notes what the nursery tells, until it has told of the end of `child`."""
+        with self.lock:
+            end = monotonic() + seconds
+            try:
+                while child.code is None and monotonic() < end:
+                    self._next(0.05)
+            except EOFError:
+                child.code = -int(signal.SIGKILL)  # by the nursery's own end
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        os.close(self._control)
+        os.close(self._reports)
+        if self._owner == os.getpid():
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = None
+
+    def close(self) -> None:
+        """Ends the nursery and every worker; the next `start` makes another."""
+        with self.lock:
+            self._end()
+
+
+NURSERY: Any = Nursery()
+atexit.register(NURSERY.close)

@@ -1,0 +1,667 @@
+"""The processes driver: worker processes with many agents each; the tasks stay here.
+
+A worker (`parl_like.drivers.worker`) sends what all its agents wait for as one message per task and turn, over ZeroMQ in a folder
+that only this user may enter. Here the rows go into the same queues as everywhere, and are served by the rules of the cooperative
+driver: sync, when every worker waits, in the order of the workers, so that two runs with one seed and as many workers are the same;
+async, as soon as something waits.
+
+One supervisor watches the workers while it waits for them: one that ends, or says nothing for `step_limit` seconds, is replaced.
+Its agents begin anew; what it had sent is served, what it had not sent is lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import psutil
+import zmq
+
+from parl_like.communicator import Ticket
+from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
+from parl_like.drivers.nursery import NURSERY
+from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
+from parl_like.errors import AgentFailed
+from parl_like.spec import Array
+from parl_like.wire import ErrorBudget, Kind, Message, WireError, pack, pack_state, unpack, unpack_state
+
+if TYPE_CHECKING:
+    from parl_like.computation_wrapper import ComputationWrapper
+
+STOP_PATIENCE = 3.0
+"""Seconds that a stop waits for a worker that is busy in an environment; then it is ended, and replaced at the next start."""
+
+_log = logging.getLogger("parl_like.processes")
+
+_open: weakref.WeakSet[ProcessesDriver] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for driver in list(_open):
+        driver.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Options of the driver: `Robot(driver=Processes(workers=4))`; `driver="processes"` takes them as they are here.
+
+    Attributes:
+        workers: Processes; None: as many as there are cores, at most one per agent.
+        start_limit: Seconds that a worker may take to build its agents and environments.
+        step_limit: Seconds without a sign of life after which a worker that owes one is replaced.
+        memory_limit: Bytes of resident memory above which a worker is replaced; None: no bound.
+        max_restarts, period: So many replacements of one worker within `period` seconds end the run.
+    """
+
+    workers: int | None = None
+    start_limit: float = 60.0
+    step_limit: float = 60.0
+    memory_limit: int | None = None
+    max_restarts: int = 10
+    period: float = 60.0
+    name: str = field(default="processes", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "start_limit", "step_limit", "memory_limit", "max_restarts", "period"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"Processes: {name} is {value}; expected more than 0")
+
+
+def _resident(pid: int) -> int:
+    """Bytes of resident memory; 0 for a process that has just ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+class RemoteError(Exception):
+    """The traceback of an error in another process; the `__cause__` of what is raised here."""
+
+
+class _RemoteEnv:
+    """What hooks may ask of an environment that is in a worker: the episode that has just ended there."""
+
+    def __init__(self, agent: RemoteAgent) -> None:
+        self._agent = agent
+        self.episode_return: Any = 0.0
+        self.episode_length = self.time_steps = self.env_index = 0
+        self.post_episode: list[Callable[..., None]] = []
+
+    def observe(self, hooks: list[Any]) -> None:
+        self.post_episode = self._agent.driver.check_hooks(hooks)
+
+    def close(self) -> None:
+        """The worker closes it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"env.{name}: {self._agent}'s environment is in a worker process; here it has episode_return, episode_length and env_index")
+
+
+class RemoteAgent:
+    """What the robot knows of an agent that runs in a worker."""
+
+    def __init__(self, driver: ProcessesDriver, index: int, label: str, like: Any) -> None:
+        self.driver, self.robot, self.index, self._label = driver, driver.crew, index, f"{label} {index}"
+        self.n_envs, self.vector, self.learns = like.n_envs, like.vector, like.learns
+        self.helpers: dict[str, Any] = {}
+        self.env: Any = None if like.env is None else _RemoteEnv(self)
+        self.fresh = True
+        self.signal: str | None = None
+        self.quota_steps: int | None = None
+        self.quota_episodes: int | None = None
+
+    def __str__(self) -> str:
+        return self._label
+
+
+class _Worker:
+    """One worker: its process, and what it was sent."""
+
+    def __init__(self, number: int, agents: list[Any]) -> None:
+        self.number, self.agents = number, agents
+        self.incarnation = -1
+        self.process: Any = None
+        self.up = False  # has said hello and not ended
+        self.running = False  # its agents have been started
+        self.sent = self.seen = 0  # messages to it, and how many of them it had taken in at its last turn
+        self.inbox: deque[Message] = deque()
+        self.heard = 0.0
+        self.states: deque[Any] = deque()
+        self.deaths: deque[float] = deque()
+
+    @property
+    def identity(self) -> bytes:
+        return f"{self.number}.{self.incarnation}".encode()
+
+    @property
+    def quiet(self) -> bool:
+        """Its agents all wait, or are not there."""
+        return not self.running or self.seen == self.sent
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (agents {self.agents[0].index} to {self.agents[-1].index})"
+
+
+class ProcessesDriver(CooperativeDriver):
+    """Agents in worker processes. See `CooperativeDriver` for the arguments."""
+
+    hosted = True
+
+    def __init__(
+        self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
+        options: Processes | None = None,
+    ) -> None:
+        super().__init__(sync, failed, on_error)
+        self.options = Processes() if options is None else options
+        self.workers: list[_Worker] = []
+        self.restarts = 0
+        self.crew: Any = None
+        self._recipes: Callable[[_Worker], Recipe] | None = None
+        self._folder = ""
+        self._socket: Any = None
+        self._budget = ErrorBudget()
+        self._calling = False  # a hook or a stop condition is being called
+        self.collecting = False
+        self._checked = 0.0
+
+    # ----------------------------------------------------------------------------------------------------------- making workers
+
+    def enlist(self, crew: Any, like: Any, seats: Sequence[tuple[int, np.random.SeedSequence]], trace: bool) -> list[RemoteAgent]:
+        """Divides agents over the workers, in blocks; they are started when the robot is.
+
+        Args:
+            like: One such agent that was made here, so that the tasks' wrappers know what will be asked of them.
+            seats: Index and seed of each agent.
+        """
+        self.crew = crew
+        options = self.options
+        n = min(options.workers or os.cpu_count() or 1, len(seats))
+        agents = [RemoteAgent(self, index, crew._label, like) for index, _ in seats]
+        blocks = np.array_split(np.arange(len(seats)), n)
+        self.workers = [_Worker(number, [agents[i] for i in block]) for number, block in enumerate(blocks)]
+        cards = {name: TaskCard(task) for name, task in crew.tasks.items()}
+        seeds = {index: seed for index, seed in seats}
+        root = crew._seeds
+
+        def recipe(worker: _Worker) -> Recipe:
+            for name, card in cards.items():
+                card.version, card.learns = crew.tasks[name].version, crew.tasks[name].learns
+            again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
+            return Recipe(
+                f"ipc://{self._folder}/robot", worker.number, worker.incarnation, cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync,
+                [(a.index, seeds[a.index].entropy, (*seeds[a.index].spawn_key, *again)) for a in worker.agents],
+                (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), trace,
+            )
+
+        self._recipes = recipe
+        return agents
+
+    def _open_socket(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="parl_like-")  # 0700
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in ((zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._socket.setsockopt(option, value)
+        self._socket.bind(f"ipc://{self._folder}/robot")
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        _open.add(self)
+
+    def _spawn(self, worker: _Worker) -> None:
+        assert self._recipes is not None
+        worker.incarnation += 1
+        worker.up = worker.running = False
+        worker.sent = worker.seen = 0
+        worker.inbox.clear()
+        worker.states.clear()
+        worker.heard = monotonic()
+        try:
+            recipe = cloudpickle.dumps(self._recipes(worker))
+        except Exception as error:
+            raise TypeError(f"Robot: the environment, agent or helpers cannot be sent to a worker process: {type(error).__name__}: {error}; make them in "
+                            "functions or classes that hold no open files, locks or sockets") from error
+        worker.process = NURSERY.start(cloudpickle.dumps((sys.path, recipe)), self._folder)
+        self._poller.register(worker.process.pidfd, zmq.POLLIN)
+
+    # --------------------------------------------------------------------------------------------------------------- hooks
+
+    def check_hooks(self, hooks: list[Any]) -> list[Callable[..., None]]:
+        """The hooks' methods for ended episodes.
+
+        Raises:
+            ValueError: a hook listens to what happens in the workers.
+        """
+        from parl_like.agent import overridden
+
+        for hook in hooks:
+            heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
+            if heard and not getattr(hook, "counts_only", False):
+                raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under driver='processes' hooks hear "
+                                 "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use another driver")
+        self._counting = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
+        return overridden(hooks, "post_episode")
+
+    _counting: Sequence[Callable[..., None]] = ()
+
+    # ------------------------------------------------------------------------------------------------------------- messages
+
+    def _send(self, worker: _Worker, kind: Kind, **parts: Any) -> None:
+        if not worker.up:
+            return
+        worker.sent += 1
+        try:
+            self._socket.send_multipart([worker.identity, *pack(kind, **parts)], copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:  # it has just ended; the supervisor will see it
+                raise
+
+    def _order(self, order: str, workers: Sequence[_Worker] | None = None, arrays: Mapping[str, Array] | None = None, **notes: Any) -> None:
+        for worker in self.workers if workers is None else workers:
+            self._send(worker, Kind.ORDER, notes={"order": order, **notes}, arrays=arrays or {})
+
+    def _with_quotas(self, order: str, worker: _Worker, agents: Sequence[Any]) -> None:
+        def numbers(name: str) -> Array:
+            return np.array([-1 if getattr(a, name) is None else getattr(a, name) for a in agents], np.int64)
+
+        arrays = {"agents": np.array([a.index for a in agents], np.int32), "steps": numbers("quota_steps"), "episodes": numbers("quota_episodes")}
+        self._order(order, [worker], arrays, collecting=self.collecting)
+
+    def _pump(self, seconds: float | None = None) -> None:
+        """Waits for a message or the end of a worker, and takes in everything that is there."""
+        limit = 0.5 if seconds is None else min(seconds, 0.5)
+        ready = dict(self._poller.poll(round(limit * 1000)))
+        if self._socket in ready:
+            while True:
+                try:
+                    identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._hear(identity, frames)
+        for worker in self.workers:
+            if worker.process is not None and worker.process.pidfd in ready:
+                self._lost(worker)
+        if monotonic() - self._checked > 0.25:
+            self._checked = monotonic()
+            self._supervise()
+
+    def _hear(self, identity: bytes, frames: list[bytes]) -> None:
+        worker = next((w for w in self.workers if w.identity == identity), None)
+        if worker is None:
+            return  # an earlier incarnation
+        worker.heard = monotonic()
+        try:
+            message = unpack(frames, STATE_LIMIT)
+        except WireError as error:
+            if self._budget.spend(str(worker), error):
+                self._kill(worker, f"sent {self._budget.limit} messages that cannot be read, the last one: {error}")
+            return
+        kind = message.kind
+        if kind is Kind.HELLO:
+            worker.up = True
+        elif kind is Kind.STATE:
+            worker.states.append(unpack_state(message.arrays))
+        elif kind is Kind.FAILED:
+            self._agent_failed(worker, message)
+        else:
+            worker.inbox.append(message)
+            if "turn" in message.notes:
+                worker.seen = int(message.notes["turn"])  # type: ignore[arg-type]
+
+    def _count(self, worker: _Worker, steps: int, time_steps: int) -> None:
+        crew = self.crew
+        if worker.agents[0].env is not None:
+            worker.agents[0].env.time_steps += time_steps
+        if not steps:
+            return
+        crew.env_steps += steps
+        self._calling = True
+        try:
+            for call in self._counting:
+                call(worker.agents[0])
+            if crew._stop is not None and crew._stop(crew):
+                crew.request_stop()
+        except BaseException as error:  # noqa: BLE001  as in an agent
+            self._failed(worker.agents[0], error)
+        finally:
+            self._calling = False
+
+    def _events(self, worker: _Worker, message: Message) -> None:
+        arrays, first = message.arrays, worker.agents[0].index
+        if "alive" in arrays:
+            alive, parked = set(arrays["alive"].tolist()), set(arrays["parked"].tolist())
+            self.agents = [a for a in self.agents if a not in worker.agents or a.index in alive]
+            for agent in worker.agents:
+                if agent.index in parked and agent not in self.parked:
+                    self.parked.append(agent)
+                    if agent.quota_steps is not None:
+                        agent.quota_steps = 0
+                elif agent.index not in parked and agent in self.parked:
+                    self.parked.remove(agent)
+        if "episode.agent" not in arrays:
+            return
+        columns = (arrays[f"episode.{name}"].tolist() for name in ("agent", "env", "return", "length"))
+        for index, env, episode_return, length in zip(*columns, strict=True):
+            agent = worker.agents[index - first]
+            value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
+            agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env
+            self.crew.count_episode(value, length)
+            self._calling = True
+            try:
+                for call in agent.env.post_episode:
+                    call(agent, False)
+            except BaseException as error:  # noqa: BLE001  as in an agent
+                self._failed(agent, error)
+            finally:
+                self._calling = False
+
+    def _agent_failed(self, worker: _Worker, message: Message) -> None:
+        index = int(message.notes["agent"])  # type: ignore[arg-type]
+        name, text = str(message.notes["type"]), _text(message)
+        agent = worker.agents[index - worker.agents[0].index] if index >= 0 else worker.agents[0]
+        if name in ERRORS and name != "ValueError":
+            error: BaseException = ERRORS[name](text)
+        else:
+            what = f"{agent}: run_one_episode" if index >= 0 else f"{worker}: building its agents"
+            error = AgentFailed(f"{what} raised {name}: {text.removeprefix(f'{agent}: ')}")
+        error.__cause__ = RemoteError(f"in {worker}:\n{_text(message, 'trace')}")
+        if index < 0:
+            worker.deaths.append(float("inf"))  # it will end by itself, and the next one would fail likewise
+        self._failed(agent, error)
+
+    # ------------------------------------------------------------------------------------------------------------ supervisor
+
+    def _supervise(self) -> None:
+        """Replaces workers that hang, have grown too large, or have never come up."""
+        now, options = monotonic(), self.options
+        for worker in self.workers:
+            if worker.process is None:
+                continue
+            silent = now - worker.heard
+            if worker.up and not worker.quiet and silent > options.step_limit:
+                self._kill(worker, f"said nothing for {options.step_limit:g} s; an environment hangs, or takes longer than step_limit")
+            elif not worker.up and silent > options.start_limit:
+                self._kill(worker, f"was not ready after {options.start_limit:g} s (start_limit)")
+            elif options.memory_limit is not None:
+                used = _resident(worker.process.pid)
+                if used > options.memory_limit:
+                    self._kill(worker, f"uses {used >> 20} MiB of memory; memory_limit is {options.memory_limit >> 20} MiB")
+
+    def _kill(self, worker: _Worker, why: str) -> None:
+        worker.process.kill()
+        self._lost(worker, why)
+
+    def _lost(self, worker: _Worker, why: str = "") -> None:
+        """A worker has ended: what it had sent is still served, and nobody waits for it; another takes its place."""
+        process = worker.process
+        process.wait(5.0)
+        self._forget(worker)
+        code = process.code or 0
+        why = why or (f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}")
+        now = monotonic()
+        deaths = worker.deaths
+        deaths.append(now)
+        while deaths[0] < now - self.options.period:
+            deaths.popleft()
+        for wrapper in self.wrappers:
+            for queue in (wrapper.predictions, wrapper.trainings):
+                for batch in queue.batches:
+                    for ticket in batch.tickets:
+                        if ticket.agent is worker and not ticket.abandoned:
+                            ticket.abandoned = True
+                            queue.abandoned += 1
+        self.parked = [agent for agent in self.parked if agent not in worker.agents]
+        self.agents = [agent for agent in self.agents if agent not in worker.agents]
+        if deaths[-1] == float("inf") or float("inf") in deaths:
+            return  # reported already
+        if len(deaths) > self.options.max_restarts:
+            self._failed(worker.agents[0], AgentFailed(f"{worker} {why}; it was replaced {self.options.max_restarts} times within {self.options.period:g} s"))
+            return
+        self.restarts += 1
+        _log.warning("%s %s; it is replaced, its agents begin anew", worker, why)
+        self._spawn(worker)
+
+    def _forget(self, worker: _Worker) -> None:
+        self._poller.unregister(worker.process.pidfd)
+        worker.process.forget()
+        worker.process = None
+        worker.up = worker.running = False
+        worker.inbox.clear()
+
+    # ------------------------------------------------------------------------------------------------------- the robot's side
+
+    def start(self, agents: Sequence[Any], wrappers: Sequence[ComputationWrapper]) -> None:
+        self.wrappers = list(wrappers)
+        self.agents, self.parked = list(agents), []
+        self._schooled = any(agent.learns for agent in agents)
+        if self._socket is None:
+            self._open_socket()
+        for worker in self.workers:
+            worker.running = False
+            if worker.process is None:
+                worker.deaths.clear()
+                self._spawn(worker)
+        while not self.stopping and not all(worker.up for worker in self.workers):
+            self._pump()
+        for agent in agents:
+            agent.signal = None
+        self._start_agents()
+
+    def _start_agents(self) -> None:
+        """Starts the agents of workers that are up and have not been told."""
+        for worker in self.workers:
+            if worker.up and not worker.running:
+                worker.running = True
+                self.agents += [agent for agent in worker.agents if agent not in self.agents]
+                self._with_quotas("start", worker, worker.agents)
+
+    def resume(self, agents: Sequence[Any]) -> None:
+        for worker in self.workers:
+            mine = [agent for agent in worker.agents if agent in agents and agent in self.parked]
+            if mine:
+                self.parked = [agent for agent in self.parked if agent not in mine]
+                self._with_quotas("resume", worker, mine)
+
+    def _run_ready(self) -> None:
+        """Waits until all workers wait (sync), or anything does; then their requests are in the queues."""
+        while not self.stopping:
+            self._start_agents()
+            if not self.sync:
+                self._take_in()
+            if all(worker.quiet for worker in self.workers) and (self._something_waits() or not self._coming()):
+                break
+            if not self.sync and any(wrapper.predictions.rows or wrapper.trainings.rows for wrapper in self.wrappers):
+                self._pump(0)
+                self._take_in()
+                break
+            self._pump()
+        self._take_in()
+
+    def _something_waits(self) -> bool:
+        asked = any(message.kind is not Kind.EVENT for worker in self.workers for message in worker.inbox)
+        return asked or any(wrapper.predictions.rows or wrapper.trainings.rows for wrapper in self.wrappers)
+
+    def _coming(self) -> bool:
+        """Whether a worker is being replaced, whose agents will act again."""
+        return any(worker.process is not None and not worker.running for worker in self.workers)
+
+    def _take_in(self, requests: bool = True) -> None:
+        """Counts what has happened and puts requests into the queues, in the order of the workers.
+
+        Args:
+            requests: False after a stop: nobody waits for them any more.
+        """
+        for worker in self.workers:
+            while worker.inbox:
+                message = worker.inbox.popleft()
+                if message.kind is Kind.EVENT:
+                    self._events(worker, message)
+                if "turn" in message.notes:
+                    self._count(worker, int(message.notes["steps"]), int(message.notes["time"]))  # type: ignore[arg-type]
+                    if "stop" in message.notes:
+                        self.crew.request_stop()
+                if message.kind is Kind.EVENT or not requests:
+                    continue
+                wrapper = self.crew.wrappers.get(message.task)
+                ticket = Ticket(worker, None)
+                ticket.waiter = (worker.incarnation, message.request)
+                ticket.rows = message.rows
+                ticket.state = "learner" in message.notes
+                try:
+                    if wrapper is None:
+                        raise WireError(f"a request for task {message.task!r}; expected one of {', '.join(self.crew.wrappers)}")
+                    if message.kind is Kind.PREDICT:
+                        queue = wrapper.predictions
+                        names = [spec.name for spec in queue.specs]
+                        if message.arrays.keys() != set(names):
+                            raise WireError(f"a request for task {message.task!r} with {', '.join(message.arrays)}; expected {', '.join(names)}")
+                        queue.put(ticket, tuple(message.arrays[name] for name in names))
+                    else:
+                        # Copies: a frame is read-only, and tensors are made of these.
+                        dropped = wrapper.trainings.put(ticket, {name: value.copy() for name, value in message.arrays.items()})
+                        if dropped:
+                            self._wake(dropped)
+                except Exception as error:  # noqa: BLE001  the sender's fault, and to be told to it alone
+                    ticket.error = error
+                    self._wake([ticket])
+
+    def _wake(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            worker = ticket.agent
+            incarnation, request = ticket.waiter
+            if ticket.abandoned or incarnation != worker.incarnation:
+                continue
+            if ticket.error is not None:
+                self._send(worker, Kind.FAILED, request=request, notes={"type": type(ticket.error).__name__}, arrays={"text": _as_text(ticket.error)})
+                continue
+            rows = slice(ticket.start, ticket.start + ticket.rows)
+            arrays = {}
+            for name, value in ticket.out.items():
+                array = np.asarray(value)
+                arrays[name] = array[rows] if array.ndim else array
+            task = ticket.queue.task
+            self._send(worker, Kind.REPLY, request=request, rows=ticket.rows, arrays=arrays, notes={"version": ticket.version, "learns": task.learns})
+
+    def _learner_acts(self) -> bool:
+        return any(t.state for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
+
+    def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
+        """See `CooperativeDriver.halt`."""
+        self.refuse_agents()
+        self.stopping = False
+        if signal == "stop":
+            for wrapper in self.wrappers:
+                for queue in (wrapper.predictions, wrapper.trainings):
+                    queue.fail_all("the robot stopped")
+            self._order("stop")
+            self._until_quiet(STOP_PATIENCE)
+            self._take_in(requests=False)
+            for worker in self.workers:
+                worker.running = False
+            self.agents.clear()
+            self.parked.clear()
+            return []
+        self.parked = []
+        self._order("interrupt")
+        while True:
+            self._run_ready()
+            choice = self._choose()
+            if choice is not None:
+                self._serve(choice)
+            elif not self._train_round():
+                break
+        self._order("settle")
+        self._until_quiet(60.0)
+        for wrapper in self.wrappers:
+            wrapper.predictions.passed = wrapper.trainings.passed = 1
+        return []
+
+    def _until_quiet(self, seconds: float) -> None:
+        """Waits until the workers have obeyed; one that does not in time is ended, and replaced at the next start."""
+        end = monotonic() + seconds
+        while any(worker.up and worker.seen != worker.sent for worker in self.workers):
+            left = end - monotonic()
+            if left <= 0:
+                for worker in self.workers:
+                    if worker.up and worker.seen != worker.sent:
+                        _log.warning("%s did not obey within %g s; it is ended", worker, seconds)
+                        worker.process.kill()
+                        worker.process.wait(5.0)
+                        self._forget(worker)
+                return
+            self._pump(left)
+
+    def refuse_agents(self) -> None:
+        """See `CooperativeDriver.refuse_agents`; here the callers are hooks and stop conditions."""
+        if self._calling:
+            raise RuntimeError(CALLED_BY_AGENT)
+
+    def join(self, timeout: float | None = None) -> list[Any]:
+        return []
+
+    # ----------------------------------------------------------------------------------------------------------------- state
+
+    def _ask(self, order: str, states: Sequence[Any] | None = None) -> list[Any]:
+        """Every worker's answer to an order, while no agent runs. Workers are started where there are none."""
+        if self._socket is None:
+            self._open_socket()
+        for worker in self.workers:
+            if worker.process is None:
+                self._spawn(worker)
+        while not all(worker.up for worker in self.workers):
+            self._pump()
+            self.crew._raise()
+        for i, worker in enumerate(self.workers):
+            worker.states.clear()
+            self._order(order, [worker], None if states is None else pack_state(states[i]))
+        while not all(worker.states for worker in self.workers):
+            self._pump()
+            self.crew._raise()
+        return [worker.states.popleft() for worker in self.workers]
+
+    def fetch(self) -> list[Any]:
+        """The state of every worker: 'agents', 'buffers', 'trace'."""
+        return self._ask("state")
+
+    def load(self, states: Sequence[Any]) -> None:
+        self._ask("load", states)
+        for worker, state in zip(self.workers, states, strict=True):
+            if worker.agents[0].env is not None:
+                worker.agents[0].env.time_steps = sum(agent["time_steps"] for agent in state["agents"].values())
+
+    def trace(self) -> dict[int, bytes]:
+        """Digests of all agents' traces."""
+        return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
+
+    def close(self) -> None:
+        """Ends the workers."""
+        if self._socket is None:
+            return
+        self._order("end")
+        end = monotonic() + 5.0
+        for worker in self.workers:
+            if worker.process is not None:
+                if not worker.process.wait(end - monotonic()):
+                    _log.warning("%s did not close its environments within 5 s; it is ended", worker)
+                    worker.process.kill()
+                    worker.process.wait(5.0)
+                self._forget(worker)
+        self._socket.close()
+        self._context.term()
+        self._socket = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+        _open.discard(self)

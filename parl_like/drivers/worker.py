@@ -1,0 +1,420 @@
+"""A worker process: many cooperative agents of a robot, whose tasks are in the robot's process.
+
+The agents' requests gather in the same queues as everywhere. When all of them wait, every open batch leaves as one message, and
+the last message of such a turn says so; replies wake the agents again. The worker obeys the robot's orders and never answers for
+itself: if the robot's process ends, in whatever way, so does this one (`parl_like.drivers.nursery`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import zmq
+
+from parl_like.computation_task import ComputationTask
+from parl_like.drivers.cooperative import CooperativeDriver
+from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
+from parl_like.robot import Crew
+from parl_like.spec import Array, Spec, SpecError
+from parl_like.stages import Hook, TraceHash
+from parl_like.wire import Kind, Message, pack, pack_state, unpack, unpack_state
+
+if TYPE_CHECKING:
+    from parl_like.agent import Agent
+    from parl_like.communicator import Ticket
+
+ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (AgentFailed, Dropped, NotEnoughRows, SpecError, Stopped, TaskFailed, ValueError)}
+"""Errors that keep their type between processes; others arrive as `AgentFailed` or `TaskFailed`, with their traceback in the text."""
+
+PLAIN = (bool, int, float, str, type(None))
+STATE_LIMIT = 1 << 40
+
+
+# ------------------------------------------------------------------------------------------------------ what a worker is told
+
+
+class ModelCard:
+    """What helpers ask of a model: its spaces and specs."""
+
+    def __init__(self, model: Any) -> None:
+        self._inputs: dict[str, Spec] = dict(model.inputs())
+        self.obs_space, self.act_space = model.obs_space, model.act_space
+        self.act_specs: dict[str, Spec] = dict(model.act_specs)
+
+    def inputs(self) -> dict[str, Spec]:
+        return self._inputs
+
+
+class AlgorithmCard:
+    """What helpers ask of an algorithm: window, explorer, model, and its plain attributes, such as `gamma`."""
+
+    def __init__(self, algorithm: Any) -> None:
+        self.__dict__.update({name: value for name, value in vars(algorithm).items() if isinstance(value, PLAIN)})
+        self.window, self.model, self._explorer, self._kind = algorithm.window, ModelCard(algorithm.model), algorithm.explorer(), type(algorithm).__name__
+
+    def explorer(self) -> Any:
+        return self._explorer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"{self.__dict__.get('_kind')}.{name}: the task is in the robot's process; a worker knows the spaces, the window, the "
+                             "explorer and plain attributes of its algorithm. Ask the task (helper.predict, helper.ask), or use another driver")
+
+
+class TaskCard:
+    """A task without its networks, for a worker's helpers and queues."""
+
+    def __init__(self, task: ComputationTask) -> None:
+        self.name, self.helper, self.train, self.on_error = task.name, task.helper, task.train, task.on_error
+        self.predict_rule, self.training_rule = task.predict_rule, task.training_rule
+        self.output_shapes = dict(task.output_shapes)
+        self.version, self.learns = task.version, task.learns
+        self.algorithm = AlgorithmCard(task.algorithm)
+
+
+@dataclass
+class Recipe:
+    """Everything that a worker's process needs to know.
+
+    Attributes:
+        seats: Index and seed (entropy, spawn key) of each of its agents.
+        seed: Of the worker's own generators, such as its buffers'.
+    """
+
+    address: str
+    worker: int
+    incarnation: int
+    tasks: dict[str, TaskCard]
+    env: Any
+    agent: Callable[[], Agent]
+    label: str
+    mode: Any
+    sync: bool
+    seats: list[tuple[int, Any, tuple[int, ...]]]
+    seed: tuple[Any, tuple[int, ...]]
+    trace: bool
+
+    @property
+    def identity(self) -> bytes:
+        return f"{self.worker}.{self.incarnation}".encode()
+
+
+# ------------------------------------------------------------------------------------------------------------------ the agents
+
+
+class RemoteDriver(CooperativeDriver):
+    """Agents as greenlets, whose batches are served elsewhere."""
+
+    def __init__(self, failed: Callable[[Agent, BaseException], None]) -> None:
+        super().__init__(False, failed, lambda agent, error: None)
+        self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
+        self._requests = 0
+
+    def batches(self) -> list[tuple[int, Any, Any]]:
+        """Takes what waits: request number, queue and batch, in the order of tasks."""
+        out = []
+        for wrapper in self.wrappers:
+            for queue in (wrapper.predictions, wrapper.trainings):
+                while queue.batches:
+                    batch = queue.batches.popleft()
+                    queue.rows -= batch.rows
+                    self._requests += 1
+                    self.sent[self._requests] = queue, batch
+                    out.append((self._requests, queue, batch))
+        return out
+
+    def answer(self, message: Message) -> None:
+        """Takes over a reply. One that nobody waits for, of before a stop, is dropped."""
+        queue, batch = self.sent.pop(message.request, (None, None))
+        if queue is None:
+            return
+        tickets: list[Ticket] = batch.tickets
+        if message.kind is Kind.FAILED:
+            kind = ERRORS.get(str(message.notes["type"]), TaskFailed)
+            for ticket in tickets:
+                ticket.error = kind(_text(message))
+        else:
+            queue.task.learns = int(message.notes["learns"])  # type: ignore[arg-type]
+            version = int(message.notes["version"])  # type: ignore[arg-type]
+            if queue.kind == "predict":
+                queue.answer(tickets, message.arrays, version)
+            else:
+                result = {name: value if value.ndim else value[()] for name, value in message.arrays.items()}
+                for ticket in tickets:
+                    ticket.out, ticket.version = result, version
+        queue.counters.requests += len(tickets)
+        queue._recycle(batch)
+        self._wake(tickets)
+
+    def halt(self, agents: Any, signal: str, patience: float | None = None) -> list[Agent]:
+        if signal == "stop":
+            for queue, batch in self.sent.values():
+                for ticket in batch.tickets:
+                    ticket.error = Stopped(f"{ticket.agent}, task {queue.task.name!r}: the robot stopped")
+                self._wake(batch.tickets)
+            self.sent.clear()
+            return super().halt(agents, signal, patience)
+        for agent in agents:
+            agent.signal = signal
+        self.resume(list(self.parked))
+        return []
+
+
+class _Report(Hook):
+    """Episodes since the last turn: agent, environment, return, length."""
+
+    def __init__(self) -> None:
+        self.episodes: list[tuple[int, int, Any, int]] = []
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        if not interrupted:
+            self.episodes.append((agent.index, agent.env.env_index, agent.env.episode_return, agent.env.episode_length))
+            if agent.quota_episodes is not None and agent.quota_episodes > 0:
+                agent.quota_episodes -= 1
+
+
+class WorkerCrew(Crew):
+    """The agents of one worker, as a crew of their own."""
+
+    _driver: RemoteDriver
+
+    def __init__(self, recipe: Recipe, worker: Worker) -> None:
+        self.recipe, self.worker = recipe, worker
+        entropy, key = recipe.seed
+        seed = np.random.SeedSequence(entropy, spawn_key=key)
+        self.wants_stop = False
+        super().__init__(recipe.tasks, recipe.env, recipe.agent, len(recipe.seats), seed, "processes", recipe.sync, recipe.mode, recipe.label)  # type: ignore[arg-type]
+
+    def _make_driver(self) -> Any:
+        return RemoteDriver(self._agent_failed)
+
+    def _seats(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
+        return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.seats]
+
+    def request_stop(self) -> None:
+        self.wants_stop = True
+        for agent in self.agents:
+            agent.signal = "stop"
+
+    def _agent_failed(self, agent: Agent, error: BaseException) -> None:
+        if not isinstance(error, (Stopped, Interrupted)):
+            self.worker.report_failure(agent.index, error)
+
+
+class Worker:
+    """The process: its socket, its crew, and what it was told."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, recipe.identity)
+        for option, value in ((zmq.LINGER, 1000), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):  # bounded by the agents, who wait
+            self.socket.setsockopt(option, value)
+        self.socket.connect(recipe.address)
+        self.seen = 0  # messages of the robot taken in
+        self.steps = self.time_steps = 0  # reported so far
+        self.known_parked: set[int] = set()
+        self.known_alive: set[int] = set()
+        self.trace = TraceHash() if recipe.trace else None
+        self.reporter = _Report()
+
+    def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None, **rest: Any) -> None:
+        self.socket.send_multipart(pack(kind, arrays=arrays or {}, notes=notes or {}, **rest), copy=False)
+
+    def report_failure(self, agent: int, error: BaseException) -> None:
+        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__}, arrays={"text": _as_text(error), "trace": _as_trace(error)})
+
+    def run(self) -> None:
+        try:
+            self.crew = WorkerCrew(self.recipe, self)
+        except BaseException as error:  # noqa: BLE001  whatever the user's code raises is the robot's to report
+            self.report_failure(-1, error)
+            self.context.destroy(linger=1000)
+            return
+        self.agents = {agent.index: agent for agent in self.crew.agents}
+        for agent in self.crew.agents:
+            if agent.env is not None:
+                agent.env.observe([self.reporter] if self.trace is None else [self.reporter, self.trace])
+        self.driver = self.crew._driver
+        self.send(Kind.HELLO, notes={"pid": os.getpid()})
+        going = True
+        while going:
+            self.driver._run_ready()
+            self._turn()
+            message = unpack(self.socket.recv_multipart(), STATE_LIMIT)
+            while True:
+                self.seen += 1
+                going = self._take(message) and going
+                if not self.socket.poll(0):
+                    break
+                message = unpack(self.socket.recv_multipart(), STATE_LIMIT)
+        self.context.destroy(linger=1000)
+
+    # --------------------------------------------------------------------------------------------------------------- a turn
+
+    def _turn(self) -> None:
+        """Sends what waits, and what has happened since the last turn; the last message says that all agents wait."""
+        crew, driver = self.crew, self.driver
+        time_steps = sum(agent.env.time_steps for agent in crew.agents if agent.env is not None)
+        notes: dict[str, Any] = {"turn": self.seen, "steps": crew.env_steps - self.steps, "time": time_steps - self.time_steps}
+        self.steps, self.time_steps = crew.env_steps, time_steps
+        if crew.wants_stop:
+            notes["stop"], crew.wants_stop = True, False
+        batches = driver.batches()
+        news = self._news()
+        if news or not batches:
+            self.send(Kind.EVENT, arrays=news, notes={} if batches else notes)
+        last = len(batches) - 1
+        for i, (request, queue, batch) in enumerate(batches):
+            n = batch.rows
+            rows = {name: column[:n] for name, column in batch.block.arrays.items()} if queue.kind == "predict" else queue.joined(batch)
+            said: dict[str, Any] = dict(notes) if i == last else {}
+            said["n"] = len(batch.tickets)
+            if any(ticket.agent.learns for ticket in batch.tickets):
+                said["learner"] = True
+            self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n, arrays=rows, notes=said)
+
+    def _news(self) -> dict[str, Array]:
+        """Episodes that ended, agents that parked, agents that ended."""
+        out: dict[str, Array] = {}
+        episodes = self.reporter.episodes
+        if episodes:
+            agents, envs, returns, lengths = zip(*episodes, strict=True)
+            out |= {"episode.agent": np.array(agents, np.int32), "episode.env": np.array(envs, np.int32),
+                    "episode.return": np.array(returns, np.float64), "episode.length": np.array(lengths, np.int64)}
+            episodes.clear()
+        alive = {agent.index for agent in self.driver.agents}
+        parked = {agent.index for agent in self.driver.parked}
+        if alive != self.known_alive or parked != self.known_parked:
+            out["parked"] = np.array(sorted(parked), np.int32)
+            out["alive"] = np.array(sorted(alive), np.int32)
+            self.known_alive, self.known_parked = alive, parked
+        return out
+
+    # --------------------------------------------------------------------------------------------------------------- orders
+
+    def _take(self, message: Message) -> bool:
+        """One message of the robot; False: the end."""
+        if message.kind in (Kind.REPLY, Kind.FAILED):
+            self.driver.answer(message)
+            return True
+        order = message.notes["order"]
+        if order == "end":
+            for agent in self.crew.agents:
+                if agent.env is not None:
+                    agent.env.close()
+            return False
+        getattr(self, f"_{order}")(message)
+        return True
+
+    def _quotas(self, message: Message) -> list[Agent]:
+        """Sets how far the agents named go, -1 for no bound, and returns them."""
+        out = []
+        collecting = bool(message.notes["collecting"])
+        for index, steps, episodes in zip(*(message.arrays[name].tolist() for name in ("agents", "steps", "episodes")), strict=True):
+            agent = self.agents[index]
+            agent.quota_steps, agent.quota_episodes = None if steps < 0 else steps, None if episodes < 0 else episodes
+            out.append(agent)
+        for agent in self.crew.agents:
+            for helper in agent.helpers.values():
+                helper.collecting = collecting
+        return out
+
+    def _start(self, message: Message) -> None:
+        self._quotas(message)
+        self.driver.reopen()
+        self.driver.stopping = False
+        self.driver.start(self.crew.agents, list(self.crew.wrappers.values()))
+
+    def _resume(self, message: Message) -> None:
+        self.driver.resume(self._quotas(message))
+
+    def _interrupt(self, message: Message) -> None:
+        self.driver.halt(self.crew.agents, "interrupt")
+
+    def _stop(self, message: Message) -> None:
+        """Ends all agents; they can be started again."""
+        self.driver.halt(self.crew.agents, "stop")
+        for agent in self.crew.agents:
+            agent.signal = agent.quota_steps = agent.quota_episodes = None
+            agent.fresh = True
+            for helper in agent.helpers.values():
+                helper.forget_pending()
+        self.driver.parked.clear()
+        self.driver.reopen()
+        self.crew.wants_stop = False
+
+    def _settle(self, message: Message) -> None:
+        """After an interruption: lessons that nobody waited for, and whose replies have come."""
+        for agent in self.crew.agents:
+            try:
+                for helper in agent.helpers.values():
+                    helper.settle()
+            except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
+                self.report_failure(agent.index, error)
+            agent.fresh = True
+
+    def _state(self, message: Message) -> None:
+        state = {
+            "agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents},
+            "buffers": {name: buffer.state_dict() for name, buffer in self.crew.buffers.items()},
+            "trace": {} if self.trace is None else {str(i): d.hex() for i, d in self.trace.digests.items()},
+        }
+        self.send(Kind.STATE, arrays=pack_state(state))
+
+    def _trace(self, message: Message) -> None:
+        digests = {} if self.trace is None else {str(i): d.hex() for i, d in self.trace.digests.items()}
+        self.send(Kind.STATE, arrays=pack_state(digests))
+
+    def _load(self, message: Message) -> None:
+        state = unpack_state(message.arrays)
+        for name, buffer in self.crew.buffers.items():
+            buffer.load_state_dict(state["buffers"][name])
+        for agent in self.crew.agents:
+            agent.load_state_dict(state["agents"][str(agent.index)])
+            agent.fresh = True
+        self.time_steps = sum(agent.env.time_steps for agent in self.crew.agents if agent.env is not None)
+        for name, learns in state["learns"].items():
+            self.recipe.tasks[name].learns = learns
+        if self.trace is not None:
+            self.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
+        self.send(Kind.STATE, arrays=pack_state({}))
+
+
+# ----------------------------------------------------------------------------------------------------------------- the process
+
+
+def _as_text(error: BaseException) -> Array:
+    said = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return np.frombuffer(str(said).encode(errors="replace"), np.uint8)
+
+
+def _as_trace(error: BaseException) -> Array:
+    return np.frombuffer("".join(traceback.format_exception(error)).encode(errors="replace"), np.uint8)
+
+
+def _text(message: Message, name: str = "text") -> str:
+    return message.arrays[name].tobytes().decode(errors="replace")
+
+
+def work(payload: bytes) -> None:
+    """The life of one worker, in a process of its own.
+
+    Args:
+        payload: Module path and recipe, by cloudpickle, from the process that started this one; it never comes over a socket.
+    """
+    import torch
+
+    path, recipe = cloudpickle.loads(payload)
+    sys.path[:] = path
+    torch.set_num_threads(1)
+    Worker(cloudpickle.loads(recipe)).run()

@@ -1,0 +1,514 @@
+"""The processes driver: what it adds to the contract of tests/test_transport.py, and what happens when a worker fails."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from functools import partial
+from time import sleep
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+import torch
+from drivers.transport_fakes import BAD, Learner, Programmed, echo_task, lesson, row
+
+from parl_like import Hook, OffPolicyHelper, OnPolicyHelper, Robot
+from parl_like.algorithm import Algorithm
+from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.drivers.processes import Processes
+from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.explorer import Categorical
+from parl_like.model import Model
+from parl_like.spec import SpecError
+from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterSteps
+
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux"), pytest.mark.timeout(60)]
+
+TWO = Processes(workers=2)
+
+
+def play(program, n_agents=1, tasks=None, driver=TWO, **options):
+    tasks = {"echo": echo_task()} if tasks is None else tasks
+    robot = Robot(tasks=tasks, agent=partial(Programmed, program), n_agents=n_agents, driver=driver, **options)
+    with robot:
+        robot.run()
+    return robot
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """No worker outlives its robot: the nursery has no child, and the folders of the sockets are gone."""
+    yield
+    workers = [c for n in psutil.Process().children() for c in n.children()]
+    _, alive = psutil.wait_procs(workers, 2)
+    assert not alive
+    folder = os.environ.get("TMPDIR", "/tmp")
+    assert not [name for name in os.listdir(folder) if name.startswith("parl_like-") and owned(os.path.join(folder, name))]
+
+
+def owned(path):
+    return os.path.exists(os.path.join(path, "robot")) and os.stat(path).st_mtime > START
+
+
+START = psutil.Process().create_time()
+
+
+# ------------------------------------------------------------------------------------------------------- who gets which answer
+
+
+def ask(n, agent):
+    comm = agent.helpers["echo"].comm
+    for i in range(n):
+        ticket = comm.predict(row(agent, i))
+        assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("n_agents", [1, 2, 16])
+def test_every_agent_gets_exactly_its_own_answers_in_order(n_agents, mode):
+    task = echo_task()
+    play(partial(ask, 500), n_agents, {"echo": task}, mode=mode)
+    assert task.algorithm.served() == Counter(dict.fromkeys(((a, i) for a in range(n_agents) for i in range(500)), 1))
+
+
+def ask_twice(agent):
+    comm = agent.helpers["echo"].comm
+    for i in range(0, 150, 3):
+        first, second = comm.put_prediction(row(agent, i)), comm.put_prediction(row(agent, i + 1))
+        third = comm.predict(row(agent, i + 2))
+        assert third.out["echo"][third.start].tolist() == [agent.index, i + 2]
+        assert comm.get(second)["echo"].tolist() == comm.get(second)["echo"].tolist() == [[agent.index, i + 1]]
+        assert comm.get(first)["echo"].tolist() == [[agent.index, i]]
+
+
+def test_two_open_requests_of_one_agent_do_not_swap():
+    task = echo_task()
+    play(ask_twice, 4, {"echo": task})
+    assert set(task.algorithm.served().values()) == {1}
+
+
+def teach_many_rows(agent):
+    comm = agent.helpers["echo"].comm
+    n = [1, 5, 7][agent.index]
+    for repeat in range(20):
+        sent = lesson(agent, n, 10 * repeat)
+        result = comm.learn(sent)
+        np.testing.assert_array_equal(result["row"], sent["obs"])
+        assert result["size"] == 13
+        got = comm.predict_rows((sent["obs"],), n)
+        np.testing.assert_array_equal(np.concatenate([t.out["echo"][t.start : t.start + t.rows] for t in got]), sent["obs"])
+
+
+def test_requests_of_1_5_and_7_rows_of_two_workers_make_one_learning_batch():
+    task = echo_task(helper=Learner)
+    robot = play(teach_many_rows, 3, {"echo": task})
+    learned = robot.wrappers["echo"].trainings.counters
+    assert (learned.requests, learned.rows, learned.batches) == (40, 260, 20)  # a request of each worker in each round
+    assert [len(rows) for rows in task.algorithm.lessons] == [13] * 20
+
+
+def test_a_batch_has_at_most_max_rows():
+    task = echo_task(predict_rule=BatchRule(max_rows=5))
+    play(partial(ask, 50), 16, {"echo": task})
+    assert max(map(len, task.algorithm.batches)) == 5
+    assert sum(map(len, task.algorithm.batches)) == 800
+
+
+def fail_together(agent):
+    comm = agent.helpers["echo"].comm
+    with pytest.raises(TaskFailed, match=r"task 'echo': predict failed for a batch of 2 requests(?s:.*)transport_fakes.py(?s:.*)ArithmeticError: the row is bad"):
+        comm.predict(row(agent, BAD if agent.index == 0 else 1))
+    with pytest.raises(SpecError, match=f"agent {agent.index}.*task 'echo', field 'obs'.*NaN"):
+        comm.predict((np.array([0.0, np.nan]),))
+    ask(10, agent)
+
+
+def test_a_failing_prediction_answers_its_members_in_every_worker_and_the_next_batch_works():
+    robot = play(fail_together, 6)
+    assert robot.wrappers["echo"].predictions.counters.errors == 1
+
+
+def learn_something_bad(agent):
+    agent.helpers["echo"].comm.learn({"obs": np.full((2, 2), BAD)} if agent.index == 1 else lesson(agent, 2))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_on_error_stop_raises_from_run_with_the_original_traceback(mode):
+    with pytest.raises(TaskFailed) as caught:
+        play(learn_something_bad, 3, mode=mode)
+    for part in ("task 'echo': learn failed", "Traceback", "transport_fakes.py", "in learn", "ArithmeticError: the row is bad"):
+        assert part in str(caught.value), part
+
+
+def fall(agent):
+    ask(3, agent)
+    if agent.index == 2:
+        raise OSError("power failure")
+    ask(100_000, agent)
+
+
+def test_run_reports_the_agent_that_raised_with_its_own_traceback():
+    with pytest.raises(AgentFailed, match="agent 2: run_one_episode raised OSError: power failure") as caught:
+        play(fall, 4)
+    assert "worker 1 (agents 2 to 3)" in str(caught.value.__cause__) and "in fall" in str(caught.value.__cause__)
+
+
+# ------------------------------------------------------------------------------------------------------------------- exactness
+
+
+class Drift(gym.Env):
+    """The observation is a number that the actions move, from a random start."""
+
+    observation_space = gym.spaces.Box(-10, 10, (3,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.t = self.np_random.normal(size=3).astype(np.float32), 0
+        return self.x, {}
+
+    def step(self, act):
+        self.x = (0.9 * self.x + np.eye(3, dtype=np.float32)[act]).astype(np.float32)
+        self.t += 1
+        return self.x, float(self.x[0]), False, self.t == 50, {}
+
+
+class Weighted(Model):
+    def __init__(self):
+        super().__init__(Drift.observation_space, Drift.action_space)
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+
+class Elementwise(Algorithm):
+    """Logits are the observation times the parameters: exact in every row, whatever the batch."""
+
+    def __init__(self):
+        super().__init__(Weighted())
+
+    def predict(self, inputs):
+        return {"logits": inputs.obs * self.model.w}
+
+    def explorer(self):
+        return Categorical()
+
+    def learn(self, batch):
+        return {"loss": (batch.obs * self.model.w).sum(-1).mul(batch.rew.float()).mean()}
+
+
+def drifting(driver, helper, n_agents=5, seed=0):
+    return Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), helper)}, n_agents=n_agents, driver=driver, seed=seed, trace=True)
+
+
+def unrolling():
+    return OnPolicyHelper(unroll=8)
+
+
+def replaying():
+    return OffPolicyHelper(size=500, batch_size=8, learn_every=4)
+
+
+@pytest.mark.parametrize("helper", [unrolling, replaying])
+def test_same_seed_and_workers_same_trace(helper):
+    def trace(driver, seed=0):
+        with drifting(driver, helper, seed=seed) as robot:
+            robot.run(StopAfterSteps(1000))
+            return robot.trace_hash(), robot.env_steps, robot.episodes, robot.tasks["RL"].learns
+
+    first = trace(TWO)
+    assert first == trace(TWO) and first[3] > 10
+    assert first[0] != trace(TWO, 1)[0]
+    if helper is unrolling:  # without a shared buffer it does not even matter where the agents are
+        assert first == trace("cooperative") == trace(Processes(workers=5))
+
+
+@pytest.mark.parametrize("helper", [unrolling, replaying])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(helper, tmp_path):
+    with drifting(TWO, helper) as robot:
+        robot.run(StopAfterSteps(700))
+        robot.save(tmp_path / "state")
+        robot.run(StopAfterSteps(700))
+        whole = robot.trace_hash(), robot.counters()
+    with drifting(TWO, helper) as robot:
+        robot.load(tmp_path / "state")
+        robot.run(StopAfterSteps(700))
+        assert (robot.trace_hash(), robot.counters()) == whole
+    with drifting(Processes(workers=3), helper) as robot, pytest.raises(ValueError, match=r"has 2 workers, this robot 3; set Processes\(workers=2\)"):
+        robot.load(tmp_path / "state")
+
+
+def test_iterations_collections_and_evaluations():
+    with drifting(TWO, unrolling) as robot:
+        for i in range(1, 6):
+            robot.train_iter()
+            assert (robot.env_steps, robot.tasks["RL"].learns, robot.iterations) == (40 * i, i, i)
+        assert robot.evaluate(3).lengths == [50] * 3
+    with drifting(TWO, replaying) as robot:
+        episodes = robot.collect(n_episode=7)
+        assert episodes.n_episodes == 7 and episodes.lengths == [50] * 7
+        steps = robot.env_steps
+        assert robot.collect(n_step=20).n_steps == 20
+        assert robot.env_steps == steps + 20 and robot.tasks["RL"].learns == 0
+        robot.train_iter()
+        assert robot.tasks["RL"].learns > 0
+        assert robot.counters()["time_steps"] == robot.env_steps
+
+
+# ----------------------------------------------------------------------------------------------------------------------- hooks
+
+
+class Acts(Hook):
+    def pre_act(self, agent, act):
+        pass
+
+
+def test_hooks_hear_of_episodes_and_counts_and_others_are_refused_by_name():
+    stats, called = EpisodeStats(), []
+    with drifting(TWO, None, n_agents=4) as robot:
+        robot.run(StopAfterEpisodes(8), [stats, EveryNSteps(100, lambda robot: called.append(robot.env_steps))])
+        assert stats.lengths == [50] * len(stats.lengths) and len(stats.lengths) == robot.episodes >= 8
+        assert [steps // 100 for steps in called] == list(range(1, robot.env_steps // 100 + 1))
+        with pytest.raises(ValueError, match=r"Acts listens to pre_act, which happen in worker processes"):
+            robot.run(StopAfterSteps(10), Acts())
+
+
+@pytest.mark.parametrize("call", ["run", "close", "checkpoint_boundary"])
+def test_halting_from_inside_a_hook_is_refused(call):
+    refused = []
+
+    class Again(Hook):
+        def post_episode(self, agent, interrupted):
+            with pytest.raises(RuntimeError, match="an agent cannot run or halt all agents"):
+                getattr(agent.robot, call)()
+            refused.append(agent.index)
+
+    with drifting(TWO, None, n_agents=2) as robot:
+        robot.run(StopAfterEpisodes(2), Again())
+    assert refused
+
+
+def test_what_cannot_go_to_a_worker_is_refused_before_one_is_started():
+    with pytest.raises(ValueError, match=r"an environment itself cannot go to a worker process.*needs a factory"):
+        Robot(Drift(), tasks={"RL": ComputationTask(Elementwise())}, driver="processes")
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be sent to a worker process: TypeError: cannot pickle '_thread.lock'"):
+        play(lambda agent: lock.acquire(), 1)
+    with pytest.raises(ValueError, match="Processes: workers is 0"):
+        Processes(workers=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------- faults
+
+
+def in_worker(robot, number):
+    return robot._driver.workers[number]
+
+
+def count_to(path):
+    """How often this was called with this path, in whatever process."""
+    with open(path, "a") as file:
+        file.write("x")
+        return file.tell()
+
+
+class Faulty(Drift):
+    """Fails at step 5, once: in the way `fault` names."""
+
+    def __init__(self, path, fault):
+        self.path, self.fault = path, fault
+
+    def step(self, act):
+        if self.t == 5 and count_to(self.path) == 1:
+            FAULTS[self.fault]()
+        return super().step(act)
+
+
+def _segfault():
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def _hang():
+    while True:
+        sleep(3600)
+
+
+HOARD = []
+
+
+def _hoard():
+    HOARD.append(np.ones(100 << 20))  # 800 MiB
+    sleep(30)
+
+
+FAULTS = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "exit": lambda: os._exit(3), "segfault": _segfault, "hang": _hang, "hoard": _hoard}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("fault", "said"), [
+    ("kill", "was ended by signal 9"), ("exit", "ended with exit code 3"), ("segfault", "was ended by signal 11"),
+    ("hang", "said nothing for 0.5 s"), ("hoard", "MiB of memory; memory_limit is 600 MiB"),
+])
+def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(fault, said, mode, tmp_path, caplog):
+    driver = Processes(workers=2, step_limit=0.5 if fault == "hang" else 60.0, memory_limit=600 << 20 if fault == "hoard" else None)
+    with Robot(partial(Faulty, tmp_path / "count", fault), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4, driver=driver, mode=mode) as robot:
+        with caplog.at_level(logging.WARNING):
+            robot.run(StopAfterSteps(2000))
+        assert robot.env_steps >= 2000
+        assert robot._driver.restarts == 1
+        assert said in caplog.text and "is replaced" in caplog.text
+        assert sorted(w.incarnation for w in robot._driver.workers) == [0, 1]
+        assert robot.tasks["RL"].rows_learned <= robot.env_steps  # nothing twice
+        assert len(robot._driver.workers[0].agents) == 2 and all(worker.up for worker in robot._driver.workers)
+
+
+def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
+    """Async: the second worker's agents make steps while the first one is away."""
+    with Robot(partial(Faulty, tmp_path / "count", "kill"), tasks={"RL": ComputationTask(Elementwise())}, n_agents=2, driver=TWO, mode="async") as robot:
+        gone = []
+        original = robot._driver._lost
+
+        def lost(worker, why=""):
+            original(worker, why)
+            gone.append((worker, robot.env_steps))
+
+        robot._driver._lost = lost
+        steps_of = Counter()
+        counted = robot._driver._count
+        robot._driver._count = lambda worker, steps, time: (steps_of.update({(worker.number, worker.incarnation): steps}), counted(worker, steps, time))
+        robot.run(StopAfterSteps(5000))
+        (worker, _), = gone
+        assert steps_of[worker.number, 0] <= 6 and steps_of[worker.number, 1] > 0 and steps_of[1 - worker.number, 0] > 0
+
+
+@pytest.mark.parametrize("moment", ["queued", "in the batch", "after the reply"])
+def test_a_worker_killed_around_its_request_disturbs_nobody_else(moment, tmp_path):
+    """Acceptance test 7: the moments are those of the robot's process, so the kill comes from there."""
+    task = echo_task()
+    robot = Robot(tasks={"echo": task}, agent=partial(Programmed, partial(ask_until, str(tmp_path / "end"))), n_agents=4, driver=TWO, mode="async")
+    driver = robot._driver
+    killed = []
+
+    def kill():
+        if not killed and task.algorithm.batches and len(task.algorithm.batches) > 20:
+            process = driver.workers[0].process
+            killed.append(process.pid)
+            process.kill()
+            process.wait(5.0)
+
+    served, waked = driver._serve, driver._wake
+
+    def serve(queue):
+        if moment == "queued":
+            kill()
+        served(queue)
+        if len(task.algorithm.batches) > 300:
+            (tmp_path / "end").touch()
+
+    def wake(tickets):
+        waked(tickets)
+        if moment == "after the reply":
+            kill()
+
+    driver._serve, driver._wake = serve, wake
+    if moment == "in the batch":
+        task.algorithm.before = lambda rows: kill()
+    with robot:
+        robot.run()
+        assert len(killed) == 1 and driver.restarts == 1
+        assert robot.wrappers["echo"].predictions.abandoned == 0
+    served_rows = task.algorithm.served()
+    assert all(n == 1 for (agent, _), n in served_rows.items() if agent >= 2)
+
+
+def ask_until(path, agent):
+    comm = agent.helpers["echo"].comm
+    i = 0
+    while not os.path.exists(path):
+        ticket = comm.predict(row(agent, i))
+        assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
+        i += 1
+
+
+class Broken(Drift):
+    made = 0
+
+    def __init__(self, path):
+        if count_to(path) > 1:  # the first one is the robot's own trial
+            raise FileNotFoundError("levels.txt")
+
+
+def test_an_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_error(tmp_path):
+    with Robot(partial(Broken, tmp_path / "count"), tasks={"RL": ComputationTask(Elementwise())}, n_agents=2, driver=TWO) as robot:
+        with pytest.raises(AgentFailed, match=r"worker . .agents . to ..: building its agents raised FileNotFoundError: levels.txt") as caught:
+            robot.run(StopAfterSteps(10))
+        assert "in __init__" in str(caught.value.__cause__)
+
+
+class Fragile(Drift):
+    def step(self, act):
+        os._exit(7)
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run():
+    driver = Processes(workers=1, max_restarts=3)
+    with Robot(Fragile, tasks={"RL": ComputationTask(Elementwise())}, n_agents=1, driver=driver) as robot:
+        with pytest.raises(AgentFailed, match=r"worker 0 .*ended with exit code 7; it was replaced 3 times within 60 s"):
+            robot.run(StopAfterSteps(10))
+        assert robot._driver.restarts == 3
+
+
+def test_many_starts_and_stops_leave_nothing_behind():
+    files = lambda: len(os.listdir("/proc/self/fd"))  # noqa: E731
+    play(partial(ask, 2), 2)
+    before = files()
+    for _ in range(20):
+        play(partial(ask, 2), 2)
+    assert files() <= before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_the_robots_process(number, tmp_path):
+    """Whatever ends it, also while an environment hangs: no process is left."""
+    script = textwrap.dedent(f"""
+        import os, sys, time
+        sys.path[:0] = {sys.path!r}
+        import gymnasium as gym
+        from drivers.test_processes import Drift, Elementwise
+        from parl_like import ComputationTask, Robot
+        from parl_like.drivers.processes import Processes
+
+        class Slow(Drift):
+            def step(self, act):
+                os.write(1, b"pid %d\\n" % os.getpid())
+                time.sleep(3600)
+
+        if __name__ == "__main__":
+            with Robot(Slow, tasks={{"RL": ComputationTask(Elementwise())}}, n_agents=2, driver=Processes(workers=2)) as robot:
+                robot.run()
+    """)
+    (tmp_path / "robot.py").write_text(script)
+    with subprocess.Popen([sys.executable, tmp_path / "robot.py"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+            family = [psutil.Process(pid) for pid in pids] + psutil.Process(process.pid).children()
+            process.send_signal(number)
+            _, alive = psutil.wait_procs(family, 12)
+            assert not alive
+        finally:
+            process.kill()
+
+
+def test_a_robot_in_a_thread_keeps_its_workers_when_the_thread_ends():
+    with drifting(TWO, None, n_agents=2) as robot:
+        thread = threading.Thread(target=robot.run, args=(StopAfterSteps(100),))
+        thread.start()
+        thread.join()
+        robot.run(StopAfterSteps(100))
+        assert robot._driver.restarts == 0 and robot.env_steps >= 200

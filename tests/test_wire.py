@@ -1,0 +1,885 @@
+"""Messages: what is packed comes back as it was; of what anybody else made, nothing but a WireError comes out."""
+
+import io
+import logging
+import marshal
+import math
+import pickle
+import random
+import re
+import sys
+import tracemalloc
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import yaml
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from parl_like import wire
+from parl_like.spec import Spec
+from parl_like.wire import (
+    DTYPES,
+    HEADER_LIMIT,
+    MAGIC,
+    VERSION,
+    ErrorBudget,
+    Kind,
+    Message,
+    VersionError,
+    WireError,
+    check_rows,
+    limit_of,
+    pack,
+    pack_state,
+    unpack,
+    unpack_state,
+)
+
+MUTATED = 200_000  # messages in every run; a full million in the slow one
+PREFIX = MAGIC + bytes((VERSION,))
+LIMIT = 1 << 20
+SPECS = [
+    Spec("obs.goal", (4,), np.dtype("f4")),
+    Spec("action", (), np.dtype("i8"), 0, 3),
+    Spec("done", (), np.dtype("b1")),
+]
+
+
+def rows(n=3):
+    obs = np.arange(4 * n, dtype="f4").reshape(n, 4)
+    return {"obs.goal": obs, "action": np.arange(n) % 4, "done": np.arange(n) % 2 == 1}
+
+
+def sent(*args, **kwargs):
+    """The frames as they leave the wire: plain bytes."""
+    return [bytes(frame) for frame in pack(*args, **kwargs)]
+
+
+def header(*fields, kind=3, task="RL", request=0, rows=0, notes=None, more=()):
+    return PREFIX + msgspec.msgpack.encode([kind, task, request, rows, list(fields), notes or {}, *more])
+
+
+def refused(frames, text, limit=LIMIT):
+    with pytest.raises(WireError, match=re.escape(text)) as caught:
+        unpack(frames, limit)
+    message = str(caught.value)
+    assert "expected" in message and ", got " in message and "; " in message and message.isprintable() and len(message) < 1500
+    return caught.value
+
+
+# ------------------------------------------------------------------------------------------------ round trips
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_every_dtype_shape_and_layout_comes_back(data):
+    arrays = {}
+    for name in data.draw(st.lists(st.from_regex(r"[A-Za-z0-9_.\-]{1,20}", fullmatch=True), unique=True, max_size=4)):
+        dtype = np.dtype("<" + data.draw(st.sampled_from(DTYPES)))
+        array = data.draw(npst.arrays(dtype, npst.array_shapes(min_dims=0, max_dims=8, min_side=0, max_side=3)))
+        if data.draw(st.booleans()):
+            array = array.T
+        if array.ndim and data.draw(st.booleans()):
+            array = array[::-2]
+        arrays[name] = array
+    notes = data.draw(
+        st.dictionaries(
+            st.text(max_size=9),
+            st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
+            | st.lists(st.integers(-(2**63), 2**64 - 1), max_size=3),
+            max_size=4,
+        )
+    )  # fmt: skip
+    kind, request, n = data.draw(st.sampled_from(Kind)), data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(0, 2**63 - 1))
+    task = data.draw(st.text(max_size=20))
+    message = unpack(sent(kind, task=task, request=request, rows=n, arrays=arrays, notes=notes), LIMIT)
+    assert (message.kind, message.task, message.request, message.rows, message.notes) == (kind, task, request, n, notes)
+    assert type(message.kind) is Kind and list(message.arrays) == list(arrays)
+    assert [type(value) for value in message.notes.values()] == [type(value) for value in notes.values()]
+    for name, array in arrays.items():
+        got = message.arrays[name]
+        assert got.shape == array.shape and got.dtype == array.dtype and got.tobytes() == array.tobytes()
+        assert not got.flags.writeable
+
+
+def test_nothing_but_a_kind_is_a_message():
+    message = unpack(pack(Kind.PING), HEADER_LIMIT)
+    assert (message.kind, message.task, message.request, message.rows, message.arrays, message.notes) == (Kind.PING, "", 0, 0, {}, {})
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,) * 8, (2,) * 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scalars_and_empty_arrays(shape, dtype):
+    array = np.ones(shape, dtype)
+    got = unpack(pack(Kind.REPLY, arrays={"a": array}), LIMIT).arrays["a"]
+    assert got.shape == shape and got.dtype == array.dtype and (got == array).all()
+
+
+def test_contiguous_arrays_are_sent_and_read_where_they_lie():
+    array, turned = np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3).T
+    frames = pack(Kind.PREDICT, arrays={"a": array, "turned": turned})
+    assert np.shares_memory(np.frombuffer(frames[1], "u1"), array)
+    assert not np.shares_memory(np.frombuffer(frames[2], "u1"), turned)
+    for kind in (bytes, bytearray, memoryview, zmq.Frame):
+        got = [kind(frame) for frame in frames]
+        message = unpack(got, LIMIT)
+        assert np.shares_memory(message.arrays["a"], np.frombuffer(got[1], "u1")), kind
+        assert (message.arrays["turned"] == turned).all()
+        with pytest.raises(ValueError, match="read-only"):
+            message.arrays["a"][0] = 1
+
+
+def test_sockets_carry_the_frames():
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://wire")
+        two.connect("inproc://wire")
+        arrays = rows() | {"empty": np.zeros((0, 2)), "one": np.array(1.5), "long": np.arange(100_000)}
+        for copy in (True, False):
+            one.send_multipart(pack(Kind.LEARN, task="RL", request=7, rows=3, arrays=arrays), copy=copy)
+            message = unpack(two.recv_multipart(copy=copy), LIMIT)
+            assert message.request == 7
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(message.arrays[name], array, strict=True)
+
+
+def test_an_unaligned_frame_is_read_all_the_same():
+    frames = pack(Kind.PREDICT, arrays={"a": np.arange(5.0)})
+    frames[1] = memoryview(b"x" + bytes(frames[1]))[1:]
+    assert unpack(frames, LIMIT).arrays["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+# ------------------------------------------------------------------------------------------------ what is not sent
+
+
+@pytest.mark.parametrize(
+    "parts, text",
+    [
+        ({"arrays": {"a": np.zeros(2, ">f4")}}, "dtype: expected one of u1, u2"),
+        ({"arrays": {"a": np.array([None])}}, "for 'a', got object; convert it with astype"),
+        ({"arrays": {"a": np.array(["x"])}}, "got <U1"),
+        ({"arrays": {"a": np.zeros(2, "M8[s]")}}, "got datetime64[s]"),
+        ({"arrays": {"a": np.zeros(2, "c8")}}, "got complex64"),
+        ({"arrays": {"a": np.zeros(2, "f4,i4")}}, "for 'a', got ["),
+        ({"arrays": {"a": [1, 2]}}, "fields: expected a NumPy array for 'a', got list; send np.asarray(value)"),
+        ({"arrays": {"a": np.float32(1)}}, "got float32"),
+        ({"arrays": {"a b": np.zeros(2)}}, "got 'a b'; rename the field"),
+        ({"arrays": {"a\n": np.zeros(2)}}, "rename the field"),
+        ({"arrays": {"": np.zeros(2)}}, "rename the field"),
+        ({"arrays": {"a" * 129: np.zeros(2)}}, "rename the field"),
+        ({"arrays": {1: np.zeros(2)}}, "got 1; rename the field"),
+        ({"arrays": {"a": np.zeros((1,) * 9)}}, "length <= 8"),
+        ({"arrays": {str(i): np.zeros(1) for i in range(65)}}, "length <= 64"),
+        ({"arrays": {"a": np.zeros((0, 2**40 + 1), "u1")}}, "`int` <= 1099511627776"),
+        ({"arrays": {"n" * 100 + str(i): np.zeros(1) for i in range(40)}}, "header: expected at most 4096 bytes, got "),
+        ({"notes": {"a": [0] * 5000}}, "got 5016 bytes; shorten the names and notes"),
+        ({"notes": {"a": "x" * 2049}}, "length <= 2048"),
+        ({"notes": {"a" * 129: 1}}, "length <= 128"),
+        ({"notes": {str(i): 1 for i in range(33)}}, "length <= 32"),
+        ({"notes": {"a": {}}}, "something else (Expected"),
+        ({"notes": {"a": b"x"}}, "something else (Expected"),
+        ({"notes": {"a": [1.5]}}, "something else (Expected"),
+        ({"notes": {"a": object()}}, "header: expected plain values that MessagePack can hold, got Encoding objects of type object"),
+        ({"notes": {"a": 2**64}}, "got can't serialize ints"),
+        ({"notes": {1: 1}}, "something else (Expected `str`"),
+        ({"task": "x" * 129}, "length <= 128"),
+        ({"task": "\ud800"}, "surrogates not allowed"),
+        ({"task": None}, "something else (Expected `str`, got `None`"),
+        ({"request": -1}, "`int` >= 0"),
+        ({"request": 2**63}, "`int` <= 9223372036854775807"),
+        ({"rows": True}, "something else (Expected `int`, got `bool`"),
+        ({"rows": np.int64(1)}, "got Encoding objects of type numpy.int64"),
+        ({"kind": 99}, "Invalid enum value 99"),
+    ],
+)
+def test_the_sender_hears_of_what_would_be_refused(parts, text):
+    with pytest.raises(WireError, match=re.escape(text)) as caught:
+        pack(**{"kind": Kind.PREDICT} | parts)
+    assert "expected" in str(caught.value) and "what parl_like.wire.pack makes" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_refusals_of_the_envelope():
+    good = sent(Kind.PREDICT, arrays=rows())
+    assert refused([], "frames: expected a header frame, got no frame").cause == "frames"
+    for head, size in ((b"", 0), (PREFIX, 4), (b"P", 1), (good[0] + bytes(5000), len(good[0]) + 5000), (memoryview(bytes(1 << 20)), 1 << 20)):
+        assert refused([head, *good[1:]], f"header: expected 5 … 4096 bytes, got {size} bytes").cause == "header"
+    assert refused([b"GET / HTTP/1.1"], "magic: expected a message that begins with b'PLK', got b'GET'").cause == "magic"
+    assert refused([b"plk\x01" + good[0][4:]], "magic").cause == "magic"
+
+
+@pytest.mark.parametrize("theirs, who", [(0, "at the peer"), (VERSION + 1, "here"), (255, "here")])
+def test_both_directions_of_a_version_skew_are_refused_with_both_versions(theirs, who):
+    for rest in (sent(Kind.HELLO)[0][4:], b"?"):  # whatever comes after the version: it may mean something else there
+        with pytest.raises(VersionError, match=f"^version: expected protocol {VERSION}, got protocol {theirs}; upgrade parl_like {who}, "):
+            unpack([MAGIC + bytes((theirs,)) + rest], LIMIT)
+
+
+def test_version_skew_is_the_same_seen_from_the_other_version(monkeypatch):
+    monkeypatch.setattr(wire, "VERSION", 2)
+    monkeypatch.setattr(wire, "_PREFIX", MAGIC + b"\2")
+    frames = pack(Kind.HELLO)
+    assert frames[0][3] == 2 and unpack(frames, LIMIT).kind is Kind.HELLO
+    with pytest.raises(VersionError, match="expected protocol 2, got protocol 1; upgrade parl_like at the peer"):
+        unpack([header(kind=1)], LIMIT)
+
+
+@pytest.mark.parametrize(
+    "head, text",
+    [
+        (PREFIX + b"\xc1", "header: expected [kind, task, request, rows, fields, notes] within the limits of parl_like.wire, got "),
+        (header()[:-1], "truncated"),
+        (header() + b"\0", "trailing characters"),
+        (header(more=[1]), "length 6, got 7"),
+        (PREFIX + msgspec.msgpack.encode({"kind": 1}), "something else (Expected `array`, got `object`"),
+        (PREFIX + msgspec.msgpack.encode([1, "", 0, 0, []]), "length 6, got 5"),
+        (header(kind=12), "Invalid enum value 12"),
+        (header(kind="PREDICT"), "something else (Expected `int`, got `str`"),
+        (header(kind=1.0), "something else (Expected `int`, got `float`"),
+        (header(task="x" * 129), "length <= 128"),
+        (header(task=b"RL"), "something else (Expected `str`, got `bytes`"),
+        (header().replace(b"\xa2RL", b"\xa2\xff\xff"), "utf-8"),
+        (header(request=-1), "`int` >= 0"),
+        (header(rows=2**63), "`int` <= 9223372036854775807"),
+        (header(rows=1.5), "something else (Expected `int`, got `float`"),
+        (header(rows=False), "something else (Expected `int`, got `bool`"),
+        (header(*[[str(i), "u1", []] for i in range(65)]), "length <= 64"),
+        (header(["", "u1", []]), "matching regex"),
+        (header(["../x", "u1", []]), "matching regex"),
+        (header(["a\n", "u1", []]), "matching regex"),
+        (header(["a" * 129, "u1", []]), "length <= 128"),
+        (header([1, "u1", []]), "something else (Expected `str`, got `int`"),
+        (header(["a", "O8", [1]]), "Invalid enum value 'O8'"),
+        (header(["a", "|O", [1]]), "Invalid enum value '|O'"),
+        (header(["a", "<f4", [1]]), "Invalid enum value '<f4'"),
+        (header(["a", ">f4", [1]]), "Invalid enum value '>f4'"),
+        (header(["a", "M8", [1]]), "Invalid enum value 'M8'"),
+        (header(["a", "O" * 2000, [1]]), "Invalid enum value 'OOO"),
+        (header(["a", "\x1b[2J\n", [1]]), "Invalid enum value '\\x1b[2J\\n'"),
+        (header(["a", 4, [1]]), "something else (Expected `str`, got `int`"),
+        (header(["a", "u1", [1] * 9]), "length <= 8"),
+        (header(["a", "u1", [-1]]), "`int` >= 0"),
+        (header(["a", "u1", [2**40 + 1]]), "`int` <= 1099511627776"),
+        (header(["a", "u1", [2**64 - 1]]), "`int` <= 1099511627776"),
+        (header(["a", "u1", [1.0]]), "something else (Expected `int`, got `float`"),
+        (header(["a", "u1", [True]]), "something else (Expected `int`, got `bool`"),
+        (header(["a", "u1", 1]), "something else (Expected `array`, got `int`"),
+        (header(["a", "u1", [1], 0]), "length 3, got 4"),
+        (header(["a", "u1"]), "length 3, got 2"),
+        (header(notes={str(i): 1 for i in range(33)}), "length <= 32"),
+        (header(notes={"a": "x" * 2049}), "length <= 2048"),
+        (header(notes={"a" * 129: 1}), "length <= 128"),
+        (header(notes={"a": {"b": 1}}), "something else (Expected"),
+        (header(notes={"a": [[1]]}), "something else (Expected"),
+        (header(notes={"a": b"1"}), "something else (Expected"),
+        (header(notes={"a": msgspec.msgpack.Ext(1, b"1")}), "something else (Expected"),
+        (PREFIX + b"\x91" * 4000, "got "),
+        (PREFIX + b"\x96" * 4000, "got "),
+        (header(notes={"a": 1})[:-1] + b"\x91" * 4000, "got "),
+        (header()[:-1] + b"\x81" * 4000, "got "),
+        (PREFIX + b"\xdd\xff\xff\xff\xff", "got "),
+        (PREFIX + b"\x96\x03\xdb\xff\xff\xff\xff", "got "),
+        (PREFIX + b"\x96\x03\xa0\x00\x00\xdd\xff\xff\xff\xff", "got "),
+        (PREFIX + b"\x96\x03\xa0\x00\x00\x90\xdf\xff\xff\xff\xff", "got "),
+    ],
+)
+def test_refusals_of_the_header(head, text):
+    assert refused([head, b"\0"], text).cause == "header"
+    assert refused([memoryview(head), b"\0"], text).cause == "header"
+
+
+def test_refusals_of_the_frames():
+    a = ["a", "f4", [2, 3]]
+    assert refused([header(a)], "frames: expected 2, the header's fields and itself, got 1").cause == "frames"
+    assert refused([header(a), bytes(24), b""], "frames: expected 2, the header's fields and itself, got 3").cause == "frames"
+    for size in (0, 23, 25, 48):
+        assert refused([header(a), bytes(size)], f"size: expected 24 bytes for 'a', (2, 3) f4, got {size} bytes; ").cause == "size"
+    assert refused([header(a), memoryview(np.zeros((2, 2, 3), "f4"))], "got 48 bytes").cause == "size"
+    assert refused([header(a, a), bytes(24), bytes(24)], "fields: expected names that occur once, got 'a', 'a'").cause == "fields"
+    assert refused([header(["a", "b1", [3]]), b"\0\1\2"], "bool: expected the bytes 0 and 1 in 'a', got others").cause == "bool"
+    frames, total = [header(a), bytes(24)], len(header(a)) + 24
+    assert unpack(frames, total).arrays["a"].shape == (2, 3)
+    assert refused(frames, f"limit: expected at most {total - 1} bytes, got {total} bytes; ", total - 1).cause == "limit"
+    # 2**64 and 2**320 bytes are no 0, and dimensions that NumPy cannot have are no array though it would be empty
+    assert refused([header(["a", "f8", [2**40, 2**21]]), b""], f"expected {2**64} bytes").cause == "size"
+    assert refused([header(["a", "u1", [2**40] * 8]), b""], f"expected {2**320} bytes").cause == "size"
+    assert refused([header(["a", "u1", [0] + [2**40] * 7]), b""], "size: expected a possible shape of 'a', got (0, 1099511627776").cause == "size"
+
+
+def test_declared_sizes_allocate_nothing():
+    frames = [
+        [header(["a", "f8", [2**40]]), bytes(8)],
+        [header(["a", "f8", [2**27]]), bytes(8)],  # 1 GB
+        [header(["a", "u1", [0] + [2**40] * 7]), b""],
+        [header(*[[f"{i}", "f8", [2**40] * 8] for i in range(40)]), *[b""] * 40],
+        [PREFIX + b"\xdd\xff\xff\xff\xff"],
+        [PREFIX + b"\x96\x03\xdb\xff\xff\xff\xff"],
+        [PREFIX + b"\x96\x03\xa0\x00\x00\xdd\xff\xff\xff\xff"],
+        [PREFIX + b"\x96\x03\xa0\x00\x00\x90\xdf\xff\xff\xff\xff"],
+        [memoryview(bytes(1 << 24))],
+    ]
+    states = [state(f'[["a","f8",[{n}],0]]', '{"a":{"$array":"a"}}', b"12345678") for n in (2**27, 2**40)]
+    tracemalloc.start()
+    try:
+        for message in frames:
+            with pytest.raises(WireError):
+                unpack(message, LIMIT)
+        for arrays in states:
+            with pytest.raises(WireError):
+                unpack_state(arrays)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+def test_rows_that_fit_the_specs_pass():
+    for n in (0, 1, 3):
+        frames = sent(Kind.LEARN, task="RL", rows=n, arrays=rows(n))
+        check_rows(unpack(frames, limit_of(SPECS, 3)), SPECS)
+    check_rows(unpack(sent(Kind.PING), HEADER_LIMIT), [])
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"done": None}, "fields: expected 'action', 'done', 'obs.goal', got 'action', 'obs.goal'; send exactly the fields"),
+        ({"more": np.zeros(3)}, "got 'action', 'done', 'more', 'obs.goal'"),
+        ({"done": None, "end": np.zeros(3, bool)}, "got 'action', 'end', 'obs.goal'"),
+        ({"obs.goal": np.zeros((2, 4), "f4")}, "rows: expected (3, 4) float32 for 'obs.goal', got (2, 4) float32; send as many rows"),
+        ({"obs.goal": np.zeros((3, 5), "f4")}, "got (3, 5) float32"),
+        ({"obs.goal": np.zeros((3, 4), "f8")}, "got (3, 4) float64"),
+        ({"obs.goal": np.zeros(12, "f4")}, "got (12,) float32"),
+        ({"action": np.zeros(3, "i4")}, "got (3,) int32"),
+        ({"action": np.array(0)}, "got () int64"),
+        ({"done": np.zeros(3, "u1")}, "got (3,) uint8"),
+        ({"obs.goal": np.full((3, 4), np.nan, "f4")}, "values: field 'obs.goal': expected ('N', 4) float32, got (3, 4) float32 with NaN at (0, 0)"),
+        ({"action": np.array([0, 4, 0])}, "values: field 'action': expected ('N',) int64, got 4 at (1,); stay within [0, 3]"),
+        ({"action": np.array([0, 0, -1])}, "got -1 at (2,)"),
+    ],
+)
+def test_rows_that_do_not_fit_the_specs(change, text):
+    arrays = {name: array for name, array in (rows() | change).items() if array is not None}
+    message = unpack(sent(Kind.LEARN, task="RL", rows=3, arrays=arrays), LIMIT)
+    with pytest.raises(WireError, match=re.escape(text)):
+        check_rows(message, SPECS)
+
+
+def test_the_limit_is_that_of_the_specs():
+    assert limit_of(SPECS, 0) == HEADER_LIMIT == limit_of([], 100)
+    assert limit_of(iter(SPECS), 10) == HEADER_LIMIT + 10 * (16 + 8 + 1)
+    limit = limit_of(SPECS, 100)
+    unpack(sent(Kind.LEARN, rows=100, arrays=rows(100)), limit)
+    refused(sent(Kind.LEARN, rows=1000, arrays=rows(1000)), "limit: expected at most 6596 bytes", limit)
+    refused(sent(Kind.LEARN, rows=3, arrays=rows() | {"more": np.zeros(10_000)}), "limit", limit)
+
+
+# ------------------------------------------------------------------------------------------------ hostile bytes
+
+
+def well_typed(message, frames, limit):
+    """Whatever was accepted is a message as `pack` makes them."""
+    assert type(message) is Message and type(message.kind) is Kind
+    assert type(message.task) is str and len(message.task) <= 128
+    assert type(message.request) is int and 0 <= message.request < 2**63
+    assert type(message.rows) is int and 0 <= message.rows < 2**63
+    assert sum(map(len, frames)) <= limit
+    assert len(message.arrays) == len(frames) - 1 <= 64
+    for (name, array), frame in zip(message.arrays.items(), frames[1:], strict=True):
+        assert re.fullmatch(r"[A-Za-z0-9_.\-]{1,128}", name)
+        assert array.nbytes == len(frame) and array.ndim <= 8 and array.dtype.str[1:] in DTYPES and array.dtype.isnative
+        assert not array.flags.writeable
+        assert array.dtype != bool or array.size == 0 or array.view("u1").max() <= 1
+    assert len(message.notes) <= 32
+    for key, value in message.notes.items():
+        assert type(key) is str and type(value) in (int, float, str, bool, type(None), list)
+        assert type(value) is not list or all(type(part) is int for part in value)
+
+
+def plain(value):
+    """Whether a state holds nothing but what `pack_state` takes."""
+    if isinstance(value, (dict, list)):
+        return all(map(plain, value.values() if isinstance(value, dict) else value))
+    return type(value) in (int, float, str, bool, type(None), bytes, np.ndarray, torch.Tensor)
+
+
+HOSTILE = [
+    -1, 0, 1, 12, 2**31, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), None, True, 1.5, math.nan, "", "a", "x" * 129, "x" * 3000,
+    "O8", "V4", "<f4", "f4", "b1", "c8", "../x", "a\n", "__class__", b"x", [], [[]], {}, {"a": 1}, {1: [None]}, [2**40] * 8, [0] * 9,
+    [0, 2**40, 2**40], ["a", "f4", [1]], [["a", "u1", []]], msgspec.msgpack.Ext(5, b"abc"), msgspec.Raw(b"\xc1"),
+    msgspec.Raw(b"\x91" * 200 + b"\xc0"), msgspec.Raw(b"\xdd\xff\xff\xff\xff"),
+]  # fmt: skip
+
+
+def seed_messages():
+    frames = [
+        sent(Kind.PREDICT, task="RL", request=5, rows=3, arrays=rows()),
+        sent(Kind.LEARN, task="t", rows=2, arrays=rows(2), notes={"seeds": [1, 2], "text": "abc", "lr": 0.5, "on": True, "none": None}),
+        sent(Kind.PING),
+        sent(Kind.REPLY, arrays={"s": np.array(2.0), "e": np.zeros((0, 3), "i2"), "m": np.zeros((1,) * 8, "f2")}),
+        sent(Kind.STATE, arrays=pack_state({"w": np.arange(3.0), "n": {"big": 2**70, "b": b"ab", "ok": np.array([True])}})),
+    ]
+    return [(message, msgspec.msgpack.decode(message[0][4:])) for message in frames]
+
+
+def replaced(rng, node, value):
+    """`node` with `value` at a random place in it, or under one more key."""
+    if isinstance(node, list) and node and rng.random() < 0.8:
+        node = list(node)
+        i = rng.randrange(len(node))
+        node[i] = replaced(rng, node[i], value)
+        return node
+    if isinstance(node, dict) and rng.random() < 0.8:
+        return node | {rng.choice([*node, "new", "x" * 129, 1]): value}
+    return value
+
+
+def damaged(rng, data):
+    """Bytes turned over, cut, added, or moved."""
+    data = bytearray(data)
+    how, at = rng.random(), rng.randrange(len(data) + 1)
+    if how < 0.6 and data:
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0x80, 0x90, 0xC1, 0xDB, 0xDD, 0xFF, rng.randrange(256)))
+    elif how < 0.75:
+        del data[at:]
+    elif how < 0.9:
+        data[at:at] = rng.randbytes(rng.choice((1, 2, 8, 40)))
+    else:
+        data[at:] = data[rng.randrange(len(data) + 1) :]
+    return bytes(data)
+
+
+def mutant(rng, seeds):
+    frames, content = rng.choice(seeds)
+    frames = list(frames)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        how = rng.random()
+        if how < 0.45:
+            content = replaced(rng, content, rng.choice(HOSTILE))
+            frames[:1] = [PREFIX + msgspec.msgpack.encode(content)]
+        elif how < 0.7 and frames:
+            frames[0] = damaged(rng, frames[0])
+        elif how < 0.85 and frames:
+            i = rng.randrange(len(frames))
+            frames[i] = damaged(rng, frames[i])
+        else:
+            other = rng.choice(seeds)[0]
+            i, j = rng.randrange(len(frames) + 1), rng.randrange(len(other))
+            if how < 0.95:
+                frames[i : i + rng.randrange(2)] = [other[j]]
+            else:
+                del frames[i:]
+    return frames
+
+
+def fuzz(count, seed):
+    """Feeds mutated messages to all that reads them; returns how many got how far."""
+    rng, seeds = random.Random(seed), seed_messages()
+    limit = limit_of(SPECS, 100)
+    refusals, accepted, fitting, states = {}, 0, 0, 0
+    for i in range(count):
+        frames = mutant(rng, seeds)
+        try:
+            message = unpack(frames, limit)
+            accepted += 1
+            well_typed(message, frames, limit)
+            if message.kind is Kind.STATE:
+                assert plain(unpack_state(message.arrays))
+                states += 1
+            elif message.rows:
+                check_rows(message, SPECS)
+                fitting += 1
+        except WireError as error:
+            refusals[error.cause] = refusals.get(error.cause, 0) + 1
+        except BaseException:
+            print(f"message {i} of seed {seed}: {frames}", file=sys.stderr)
+            raise
+    return refusals, accepted, fitting, states
+
+
+@pytest.mark.timeout(300)
+def test_only_a_wire_error_comes_of_mutated_messages():
+    refusals, accepted, fitting, states = fuzz(MUTATED, 1)
+    assert refusals.keys() >= {"header", "magic", "version", "frames", "size", "fields", "bool", "rows", "values", "state"}  # all were reached
+    assert min(accepted, sum(refusals.values())) > MUTATED / 50 and min(fitting, states) > MUTATED / 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_only_a_wire_error_comes_of_a_million_mutated_messages():
+    fuzz(1_000_000, 2)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=4), st.sampled_from([b"", MAGIC, PREFIX, PREFIX + b"\x96\x03\xa0\0\0"]))
+def test_only_a_wire_error_comes_of_raw_bytes(frames, start):
+    frames[:1] = [start + frame for frame in frames[:1]]
+    try:
+        well_typed(unpack(frames, LIMIT), frames, LIMIT)
+    except WireError:
+        pass
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=80), st.binary(max_size=40))
+def test_array_frames_may_hold_any_bytes_of_the_right_number(one, two):
+    head = sent(Kind.LEARN, rows=1, arrays=rows(1))[0]
+    for frames in ([head, one, two, b"\0"], [header(["a", "u1", [len(one)]], ["b", "i1", [len(two)]]), one, two]):
+        try:
+            message = unpack(frames, LIMIT)
+        except WireError:
+            continue
+        well_typed(message, frames, LIMIT)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=80) | st.text(st.sampled_from('[]{}",:$arytensofl01 \n\\u'), max_size=60).map(str.encode), st.binary(max_size=16))
+def test_only_a_wire_error_comes_of_raw_bytes_as_a_state(text, data):
+    for table in (b"", b"[]\n", b'[["a","u1",[1],0]]\n'):
+        try:
+            assert plain(unpack_state({"json": np.frombuffer(table + text, "u1"), "data": np.frombuffer(data, "u1")}))
+        except WireError:
+            pass
+
+
+# ------------------------------------------------------------------------------------------------ payloads
+
+
+class Bomb:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return eval, (self.command,)
+
+
+def payloads(marker):
+    """What makes a mark where somebody unpickles, evaluates, imports, formats or follows it."""
+    code = f"open({str(marker)!r}, 'w')"
+    bomb = Bomb(code)
+    npy, npz, pt = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.save(npy, np.array([bomb], object), allow_pickle=True)
+    np.savez(npz, a=np.array([bomb], object))
+    torch.save(bomb, pt)
+    return [
+        *(pickle.dumps(bomb, protocol) for protocol in range(6)),
+        f"c__builtin__\neval\n(S{code!r}\ntR.".encode(),
+        f"cos\nsystem\n(S'touch {marker}'\ntR.".encode(),
+        npy.getvalue(),
+        npz.getvalue(),
+        pt.getvalue(),
+        marshal.dumps(compile(code, "x", "eval")),
+        f"!!python/object/apply:os.system ['touch {marker}']".encode(),
+        f"!!python/object/new:eval [\"{code}\"]".encode(),
+        b"!!python/module:antigravity",
+        b"&a [*a, *a, *a]",
+        code.encode(),
+        f"__import__('os').system('touch {marker}')".encode(),
+        f"$(touch {marker}); `touch {marker}` | touch {marker}".encode(),
+        b"{0.__class__.__mro__} %n%s ${7*7} {{7*7}}",
+        b"../../../../tmp/x",
+        str(marker).encode(),
+        b"file:///etc/passwd\0.json",
+        b"..",
+        b'{"$array": "../../x", "__reduce__": "os.system", "__class__": "Bomb"}',
+        msgspec.msgpack.encode(msgspec.msgpack.Ext(-1, bytes(12))),
+        msgspec.msgpack.encode(msgspec.msgpack.Ext(42, pickle.dumps(bomb))),
+    ]
+
+
+def test_payloads_are_never_executed(tmp_path, monkeypatch):
+    marker = tmp_path / "marker"
+    found = payloads(marker)
+    eval(found[16])  # the payload works …
+    assert marker.exists()
+    marker.unlink()
+    pickle.loads(found[2])
+    assert marker.exists()
+    marker.unlink()
+
+    def never(*args, **kwargs):
+        raise AssertionError("a payload was given to somebody who would execute it")
+
+    for module, names in ((pickle, ("load", "loads", "Unpickler", "_load", "_loads")), (yaml, ("load", "load_all", "unsafe_load", "full_load")),
+                          (np, ("load",)), (torch, ("load",))):  # fmt: skip
+        for name in names:
+            monkeypatch.setattr(module, name, never)
+    monkeypatch.chdir(tmp_path)
+    accepted = 0
+    for payload in found:
+        text = payload.decode("latin-1")
+        field = ["a", "u1", [len(payload)]]
+        u1 = np.frombuffer(payload, "u1")
+        messages = [
+            [payload],
+            [payload, payload],
+            [MAGIC + payload],
+            [PREFIX + payload],
+            [PREFIX + msgspec.msgpack.encode(payload)],
+            [header(field), payload],
+            [header(["a", "f8", [len(payload) // 8]]), payload],
+            [header(["a", "O8", [len(payload) // 8]]), payload],
+            [header(field, task=text), payload],
+            [header([text, "u1", [len(payload)]]), payload],
+            [header(["a", text, [len(payload)]]), payload],
+            [header(["a", "u1", payload]), payload],
+            [header(field, kind=text), payload],
+            [header(field, notes={text: text}), payload],
+            [header(field, notes={"a": payload}), payload],
+            [header()[:-1] + payload],
+        ]
+        for frames in messages:
+            try:
+                message = unpack(frames, LIMIT)
+            except WireError as error:
+                ErrorBudget().spend(text, error)
+                continue
+            well_typed(message, frames, LIMIT)
+            accepted += 1
+            if message.arrays:
+                assert next(iter(message.arrays.values())).tobytes() == payload  # bytes, and no more
+            with pytest.raises(WireError):
+                check_rows(message, SPECS)
+            with pytest.raises(WireError):
+                unpack_state(message.arrays)
+        for arrays in (
+            {"json": u1, "data": u1},
+            {"json": np.frombuffer(b"[]\n" + payload, "u1"), "data": u1[:0]},
+            state(f'[["a","raw",[{len(payload)}],0]]', '{"a":{"$tensor":"a"}}', payload),
+            state(f'[[{msgspec.json.encode(text).decode()},"raw",[{len(payload)}],0]]', '{"a":{"$array":"a"}}', payload),
+        ):
+            try:
+                assert plain(unpack_state(arrays))
+            except WireError:
+                pass
+        kept = {"payload": payload, "text": text, "a": u1}
+        loaded = unpack_state(pack_state(kept))
+        assert loaded["payload"] == payload and loaded["text"] == text and (loaded["a"] == u1).all()
+    assert accepted > 2 * len(found)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ states
+
+
+def state(table, values, data=b""):
+    return {"json": np.frombuffer(f"{table}\n{values}".encode(), "u1"), "data": np.frombuffer(data, "u1")}
+
+
+def same(a, b):
+    """Equal in type, shape, dtype and every bit; a tuple counts as a list."""
+    if isinstance(a, (list, tuple)):
+        return type(b) is list and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return type(b) is dict and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, torch.Tensor):
+        bits = torch.int16 if a.dtype is torch.bfloat16 else a.dtype
+        return type(b) is torch.Tensor and a.dtype == b.dtype and a.shape == b.shape and bool((a.view(bits) == b.view(bits)).all())
+    if isinstance(a, np.ndarray):
+        return type(b) is np.ndarray and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return type(a) is type(b) and (a == b or a != a and b != b)
+
+
+def test_a_state_comes_back_through_a_message():
+    generator = np.random.default_rng(1)
+    tree = {
+        "model": {"w": torch.arange(6.0).reshape(2, 3).T, "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "n": torch.tensor(3),
+                  "b": torch.zeros(0, 2, dtype=torch.bfloat16), "on": torch.tensor([True, False]), "i": torch.tensor([1], dtype=torch.int32)},
+        "buffer": {"f4": np.arange(4, dtype="f4"), "f8": np.arange(6.0).reshape(2, 3)[:, ::2], "b": np.array([[True], [False]]),
+                   "u1": np.arange(5, dtype="u1"), "u2": np.array(7, "u2"), "empty": np.zeros((0, 3), "i4"), "turned": np.zeros((2, 3), "f2").T},
+        "rng": generator.bit_generator.state, "big": [2**64, -(2**200), 2**63, 2**63 - 1],
+        "plain": {"none": None, "yes": True, "no": False, "int": -5, "float": 0.1, "nan": math.nan, "inf": -math.inf, "text": "ä\n\ud800\0"},
+        "bytes": [b"", b"\0\xff", {"deep": b"x" * 1000}], "tuple": (1, (2.0, b"y")), "dict": {}, "list": [], "nested": {"a": {"b": {}}},
+        "$array": {"$tensor": "x", "$$": 1, "": 2, "a.b": np.ones(1), "a_b": np.zeros(1)},
+    }  # fmt: skip
+    frames = sent(Kind.STATE, arrays=pack_state(tree))
+    loaded = unpack_state(unpack(frames, LIMIT).arrays)
+    assert same(tree, loaded)
+    loaded["buffer"]["f4"][0] = 9  # its own memory
+    loaded["model"]["w"][0] = 9
+    again = np.random.default_rng(2)
+    again.bit_generator.state = loaded["rng"]
+    assert again.random() == generator.random()
+
+
+@pytest.mark.parametrize("value", [{}, [], None, 3, "x", b"x", np.arange(3), torch.arange(3), [{}, [[]]], np.zeros(2, ">i4"), np.float32(2)], ids=str)
+def test_any_value_is_a_state(value):
+    expected = value.astype("<i4") if isinstance(value, np.ndarray) and value.dtype == ">i4" else value
+    expected = 2.0 if isinstance(value, np.float32) else expected
+    assert same(expected, unpack_state(pack_state(value)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+        | st.sampled_from(DTYPES).flatmap(lambda code: npst.arrays("<" + code, npst.array_shapes(min_dims=0, min_side=0, max_side=3)))
+        | npst.arrays("f4", 3).map(torch.from_numpy).map(torch.Tensor.bfloat16),
+        lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3), part, max_size=3),
+        max_leaves=12,
+    )
+)  # fmt: skip
+def test_every_nested_state_comes_back(value):
+    assert same(value, unpack_state(pack_state(value)))
+
+
+def test_a_state_is_a_copy_of_its_moment():
+    weights = np.zeros(3)
+    arrays = pack_state({"w": weights})
+    weights += 1
+    assert unpack_state(arrays)["w"].tolist() == [0, 0, 0]
+    assert arrays.keys() == {"json", "data"} and all(array.dtype == np.uint8 and array.ndim == 1 for array in arrays.values())
+
+
+def endless():
+    value = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (lambda: {"a": {"b": object()}}, "state, 'state.a.b': expected an array, tensor, None, bool, int, float, str, list or dict, got object"),
+        (lambda: {"a": np.array([None])}, "got ndarray of object"),
+        (lambda: {"a": np.zeros(1, "c8")}, "got ndarray of complex64"),
+        (lambda: {"a": torch.zeros(1, device="meta")}, "got Tensor of torch.float32"),
+        (lambda: {"a": torch.zeros(1, dtype=torch.complex64)}, "got Tensor of torch.complex64"),
+        (lambda: {1: 2}, "expected str keys, got 1 (int)"),
+        (lambda: {"a": {1, 2}}, "got set"),
+        (lambda: {"a": bytearray(2)}, "got bytearray"),
+        (endless, "at most 64 levels"),
+        (lambda: {"a": np.zeros((1,) * 33)}, "newline, got something else (Expected `array` of length <= 32"),
+    ],
+)
+def test_the_sender_hears_of_a_state_that_cannot_be_sent(value, text):
+    with pytest.raises(WireError, match=re.escape(text)) as caught:
+        pack_state(value())
+    assert caught.value.cause == "state"
+
+
+TABLE, VALUES, DATA = '[["a","f4",[2],0],["b","b1",[1],8]]', '{"a":{"$array":"a"},"b":{"$array":"b"}}', b"12345678\1"
+
+
+@pytest.mark.parametrize(
+    "arrays, text",
+    [
+        ({}, "state: expected the arrays 'json' and 'data', each (n,) uint8, got none; send the arrays that pack_state made"),
+        ({"json": np.zeros(1, "u1")}, "got 'json' (1,) uint8"),
+        (state("[]", "1") | {"more": np.zeros(1)}, "'more' (1,) float64"),
+        ({"json": np.zeros(1), "data": np.zeros(1, "u1")}, "got 'json' (1,) float64"),
+        ({"json": np.zeros((1, 1), "u1"), "data": np.zeros(1, "u1")}, "got 'json' (1, 1) uint8"),
+        ({"json": np.zeros(wire.MAX_TEXT + 1, "u1"), "data": np.zeros(0, "u1")}, "bytes of JSON"),
+        (state("", ""), "a table of arrays as JSON, and a newline, got something else (Input data was truncated"),
+        (state("{}", "1"), "something else (Expected `array`, got `object`"),
+        (state("[[]]", "1"), "length 4, got 0"),
+        (state("[" * 100_000, "1"), "a table of arrays"),
+        (state("[]", "[" * 100_000), "the JSON that was written, got "),
+        (state("[]", "[" * 70 + "]" * 70), "at most 64 levels"),
+        (state("[]", ""), "the JSON that was written, got "),
+        (state("[]", "NaN"), "not finite"),
+        (state("[]", '{"a":1,"a":2}'), "a key is given twice"),
+        (state("[]", '{"$int":"9"}'), "got $int '9'"),
+        (state("[]", '{"$\\u001b[2J":1}'), "got $\\u001b[2J '1'"),
+        (state("[]", '{"$array":"a"}'), "an array used once, got $array 'a'"),
+        (state("[]", "9" * 5000), "the JSON that was written, got "),
+        (state(TABLE, VALUES.replace('"b"}', '"a"}'), DATA), "an array used once, got $array 'a'"),
+        (state(TABLE, '{"a":{"$array":"a"}}', DATA), "expected a place for array 'b', got none"),
+        (state(TABLE, VALUES, DATA[:-1]), "state: expected 9 bytes of data or more, got 8"),
+        (state(TABLE, VALUES, DATA + b"\0"), "state: expected 9 bytes of data, got 10"),
+        (state(TABLE, VALUES, DATA[:-1] + b"\2"), "the bytes 0 and 1 in 'b', got others"),
+        (state(TABLE.replace(",8]", ",7]"), VALUES, DATA), "expected 'b' at byte 8, got (1,) at 7"),
+        (state(TABLE.replace(",8]", ",9]"), VALUES, DATA), "expected 'b' at byte 8, got (1,) at 9"),
+        (state(TABLE.replace(",8]", ",-8]"), VALUES, DATA), "`int` >= 0"),
+        (state(TABLE.replace("[2]", "[-2]"), VALUES, DATA), "`int` >= 0"),
+        (state(TABLE.replace('"b","', '"a","'), VALUES, DATA), "array names that occur once, got one twice"),
+        (state(TABLE.replace("f4", "O8"), VALUES, DATA), "bf2, raw for 'a', got 'O8'"),
+        (state(TABLE.replace('"a"', '"a/b"'), VALUES, DATA), "matching regex"),
+        (state(TABLE.replace('"b1"', '"raw"'), VALUES.replace('array":"b', 'tensor":"b'), DATA), "arrays as the table names them, got "),
+        (state(TABLE.replace('"b1",[1]', '"raw",[1,1]'), VALUES, DATA), "expected 'b' at byte 8, got (1, 1) at 8"),
+        (state('[["a","bf2",[1],0]]', '{"$array":"a"}', b"12"), "an array used once, got $array 'a'"),
+        (state('[["a","u1",[0,1099511627776,1099511627776],0]]', '{"$array":"a"}'), "arrays as the table names them, got something else ("),
+        (state('[["a","u1",[' + "1099511627776," * 31 + '1099511627776],0]]', '{"$array":"a"}'), "bytes of data or more, got 0"),
+        (state("[" + ",".join([f'["a{i}","u1",[0],0]' for i in range(wire.MAX_PARTS + 1)]) + "]", "1"), "length <= 65536"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_a_damaged_state_is_refused(arrays, text):
+    assert unpack_state(state(TABLE, VALUES, DATA))["b"].tolist() == [True]
+    with pytest.raises(WireError, match=re.escape(text)) as caught:
+        unpack_state(arrays)
+    assert caught.value.cause == "state" and str(caught.value).isprintable() and "archive" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ budget
+
+
+def test_the_tenth_error_drops_a_peer():
+    budget = ErrorBudget(clock=lambda: 0.0)
+    assert [budget.spend("a", WireError("x")) for _ in range(12)] == [False] * 9 + [True] * 3
+    assert [budget.spend("b", ValueError("x")) for _ in range(2)] == [False] * 2
+    assert budget.counts == {"a": 12, "b": 2}
+    assert ErrorBudget(limit=1).spend("a", WireError("x"))
+    with pytest.raises(ValueError, match="expected 1 or more, got 0"):
+        ErrorBudget(limit=0)
+
+
+def test_one_line_a_second_for_each_cause(caplog):
+    caplog.set_level(logging.WARNING, "parl_like.wire")
+    now = 100.0
+    budget = ErrorBudget(limit=1000, clock=lambda: now)
+
+    def lines():
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    def error(frames):
+        with pytest.raises(WireError) as caught:
+            unpack(frames, LIMIT)
+        return caught.value
+
+    for i in range(300):  # the cause is which check refused, not its text: a peer cannot make new ones
+        budget.spend(f"peer{i}", error([header(["a", "u1", [i + 1]]), b""]))
+    assert lines() == ["bad message 1 of 1000 from 'peer0': size: expected 1 bytes for 'a', (1,) u1, got 0 bytes; declare the array that is sent"]
+    budget.spend("a", error([b"GET /"]))
+    budget.spend("a", VersionError("version: …"))
+    budget.spend("a", KeyError("no sort of ours"))
+    assert [line.split(": ")[1] for line in lines()] == ["magic", "version", "'no sort of ours'"]
+    now = 100.9
+    budget.spend("a", error([b"GET /"]))
+    assert lines() == []
+    now = 101.0
+    budget.spend("a", error([header(["a", "u1", [1]]), b""]))
+    assert len(found := lines()) == 1 and found[0].endswith(" (299 more of this sort were not logged)")
+    now = 102.0
+    budget.spend("a\n\x1b[2J" + "x" * 1000, ValueError("line\nline" + "x" * 10_000))
+    assert len(found := lines()) == 1 and found[0].isprintable() and len(found[0]) < 800
+
+
+def test_a_drop_is_logged_though_errors_were_just_now(caplog):
+    caplog.set_level(logging.WARNING, "parl_like.wire")
+    budget = ErrorBudget(limit=2, clock=lambda: 0.0)
+    for peer in "ab":
+        for _ in range(3):
+            budget.spend(peer, WireError("x"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "bad message 1 of 2 from 'a': x",
+        "bad message 2 of 2 from 'a', which is dropped: x",
+    ]
+
+
+def test_made_up_peers_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_PEERS", 3)
+    budget = ErrorBudget(clock=lambda: 0.0)
+    assert [budget.spend(peer, WireError("x")) for peer in "abcde"] == [False, False, False, True, True]
+    assert not budget.spend("a", WireError("x")) and budget.counts == {"a": 2, "b": 1, "c": 1}
