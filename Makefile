@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXPERIMENT ?= hierarchy-doorkey
-ARGS ?=
+# The whole experiment has 100,000 steps: make train ARGS=
+EXPERIMENT ?= thinker-sokoban-mini
+ARGS ?= $(if $(filter thinker-sokoban-mini,$(EXPERIMENT)),total_steps=20000)
 
 .PHONY: train test test-slow lint types check wheel-check bench clean
 

@@ -416,7 +416,7 @@ class _Session:
         }
         self.run.save_result(self.result)
         picture = self._picture()
-        self.say(f"{_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation})}")
+        self.say(f"{_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps)}")
         self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.say(f"everything is in {self.run.path}; {picture}")
         self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
@@ -513,7 +513,7 @@ def _diverged(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[str, float]) -> str:
+def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[str, float], steps: int) -> str:
     got = f"mean return {results.get('mean_return', math.nan):.4g} over {int(results['episodes'])} episodes"
     if solved is None:
         return f"finished: {got} (this experiment names no goal)"
@@ -523,6 +523,9 @@ def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[
         high = [f"at most {bounds.at_most:g}"] if bounds.at_most is not None else []
         value = "" if key == "mean_return" else f" (is {results.get(key, math.nan):.4g})"
         goals.append(f"{key} {' and '.join(low + high)}{value}")
+    whole = experiment.config.get("total_steps", steps)
+    if not solved and steps < whole:
+        return f"finished: {got} after {steps:,} of the experiment's {whole:,} steps; at their end it expects {', '.join(goals)}"
     return f"{'solved' if solved else 'not solved'}: {got}; expected {', '.join(goals)}"
 
 

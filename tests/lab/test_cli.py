@@ -87,7 +87,7 @@ def test_json_leaves_standard_output_to_the_machine(command):
     assert code == 0
     result = json.loads(out)
     assert (result["run"], result["state"], result["solved"], result["env_steps"]) == ("run", "finished", False, 100)
-    assert "not solved" in err
+    assert "finished: mean return" in err
 
 
 def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):

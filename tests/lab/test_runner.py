@@ -127,9 +127,18 @@ def test_missing_extras_are_one_line_each(monkeypatch):
 
 
 def test_not_solved_is_said_and_still_exit_code_0():
+    one = experiments.register(experiment(name="hard", expect={"mean_return": 1e9, "episodes": 5}), module=MODULE)
+    stream = io.StringIO()
+    code = runner.train(one, configs.resolve(MODULE.Config, one.config, {"run_dir": "run"}), stream=stream)
+    assert (code, RunDir(Path("run")).result()["solved"]) == (0, False)
+    assert "\nnot solved: mean return " in stream.getvalue()
+
+
+def test_a_run_that_is_shorter_than_its_experiment_is_not_held_to_its_goal():
     code, run, screen = train(total_steps=100)
     assert (code, run.result()["solved"]) == (0, False)
-    assert "\nnot solved: mean return " in screen
+    assert "\nfinished: mean return " in screen
+    assert "after 100 of the experiment's 400 steps; at their end it expects mean_return at least 50" in screen
 
 
 def test_without_a_goal_there_is_no_verdict():
