@@ -36,13 +36,18 @@ from parl_like.model import Model
 from parl_like.spec import SpecError
 from parl_like.stages import StopAfterSteps, StopWhen
 
-DRIVERS = ["inline", "cooperative", "threads"]
+DRIVERS = ["inline", "cooperative", "threads", *(["processes"] if sys.platform == "linux" else [])]
 """'inline': calls from the main thread while no agent runs. The others are `Robot`'s drivers."""
 
 RUNNING = [name for name in DRIVERS if name != "inline"]
+LOCAL = [name for name in RUNNING if name != "processes"]
+"""Drivers whose agents are in this process, for tests that look at the agents themselves, or whose agents write into the test's lists.
+What those ask of worker processes is in tests/drivers/test_processes.py."""
 
 each_driver = pytest.mark.parametrize("driver", DRIVERS)
 each_running_driver = pytest.mark.parametrize("driver", RUNNING)
+each_local_driver = pytest.mark.parametrize("driver", LOCAL)
+each_driver_in_this_process = pytest.mark.parametrize("driver", ["inline", *LOCAL])
 
 
 # ------------------------------------------------------------------------------------------------- who gets which answer (1, 4, 9)
@@ -204,7 +209,7 @@ def test_an_oversize_lesson_is_a_batch_of_its_own(driver):
     play(driver, teach_too_many_rows, 3, {"echo": task})
     sizes = Counter(len(batch) for batch in task.algorithm.lessons)
     assert sizes[9] == 10 and sizes[4] * 4 + sizes[2] * 2 == 40
-    if driver != "threads":
+    if driver in ("inline", "cooperative"):
         assert sizes[4] == (10 if driver == "cooperative" else 0)
 
 
@@ -222,7 +227,7 @@ def ask_with_one_bad(n, agent):
     ask(n, agent)
 
 
-@each_driver
+@each_driver_in_this_process
 @pytest.mark.parametrize("max_rows", [None, 4])
 def test_a_failing_prediction_answers_exactly_its_members_and_the_next_batch_works(driver, max_rows):
     task = echo_task(predict_rule=BatchRule(max_rows=max_rows))
@@ -282,7 +287,7 @@ def unfit(where, agent):
     agent.caught = str(caught.value)
 
 
-@each_driver
+@each_driver_in_this_process
 @pytest.mark.parametrize(("where", "message"), [
     ("unpack prediction", r"field 'echo': expected \('N', 2\) float64, got \({}, 2\) float64"),
     ("unpack lesson", "learn returned 'row' with"),
@@ -379,7 +384,7 @@ def prepare(agent):
     agent.asked = agent.answered = 0
 
 
-@each_running_driver
+@each_local_driver
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.timeout(100)
 def test_stop_at_any_moment_ends_everybody_and_answers_everything(driver, mode):
@@ -408,7 +413,7 @@ def test_stop_at_any_moment_ends_everybody_and_answers_everything(driver, mode):
     robot.close()
 
 
-@each_running_driver
+@each_local_driver
 def test_requests_after_a_stop_are_refused_until_the_next_start(driver):
     seen = []
 
@@ -431,7 +436,7 @@ def test_requests_after_a_stop_are_refused_until_the_next_start(driver):
     assert ticket.out["echo"].tolist() == [[0, 5]]
 
 
-@each_running_driver
+@each_local_driver
 @pytest.mark.timeout(60)
 def test_ctrl_c_ends_the_run_cleanly(driver):
     """30 interruptions of the main thread at random moments, Python's own KeyboardInterrupt."""
@@ -513,7 +518,7 @@ def die(moment, agent):
     ask_for_ever(0, agent)
 
 
-@each_running_driver
+@each_local_driver
 @pytest.mark.parametrize("moment", ["queued", "queued to learn", "served, not read", "after the reply"])
 def test_run_reports_the_agent_that_died_and_answers_the_others(driver, moment):
     agents = []
@@ -562,7 +567,7 @@ def test_two_tasks_with_different_rates_and_unequal_agents_do_not_deadlock(drive
     assert tasks["goal"].rows_learned == 2 * (30 // 3 + 52 // 5 + 76 // 3)
 
 
-@each_running_driver
+@each_local_driver
 @pytest.mark.timeout(30)
 def test_a_round_ends_when_the_last_learner_ends(driver):
     """Agent 0 learns and ends; agent 1 only asks, for ever. An iteration must still come back to the robot."""
@@ -731,7 +736,7 @@ def test_a_reply_that_nobody_waits_for_any_more_is_dropped_and_counted(driver):
     assert robot.wrappers["echo"].predictions.abandoned == 0
 
 
-@each_driver
+@each_driver_in_this_process
 def test_a_full_training_queue_blocks_its_senders(driver):
     depths = []
 
@@ -766,7 +771,7 @@ def test_a_full_training_queue_drops_its_oldest_requests_where_told_to():
     assert robot.wrappers["echo"].summary()["learn/dropped"] == 4
 
 
-@each_running_driver
+@each_local_driver
 def test_whoever_waits_for_a_dropped_lesson_hears_of_it(driver):
     heard = []
 
@@ -845,7 +850,7 @@ class Limited(Agent):
             self.run_one_episode()
 
 
-@each_running_driver
+@each_local_driver
 def test_an_agents_actions_do_not_depend_on_who_shares_its_batches(driver):
     """Alone, with 15 others, and in batches of at most 3: agent 0 samples the same 200 actions."""
     def actions(n_agents, **rule):
@@ -876,7 +881,7 @@ def test_same_seed_same_trace_under_cooperative():
 # ------------------------------------------------------------------------------------------------------------ sync iterations
 
 
-@each_running_driver
+@each_local_driver
 @pytest.mark.parametrize("n_agents", [1, 5])
 def test_a4_every_iteration_unrolls_with_unchanged_parameters_and_then_trains_once(driver, n_agents):
     """A4: environment steps = rows learned from, after each iteration; the parameters change between unrolls only."""
@@ -930,7 +935,7 @@ def test_a_run_goes_on_after_a_collection_and_a_checkpoint(driver, tmp_path):
             assert not framework_threads()
 
 
-@each_running_driver
+@each_local_driver
 @pytest.mark.parametrize("call", ["checkpoint_boundary", "close", "run"])
 def test_halting_from_inside_an_agent_is_refused_instead_of_waiting_for_oneself(driver, call):
     def program(agent):
@@ -967,7 +972,7 @@ def test_a_training_batch_that_its_own_rule_closes_ends_the_iteration(driver):
         assert robot.env_steps >= 120 and done >= 5
 
 
-@each_running_driver
+@each_local_driver
 @pytest.mark.parametrize("call", ["train_iter", "collect", "run"])
 def test_running_from_inside_a_hook_is_refused_and_the_run_goes_on(driver, call):
     refused = []

@@ -119,6 +119,7 @@ class RemoteAgent:
         self.driver, self.robot, self.index, self._label = driver, driver.crew, index, f"{label} {index}"
         self.n_envs, self.vector, self.learns = like.n_envs, like.vector, like.learns
         self.helpers: dict[str, Any] = {}
+        self.steps = 0  # as of the last stop or checkpoint
         self.env: Any = None if like.env is None else _RemoteEnv(self)
         self.fresh = True
         self.signal: str | None = None
@@ -127,6 +128,10 @@ class RemoteAgent:
 
     def __str__(self) -> str:
         return self._label
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name}: {self.__dict__.get('_label', 'an agent')} is in a worker process; here it has index, steps and, in hooks, its "
+                             "environment's last episode")
 
 
 class _Worker:
@@ -352,6 +357,17 @@ class ProcessesDriver(CooperativeDriver):
                         agent.quota_steps = 0
                 elif agent.index not in parked and agent in self.parked:
                     self.parked.remove(agent)
+        if "steps" in arrays:
+            for agent, steps in zip(worker.agents, arrays["steps"].tolist(), strict=True):
+                agent.steps = steps
+        for name in arrays:
+            if name.startswith("late."):
+                _, kind, task = name.split(".", 2)
+                wrapper = self.crew.wrappers[task]
+                (wrapper.predictions if kind == "predict" else wrapper.trainings).counters.late += int(arrays[name])
+        if "count.return" in arrays:
+            for value, length in zip(arrays["count.return"].tolist(), arrays["count.length"].tolist(), strict=True):
+                self.crew.count_episode(np.array(value) if isinstance(value, list) else value, length)
         if "episode.agent" not in arrays:
             return
         columns = (arrays[f"episode.{name}"].tolist() for name in ("agent", "env", "return", "length"))
@@ -359,7 +375,6 @@ class ProcessesDriver(CooperativeDriver):
             agent = worker.agents[index - first]
             value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
             agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env
-            self.crew.count_episode(value, length)
             self._calling = True
             try:
                 for call in agent.env.post_episode:
@@ -530,9 +545,11 @@ class ProcessesDriver(CooperativeDriver):
                         if message.arrays.keys() != set(names):
                             raise WireError(f"a request for task {message.task!r} with {', '.join(message.arrays)}; expected {', '.join(names)}")
                         queue.put(ticket, tuple(message.arrays[name] for name in names))
+                        queue.counters.requests += int(message.notes["n"]) - 1  # type: ignore[arg-type]  # of as many agents
                     else:
                         # Copies: a frame is read-only, and tensors are made of these.
                         dropped = wrapper.trainings.put(ticket, {name: value.copy() for name, value in message.arrays.items()})
+                        wrapper.trainings.counters.requests += int(message.notes["n"]) - 1  # type: ignore[arg-type]
                         if dropped:
                             self._wake(dropped)
                 except Exception as error:  # noqa: BLE001  the sender's fault, and to be told to it alone
@@ -586,6 +603,7 @@ class ProcessesDriver(CooperativeDriver):
                 break
         self._order("settle")
         self._until_quiet(60.0)
+        self._take_in(requests=False)
         for wrapper in self.wrappers:
             wrapper.predictions.passed = wrapper.trainings.passed = 1
         return []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import numpy as np
 import zmq
 
 from parl_like.computation_task import ComputationTask
-from parl_like.drivers.cooperative import CooperativeDriver
+from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
 from parl_like.robot import Crew
 from parl_like.spec import Array, Spec, SpecError
@@ -116,6 +117,7 @@ class RemoteDriver(CooperativeDriver):
     def __init__(self, failed: Callable[[Agent, BaseException], None]) -> None:
         super().__init__(False, failed, lambda agent, error: None)
         self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
+        self.late: Counter[tuple[str, str]] = Counter()  # replies that nobody waited for any more, by task and kind
         self._requests = 0
 
     def batches(self) -> list[tuple[int, Any, Any]]:
@@ -151,6 +153,10 @@ class RemoteDriver(CooperativeDriver):
                 for ticket in tickets:
                     ticket.out, ticket.version = result, version
         queue.counters.requests += len(tickets)
+        if queue.abandoned:
+            late = sum(ticket.abandoned for ticket in tickets)
+            queue.abandoned -= late
+            self.late[queue.task.name, queue.kind] += late
         queue._recycle(batch)
         self._wake(tickets)
 
@@ -169,7 +175,7 @@ class RemoteDriver(CooperativeDriver):
 
 
 class _Report(Hook):
-    """Episodes since the last turn: agent, environment, return, length."""
+    """Episodes that ended since the last turn, for hooks: agent, environment, return, length."""
 
     def __init__(self) -> None:
         self.episodes: list[tuple[int, int, Any, int]] = []
@@ -191,6 +197,7 @@ class WorkerCrew(Crew):
         entropy, key = recipe.seed
         seed = np.random.SeedSequence(entropy, spawn_key=key)
         self.wants_stop = False
+        self.counted: list[tuple[Any, int]] = []  # return and length of episodes since the last turn
         super().__init__(recipe.tasks, recipe.env, recipe.agent, len(recipe.seats), seed, "processes", recipe.sync, recipe.mode, recipe.label)  # type: ignore[arg-type]
 
     def _make_driver(self) -> Any:
@@ -199,10 +206,18 @@ class WorkerCrew(Crew):
     def _seats(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.seats]
 
+    def count_episode(self, episode_return: Any, length: int) -> None:
+        self.counted.append((episode_return, length))
+
     def request_stop(self) -> None:
         self.wants_stop = True
         for agent in self.agents:
             agent.signal = "stop"
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(CALLED_BY_AGENT)
+
+    run = train_iter = iterate = epochs = collect = update = evaluate = watch = play = save = load = checkpoint_boundary = close = _refuse
 
     def _agent_failed(self, agent: Agent, error: BaseException) -> None:
         if not isinstance(error, (Stopped, Interrupted)):
@@ -222,8 +237,8 @@ class Worker:
         self.socket.connect(recipe.address)
         self.seen = 0  # messages of the robot taken in
         self.steps = self.time_steps = 0  # reported so far
-        self.known_parked: set[int] = set()
-        self.known_alive: set[int] = set()
+        self.told: Any = (set(), set())  # the parked and the living agents that the robot knows of
+        self.tell_steps = False
         self.trace = TraceHash() if recipe.trace else None
         self.reporter = _Report()
 
@@ -284,7 +299,7 @@ class Worker:
             self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n, arrays=rows, notes=said)
 
     def _news(self) -> dict[str, Array]:
-        """Episodes that ended, agents that parked, agents that ended."""
+        """Episodes, and what has changed of the agents."""
         out: dict[str, Array] = {}
         episodes = self.reporter.episodes
         if episodes:
@@ -292,18 +307,28 @@ class Worker:
             out |= {"episode.agent": np.array(agents, np.int32), "episode.env": np.array(envs, np.int32),
                     "episode.return": np.array(returns, np.float64), "episode.length": np.array(lengths, np.int64)}
             episodes.clear()
+        if self.crew.counted:
+            returns, lengths = zip(*self.crew.counted, strict=True)
+            out |= {"count.return": np.array(returns, np.float64), "count.length": np.array(lengths, np.int64)}
+            self.crew.counted.clear()
         alive = {agent.index for agent in self.driver.agents}
         parked = {agent.index for agent in self.driver.parked}
-        if alive != self.known_alive or parked != self.known_parked:
-            out["parked"] = np.array(sorted(parked), np.int32)
-            out["alive"] = np.array(sorted(alive), np.int32)
-            self.known_alive, self.known_parked = alive, parked
+        if (parked, alive) != self.told:
+            out["parked"], out["alive"] = np.array(sorted(parked), np.int32), np.array(sorted(alive), np.int32)
+            self.told = parked, alive
+        if self.tell_steps:
+            out["steps"] = np.array([agent.steps for agent in self.crew.agents], np.int64)
+            self.tell_steps = False
+        if self.driver.late:
+            out |= {f"late.{kind}.{task}": np.array(n, np.int64) for (task, kind), n in self.driver.late.items()}
+            self.driver.late.clear()
         return out
 
     # --------------------------------------------------------------------------------------------------------------- orders
 
     def _take(self, message: Message) -> bool:
         """One message of the robot; False: the end."""
+        self.told = None if message.kind is Kind.ORDER else self.told  # an order may make agents go on, and park where they had
         if message.kind in (Kind.REPLY, Kind.FAILED):
             self.driver.answer(message)
             return True
@@ -352,6 +377,7 @@ class Worker:
         self.driver.parked.clear()
         self.driver.reopen()
         self.crew.wants_stop = False
+        self.tell_steps = True
 
     def _settle(self, message: Message) -> None:
         """After an interruption: lessons that nobody waited for, and whose replies have come."""
@@ -362,6 +388,7 @@ class Worker:
             except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
                 self.report_failure(agent.index, error)
             agent.fresh = True
+        self.tell_steps = True
 
     def _state(self, message: Message) -> None:
         state = {

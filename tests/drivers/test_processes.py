@@ -16,11 +16,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from drivers.transport_fakes import BAD, Learner, Programmed, echo_task, lesson, row
+from drivers.transport_fakes import BAD, Programmed, echo_task, lesson, row
 
 from parl_like import Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
-from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.computation_task import ComputationTask
 from parl_like.drivers.processes import Processes
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.explorer import Categorical
@@ -59,7 +59,7 @@ def owned(path):
 START = psutil.Process().create_time()
 
 
-# ------------------------------------------------------------------------------------------------------- who gets which answer
+# ------------------------------------------------------------------------------------------------------------- what fails in tasks
 
 
 def ask(n, agent):
@@ -67,57 +67,6 @@ def ask(n, agent):
     for i in range(n):
         ticket = comm.predict(row(agent, i))
         assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("n_agents", [1, 2, 16])
-def test_every_agent_gets_exactly_its_own_answers_in_order(n_agents, mode):
-    task = echo_task()
-    play(partial(ask, 500), n_agents, {"echo": task}, mode=mode)
-    assert task.algorithm.served() == Counter(dict.fromkeys(((a, i) for a in range(n_agents) for i in range(500)), 1))
-
-
-def ask_twice(agent):
-    comm = agent.helpers["echo"].comm
-    for i in range(0, 150, 3):
-        first, second = comm.put_prediction(row(agent, i)), comm.put_prediction(row(agent, i + 1))
-        third = comm.predict(row(agent, i + 2))
-        assert third.out["echo"][third.start].tolist() == [agent.index, i + 2]
-        assert comm.get(second)["echo"].tolist() == comm.get(second)["echo"].tolist() == [[agent.index, i + 1]]
-        assert comm.get(first)["echo"].tolist() == [[agent.index, i]]
-
-
-def test_two_open_requests_of_one_agent_do_not_swap():
-    task = echo_task()
-    play(ask_twice, 4, {"echo": task})
-    assert set(task.algorithm.served().values()) == {1}
-
-
-def teach_many_rows(agent):
-    comm = agent.helpers["echo"].comm
-    n = [1, 5, 7][agent.index]
-    for repeat in range(20):
-        sent = lesson(agent, n, 10 * repeat)
-        result = comm.learn(sent)
-        np.testing.assert_array_equal(result["row"], sent["obs"])
-        assert result["size"] == 13
-        got = comm.predict_rows((sent["obs"],), n)
-        np.testing.assert_array_equal(np.concatenate([t.out["echo"][t.start : t.start + t.rows] for t in got]), sent["obs"])
-
-
-def test_requests_of_1_5_and_7_rows_of_two_workers_make_one_learning_batch():
-    task = echo_task(helper=Learner)
-    robot = play(teach_many_rows, 3, {"echo": task})
-    learned = robot.wrappers["echo"].trainings.counters
-    assert (learned.requests, learned.rows, learned.batches) == (40, 260, 20)  # a request of each worker in each round
-    assert [len(rows) for rows in task.algorithm.lessons] == [13] * 20
-
-
-def test_a_batch_has_at_most_max_rows():
-    task = echo_task(predict_rule=BatchRule(max_rows=5))
-    play(partial(ask, 50), 16, {"echo": task})
-    assert max(map(len, task.algorithm.batches)) == 5
-    assert sum(map(len, task.algorithm.batches)) == 800
 
 
 def fail_together(agent):
@@ -256,7 +205,10 @@ def test_iterations_collections_and_evaluations():
         assert robot.env_steps == steps + 20 and robot.tasks["RL"].learns == 0
         robot.train_iter()
         assert robot.tasks["RL"].learns > 0
-        assert robot.counters()["time_steps"] == robot.env_steps
+        robot.checkpoint_boundary()
+        assert robot.counters()["time_steps"] == robot.env_steps == sum(agent.steps for agent in robot.agents)
+        with pytest.raises(AttributeError, match="rng: agent 0 is in a worker process; here it has index, steps"):
+            robot.agents[0].rng  # noqa: B018
 
 
 # ----------------------------------------------------------------------------------------------------------------------- hooks
@@ -290,6 +242,21 @@ def test_halting_from_inside_a_hook_is_refused(call):
     with drifting(TWO, None, n_agents=2) as robot:
         robot.run(StopAfterEpisodes(2), Again())
     assert refused
+
+
+def stop_from_inside(agent):
+    with pytest.raises(RuntimeError, match="an agent cannot run or halt all agents"):
+        agent.robot.run()
+    with pytest.raises(RuntimeError, match="an agent cannot run or halt all agents"):
+        agent.robot.checkpoint_boundary()
+    if agent.index == 3:
+        agent.robot.request_stop()
+    while agent.signal is None:
+        ask(1, agent)
+
+
+def test_an_agent_may_ask_for_the_end_of_the_run_and_nothing_more():
+    play(stop_from_inside, 4)
 
 
 def test_what_cannot_go_to_a_worker_is_refused_before_one_is_started():
