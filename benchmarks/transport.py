@@ -147,7 +147,7 @@ def bare_threads(kind: Any, n_agents: int, requests: int) -> float:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="parl-like bench transport", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--driver", choices=("cooperative", "threads"), action="append", help="default: both")
+    parser.add_argument("--driver", choices=("cooperative", "threads", "processes"), action="append", help="default: cooperative and threads")
     parser.add_argument("--agents", type=int, nargs="*", default=[1, 4, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(argv)
@@ -155,7 +155,11 @@ def main(argv: list[str] | None = None) -> int:
     drivers = options.driver or ["cooperative", "threads"]
     result: dict[str, Any] = {"bench": "transport", "unit": "requests/s", "machine": machine(), "agents": {}}
     lines = []
-    for n in options.agents:
+    if "processes" in drivers:
+        from benchmarks.processes import measure
+
+        result["processes"], lines = measure(options.rounds)
+    for n in options.agents if drivers != ["processes"] else ():
         long, short = (120_000, 30_000) if n >= 16 else (30_000, 10_000)
         work: dict[str, Callable[[], float]] = {}
         if "cooperative" in drivers:

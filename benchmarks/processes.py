@@ -1,0 +1,243 @@
+"""The driver `processes` with 2 workers, beside the least code that could do the work (`parl-like bench transport --driver processes`).
+
+  small      64 agents, MLP 4-64-64-2, an environment that does nothing: requests/s and the 99th percentile of a request's time; beside one
+             process per agent that talks over `multiprocessing.Queue` to one that serves, and the cooperative driver
+  images     the same agents with observations of 84 x 84 x 4 bytes and a task that only looks at their sum: bytes/s beside a bare copy
+             from one process to another through shared memory
+  busy       64 agents whose environment burns 200 us of CPU per step: steps/s beside the cooperative driver
+  recovery   seconds from the kill of a worker to the next step of its agents, with half of 64 agents in it
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import shared_memory
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from benchmarks.common import compare, ratio
+from parl_like import Agent, ComputationTask, Robot, create_algorithm_func
+from parl_like.algorithm import Algorithm
+from parl_like.algorithms import DQN
+from parl_like.drivers.processes import Processes
+from parl_like.model import Model
+from parl_like.models import MLPQ
+from parl_like.stages import StopAfterSteps, StopWhen
+
+AGENTS = 64
+IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+
+class Still(gym.Env[Any, Any]):
+    """Does nothing, after burning `seconds` of CPU."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, space: gym.Space[Any], seconds: float = 0.0) -> None:
+        self.observation_space, self.seconds = space, seconds
+        self.obs = np.zeros(space.shape or (), space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.obs, {}
+
+    def step(self, act: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        end = perf_counter() + self.seconds
+        while self.seconds and perf_counter() < end:
+            pass
+        return self.obs, 0.0, False, False, {}
+
+
+class Asking(Agent):
+    """Predicts `n` times, and leaves what every tenth took in a file."""
+
+    def __init__(self, n: int, folder: str) -> None:
+        super().__init__()
+        self.n, self.folder = n, folder
+
+    def run(self) -> None:
+        predict, obs = self.helpers["RL"].predict, self.env.obs
+        times = []
+        for i in range(self.n):
+            begin = perf_counter()
+            predict(obs)
+            if not i % 10:
+                times.append(perf_counter() - begin)
+        np.save(Path(self.folder) / f"{self.index}.npy", times)
+
+
+class Sum(Algorithm):
+    """Looks at one number of every image."""
+
+    def __init__(self) -> None:
+        super().__init__(Model(IMAGE, gym.spaces.Discrete(2)))
+
+    def predict(self, inputs: Any) -> dict[str, torch.Tensor]:
+        return {"act": inputs.obs[:, 0, 0, 0].long()}
+
+
+def mlp() -> ComputationTask:
+    return ComputationTask(create_algorithm_func(MLPQ, dict(obs=gym.spaces.Box(-1, 1, (4,), np.float32), act=gym.spaces.Discrete(2), hidden=[64, 64]),
+                                                 DQN, dict(target_period=0)))
+
+
+def asking(driver: Any, each: int, space: gym.Space[Any], task: Callable[[], ComputationTask]) -> tuple[float, float]:
+    """Requests/s of the second run, whose workers are there, and the 99th percentile of a request's seconds."""
+    with tempfile.TemporaryDirectory() as folder, Robot(
+        partial(Still, space), tasks={"RL": task()}, agent=partial(Asking, each, folder), n_agents=AGENTS, driver=driver, mode="async",
+    ) as robot:
+        robot.run(StopWhen(lambda robot: False))
+        begin = perf_counter()
+        robot.run(StopWhen(lambda robot: False))
+        seconds = perf_counter() - begin
+        times = np.concatenate([np.load(Path(folder) / f"{i}.npy") for i in range(AGENTS)])
+    return AGENTS * each / seconds, float(np.percentile(times, 99))
+
+
+def _one_agent(requests: Any, replies: Any, i: int, each: int) -> None:
+    obs = np.zeros(4, np.float32)
+    for _ in range(each):
+        requests.put((i, obs))
+        replies.get()
+
+
+def queues(each: int) -> float:
+    """One process per agent and `multiprocessing.Queue`, as most would write it; the forward pass is the same."""
+    from benchmarks.transport import network
+
+    context = multiprocessing.get_context("fork")
+    requests: Any = context.Queue()
+    replies: list[Any] = [context.Queue() for _ in range(AGENTS)]
+    processes = [context.Process(target=_one_agent, args=(requests, replies[i], i, each), daemon=True) for i in range(AGENTS)]
+    net = network()
+    begin = perf_counter()
+    for process in processes:
+        process.start()
+    left = AGENTS * each
+    with torch.inference_mode():
+        while left:
+            batch = [requests.get()]
+            while not requests.empty() and len(batch) < AGENTS:
+                batch.append(requests.get())
+            out = net(torch.from_numpy(np.stack([obs for _, obs in batch]))).argmax(1).tolist()
+            for (i, _), act in zip(batch, out, strict=True):
+                replies[i].put(act)
+            left -= len(batch)
+    seconds = perf_counter() - begin
+    for process in processes:
+        process.join()
+    return AGENTS * each / seconds
+
+
+def _copy_in(name: str, size: int, times: int, full: Any, free: Any) -> None:
+    block = shared_memory.SharedMemory(name)
+    target, source = np.frombuffer(block.buf, np.uint8)[:size], np.ones(size, np.uint8)
+    for _ in range(times):
+        free.acquire()
+        target[:] = source
+        full.release()
+    del target
+    block.close()
+
+
+def bare_copy(times: int) -> float:
+    """Bytes/s of 32 images at a time, copied into shared memory by one process and out of it by another."""
+    size = AGENTS // 2 * int(np.prod(IMAGE.shape))
+    context = multiprocessing.get_context("fork")
+    full, free = context.Semaphore(0), context.Semaphore(1)
+    block = shared_memory.SharedMemory(create=True, size=size)
+    source, target = np.frombuffer(block.buf, np.uint8)[:size], np.empty(size, np.uint8)
+    process = context.Process(target=_copy_in, args=(block.name, size, times, full, free))
+    begin = perf_counter()
+    process.start()
+    for _ in range(times):
+        full.acquire()
+        target[:] = source
+        free.release()
+    seconds = perf_counter() - begin
+    process.join()
+    del source
+    block.close()
+    block.unlink()
+    return size * times / seconds
+
+
+def busy(driver: Any, steps: int) -> float:
+    """Steps/s of the second half of a run."""
+    space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    with Robot(partial(Still, space, 200e-6), tasks={"RL": mlp()}, n_agents=AGENTS, driver=driver, mode="async") as robot:
+        robot.run(StopAfterSteps(steps))
+        before, begin = robot.env_steps, perf_counter()
+        robot.run(StopAfterSteps(steps))
+        return (robot.env_steps - before) / (perf_counter() - begin)
+
+
+def recovery() -> float:
+    """Seconds from the kill of one of two workers to the first request of its successor."""
+    space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    with Robot(partial(Still, space), tasks={"RL": mlp()}, n_agents=AGENTS, driver=Processes(workers=2), mode="async") as robot:
+        robot.run(StopAfterSteps(1000))
+        driver = robot._driver
+        moments: list[float] = []
+
+        def kill(robot: Any) -> bool:
+            if not moments and robot.env_steps > 5000:
+                os.kill(driver.workers[0].process.pid, signal.SIGKILL)
+                moments.append(perf_counter())
+            return len(moments) > 1
+
+        take_in = driver._take_in
+
+        def watched(requests: bool = True) -> None:
+            worker = driver.workers[0]
+            if len(moments) == 1 and worker.incarnation and any("n" in message.notes for message in worker.inbox):
+                moments.append(perf_counter())
+            take_in(requests)
+
+        driver._take_in = watched
+        robot.run(StopWhen(kill))
+    return moments[1] - moments[0]
+
+
+def measure(rounds: int) -> tuple[dict[str, Any], list[str]]:
+    """Everything above; ratios are of neighbouring runs."""
+    two = Processes(workers=2)
+    small = gym.spaces.Box(-1, 1, (4,), np.float32)
+    late: list[float] = []
+
+    def ours() -> float:
+        rate, p99 = asking(two, 6000, small, mlp)
+        late.append(p99)
+        return rate
+
+    def images() -> float:
+        return asking(two, 300, IMAGE, lambda: ComputationTask(Sum()))[0] * float(np.prod(IMAGE.shape))
+
+    rates = compare({
+        "processes": ours, "multiprocessing.Queue": lambda: queues(200), "cooperative": lambda: asking("cooperative", 3000, small, mlp)[0]}, rounds)
+    large = compare({"processes": images, "bare copy": lambda: bare_copy(200)}, rounds)
+    burnt = compare({"processes": lambda: busy(two, 20_000), "cooperative": lambda: busy("cooperative", 10_000)}, rounds)
+    back = [recovery() for _ in range(rounds)]
+    result = {
+        "small": {"rates": rates, "p99_s": late, "vs multiprocessing.Queue": ratio(rates["processes"], rates["multiprocessing.Queue"])},
+        "images": {"bytes_per_s": large, "vs bare copy": ratio(large["processes"], large["bare copy"])},
+        "busy": {"steps_per_s": burnt, "vs cooperative": ratio(burnt["processes"], burnt["cooperative"])},
+        "recovery_s": back,
+    }
+    lines = [
+        f"small: {rates['processes']['median']:,.0f} requests/s, p99 {1e3 * float(np.median(late)):.2f} ms; {result['small']['vs multiprocessing.Queue']:.1f}x a "
+        f"process per agent on multiprocessing.Queue; cooperative {rates['cooperative']['median']:,.0f}",
+        f"images: {large['processes']['median'] / 1e9:.2f} GB/s, {result['images']['vs bare copy']:.2f}x a bare copy",
+        f"busy: {burnt['processes']['median']:,.0f} steps/s, {result['busy']['vs cooperative']:.2f}x cooperative",
+        f"recovery: {', '.join(f'{1e3 * s:.0f}' for s in back)} ms",
+    ]
+    return result, lines
