@@ -64,6 +64,8 @@ class Processes:
         step_limit: Seconds without a sign of life after which a worker that owes one is replaced.
         memory_limit: Bytes of resident memory above which a worker is replaced; None: no bound.
         max_restarts, period: So many replacements of one worker within `period` seconds end the run.
+        agent_restarts: So many times within 60 s an agent whose code or environment raises begins anew, with a new environment; after that, and
+            with 0 at once, its error ends the run.
     """
 
     workers: int | None = None
@@ -72,6 +74,7 @@ class Processes:
     memory_limit: int | None = None
     max_restarts: int = 10
     period: float = 60.0
+    agent_restarts: int = 0
     name: str = field(default="processes", init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +82,8 @@ class Processes:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"Processes: {name} is {value}; expected more than 0")
+        if self.agent_restarts < 0:
+            raise ValueError(f"Processes: agent_restarts is {self.agent_restarts}; expected at least 0")
 
 
 def _resident(pid: int) -> int:
@@ -174,12 +179,13 @@ class ProcessesDriver(CooperativeDriver):
         super().__init__(sync, failed, on_error)
         self.options = Processes() if options is None else options
         self.workers: list[_Worker] = []
-        self.restarts = 0
+        self.restarts = self.agent_restarts = 0  # of workers, and of agents in them
         self.crew: Any = None
         self._recipes: Callable[[_Worker], Recipe] | None = None
         self._folder = ""
         self._socket: Any = None
         self._budget = ErrorBudget()
+        self._halting = False
         self._calling = False  # a hook or a stop condition is being called
         self.collecting = False
         self._checked = 0.0
@@ -210,7 +216,7 @@ class ProcessesDriver(CooperativeDriver):
             return Recipe(
                 f"ipc://{self._folder}/robot", worker.number, worker.incarnation, cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync,
                 [(a.index, seeds[a.index].entropy, (*seeds[a.index].spawn_key, *again)) for a in worker.agents],
-                (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), trace,
+                (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), trace, self.options.agent_restarts,
             )
 
         self._recipes = recipe
@@ -388,6 +394,10 @@ class ProcessesDriver(CooperativeDriver):
         index = int(message.notes["agent"])  # type: ignore[arg-type]
         name, text = str(message.notes["type"]), _text(message)
         agent = worker.agents[index - worker.agents[0].index] if index >= 0 else worker.agents[0]
+        if message.notes["again"]:
+            self.agent_restarts += 1
+            _log.warning("%s begins anew after %s: %s\n%s", agent, name, text, _text(message, "trace"))
+            return
         if name in ERRORS and name != "ValueError":
             error: BaseException = ERRORS[name](text)
         else:
@@ -479,7 +489,7 @@ class ProcessesDriver(CooperativeDriver):
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""
         for worker in self.workers:
-            if worker.up and not worker.running:
+            if worker.up and not worker.running and not self._halting:
                 worker.running = True
                 self.agents += [agent for agent in worker.agents if agent not in self.agents]
                 self._with_quotas("start", worker, worker.agents)
@@ -512,7 +522,7 @@ class ProcessesDriver(CooperativeDriver):
 
     def _coming(self) -> bool:
         """Whether a worker is being replaced, whose agents will act again."""
-        return any(worker.process is not None and not worker.running for worker in self.workers)
+        return not self._halting and any(worker.process is not None and not worker.running for worker in self.workers)
 
     def _take_in(self, requests: bool = True) -> None:
         """Counts what has happened and puts requests into the queues, in the order of the workers.
@@ -593,14 +603,18 @@ class ProcessesDriver(CooperativeDriver):
             self.parked.clear()
             return []
         self.parked = []
-        self._order("interrupt")
-        while True:
-            self._run_ready()
-            choice = self._choose()
-            if choice is not None:
-                self._serve(choice)
-            elif not self._train_round():
-                break
+        self._halting = True  # a worker that is replaced meanwhile begins when the run goes on
+        try:
+            self._order("interrupt")
+            while True:
+                self._run_ready()
+                choice = self._choose()
+                if choice is not None:
+                    self._serve(choice)
+                elif not self._train_round():
+                    break
+        finally:
+            self._halting = False
         self._order("settle")
         self._until_quiet(60.0)
         self._take_in(requests=False)

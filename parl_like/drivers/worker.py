@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -22,7 +24,7 @@ import zmq
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
-from parl_like.robot import Crew
+from parl_like.robot import Crew, make_one
 from parl_like.spec import Array, Spec, SpecError
 from parl_like.stages import Hook, TraceHash
 from parl_like.wire import Kind, Message, pack, pack_state, unpack, unpack_state
@@ -36,6 +38,9 @@ ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (AgentFailed, Dropp
 
 PLAIN = (bool, int, float, str, type(None))
 STATE_LIMIT = 1 << 40
+
+BACK_OFF, PERIOD = 0.1, 60.0
+"""Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are forgotten."""
 
 
 # ------------------------------------------------------------------------------------------------------ what a worker is told
@@ -102,6 +107,7 @@ class Recipe:
     seats: list[tuple[int, Any, tuple[int, ...]]]
     seed: tuple[Any, tuple[int, ...]]
     trace: bool
+    agent_restarts: int
 
     @property
     def identity(self) -> bytes:
@@ -112,13 +118,37 @@ class Recipe:
 
 
 class RemoteDriver(CooperativeDriver):
-    """Agents as greenlets, whose batches are served elsewhere."""
+    """Agents as greenlets, whose batches are served elsewhere.
 
-    def __init__(self, failed: Callable[[Agent, BaseException], None]) -> None:
+    Args:
+        failed: See `CooperativeDriver`.
+        again: Called with an agent and what its code raised; whether it begins anew.
+    """
+
+    def __init__(self, failed: Callable[[Agent, BaseException], None], again: Callable[[Agent, Exception], bool]) -> None:
         super().__init__(False, failed, lambda agent, error: None)
+        self._again = again
         self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
         self.late: Counter[tuple[str, str]] = Counter()  # replies that nobody waited for any more, by task and kind
         self._requests = 0
+
+    def _main(self, agent: Agent) -> None:
+        try:
+            going = True
+            while going:
+                going = False
+                try:
+                    agent.run()
+                except (Stopped, TaskFailed):
+                    raise
+                except Exception as error:  # noqa: BLE001  of the agent or its environment, whatever it is
+                    if not self._again(agent, error):
+                        raise
+                    going = True
+        except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported
+            self._failed(agent, error)
+        finally:
+            self.agents.remove(agent)
 
     def batches(self) -> list[tuple[int, Any, Any]]:
         """Takes what waits: request number, queue and batch, in the order of tasks."""
@@ -197,11 +227,40 @@ class WorkerCrew(Crew):
         entropy, key = recipe.seed
         seed = np.random.SeedSequence(entropy, spawn_key=key)
         self.wants_stop = False
+        self.restarts: defaultdict[int, deque[float]] = defaultdict(deque)
         self.counted: list[tuple[Any, int]] = []  # return and length of episodes since the last turn
         super().__init__(recipe.tasks, recipe.env, recipe.agent, len(recipe.seats), seed, "processes", recipe.sync, recipe.mode, recipe.label)  # type: ignore[arg-type]
 
     def _make_driver(self) -> Any:
-        return RemoteDriver(self._agent_failed)
+        return RemoteDriver(self._agent_failed, self._again)
+
+    def _again(self, agent: Agent, error: Exception) -> bool:
+        """Whether an agent that raised begins anew, with a new environment; its open episode was cut off when it raised.
+
+        Waits before it builds, longer each time, so that an environment which cannot be built does not take all the time there is.
+        """
+        restarts = self.restarts[agent.index]
+        now = monotonic()
+        while restarts and restarts[0] < now - PERIOD:
+            restarts.popleft()
+        limit = self.recipe.agent_restarts
+        if len(restarts) >= limit or agent.signal is not None:
+            return False
+        self.worker.report_failure(agent.index, error, again=True)
+        sleep(min(BACK_OFF * 2 ** (len(restarts) - 1), 10.0) if restarts else 0.0)
+        restarts.append(now)
+        try:
+            if agent.env is not None:
+                with suppress(Exception):  # it is broken
+                    agent.env.close()
+                time_steps = agent.env.time_steps
+                agent.join(lambda: make_one(self._env))
+                agent.env.time_steps = time_steps
+                agent.env.observe(self.worker.hooks)
+        except Exception as second:  # noqa: BLE001  building it failed, too
+            return self._again(agent, second)
+        agent.fresh = True
+        return True
 
     def _seats(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.seats]
@@ -241,12 +300,13 @@ class Worker:
         self.tell_steps = False
         self.trace = TraceHash() if recipe.trace else None
         self.reporter = _Report()
+        self.hooks: list[Hook] = [self.reporter] if self.trace is None else [self.reporter, self.trace]
 
     def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None, **rest: Any) -> None:
         self.socket.send_multipart(pack(kind, arrays=arrays or {}, notes=notes or {}, **rest), copy=False)
 
-    def report_failure(self, agent: int, error: BaseException) -> None:
-        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__}, arrays={"text": _as_text(error), "trace": _as_trace(error)})
+    def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
+        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays={"text": _as_text(error), "trace": _as_trace(error)})
 
     def run(self) -> None:
         try:
@@ -258,7 +318,7 @@ class Worker:
         self.agents = {agent.index: agent for agent in self.crew.agents}
         for agent in self.crew.agents:
             if agent.env is not None:
-                agent.env.observe([self.reporter] if self.trace is None else [self.reporter, self.trace])
+                agent.env.observe(self.hooks)
         self.driver = self.crew._driver
         self.send(Kind.HELLO, notes={"pid": os.getpid()})
         going = True

@@ -26,7 +26,7 @@ from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.explorer import Categorical
 from parl_like.model import Model
 from parl_like.spec import SpecError
-from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterSteps
+from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterSteps, StopWhen
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux"), pytest.mark.timeout(60)]
 
@@ -314,7 +314,11 @@ def _hoard():
     sleep(30)
 
 
-FAULTS = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "exit": lambda: os._exit(3), "segfault": _segfault, "hang": _hang, "hoard": _hoard}
+def _raise():
+    raise OSError("the level is corrupt")
+
+
+FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "exit": lambda: os._exit(3), "segfault": _segfault, "hang": _hang, "hoard": _hoard}
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -326,13 +330,22 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(fault, said
     driver = Processes(workers=2, step_limit=0.5 if fault == "hang" else 60.0, memory_limit=600 << 20 if fault == "hoard" else None)
     with Robot(partial(Faulty, tmp_path / "count", fault), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4, driver=driver, mode=mode) as robot:
         with caplog.at_level(logging.WARNING):
-            robot.run(StopAfterSteps(2000))
-        assert robot.env_steps >= 2000
+            robot.run(StopWhen(lambda robot: robot.env_steps >= 2000 and robot._driver.restarts))
         assert robot._driver.restarts == 1
         assert said in caplog.text and "is replaced" in caplog.text
         assert sorted(w.incarnation for w in robot._driver.workers) == [0, 1]
         assert robot.tasks["RL"].rows_learned <= robot.env_steps  # nothing twice
-        assert len(robot._driver.workers[0].agents) == 2 and all(worker.up for worker in robot._driver.workers)
+        assert all(worker.process is not None for worker in robot._driver.workers)
+
+
+def test_a_worker_that_hangs_when_the_run_ends_does_not_keep_it(tmp_path):
+    """The other worker's agents reach the end long before the limit; the checkpoint then waits for the hanging one in vain."""
+    driver = Processes(workers=2, step_limit=0.4)
+    with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=2, driver=driver,
+               mode="async") as robot:
+        robot.run(StopAfterSteps(20))
+        robot.run(StopAfterSteps(300))
+        assert robot._driver.restarts == 1 and all(worker.up for worker in robot._driver.workers)
 
 
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
@@ -421,6 +434,31 @@ def test_an_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_e
 class Fragile(Drift):
     def step(self, act):
         os._exit(7)
+
+
+def test_an_environment_that_raises_is_rebuilt_where_that_is_wanted(tmp_path, caplog):
+    """F01: its agent begins anew; rows of the cut episode keep their seam, and nobody else hears of it."""
+    driver = Processes(workers=2, agent_restarts=3)
+    with Robot(partial(Faulty, tmp_path / "count", "raise"), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4, driver=driver) as robot:
+        with caplog.at_level(logging.WARNING):
+            robot.run(StopAfterSteps(800))
+        assert robot._driver.agent_restarts == 1 and robot._driver.restarts == 0
+        assert "the level is corrupt" in caplog.text and "in _raise" in caplog.text
+        assert robot.env_steps >= 800 and robot.tasks["RL"].rows_learned >= 768
+
+
+class Cursed(Drift):
+    def reset(self, *, seed=None, options=None):
+        raise OSError("no level")
+
+
+def test_an_environment_that_always_raises_ends_the_run_after_so_many_tries(caplog):
+    """F02."""
+    driver = Processes(workers=1, agent_restarts=3)
+    with Robot(Cursed, tasks={"RL": ComputationTask(Elementwise())}, n_agents=1, driver=driver) as robot:
+        with caplog.at_level(logging.WARNING), pytest.raises(AgentFailed, match=r"agent 0: its environment raised in reset\(seed=.*OSError: no level"):
+            robot.run(StopAfterSteps(10))
+        assert robot._driver.agent_restarts == 3
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_run():
