@@ -33,9 +33,11 @@ from parl_like.wire import (
     VersionError,
     WireError,
     check_rows,
+    join,
     limit_of,
     pack,
     pack_state,
+    split,
     unpack,
     unpack_state,
 )
@@ -145,6 +147,45 @@ def test_sockets_carry_the_frames():
             assert message.request == 7
             for name, array in arrays.items():
                 np.testing.assert_array_equal(message.arrays[name], array, strict=True)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 70_000])
+def test_small_messages_travel_as_one_frame_and_large_ones_as_they_are(n):
+    frames = pack(Kind.PREDICT, task="RL", request=4, rows=n, arrays=rows(n), notes={"turn": 2})
+    joined = join(frames)
+    assert len(joined) == (1 if n < 70_000 else 4)
+    if n < 70_000:
+        assert type(joined[0]) is bytes and len(joined[0]) % 8 == 0
+    for received in (joined, [memoryview(bytearray(frame)) for frame in joined]):
+        message = unpack(split(received), 1 << 22)
+        assert (message.task, message.request, message.rows, message.notes) == ("RL", 4, n, {"turn": 2})
+        for name, array in rows(n).items():
+            np.testing.assert_array_equal(message.arrays[name], array)
+            assert not message.arrays[name].flags.writeable and message.arrays[name].dtype == array.dtype
+    alone = pack(Kind.PING)
+    assert join(alone) == alone == split(alone)
+
+
+def test_only_a_wire_error_comes_of_mutated_joined_frames():
+    """What splits at all is then judged by `unpack` as ever; no part reaches beyond the frame."""
+    rng = random.Random(3)
+    (good,) = join(pack(Kind.LEARN, task="RL", rows=3, arrays=rows()))
+    refused = 0
+    for _ in range(20_000):
+        bad = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            bad[rng.randrange(3, 40)] = rng.randrange(256)
+        bad = bytes(bad[: rng.randrange(len(bad))] if rng.random() < 0.2 else bad)
+        try:
+            parts = split([bad])
+            assert sum(map(len, parts)) <= len(bad)
+            unpack(parts, LIMIT)
+        except WireError:
+            refused += 1
+    assert refused > 10_000
+    for bad, text in [(b"PLJ", "2 … 65 lengths"), (b"PLJ\x01" + bytes(8), "2 … 65 lengths"), (good[:-8], "a joined frame of"), (good + bytes(8), "a joined frame of")]:
+        with pytest.raises(WireError, match=text):
+            split([bad])
 
 
 def test_an_unaligned_frame_is_read_all_the_same():

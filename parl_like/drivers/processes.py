@@ -35,7 +35,7 @@ from parl_like.drivers.nursery import NURSERY
 from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
 from parl_like.errors import AgentFailed
 from parl_like.spec import Array
-from parl_like.wire import ErrorBudget, Kind, Message, WireError, pack, pack_state, unpack, unpack_state
+from parl_like.wire import ErrorBudget, Kind, Message, WireError, join, pack, pack_state, split, unpack, unpack_state
 
 if TYPE_CHECKING:
     from parl_like.computation_wrapper import ComputationWrapper
@@ -276,7 +276,7 @@ class ProcessesDriver(CooperativeDriver):
             return
         worker.sent += 1
         try:
-            self._socket.send_multipart([worker.identity, *pack(kind, **parts)], copy=False)
+            self._socket.send_multipart([worker.identity, *join(pack(kind, **parts))], copy=False)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:  # it has just ended; the supervisor will see it
                 raise
@@ -316,7 +316,7 @@ class ProcessesDriver(CooperativeDriver):
             return  # an earlier incarnation
         worker.heard = monotonic()
         try:
-            message = unpack(frames, STATE_LIMIT)
+            message = unpack(split(frames), STATE_LIMIT)
         except WireError as error:
             if self._budget.spend(str(worker), error):
                 self._kill(worker, f"sent {self._budget.limit} messages that cannot be read, the last one: {error}")
@@ -337,8 +337,6 @@ class ProcessesDriver(CooperativeDriver):
         crew = self.crew
         if worker.agents[0].env is not None:
             worker.agents[0].env.time_steps += time_steps
-        if not steps:
-            return
         crew.env_steps += steps
         self._calling = True
         try:
@@ -536,7 +534,8 @@ class ProcessesDriver(CooperativeDriver):
                 if message.kind is Kind.EVENT:
                     self._events(worker, message)
                 if "turn" in message.notes:
-                    self._count(worker, int(message.notes["steps"]), int(message.notes["time"]))  # type: ignore[arg-type]
+                    if "steps" in message.notes:
+                        self._count(worker, int(message.notes["steps"]), int(message.notes["time"]))  # type: ignore[arg-type]
                     if "stop" in message.notes:
                         self.crew.request_stop()
                 if message.kind is Kind.EVENT or not requests:

@@ -27,7 +27,7 @@ from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, S
 from parl_like.robot import Crew, make_one
 from parl_like.spec import Array, Spec, SpecError
 from parl_like.stages import Hook, TraceHash
-from parl_like.wire import Kind, Message, pack, pack_state, unpack, unpack_state
+from parl_like.wire import Kind, Message, join, pack, pack_state, split, unpack, unpack_state
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
@@ -296,14 +296,14 @@ class Worker:
         self.socket.connect(recipe.address)
         self.seen = 0  # messages of the robot taken in
         self.steps = self.time_steps = 0  # reported so far
-        self.told: Any = (set(), set())  # the parked and the living agents that the robot knows of
+        self.told: Any = (0, 0)  # how many parked and living agents the robot knows of
         self.tell_steps = False
         self.trace = TraceHash() if recipe.trace else None
         self.reporter = _Report()
         self.hooks: list[Hook] = [self.reporter] if self.trace is None else [self.reporter, self.trace]
 
     def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None, **rest: Any) -> None:
-        self.socket.send_multipart(pack(kind, arrays=arrays or {}, notes=notes or {}, **rest), copy=False)
+        self.socket.send_multipart(join(pack(kind, arrays=arrays, notes=notes, **rest)), copy=False)
 
     def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
         self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays={"text": _as_text(error), "trace": _as_trace(error)})
@@ -325,13 +325,13 @@ class Worker:
         while going:
             self.driver._run_ready()
             self._turn()
-            message = unpack(self.socket.recv_multipart(), STATE_LIMIT)
+            message = unpack(split(self.socket.recv_multipart()), STATE_LIMIT)
             while True:
                 self.seen += 1
                 going = self._take(message) and going
                 if not self.socket.poll(0):
                     break
-                message = unpack(self.socket.recv_multipart(), STATE_LIMIT)
+                message = unpack(split(self.socket.recv_multipart()), STATE_LIMIT)
         self.context.destroy(linger=1000)
 
     # --------------------------------------------------------------------------------------------------------------- a turn
@@ -339,9 +339,11 @@ class Worker:
     def _turn(self) -> None:
         """Sends what waits, and what has happened since the last turn; the last message says that all agents wait."""
         crew, driver = self.crew, self.driver
-        time_steps = sum(agent.env.time_steps for agent in crew.agents if agent.env is not None)
-        notes: dict[str, Any] = {"turn": self.seen, "steps": crew.env_steps - self.steps, "time": time_steps - self.time_steps}
-        self.steps, self.time_steps = crew.env_steps, time_steps
+        notes: dict[str, Any] = {"turn": self.seen}
+        if crew.env_steps != self.steps:
+            time_steps = sum(agent.env.time_steps for agent in crew.agents if agent.env is not None)
+            notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
+            self.steps, self.time_steps = crew.env_steps, time_steps
         if crew.wants_stop:
             notes["stop"], crew.wants_stop = True, False
         batches = driver.batches()
@@ -371,11 +373,12 @@ class Worker:
             returns, lengths = zip(*self.crew.counted, strict=True)
             out |= {"count.return": np.array(returns, np.float64), "count.length": np.array(lengths, np.int64)}
             self.crew.counted.clear()
-        alive = {agent.index for agent in self.driver.agents}
-        parked = {agent.index for agent in self.driver.parked}
-        if (parked, alive) != self.told:
-            out["parked"], out["alive"] = np.array(sorted(parked), np.int32), np.array(sorted(alive), np.int32)
-            self.told = parked, alive
+        # Their numbers suffice: between two orders agents only park and end.
+        parked, alive = self.driver.parked, self.driver.agents
+        if (len(parked), len(alive)) != self.told:
+            out["parked"] = np.array(sorted(agent.index for agent in parked), np.int32)
+            out["alive"] = np.array(sorted(agent.index for agent in alive), np.int32)
+            self.told = len(parked), len(alive)
         if self.tell_steps:
             out["steps"] = np.array([agent.steps for agent in self.crew.agents], np.int64)
             self.tell_steps = False
