@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The whole experiment has 100,000 steps: make train ARGS=
 EXPERIMENT ?= thinker-sokoban-mini
-ARGS ?= $(if $(filter thinker-sokoban-mini,$(EXPERIMENT)),total_steps=20000)
+ARGS ?= $(if $(filter thinker-sokoban-mini,$(EXPERIMENT)),total_steps=50000)
 
 .PHONY: train test test-slow lint types check wheel-check bench clean
 

@@ -50,6 +50,15 @@ each_local_driver = pytest.mark.parametrize("driver", LOCAL)
 each_driver_in_this_process = pytest.mark.parametrize("driver", ["inline", *LOCAL])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_nursery_stays():
+    """Other tests count this process's children."""
+    yield
+    from parl_like.drivers.nursery import NURSERY
+
+    NURSERY.close()
+
+
 # ------------------------------------------------------------------------------------------------- who gets which answer (1, 4, 9)
 
 

@@ -27,6 +27,9 @@ from typing import Any
 
 _NUMBERS = struct.Struct("<q")
 
+IDLE = 30.0
+"""Seconds that a nursery without children waits for the next one before it ends; another is started where one is wanted after that."""
+
 
 def _die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Asks Linux to send this process a signal when the thread that started it ends."""
@@ -66,7 +69,9 @@ def main(control: int, reports: int) -> None:
 
     signal.signal(signal.SIGTERM, end)
     while True:
-        ready, _, _ = select.select([control, *children], [], [])
+        ready, _, _ = select.select([control, *children], [], [], None if children else IDLE)
+        if not ready:
+            end()
         for pidfd in ready:
             if pidfd != control:
                 pid = children.pop(pidfd)

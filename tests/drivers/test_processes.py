@@ -11,6 +11,7 @@ from collections import Counter
 from functools import partial
 from time import sleep
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from drivers.transport_fakes import BAD, Programmed, echo_task, lesson, row
 from parl_like import Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
 from parl_like.computation_task import ComputationTask
+from parl_like.drivers.nursery import NURSERY, Nursery
 from parl_like.drivers.processes import Processes
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.explorer import Categorical
@@ -39,6 +41,13 @@ def play(program, n_agents=1, tasks=None, driver=TWO, **options):
     with robot:
         robot.run()
     return robot
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_nursery_stays():
+    """Other tests count this process's children."""
+    yield
+    NURSERY.close()
 
 
 @pytest.fixture(autouse=True)
@@ -467,6 +476,21 @@ def test_a_worker_that_dies_again_and_again_ends_the_run():
         with pytest.raises(AgentFailed, match=r"worker 0 .*ended with exit code 7; it was replaced 3 times within 60 s"):
             robot.run(StopAfterSteps(10))
         assert robot._driver.restarts == 3
+
+
+def test_an_idle_nursery_ends_and_the_next_robot_gets_another():
+    play(partial(ask, 2), 2)
+    NURSERY.close()
+    nursery = Nursery()
+    folder = os.environ.get("TMPDIR", "/tmp")
+    first = nursery.start(cloudpickle.dumps((sys.path, b'')), os.path.join(folder, "parl_like-none"))
+    process = nursery._process
+    assert first.wait(10) and first.code == 1  # a text is no recipe
+    process.terminate()  # as its idle time would
+    process.wait(10)
+    second = nursery.start(cloudpickle.dumps((sys.path, b'')), os.path.join(folder, "parl_like-none"))
+    assert second.wait(10) and nursery._process is not process
+    nursery.close()
 
 
 def test_many_starts_and_stops_leave_nothing_behind():
