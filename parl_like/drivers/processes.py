@@ -199,8 +199,13 @@ class ProcessesDriver(CooperativeDriver):
         Args:
             like: One such agent that was made here, so that the tasks' wrappers know what will be asked of them.
             seats: Index and seed of each agent.
+
+        Raises:
+            WireError: a field of an observation has a name or a dtype that no message can have.
         """
         self.crew = crew
+        for name, wrapper in crew.wrappers.items():
+            pack(Kind.PREDICT, task=name, arrays={spec.name: spec.zeros(1) for spec in wrapper.request_specs})  # refuses what could not travel
         options = self.options
         n = min(options.workers or os.cpu_count() or 1, len(seats))
         agents = [RemoteAgent(self, index, crew._label, like) for index, _ in seats]
@@ -368,11 +373,6 @@ class ProcessesDriver(CooperativeDriver):
         if "steps" in arrays:
             for agent, steps in zip(worker.agents, arrays["steps"].tolist(), strict=True):
                 agent.steps = steps
-        for name in arrays:
-            if name.startswith("late."):
-                _, kind, task = name.split(".", 2)
-                wrapper = self.crew.wrappers[task]
-                (wrapper.predictions if kind == "predict" else wrapper.trainings).counters.late += int(arrays[name])
         if "count.return" in arrays:
             for value, length in zip(arrays["count.return"].tolist(), arrays["count.length"].tolist(), strict=True):
                 self.crew.count_episode(np.array(value) if isinstance(value, list) else value, length)
@@ -563,6 +563,10 @@ class ProcessesDriver(CooperativeDriver):
                 if "turn" in message.notes:
                     if "steps" in message.notes:
                         self._count(worker, int(message.notes["steps"]), int(message.notes["time"]))  # type: ignore[arg-type]
+                    if "late" in message.notes:
+                        for name, wrapper in self.crew.wrappers.items():
+                            for queue in (wrapper.predictions, wrapper.trainings):
+                                queue.counters.late += int(message.notes.get(f"late.{queue.kind}.{name}", 0))  # type: ignore[arg-type]
                     if "stop" in message.notes:
                         self.crew.request_stop()
                 if message.kind is Kind.EVENT or not requests:

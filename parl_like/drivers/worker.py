@@ -346,6 +346,10 @@ class Worker:
             self.steps, self.time_steps = crew.env_steps, time_steps
         if crew.wants_stop:
             notes["stop"], crew.wants_stop = True, False
+        if driver.late:
+            notes["late"] = True
+            notes |= {f"late.{kind}.{task}": n for (task, kind), n in driver.late.items()}
+            driver.late.clear()
         batches = driver.batches()
         news = self._news()
         if news or not batches:
@@ -382,9 +386,6 @@ class Worker:
         if self.tell_steps:
             out["steps"] = np.array([agent.steps for agent in self.crew.agents], np.int64)
             self.tell_steps = False
-        if self.driver.late:
-            out |= {f"late.{kind}.{task}": np.array(n, np.int64) for (task, kind), n in self.driver.late.items()}
-            self.driver.late.clear()
         return out
 
     # --------------------------------------------------------------------------------------------------------------- orders

@@ -274,6 +274,18 @@ def test_what_cannot_go_to_a_worker_is_refused_before_one_is_started():
     lock = threading.Lock()
     with pytest.raises(TypeError, match="cannot be sent to a worker process: TypeError: cannot pickle '_thread.lock'"):
         play(lambda agent: lock.acquire(), 1)
+    class Odd(Drift):
+        observation_space = gym.spaces.Dict({"my view": Drift.observation_space})
+
+    class Blind(Elementwise):
+        def __init__(self):
+            Algorithm.__init__(self, Model(Odd.observation_space, Odd.action_space))
+
+        def predict(self, inputs):
+            return {"act": torch.zeros(len(inputs), dtype=torch.int64)}
+
+    with pytest.raises(ValueError, match="field names of(?s:.*)'obs.my view'; rename"):
+        Robot(Odd, tasks={"RL": ComputationTask(Blind())}, driver="processes")
     with pytest.raises(ValueError, match="Processes: workers is 0"):
         Processes(workers=0)
 
