@@ -25,6 +25,8 @@ import weakref
 from time import monotonic
 from typing import Any
 
+from parl_like.drivers.threads import shielded
+
 _NUMBERS = struct.Struct("<q")
 
 IDLE = 30.0
@@ -166,7 +168,7 @@ class Nursery:
         """
         if sys.platform != "linux":
             raise OSError(f"driver='processes' needs Linux (pidfd, death signals); this is {sys.platform}. Use driver='cooperative' or 'threads'")
-        with self.lock:
+        with shielded(), self.lock:  # Ctrl-C between question and answer would leave the answer to the next who asks
             for _ in range(2):  # once more, should the nursery have been killed
                 self._ensure()
                 try:

@@ -33,6 +33,7 @@ import zmq
 from parl_like.communicator import Ticket
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.drivers.nursery import NURSERY
+from parl_like.drivers.threads import shielded
 from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
 from parl_like.errors import AgentFailed
 from parl_like.spec import Array
@@ -251,8 +252,10 @@ class ProcessesDriver(CooperativeDriver):
         except Exception as error:
             raise TypeError(f"Robot: the environment, agent or helpers cannot be sent to a worker process: {type(error).__name__}: {error}; make them in "
                             "functions or classes that hold no open files, locks or sockets") from error
-        worker.process = NURSERY.start(cloudpickle.dumps((sys.path, recipe)), self._folder)
-        self._descriptors.append(worker.process.pidfd)
+        payload = cloudpickle.dumps((sys.path, recipe))
+        with shielded():  # a worker that nobody knew of would never be ended
+            worker.process = NURSERY.start(payload, self._folder)
+            self._descriptors.append(worker.process.pidfd)
 
     # --------------------------------------------------------------------------------------------------------------- hooks
 
@@ -441,6 +444,7 @@ class ProcessesDriver(CooperativeDriver):
         """A worker has ended: what it had sent is still served, and nobody waits for it; another takes its place."""
         process = worker.process
         process.wait(5.0)
+        self._take_in()
         self._forget(worker)
         code = process.code or 0
         why = why or (f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}")
@@ -458,7 +462,7 @@ class ProcessesDriver(CooperativeDriver):
                             queue.abandoned += 1
         self.parked = [agent for agent in self.parked if agent not in worker.agents]
         self.agents = [agent for agent in self.agents if agent not in worker.agents]
-        if deaths[-1] == float("inf") or float("inf") in deaths:
+        if float("inf") in deaths:
             return  # reported already
         if len(deaths) > self.options.max_restarts:
             self._failed(worker.agents[0], AgentFailed(f"{worker} {why}; it was replaced {self.options.max_restarts} times within {self.options.period:g} s"))

@@ -52,7 +52,7 @@ def _end_all() -> None:
 
 
 @contextmanager
-def _shielded() -> Iterator[None]:
+def shielded() -> Iterator[None]:
     """Ctrl-C in the main thread is heard at the end of the block: in its middle it would leave tickets that nobody wakes."""
     handler = signals.getsignal(signals.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -76,7 +76,7 @@ def _has_ended(thread: threading.Thread | None, end: float = 0.0) -> bool:
     if thread is None or thread.ident is None:
         return True
     while True:
-        with _shielded():
+        with shielded():
             thread.join(min(max(end - monotonic(), 0.0), 0.05))
             if not thread.is_alive():
                 return True
@@ -436,7 +436,7 @@ class ThreadsDriver:
         self._threads = [(a, threading.Thread(target=self._main, args=(a, run), name=str(a), daemon=True)) for a in agents]
         for agent in agents:
             agent.signal = None
-        with _shielded():
+        with shielded():
             for thread in threads + [thread for _, thread in self._threads]:
                 thread.start()
 
@@ -462,7 +462,7 @@ class ThreadsDriver:
             self._tell()
 
     def resume(self, agents: Sequence[Agent]) -> None:
-        with _shielded(), self.lock:
+        with shielded(), self.lock:
             self._open_gates(agents)
 
     def _open_gates(self, agents: Sequence[Agent]) -> None:
@@ -474,7 +474,7 @@ class ThreadsDriver:
                 self._gates[id(agent)].release()
 
     def _next_unroll(self) -> None:
-        with _shielded():
+        with shielded():
             with self.lock:
                 first = self._release()
             self._wake(first)
@@ -525,7 +525,7 @@ class ThreadsDriver:
         """See `CooperativeDriver.halt`."""
         self.refuse_agents()
         end = INFINITE if patience is None else monotonic() + patience
-        with _shielded():
+        with shielded():
             self.stopping = signal == "stop"
             for agent in agents:
                 agent.signal = signal
