@@ -37,6 +37,7 @@ DRIVERS = {
 DRAIN_PATIENCE = 10.0
 """Seconds that `close(drain=True)` waits for agents that are busy in their environments."""
 
+
 class DriverOptions(Protocol):
     """A driver with options, such as `parl_like.drivers.processes.Processes`, in place of its name."""
 

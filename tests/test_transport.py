@@ -9,12 +9,12 @@ from functools import partial
 from itertools import count
 from time import perf_counter, sleep
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from drivers.transport_fakes import (
     BAD,
+    Drift,
     Echo,
     Learner,
     Programmed,
@@ -22,6 +22,7 @@ from drivers.transport_fakes import (
     echo_task,
     framework_threads,
     lesson,
+    no_nursery_stays,  # noqa: F401 - a fixture of this module, too
     play,
     row,
     until,
@@ -48,15 +49,6 @@ each_driver = pytest.mark.parametrize("driver", DRIVERS)
 each_running_driver = pytest.mark.parametrize("driver", RUNNING)
 each_local_driver = pytest.mark.parametrize("driver", LOCAL)
 each_driver_in_this_process = pytest.mark.parametrize("driver", ["inline", *LOCAL])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_nursery_stays():
-    """Other tests count this process's children."""
-    yield
-    from parl_like.drivers.nursery import NURSERY
-
-    NURSERY.close()
 
 
 # ------------------------------------------------------------------------------------------------- who gets which answer (1, 4, 9)
@@ -802,24 +794,6 @@ def test_whoever_waits_for_a_dropped_lesson_hears_of_it(driver):
 
 
 # -------------------------------------------------------------------------------------------------------------------- explorers
-
-
-class Drift(gym.Env):
-    """The observation is a number that the actions move, from a random start: an agent's actions decide what it asks next."""
-
-    observation_space = gym.spaces.Box(-10, 10, (3,), np.float32)
-    action_space = gym.spaces.Discrete(3)
-    made = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.t = self.np_random.normal(size=3).astype(np.float32), 0
-        return self.x, {}
-
-    def step(self, act):
-        self.x = (0.9 * self.x + np.eye(3, dtype=np.float32)[act]).astype(np.float32)
-        self.t += 1
-        return self.x, float(self.x[0]), False, self.t == 50, {}
 
 
 class Elementwise(Algorithm):

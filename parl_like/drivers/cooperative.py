@@ -261,6 +261,11 @@ class CooperativeDriver:
                 else:
                     fiber.throw(Interrupted) if fiber else fiber.switch()
             return []
+        self._finish()
+        return []
+
+    def _finish(self) -> None:
+        """Serves until nobody can act any more and nothing waits."""
         while True:
             self._run_ready()
             choice = self._choose()
@@ -270,7 +275,6 @@ class CooperativeDriver:
                 break
         for wrapper in self.wrappers:
             wrapper.predictions.passed = wrapper.trainings.passed = 1  # as in a robot that is made anew and loads this moment
-        return []
 
     def reopen(self) -> None:
         """Takes requests again after a stop."""

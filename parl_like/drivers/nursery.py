@@ -1,6 +1,6 @@
 """The nursery: one process per robot's process, that has imported everything once and forks workers from there.
 
-A worker so starts in some 20 ms instead of the 1.5 s that importing torch takes, and shares that memory with its siblings. The nursery
+A worker so is forked in some 10 ms instead of the 1.5 s that importing torch takes, and shares that memory with its siblings. The nursery
 runs none of the user's code and has one thread, so a fork of it is clean. It ends, and takes its children and the folders of their
 sockets along, when its control pipe closes; whatever its parent dies of, the pipe closes. Where another process has inherited the pipe,
 Linux's death signal does the same. A worker gets that signal when the nursery ends, also while it hangs in an environment's step.

@@ -235,6 +235,7 @@ class ProcessesDriver(CooperativeDriver):
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self._socket.setsockopt(option, value)
+        self._owner = os.getpid()
         self._socket.bind(f"ipc://{self._folder}/robot")
         self._descriptors = [self._socket.getsockopt(zmq.FD)]
         _open.add(self)
@@ -640,20 +641,12 @@ class ProcessesDriver(CooperativeDriver):
         self._halting = True  # a worker that is replaced meanwhile begins when the run goes on
         try:
             self._order("interrupt")
-            while True:
-                self._run_ready()
-                choice = self._choose()
-                if choice is not None:
-                    self._serve(choice)
-                elif not self._train_round():
-                    break
+            self._finish()
         finally:
             self._halting, self._hello = False, True
         self._order("settle")
         self._until_quiet(60.0)
         self._take_in(requests=False)
-        for wrapper in self.wrappers:
-            wrapper.predictions.passed = wrapper.trainings.passed = 1
         return []
 
     def _until_quiet(self, seconds: float) -> None:
@@ -715,7 +708,7 @@ class ProcessesDriver(CooperativeDriver):
 
     def close(self) -> None:
         """Ends the workers."""
-        if self._socket is None:
+        if self._socket is None or self._owner != os.getpid():  # a forked copy of this process has no workers
             return
         self._order("end")
         end = monotonic() + 5.0

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from drivers.transport_fakes import BAD, Programmed, echo_task, lesson, row
+from drivers.transport_fakes import BAD, Drift, Programmed, echo_task, lesson, no_nursery_stays, row  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
@@ -45,13 +45,6 @@ def play(program, n_agents=1, tasks=None, driver=TWO, **options):
     with robot:
         robot.run()
     return robot
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_nursery_stays():
-    """Other tests count this process's children."""
-    yield
-    NURSERY.close()
 
 
 @pytest.fixture(autouse=True)
@@ -116,23 +109,6 @@ def test_run_reports_the_agent_that_raised_with_its_own_traceback():
 
 
 # ------------------------------------------------------------------------------------------------------------------- exactness
-
-
-class Drift(gym.Env):
-    """The observation is a number that the actions move, from a random start."""
-
-    observation_space = gym.spaces.Box(-10, 10, (3,), np.float32)
-    action_space = gym.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.t = self.np_random.normal(size=3).astype(np.float32), 0
-        return self.x, {}
-
-    def step(self, act):
-        self.x = (0.9 * self.x + np.eye(3, dtype=np.float32)[act]).astype(np.float32)
-        self.t += 1
-        return self.x, float(self.x[0]), False, self.t == 50, {}
 
 
 class Weighted(Model):

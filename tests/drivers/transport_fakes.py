@@ -7,6 +7,7 @@ from time import perf_counter, sleep
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
 from parl_like import Agent, AgentHelper, ComputationTask, Robot
@@ -154,3 +155,29 @@ def framework_threads():
     """Names of the living threads that a robot started."""
     ours = ("echo", "agent", "RL", "goal", "evaluator")
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(ours)]
+
+
+class Drift(gym.Env):
+    """The observation is a number that the actions move, from a random start: an agent's actions decide what it asks next."""
+
+    observation_space = gym.spaces.Box(-10, 10, (3,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.t = self.np_random.normal(size=3).astype(np.float32), 0
+        return self.x, {}
+
+    def step(self, act):
+        self.x = (0.9 * self.x + np.eye(3, dtype=np.float32)[act]).astype(np.float32)
+        self.t += 1
+        return self.x, float(self.x[0]), False, self.t == 50, {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_nursery_stays():
+    """Of modules that import it; other tests count this process's children."""
+    yield
+    from parl_like.drivers.nursery import NURSERY
+
+    NURSERY.close()
