@@ -15,9 +15,6 @@ import atexit
 import logging
 import os
 import select
-import shutil
-import sys
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +22,11 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
-import psutil
-import zmq
 
 from parl_like.communicator import Ticket
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
-from parl_like.drivers.nursery import NURSERY
-from parl_like.drivers.threads import shielded
+from parl_like.drivers.links import Link, LocalLink
 from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
 from parl_like.errors import AgentFailed
 from parl_like.spec import Array
@@ -88,14 +81,6 @@ class Processes:
             raise ValueError(f"Processes: agent_restarts is {self.agent_restarts}; expected at least 0")
 
 
-def _resident(pid: int) -> int:
-    """Bytes of resident memory; 0 for a process that has just ended."""
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0
-
-
 class RemoteError(Exception):
     """The traceback of an error in another process; the `__cause__` of what is raised here."""
 
@@ -141,13 +126,13 @@ class RemoteAgent:
                              "environment's last episode")
 
 
-class _Worker:
-    """One worker: its process, and what it was sent."""
+class Seat:
+    """One worker's place: its agents, who sits there now, and what it was sent."""
 
-    def __init__(self, number: int, agents: list[Any]) -> None:
-        self.number, self.agents = number, agents
+    def __init__(self, number: int, agents: list[Any], link: Link) -> None:
+        self.number, self.agents, self.link = number, agents, link
         self.incarnation = -1
-        self.process: Any = None
+        self.taken = False  # a worker has been begun and has not ended
         self.up = False  # has said hello and not ended
         self.running = False  # its agents have been started
         self.sent = self.seen = 0  # messages to it, and how many of them it had taken in at its last turn
@@ -180,12 +165,12 @@ class ProcessesDriver(CooperativeDriver):
     ) -> None:
         super().__init__(sync, failed, on_error)
         self.options = Processes() if options is None else options
-        self.workers: list[_Worker] = []
+        self.links: list[Link] = []
+        self.workers: list[Seat] = []
         self.restarts = self.agent_restarts = 0  # of workers, and of agents in them
         self.crew: Any = None
-        self._recipes: Callable[[_Worker], Recipe] | None = None
-        self._folder = ""
-        self._socket: Any = None
+        self._recipes: Callable[[Seat], Recipe] | None = None
+        self._owner = 0  # the process that opened the links; 0: they are closed
         self._budget = ErrorBudget()
         self._halting = self._hello = False  # whether agents are being interrupted; whether a worker has said hello
         self._calling = False  # a hook or a stop condition is being called
@@ -211,17 +196,19 @@ class ProcessesDriver(CooperativeDriver):
         n = min(options.workers or os.cpu_count() or 1, len(seats))
         agents = [RemoteAgent(self, index, crew._label, like) for index, _ in seats]
         blocks = np.array_split(np.arange(len(seats)), n)
-        self.workers = [_Worker(number, [agents[i] for i in block]) for number, block in enumerate(blocks)]
+        links = self._make_links(n)
+        self.links = list(dict.fromkeys(links))
+        self.workers = [Seat(number, [agents[i] for i in block], link) for number, (block, link) in enumerate(zip(blocks, links, strict=True))]
         cards = {name: TaskCard(task) for name, task in crew.tasks.items()}
         seeds = {index: seed for index, seed in seats}
         root = crew._seeds
 
-        def recipe(worker: _Worker) -> Recipe:
+        def recipe(worker: Seat) -> Recipe:
             for name, card in cards.items():
                 card.version, card.learns = crew.tasks[name].version, crew.tasks[name].learns
             again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
             return Recipe(
-                f"ipc://{self._folder}/robot", worker.number, worker.incarnation, cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync,
+                worker.number, worker.incarnation, cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync,
                 [(a.index, seeds[a.index].entropy, (*seeds[a.index].spawn_key, *again)) for a in worker.agents],
                 (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), trace, self.options.agent_restarts,
             )
@@ -229,18 +216,18 @@ class ProcessesDriver(CooperativeDriver):
         self._recipes = recipe
         return agents
 
-    def _open_socket(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="parl_like-")  # 0700
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in ((zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
-            self._socket.setsockopt(option, value)
-        self._owner = os.getpid()
-        self._socket.bind(f"ipc://{self._folder}/robot")
-        self._descriptors = [self._socket.getsockopt(zmq.FD)]
-        _open.add(self)
+    def _make_links(self, n: int) -> list[Link]:
+        """The link of each of `n` seats."""
+        return [LocalLink()] * n
 
-    def _spawn(self, worker: _Worker) -> None:
+    def _open(self) -> None:
+        if not self._owner:
+            for link in self.links:
+                link.open()
+            self._owner = os.getpid()
+            _open.add(self)
+
+    def _begin(self, worker: Seat) -> None:
         assert self._recipes is not None
         worker.incarnation += 1
         worker.up = worker.running = False
@@ -248,15 +235,8 @@ class ProcessesDriver(CooperativeDriver):
         worker.inbox.clear()
         worker.states.clear()
         worker.heard = monotonic()
-        try:
-            recipe = cloudpickle.dumps(self._recipes(worker))
-        except Exception as error:
-            raise TypeError(f"Robot: the environment, agent or helpers cannot be sent to a worker process: {type(error).__name__}: {error}; make them in "
-                            "functions or classes that hold no open files, locks or sockets") from error
-        payload = cloudpickle.dumps((sys.path, recipe))
-        with shielded():  # a worker that nobody knew of would never be ended
-            worker.process = NURSERY.start(payload, self._folder)
-            self._descriptors.append(worker.process.pidfd)
+        worker.link.begin(worker, self._recipes(worker))
+        worker.taken = True
 
     # --------------------------------------------------------------------------------------------------------------- hooks
 
@@ -280,23 +260,19 @@ class ProcessesDriver(CooperativeDriver):
 
     # ------------------------------------------------------------------------------------------------------------- messages
 
-    def _send(self, worker: _Worker, kind: Kind, **parts: Any) -> None:
+    def _send(self, worker: Seat, kind: Kind, **parts: Any) -> None:
         if not worker.up:
             return
         if worker.sent == worker.seen:
             worker.heard = monotonic()  # from now on it owes a sign of life
         worker.sent += 1
-        try:
-            self._socket.send_multipart([worker.identity, *join(pack(kind, **parts))], copy=False)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:  # it has just ended; the supervisor will see it
-                raise
+        worker.link.send(worker, join(pack(kind, **parts)))
 
-    def _order(self, order: str, workers: Sequence[_Worker] | None = None, arrays: Mapping[str, Array] | None = None, **notes: Any) -> None:
+    def _order(self, order: str, workers: Sequence[Seat] | None = None, arrays: Mapping[str, Array] | None = None, **notes: Any) -> None:
         for worker in self.workers if workers is None else workers:
             self._send(worker, Kind.ORDER, notes={"order": order, **notes}, arrays=arrays or {})
 
-    def _with_quotas(self, order: str, worker: _Worker, agents: Sequence[Any]) -> None:
+    def _with_quotas(self, order: str, worker: Seat, agents: Sequence[Any]) -> None:
         def numbers(name: str) -> Array:
             return np.array([-1 if getattr(a, name) is None else getattr(a, name) for a in agents], np.int64)
 
@@ -306,8 +282,8 @@ class ProcessesDriver(CooperativeDriver):
     def _pump(self, seconds: float = 0.5) -> None:
         """Takes in everything that is there; where that is nothing, waits for a message or the end of a worker."""
         if not self._drain() and seconds > 0:
-            # The descriptor of a ZeroMQ socket tells of changes only, so `_drain` came first.
-            select.select(self._descriptors, [], [], min(seconds, 0.5))
+            # Some descriptors (of ZeroMQ) tell of changes only, so `_drain` came first.
+            select.select([fd for link in self.links for fd in link.descriptors()], [], [], min(seconds, 0.5))
             self._drain()
         if monotonic() - self._checked > 0.05:
             self._checked = monotonic()
@@ -315,18 +291,14 @@ class ProcessesDriver(CooperativeDriver):
 
     def _drain(self) -> bool:
         """Takes in the messages that have come; whether there were any."""
-        receive, identity = self._socket.recv_multipart, None
-        try:
-            while True:
-                identity, *frames = receive(zmq.NOBLOCK)
-                self._hear(identity, frames)
-        except zmq.Again:
-            return identity is not None
+        any_came = False
+        for link in self.links:
+            for worker, frames in link.receive():
+                any_came = True
+                self._hear(worker, frames)
+        return any_came
 
-    def _hear(self, identity: bytes, frames: list[bytes]) -> None:
-        worker = next((w for w in self.workers if w.identity == identity), None)
-        if worker is None:
-            return  # an earlier incarnation
+    def _hear(self, worker: Seat, frames: list[Any]) -> None:
         worker.heard = monotonic()
         try:
             message = unpack(split(frames), STATE_LIMIT)
@@ -346,7 +318,7 @@ class ProcessesDriver(CooperativeDriver):
             if "turn" in message.notes:
                 worker.seen = int(message.notes["turn"])  # type: ignore[arg-type]
 
-    def _count(self, worker: _Worker, steps: int, time_steps: int) -> None:
+    def _count(self, worker: Seat, steps: int, time_steps: int) -> None:
         crew = self.crew
         if worker.agents[0].env is not None:
             worker.agents[0].env.time_steps += time_steps
@@ -362,7 +334,7 @@ class ProcessesDriver(CooperativeDriver):
         finally:
             self._calling = False
 
-    def _events(self, worker: _Worker, message: Message) -> None:
+    def _events(self, worker: Seat, message: Message) -> None:
         arrays, first = message.arrays, worker.agents[0].index
         if "alive" in arrays:
             alive, parked = set(arrays["alive"].tolist()), set(arrays["parked"].tolist())
@@ -396,7 +368,7 @@ class ProcessesDriver(CooperativeDriver):
             finally:
                 self._calling = False
 
-    def _agent_failed(self, worker: _Worker, message: Message) -> None:
+    def _agent_failed(self, worker: Seat, message: Message) -> None:
         index = int(message.notes["agent"])  # type: ignore[arg-type]
         name, text = str(message.notes["type"]), _text(message)
         agent = worker.agents[index - worker.agents[0].index] if index >= 0 else worker.agents[0]
@@ -419,36 +391,31 @@ class ProcessesDriver(CooperativeDriver):
     def _supervise(self) -> None:
         """Replaces workers that have ended, hang, have grown too large, or have never come up."""
         now, options = monotonic(), self.options
-        ended = select.select(self._descriptors[1:], [], [], 0)[0]
-        for worker in self.workers:
-            if worker.process is None:
-                continue
-            if worker.process.pidfd in ended:
+        for link in self.links:
+            for worker, how in link.ended():
                 self._drain()  # what it had sent
-                self._lost(worker)
+                self._lost(worker, how)
+        for worker in self.workers:
+            if not worker.taken or not worker.link.has_begun(worker):
                 continue
             silent = now - worker.heard
             if worker.up and not worker.quiet and silent > options.step_limit:
                 self._kill(worker, f"said nothing for {options.step_limit:g} s; an environment hangs, or takes longer than step_limit")
             elif not worker.up and silent > options.start_limit:
                 self._kill(worker, f"was not ready after {options.start_limit:g} s (start_limit)")
-            elif options.memory_limit is not None and worker.process is not None:
-                used = _resident(worker.process.pid)
+            elif options.memory_limit is not None:
+                used = worker.link.memory(worker)
                 if used > options.memory_limit:
                     self._kill(worker, f"uses {used >> 20} MiB of memory; memory_limit is {options.memory_limit >> 20} MiB")
 
-    def _kill(self, worker: _Worker, why: str) -> None:
-        worker.process.kill()
+    def _kill(self, worker: Seat, why: str) -> None:
+        worker.link.kill(worker)
         self._lost(worker, why)
 
-    def _lost(self, worker: _Worker, why: str = "") -> None:
+    def _lost(self, worker: Seat, why: str) -> None:
         """A worker has ended: what it had sent is still served, and nobody waits for it; another takes its place."""
-        process = worker.process
-        process.wait(5.0)
         self._take_in()
         self._forget(worker)
-        code = process.code or 0
-        why = why or (f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}")
         now = monotonic()
         deaths = worker.deaths
         deaths.append(now)
@@ -470,13 +437,11 @@ class ProcessesDriver(CooperativeDriver):
             return
         self.restarts += 1
         _log.warning("%s %s; it is replaced, its agents begin anew", worker, why)
-        self._spawn(worker)
+        self._begin(worker)
 
-    def _forget(self, worker: _Worker) -> None:
-        self._descriptors.remove(worker.process.pidfd)
-        worker.process.forget()
-        worker.process = None
-        worker.up = worker.running = False
+    def _forget(self, worker: Seat) -> None:
+        worker.link.forget(worker)
+        worker.taken = worker.up = worker.running = False
         worker.inbox.clear()
 
     # ------------------------------------------------------------------------------------------------------- the robot's side
@@ -485,13 +450,12 @@ class ProcessesDriver(CooperativeDriver):
         self.wrappers = list(wrappers)
         self.agents, self.parked = list(agents), []
         self._schooled = any(agent.learns for agent in agents)
-        if self._socket is None:
-            self._open_socket()
+        self._open()
         for worker in self.workers:
             worker.running = False
-            if worker.process is None:
+            if not worker.taken:
                 worker.deaths.clear()
-                self._spawn(worker)
+                self._begin(worker)
         while not self.stopping and not all(worker.up for worker in self.workers):
             self._pump()
         for agent in agents:
@@ -552,7 +516,7 @@ class ProcessesDriver(CooperativeDriver):
 
     def _coming(self) -> bool:
         """Whether a worker is being replaced, whose agents will act again."""
-        return not self._halting and any(worker.process is not None and not worker.running for worker in self.workers)
+        return not self._halting and any(worker.taken and not worker.running for worker in self.workers)
 
     def _take_in(self, requests: bool = True) -> None:
         """Counts what has happened and puts requests into the queues, in the order of the workers.
@@ -658,8 +622,7 @@ class ProcessesDriver(CooperativeDriver):
                 for worker in self.workers:
                     if worker.up and worker.seen != worker.sent:
                         _log.warning("%s did not obey within %g s; it is ended", worker, seconds)
-                        worker.process.kill()
-                        worker.process.wait(5.0)
+                        worker.link.kill(worker)
                         self._forget(worker)
                 return
             self._pump(left)
@@ -676,11 +639,10 @@ class ProcessesDriver(CooperativeDriver):
 
     def _ask(self, order: str, states: Sequence[Any] | None = None) -> list[Any]:
         """Every worker's answer to an order, while no agent runs. Workers are started where there are none."""
-        if self._socket is None:
-            self._open_socket()
+        self._open()
         for worker in self.workers:
-            if worker.process is None:
-                self._spawn(worker)
+            if not worker.taken:
+                self._begin(worker)
         while not all(worker.up for worker in self.workers):
             self._pump()
             self.crew._raise()
@@ -708,19 +670,17 @@ class ProcessesDriver(CooperativeDriver):
 
     def close(self) -> None:
         """Ends the workers."""
-        if self._socket is None or self._owner != os.getpid():  # a forked copy of this process has no workers
+        if self._owner != os.getpid():  # never opened; or this is a forked copy of the process, which has no workers
             return
         self._order("end")
         end = monotonic() + 5.0
         for worker in self.workers:
-            if worker.process is not None:
-                if not worker.process.wait(end - monotonic()):
+            if worker.taken:
+                if not worker.link.wait(worker, end - monotonic()):
                     _log.warning("%s did not close its environments within 5 s; it is ended", worker)
-                    worker.process.kill()
-                    worker.process.wait(5.0)
+                    worker.link.kill(worker)
                 self._forget(worker)
-        self._socket.close()
-        self._context.term()
-        self._socket = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for link in self.links:
+            link.close()
+        self._owner = 0
         _open.discard(self)

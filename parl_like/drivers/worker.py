@@ -11,9 +11,10 @@ import os
 import sys
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,6 @@ class Recipe:
         seed: Of the worker's own generators, such as its buffers'.
     """
 
-    address: str
     worker: int
     incarnation: int
     tasks: dict[str, TaskCard]
@@ -284,16 +284,14 @@ class WorkerCrew(Crew):
 
 
 class Worker:
-    """The process: its socket, its crew, and what it was told."""
+    """A crew, what the robot has told it, and what the robot was told.
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.IDENTITY, recipe.identity)
-        for option, value in ((zmq.LINGER, 1000), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):  # bounded by the agents, who wait
-            self.socket.setsockopt(option, value)
-        self.socket.connect(recipe.address)
+    Args:
+        send: Carries one message, a list of frames, to the robot; in order, once.
+    """
+
+    def __init__(self, recipe: Recipe, send: Callable[[list[Any]], object]) -> None:
+        self.recipe, self._send = recipe, send
         self.seen = 0  # messages of the robot taken in
         self.steps = self.time_steps = 0  # reported so far
         self.told: Any = (0, 0)  # how many parked and living agents the robot knows of
@@ -303,42 +301,32 @@ class Worker:
         self.hooks: list[Hook] = [self.reporter] if self.trace is None else [self.reporter, self.trace]
 
     def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None, **rest: Any) -> None:
-        self.socket.send_multipart(join(pack(kind, arrays=arrays, notes=notes, **rest)), copy=False)
+        self._send(join(pack(kind, arrays=arrays, notes=notes, **rest)))
 
     def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
         self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays={"text": _as_text(error), "trace": _as_trace(error)})
 
-    def run(self) -> None:
+    def begin(self) -> bool:
+        """Makes the agents, and says hello; False where that failed, which the robot was told."""
         try:
             self.crew = WorkerCrew(self.recipe, self)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises is the robot's to report
             self.report_failure(-1, error)
-            self.context.destroy(linger=1000)
-            return
+            return False
         self.agents = {agent.index: agent for agent in self.crew.agents}
         for agent in self.crew.agents:
             if agent.env is not None:
                 agent.env.observe(self.hooks)
         self.driver = self.crew._driver
         self.send(Kind.HELLO, notes={"pid": os.getpid()})
-        going = True
-        while going:
-            self.driver._run_ready()
-            self._turn()
-            message = unpack(split(self.socket.recv_multipart()), STATE_LIMIT)
-            while True:
-                self.seen += 1
-                going = self._take(message) and going
-                if not self.socket.poll(0):
-                    break
-                message = unpack(split(self.socket.recv_multipart()), STATE_LIMIT)
-        self.context.destroy(linger=1000)
+        return True
 
     # --------------------------------------------------------------------------------------------------------------- a turn
 
-    def _turn(self) -> None:
-        """Sends what waits, and what has happened since the last turn; the last message says that all agents wait."""
+    def turn(self) -> None:
+        """Runs the agents until all wait; sends what they wait for, and what has happened since the last turn. The last message says so."""
         crew, driver = self.crew, self.driver
+        driver._run_ready()
         notes: dict[str, Any] = {"turn": self.seen}
         if crew.env_steps != self.steps:
             time_steps = sum(agent.env.time_steps for agent in crew.agents if agent.env is not None)
@@ -390,8 +378,10 @@ class Worker:
 
     # --------------------------------------------------------------------------------------------------------------- orders
 
-    def _take(self, message: Message) -> bool:
-        """One message of the robot; False: the end."""
+    def take(self, frames: Sequence[Any]) -> bool:
+        """Obeys one message of the robot; False: the end."""
+        message = unpack(split(frames), STATE_LIMIT)
+        self.seen += 1
         self.told = None if message.kind is Kind.ORDER else self.told  # an order may make agents go on, and park where they had
         if message.kind in (Kind.REPLY, Kind.FAILED):
             self.driver.answer(message)
@@ -501,11 +491,25 @@ def work(payload: bytes) -> None:
     """The life of one worker, in a process of its own.
 
     Args:
-        payload: Module path and recipe, by cloudpickle, from the process that started this one; it never comes over a socket.
+        payload: Module path, the robot's address and a recipe, by cloudpickle, from the process that started this one; it never comes over a socket.
     """
     import torch
 
-    path, recipe = cloudpickle.loads(payload)
+    path, address, packed = cloudpickle.loads(payload)
     sys.path[:] = path
     torch.set_num_threads(1)
-    Worker(cloudpickle.loads(recipe)).run()
+    recipe: Recipe = cloudpickle.loads(packed)
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, recipe.identity)
+    for option, value in ((zmq.LINGER, 1000), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):  # bounded by the agents, who wait
+        socket.setsockopt(option, value)
+    socket.connect(address)
+    worker = Worker(recipe, partial(socket.send_multipart, copy=False))
+    going = worker.begin()
+    while going:
+        worker.turn()
+        going = worker.take(socket.recv_multipart())
+        while going and socket.poll(0):
+            going = worker.take(socket.recv_multipart())
+    context.destroy(linger=1000)

@@ -25,7 +25,7 @@ from drivers.transport_fakes import BAD, Drift, Programmed, echo_task, lesson, n
 from parl_like import Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
 from parl_like.computation_task import ComputationTask
-from parl_like.drivers import processes
+from parl_like.drivers import links
 from parl_like.drivers.nursery import NURSERY, Nursery
 from parl_like.drivers.processes import Processes
 from parl_like.errors import AgentFailed, TaskFailed
@@ -51,7 +51,7 @@ def play(program, n_agents=1, tasks=None, driver=TWO, **options):
 def nothing_is_left(monkeypatch):
     """No worker outlives its robot: the nursery has no child, and the folders of the sockets are gone."""
     made, make = [], tempfile.mkdtemp
-    monkeypatch.setattr(processes.tempfile, "mkdtemp", lambda **options: made.append(make(**options)) or made[-1])
+    monkeypatch.setattr(links.tempfile, "mkdtemp", lambda **options: made.append(make(**options)) or made[-1])
     yield
     workers = [c for n in psutil.Process().children() for c in n.children()]
     _, alive = psutil.wait_procs(workers, 2)
@@ -267,10 +267,6 @@ def test_what_cannot_go_to_a_worker_is_refused_before_one_is_started():
 # ---------------------------------------------------------------------------------------------------------------------- faults
 
 
-def in_worker(robot, number):
-    return robot._driver.workers[number]
-
-
 def count_to(path):
     """How often this was called with this path, in whatever process."""
     with open(path, "a") as file:
@@ -330,7 +326,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(fault, said
         assert said in caplog.text and "is replaced" in caplog.text
         assert sorted(w.incarnation for w in robot._driver.workers) == [0, 1]
         assert robot.tasks["RL"].rows_learned <= robot.env_steps  # nothing twice
-        assert all(worker.process is not None for worker in robot._driver.workers)
+        assert all(worker.taken for worker in robot._driver.workers)
 
 
 def test_a_worker_that_hangs_when_the_run_ends_does_not_keep_it(tmp_path):
@@ -372,10 +368,9 @@ def test_a_worker_killed_around_its_request_disturbs_nobody_else(moment, tmp_pat
 
     def kill():
         if not killed and task.algorithm.batches and len(task.algorithm.batches) > 20:
-            process = driver.workers[0].process
-            killed.append(process.pid)
-            process.kill()
-            process.wait(5.0)
+            worker = driver.workers[0]
+            killed.append(worker.link.pid(worker))
+            worker.link.kill(worker)
 
     served, waked = driver._serve, driver._wake
 

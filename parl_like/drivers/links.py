@@ -1,0 +1,170 @@
+"""Links: how the driver of worker processes begins its workers, hears them, and ends them.
+
+A link carries messages (lists of frames, see `parl_like.wire`) both ways, in order and once; what a worker says, and what is answered,
+is the driver's (`parl_like.drivers.processes`). `LocalLink` is for processes of this machine.
+"""
+
+from __future__ import annotations
+
+import select
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import cloudpickle
+import psutil
+import zmq
+
+from parl_like.drivers.nursery import NURSERY
+from parl_like.drivers.threads import shielded
+
+if TYPE_CHECKING:
+    from parl_like.drivers.nursery import Child
+    from parl_like.drivers.processes import Seat
+    from parl_like.drivers.worker import Recipe
+
+
+class Link(Protocol):
+    """What the driver asks of a link. No call waits, unless it says so."""
+
+    def open(self) -> None:
+        """Makes sockets and the like, once, before the first worker begins.
+
+        Raises:
+            OSError, ValueError: it cannot, in one line.
+        """
+
+    def begin(self, seat: Seat, recipe: Recipe) -> None:
+        """Begins a worker for this seat, or lets one come; its first message is HELLO.
+
+        Raises:
+            TypeError: the recipe cannot be sent. OSError: no process can be made.
+        """
+
+    def has_begun(self, seat: Seat) -> bool:
+        """Whether there is a worker; False where one is still to come from elsewhere, however long it takes."""
+
+    def send(self, seat: Seat, frames: list[Any]) -> None:
+        """To a worker that has said HELLO; where it has just ended, nothing happens."""
+
+    def receive(self) -> Sequence[tuple[Seat, list[Any]]]:
+        """What has come since the last call from workers that have begun and not been forgotten, in the order of each."""
+
+    def descriptors(self) -> Sequence[int]:
+        """File descriptors of which one becomes readable when `receive` or `ended` may have something new."""
+
+    def ended(self) -> Sequence[tuple[Seat, str]]:
+        """Workers that have ended by themselves, and how; the driver forgets them."""
+
+    def kill(self, seat: Seat) -> None:
+        """Ends a worker at once."""
+
+    def wait(self, seat: Seat, seconds: float) -> bool:
+        """Whether it ends by itself within so many seconds. Waits."""
+
+    def forget(self, seat: Seat) -> None:
+        """The worker is over; nothing more is taken from it."""
+
+    def memory(self, seat: Seat) -> int:
+        """Bytes of resident memory; 0 where that is unknown."""
+
+    def close(self) -> None:
+        """After the last worker was forgotten: closes what `open` made, which may be called again."""
+
+
+class LocalLink:
+    """Forks of the nursery, and a ZeroMQ socket in a folder that only this user may enter."""
+
+    def __init__(self) -> None:
+        self._children: dict[Seat, Child] = {}
+        self._seats: dict[bytes, Seat] = {}
+        self._descriptors: list[int] = []
+
+    def open(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="parl_like-")  # 0700
+        self._address = f"ipc://{self._folder}/robot"
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in ((zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._socket.setsockopt(option, value)
+        self._socket.bind(self._address)
+        self._descriptors = [int(self._socket.getsockopt(zmq.FD))]
+
+    def begin(self, seat: Seat, recipe: Recipe) -> None:
+        try:
+            packed = cloudpickle.dumps(recipe)
+        except Exception as error:
+            raise TypeError(f"Robot: the environment, agent or helpers cannot be sent to a worker process: {type(error).__name__}: {error}; make them in "
+                            "functions or classes that hold no open files, locks or sockets") from error
+        payload = cloudpickle.dumps((sys.path, self._address, packed))
+        with shielded():  # a worker that nobody knew of would never be ended
+            child = self._children[seat] = NURSERY.start(payload, self._folder)
+            self._seats[recipe.identity] = seat
+            self._descriptors.append(child.pidfd)
+
+    def has_begun(self, seat: Seat) -> bool:
+        return seat in self._children
+
+    def send(self, seat: Seat, frames: list[Any]) -> None:
+        try:
+            self._socket.send_multipart([seat.identity, *frames], copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:  # it has just ended; `ended` will tell
+                raise
+
+    def receive(self) -> Sequence[tuple[Seat, list[Any]]]:
+        receive, seats, out = self._socket.recv_multipart, self._seats, []
+        try:
+            while True:
+                identity, *frames = receive(zmq.NOBLOCK)
+                seat = seats.get(identity)
+                if seat is not None:  # else an earlier incarnation
+                    out.append((seat, frames))
+        except zmq.Again:
+            return out
+
+    def descriptors(self) -> Sequence[int]:
+        return self._descriptors
+
+    def ended(self) -> Sequence[tuple[Seat, str]]:
+        if not self._children:
+            return ()
+        readable = select.select(self._descriptors[1:], [], [], 0)[0]
+        if not readable:
+            return ()
+        out = []
+        for seat, child in self._children.items():
+            if child.pidfd in readable:
+                child.wait(5.0)
+                code = child.code or 0
+                out.append((seat, f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"))
+        return out
+
+    def kill(self, seat: Seat) -> None:
+        self._children[seat].kill()
+        self._children[seat].wait(5.0)
+
+    def wait(self, seat: Seat, seconds: float) -> bool:
+        return self._children[seat].wait(seconds)
+
+    def forget(self, seat: Seat) -> None:
+        child = self._children.pop(seat)
+        self._seats = {identity: other for identity, other in self._seats.items() if other is not seat}
+        self._descriptors.remove(child.pidfd)
+        child.forget()
+
+    def memory(self, seat: Seat) -> int:
+        try:
+            return int(psutil.Process(self._children[seat].pid).memory_info().rss)
+        except psutil.NoSuchProcess:  # it has just ended
+            return 0
+
+    def pid(self, seat: Seat) -> int:
+        return self._children[seat].pid
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
