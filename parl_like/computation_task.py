@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import weakref
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from parl_like.acting import ActingCopies
 from parl_like.algorithm import Algorithm, value_of
 from parl_like.batch import Batch
 from parl_like.errors import Diverged
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from parl_like.agent_helper import AgentHelper
 
 Mode = Literal["collect", "update", "test"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +78,20 @@ class ComputationTask:
             who is waiting for prediction.
         on_error: What a failure of `learn` means: 'stop' ends the run, 'fail_batch' only raises in the agents that were served.
             A failure of `predict` always raises in the agents that were served.
+        max_skips: Lessons in a row that may pass without an optimiser step, because the loss or the gradient was no finite number
+            (`learn`); the next one raises `Diverged`. 0: the first such step raises.
+        bisect: A prediction that fails for several requests is tried again in halves, so that only those agents hear of the failure
+            whose own rows fail. False: all members of the batch do.
         train: False: this task never learns (its helpers predict only).
+        serve: Where worker processes get their predictions: 'central' from the robot's process, all workers' rows in one batch, or
+            'replica' from networks of their own, which get the parameters after every `sync_every` optimiser steps (and when the agents
+            start). Training is central. Where agents are in the robot's process, they are always served by the task itself.
 
     Attributes:
         name: The robot's name for it.
         version: Optimiser steps that changed its parameters, its own and those of tasks that share some.
+        acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that learn.
+        skipped: Optimiser steps that were left out so far. skips: Lessons in a row, up to now, in which all were.
     """
 
     def __init__(
@@ -90,10 +103,23 @@ class ComputationTask:
         predict_rule: BatchRule | None = None,
         training_rule: BatchRule | None = None,
         on_error: Literal["stop", "fail_batch"] = "stop",
+        max_skips: int = 10,
+        bisect: bool = False,
         train: bool = True,
+        serve: Literal["central", "replica"] = "central",
+        sync_every: int = 1,
     ) -> None:
+        if serve not in ("central", "replica"):
+            raise ValueError(f"ComputationTask: serve is {serve!r}; expected 'central' or 'replica'")
+        if sync_every < 1:
+            raise ValueError(f"ComputationTask: sync_every is {sync_every}; expected at least 1 optimiser step")
+        if serve == "replica" and isinstance(algorithm, Algorithm):
+            raise TypeError("ComputationTask: serve='replica' needs a function that builds the algorithm, such as create_algorithm_func(...): every worker "
+                            f"builds its own; got {type(algorithm).__name__}")
         if on_error not in ("stop", "fail_batch"):
             raise ValueError(f"ComputationTask: on_error is {on_error!r}; expected 'stop' or 'fail_batch'")
+        if max_skips < 0:
+            raise ValueError(f"ComputationTask: max_skips is {max_skips}; expected at least 0 (0: the first loss that is no number raises)")
         if helper is not None and not callable(helper):
             raise TypeError(f"ComputationTask: helper is {helper!r}; expected a function that makes one: helper=lambda: {type(helper).__name__}(...)")
         self.name = "task"
@@ -106,11 +132,15 @@ class ComputationTask:
             raise ValueError("ComputationTask: device is 'meta', which holds no numbers; expected 'cpu', 'cuda' or 'cuda:<number>'")
         self.predict_rule, self.training_rule = predict_rule, training_rule
         self.on_error = on_error
+        self.max_skips, self.bisect = max_skips, bisect
         self.train = train
+        self.serve, self.sync_every = serve, sync_every
+        self.acting: ActingCopies | None = None  # what predictions use while learning runs beside them
         self.lock: Any = threading.RLock()
         self.version = 0
         self.learns = 0
         self.rows_learned = 0
+        self.skipped = self.skips = 0
         self.output_shapes: dict[str, tuple[int, ...]] = {}  # of one row of each output of predict
         self._source = algorithm
         self._algorithm: Algorithm | None = None
@@ -179,6 +209,8 @@ class ComputationTask:
             elif owner not in owners:
                 owners.append(owner)
         self._parameters = list(self.algorithm.parameters())
+        buffers = [buffer for network in self.algorithm.networks().values() for buffer in network.buffers()]
+        self._buffers = [buffer for buffer in buffers if not torch.nn.parameter.is_lazy(buffer)]
         self.optimizer = self.algorithm.optimizer(mine) if mine else None
         self._optimizers = [t.optimizer for t in (self, *owners) if t.optimizer is not None]
         if owners:
@@ -224,13 +256,28 @@ class ComputationTask:
         Returns:
             Flat output name → [N, ...] NumPy array; never a tensor, so no gradient leaves the task.
         """
-        algorithm = self.algorithm
+        if self.acting is not None:
+            return self.act(inputs, mode)[0]
+        with self.lock:
+            return self._forward(self.algorithm, inputs, mode)
+
+    def act(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> tuple[dict[str, Array], int]:
+        """`predict`, and the version of the parameters that it used: of the acting copies, where there are some."""
+        if self.acting is None:
+            with self.lock:  # no optimiser step between the version and the forward pass
+                version = self.version
+                return self.predict(inputs, mode), version
+        copy = self.acting.front
+        with copy.lock:
+            return self._forward(copy.algorithm, inputs, mode), copy.version
+
+    def _forward(self, algorithm: Algorithm, inputs: Mapping[str, Array], mode: Mode) -> dict[str, Array]:
         cpu = self.device.type == "cpu"
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()} if cpu else send(inputs, self.device)
-        with self.lock, torch.inference_mode():
+        with torch.inference_mode():
             before, algorithm.mode = algorithm.mode, mode
             try:
-                if self._has_modes:
+                if self._has_modes and algorithm is self._algorithm:  # acting copies never learn
                     self._switch(False)
                 out = self._flat(algorithm.predict(Batch.nest(tensors)))
             finally:
@@ -244,6 +291,18 @@ class ComputationTask:
         self.check_output(arrays, len(next(iter(inputs.values()))))
         return arrays
 
+    def publish(self) -> None:
+        """Gives the parameters as they are now to the acting copies, which are made where there are none."""
+        if self.acting is None:
+            self.acting = ActingCopies(self.algorithm.clone(), self.version)
+            return
+        with self.lock:
+            self.acting.publish(self.networks_state(), self.version, self.algorithm.updates)
+
+    def networks_state(self) -> dict[str, dict[str, Any]]:
+        """The state dicts of all networks, not copied."""
+        return {name: network.state_dict() for name, network in self.algorithm.networks().items()}
+
     # ------------------------------------------------------------------------------------------------------------ learning
 
     def _updating(self) -> _Updating:
@@ -256,11 +315,18 @@ class ComputationTask:
     def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.
 
+        A step whose loss or gradient is no finite number is left out: parameters, optimiser, and what the forward pass had put into the
+        networks' own statistics are as before it, bit for bit. It is counted (`skipped`) and logged, and the lesson goes on.
+
         Args:
             rows: Flat field name → [N, ...] array.
 
         Returns:
-            Means of the scalars that `learn` returned, as floats; and arrays with N rows as they are.
+            Means of the scalars that `learn` returned, as floats; and arrays with N rows as they are. Of the steps that were taken; where
+            none was, of the last one that was left out, with 0 for what is no number in its arrays (such as priorities of rows).
+
+        Raises:
+            Diverged: no step could be taken, as in the `max_skips` lessons before.
         """
         algorithm = self.algorithm
         n = len(next(iter(rows.values())))
@@ -268,17 +334,33 @@ class ComputationTask:
         with self._updating(), torch.no_grad():
             batch = algorithm.process(batch)
         results: dict[str, list[Any]] = {}
+        fault: Diverged | None = None
+        left_out: Mapping[str, Any] = {}
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
             with self._updating():
+                before = [buffer.clone() for buffer in self._buffers]
                 out = algorithm.learn(minibatch)
-                loss = self.step(self._loss(out))
+                try:
+                    loss = self.step(self._loss(out))
+                except Diverged as error:
+                    self._skip(error, before)
+                    fault, left_out = error, out
+                    continue
             for name, value in out.items():
                 if name == "loss":
                     value = loss
                 elif isinstance(value, torch.Tensor):
                     value = value.detach()
                 results.setdefault(name, []).append(value)
+        if results:
+            self.skips = 0
+        elif fault is not None:
+            self.skips += 1
+            if self.skips > self.max_skips:
+                raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
+            values = {name: _to_numpy(value) for name, value in left_out.items()}
+            results = {name: [np.nan_to_num(value, posinf=0.0, neginf=0.0) if value.ndim else value] for name, value in values.items()}
         with self._updating(), torch.no_grad():
             algorithm.post_process(batch)
         self.learns += 1
@@ -296,7 +378,7 @@ class ComputationTask:
         """Backward pass and one optimiser step; the caller holds the lock. Returns the loss.
 
         Raises:
-            Diverged: the loss, or with `max_grad_norm` the norm of the gradient, is not a finite number. The parameters are untouched.
+            Diverged: the loss or the norm of the gradient is not a finite number. The parameters are untouched.
         """
         value = float(loss.detach())
         self._check_finite("loss", value)
@@ -305,8 +387,8 @@ class ComputationTask:
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if algorithm.max_grad_norm is not None:
-            self._check_finite("norm of the gradient", clip_gradients(self._parameters, algorithm.max_grad_norm))
+        # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
+        self._check_finite("norm of the gradient", clip_gradients(self._parameters, algorithm.max_grad_norm))
         if self.optimizer is not None and callable(algorithm.lr):
             for group in self.optimizer.param_groups:
                 group["lr"] = value_of(algorithm.lr, algorithm.updates)
@@ -316,6 +398,17 @@ class ComputationTask:
         algorithm.updates += 1
         self._new_version()
         return value
+
+    def _skip(self, fault: Diverged, buffers: list[torch.Tensor]) -> None:
+        """Leaves one step out; raises `fault` where the task does not put up with that."""
+        with torch.no_grad():
+            for buffer, value in zip(self._buffers, buffers, strict=True):
+                buffer.copy_(value)
+        if not self.max_skips:
+            raise fault
+        self.skipped += 1
+        if not self.skipped & (self.skipped - 1):  # 1, 2, 4, 8 …: a task that goes on like that shall not fill the disk
+            log.warning("%s (left out; steps left out so far: %d)", fault, self.skipped)
 
     def _new_version(self) -> None:
         self.version += 1
@@ -349,7 +442,8 @@ class ComputationTask:
             return {
                 "networks": {name: _clones(network.state_dict()) for name, network in algorithm.networks().items()},
                 "optimizer": _plain_optimizer_state(self.optimizer),
-                "counters": {"updates": algorithm.updates, "version": self.version, "learns": self.learns, "rows": self.rows_learned},
+                "counters": {"updates": algorithm.updates, "version": self.version, "learns": self.learns, "rows": self.rows_learned,
+                             "skipped": self.skipped, "skips": self.skips},
                 "rng": rng_state(algorithm.rng),
                 "torch_rng": torch_rng_state(algorithm.torch_rng),
             }
@@ -366,6 +460,7 @@ class ComputationTask:
             counters = state["counters"]
             algorithm.updates, self.version = counters["updates"], counters["version"]
             self.learns, self.rows_learned = counters["learns"], counters["rows"]
+            self.skipped, self.skips = counters.get("skipped", 0), counters.get("skips", 0)  # a checkpoint of before has none
             set_rng_state(algorithm.rng, state["rng"])
             set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
 
@@ -455,11 +550,13 @@ def _has_modes(kind: type[torch.nn.Module]) -> bool:
     return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ()) for name, value in methods)
 
 
-def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> float:
-    """Scales all gradients by min(1, max_norm / norm), norm over all of them; returns the norm before."""
+def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None) -> float:
+    """Scales all gradients by min(1, max_norm / norm), norm over all of them; None: not at all. Returns the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return 0.0
     norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
-    if not norm <= max_norm:  # also where it is no number
+    if max_norm is not None and not norm <= max_norm:  # also where it is no number
         torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
     return norm
 

@@ -126,22 +126,26 @@ class RequestQueue:
         Whatever the task raises becomes the tickets' error. An interruption that is no `Exception` (Ctrl-C) is raised here, and
         the batch is put back.
         """
+        batch = self.take()
+        return [] if batch is None else self.work(batch)
+
+    def take(self) -> _Batch | None:
+        """The oldest batch, which no longer waits; None where none does."""
         with self.lock:
             if not self.batches:
-                return []
+                return None
             batch = self.batches.popleft()
             self.rows -= batch.rows
+            return batch
+
+    def work(self, batch: _Batch) -> list[Ticket]:
+        """`serve`, for a batch that was taken."""
         begin = perf_counter()
         tickets = batch.tickets
         try:
             self._run(batch)
         except Exception as error:  # noqa: BLE001  a task may raise anything, and its agents must hear of it
-            self.counters.errors += 1
-            message = self._failure(error, tickets)
-            for ticket in tickets:
-                failed = TaskFailed(message)
-                failed.__cause__ = error
-                ticket.error = failed
+            self._fail(error, tickets)
         except BaseException:
             with self.lock:
                 self.batches.appendleft(batch)
@@ -160,11 +164,17 @@ class RequestQueue:
         self._recycle(batch)
         return tickets
 
-    def _failure(self, error: Exception, tickets: list[Ticket]) -> str:
+    def _fail(self, error: Exception, tickets: list[Ticket]) -> None:
+        """Answers these requests with what the task raised, named and with its traceback."""
+        self.counters.errors += 1
         names = [str(ticket.agent) for ticket in tickets[:4]] + (["…"] if len(tickets) > 4 else [])
         text = "".join(traceback.format_exception(error)).rstrip()
-        return (f"task {self.task.name!r}: {self.kind} failed for a batch of {len(tickets)} requests ({', '.join(names)}): "
-                f"{type(error).__name__}: {error}\n{text}")
+        message = (f"task {self.task.name!r}: {self.kind} failed for a batch of {len(tickets)} requests ({', '.join(names)}): "
+                   f"{type(error).__name__}: {error}\n{text}")
+        for ticket in tickets:
+            failed = TaskFailed(message)
+            failed.__cause__ = error
+            ticket.error = failed
 
     def _run(self, batch: _Batch) -> None:
         raise TypeError("use PredictionQueue or TrainingQueue")
@@ -254,18 +264,46 @@ class PredictionQueue(RequestQueue):
         self._capacity = max(self._capacity, capacity)
 
     def _run(self, batch: _Batch) -> None:
-        n = batch.rows
+        n, tickets = batch.rows, batch.tickets
         inputs = {name: column[:n] for name, column in batch.block.arrays.items()}
         noise = inputs.pop("noise", None)
-        task = self.task
-        with task.lock:  # no optimiser step between the version and the forward pass
-            version = task.version
-            out = task.predict(inputs, self.mode)
+        try:
+            self._ask(tickets, inputs, noise)
+        except Exception as error:  # noqa: BLE001  whatever the task raised
+            if not self.task.bisect or len(tickets) == 1:
+                raise
+            starts = [ticket.start for ticket in tickets]
+            try:
+                self._ask_in_halves(error, tickets, inputs, noise)
+            except BaseException:
+                for ticket, start in zip(tickets, starts, strict=True):  # Ctrl-C: the batch is put back as it was
+                    ticket.start, ticket.error = start, None
+                raise
+
+    def _ask_in_halves(self, error: Exception, tickets: list[Ticket], inputs: Mapping[str, Array], noise: Array | None) -> None:
+        """After `error` for these requests together: answers each with others that do not fail, or fails it alone."""
+        if len(tickets) == 1:
+            self._fail(error, tickets)
+            return
+        middle = len(tickets) // 2
+        row = tickets[middle].start
+        for half, rows in ((tickets[:middle], slice(row)), (tickets[middle:], slice(row, None))):
+            part = {name: column[rows] for name, column in inputs.items()}, None if noise is None else noise[rows]
+            for ticket in half:
+                ticket.start -= rows.start or 0
+            try:
+                self._ask(half, *part)
+            except Exception as again:  # noqa: BLE001  as above
+                self._ask_in_halves(again, half, *part)
+
+    def _ask(self, tickets: list[Ticket], inputs: Mapping[str, Array], noise: Array | None) -> None:
+        """One forward pass, and its answers to the requests whose rows these are."""
+        out, version = self.task.act(inputs, self.mode)
         if self.explorer is not None:
             for name, value in self.explorer.act(out, noise).items():
                 # The columns are reused for the next batch, so an explorer's action must not live in them.
                 out[name] = value.copy() if noise is not None and np.may_share_memory(value, noise) else value
-        self.answer(batch.tickets, out, version)
+        self.answer(tickets, out, version)
 
     def answer(self, tickets: list[Ticket], out: Mapping[str, Array], version: int) -> None:
         """Gives the members of one batch its outputs."""
@@ -424,8 +462,8 @@ class ComputationWrapper:
         self.trainings.last_result = state["last_result"]
 
     def summary(self) -> dict[str, float]:
-        """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …"""
+        """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …; 'learn/skipped': the task's `skipped`."""
         out: dict[str, float] = {}
         for queue in (self.predictions, self.trainings):
             out |= {f"{queue.kind}/{name}": value for name, value in queue.counters.summary(queue.rows).items()}
-        return out
+        return {**out, "learn/skipped": self.task.skipped}

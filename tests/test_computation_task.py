@@ -273,7 +273,7 @@ def test_the_learning_rate_follows_its_schedule():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_loss_that_is_no_number_changes_nothing(value):
-    task = task_of()
+    task = task_of(task_options={"max_skips": 0})
     task.learn({"obs": ROWS})
     before = task.algorithm.model.weights_hash()
     with pytest.raises(FloatingPointError, match="task 'task': loss is (nan|-?inf) at optimiser step 1; the weights are unchanged"):
@@ -283,7 +283,7 @@ def test_a_loss_that_is_no_number_changes_nothing(value):
 
 def test_a_gradient_that_is_no_number_changes_nothing():
     """√(a₀ + …) at 0 has a finite value and an infinite slope."""
-    task = task_of(max_grad_norm=1.0)
+    task = task_of(max_grad_norm=1.0, task_options={"max_skips": 0})
     task.algorithm.learn = lambda batch: {"loss": (task.algorithm.model.a * 0).abs().sqrt().sum()}
     before = task.algorithm.model.weights_hash()
     with pytest.raises(Diverged, match="task 'task': norm of the gradient is nan at optimiser step 0; the weights are unchanged"):

@@ -50,6 +50,7 @@ class CooperativeDriver:
         self._schooled = False  # whether helpers say when to learn; else any agent may come to train
         self._hub = getcurrent()
         self.stopping = False
+        self.lessons: dict[RequestQueue, Any] = {}  # queues whose task learns at this moment, where learning runs beside the agents
 
     # ------------------------------------------------------------------------------------------- the agents' side (Link)
 
@@ -137,7 +138,9 @@ class CooperativeDriver:
                 return
 
     def _serve(self, queue: RequestQueue) -> None:
-        tickets = queue.serve()
+        self._answer(queue, queue.serve())
+
+    def _answer(self, queue: RequestQueue, tickets: list[Ticket]) -> None:
         self._wake(tickets)
         if queue.kind == "learn" and tickets and tickets[0].error is not None and queue.task.on_error == "stop":
             self._on_error(tickets[0].agent, tickets[0].error)
@@ -185,7 +188,7 @@ class CooperativeDriver:
             if wrapper.predictions.rows:
                 open_queues.append(wrapper.predictions)
             due = wrapper.trainings
-            if due.rows:
+            if due.rows and due not in self.lessons:
                 training = True
                 enough = due.rule.min_rows or (float("inf") if self.sync else 1)
                 # Also when no learning agent is left who could still come; in sync mode that is the round's business.

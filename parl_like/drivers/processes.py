@@ -18,11 +18,14 @@ import select
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from parl_like.communicator import Ticket
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
@@ -135,6 +138,7 @@ class Seat:
         self.taken = False  # a worker has been begun and has not ended
         self.up = False  # has said hello and not ended
         self.running = False  # its agents have been started
+        self.paused = False  # its agents could go on without the robot, which has a say first
         self.sent = self.seen = 0  # messages to it, and how many of them it had taken in at its last turn
         self.inbox: deque[Message] = deque()
         self.heard = 0.0  # when it last said something, or began to owe it
@@ -176,6 +180,12 @@ class ProcessesDriver(CooperativeDriver):
         self._calling = False  # a hook or a stop condition is being called
         self.collecting = False
         self._checked = 0.0
+        self._teachers: ThreadPoolExecutor | None = None  # of asynchronous lessons
+        self._bell = -1  # an eventfd: a lesson has ended
+        self._uncopied: set[str] = set()
+        self._round: list[Ticket] | None = None  # lessons of the round that is being given
+        self._say = False  # the robot has a say before paused workers go on
+        self._published: dict[str, int] = {}  # versions of the parameters that replicas have
 
     # ----------------------------------------------------------------------------------------------------------- making workers
 
@@ -230,7 +240,7 @@ class ProcessesDriver(CooperativeDriver):
     def _begin(self, worker: Seat) -> None:
         assert self._recipes is not None
         worker.incarnation += 1
-        worker.up = worker.running = False
+        worker.up = worker.running = worker.paused = False
         worker.sent = worker.seen = 0
         worker.inbox.clear()
         worker.states.clear()
@@ -265,7 +275,8 @@ class ProcessesDriver(CooperativeDriver):
             return
         if worker.sent == worker.seen:
             worker.heard = monotonic()  # from now on it owes a sign of life
-        worker.sent += 1
+        worker.sent += kind is not Kind.STATE  # parameters call for no answer
+        worker.paused = False
         worker.link.send(worker, join(pack(kind, **parts)))
 
     def _order(self, order: str, workers: Sequence[Seat] | None = None, arrays: Mapping[str, Array] | None = None, **notes: Any) -> None:
@@ -283,8 +294,13 @@ class ProcessesDriver(CooperativeDriver):
         """Takes in everything that is there; where that is nothing, waits for a message or the end of a worker."""
         if not self._drain() and seconds > 0:
             # Some descriptors (of ZeroMQ) tell of changes only, so `_drain` came first.
-            select.select([fd for link in self.links for fd in link.descriptors()], [], [], min(seconds, 0.5))
+            descriptors = [fd for link in self.links for fd in link.descriptors()]
+            if self.lessons:
+                descriptors.append(self._bell)
+            select.select(descriptors, [], [], min(seconds, 0.5))
             self._drain()
+        if self.lessons:
+            self._end_lessons()
         if monotonic() - self._checked > 0.05:
             self._checked = monotonic()
             self._supervise()
@@ -317,6 +333,7 @@ class ProcessesDriver(CooperativeDriver):
             worker.inbox.append(message)
             if "turn" in message.notes:
                 worker.seen = int(message.notes["turn"])  # type: ignore[arg-type]
+                worker.paused = "paused" in message.notes
 
     def _count(self, worker: Seat, steps: int, time_steps: int) -> None:
         crew = self.crew
@@ -441,8 +458,75 @@ class ProcessesDriver(CooperativeDriver):
 
     def _forget(self, worker: Seat) -> None:
         worker.link.forget(worker)
-        worker.taken = worker.up = worker.running = False
+        worker.taken = worker.up = worker.running = worker.paused = False
         worker.inbox.clear()
+
+    # ------------------------------------------------------------------------------------------------ lessons and parameters
+
+    def _serve(self, queue: Any) -> None:
+        """In async mode learning runs in a thread: agents that wait for predictions get them meanwhile, from copies of the networks."""
+        if self.sync or queue.kind == "predict":
+            super()._serve(queue)
+            return
+        while queue in self.lessons:
+            self._pump()
+        batch = queue.take()
+        if batch is not None:
+            if self._teachers is None:
+                self._teachers = ThreadPoolExecutor(len(self.wrappers), "learn", torch.get_num_threads)  # asking limits a thread's own threads
+                self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.lessons[queue] = self._teachers.submit(self._teach, queue, batch)
+
+    def _make_acting_copies(self) -> None:
+        for wrapper in self.wrappers:
+            task = wrapper.task
+            if task.train and task.serve == "central" and task.acting is None and task.name not in self._uncopied:
+                try:
+                    task.publish()
+                except Exception as error:  # noqa: BLE001  the user's algorithm may hold anything
+                    self._uncopied.add(task.name)
+                    _log.warning("task %r: its algorithm cannot be copied (%s: %s), so predictions wait for optimiser steps", task.name,
+                                 type(error).__name__, error)
+
+    def _teach(self, queue: Any, batch: Any) -> tuple[list[Ticket], list[Any]]:
+        try:
+            tickets = queue.work(batch)
+            due = self._due()
+            for wrapper in self.wrappers:
+                task = wrapper.task
+                if task.acting is not None and task.acting.version != task.version:
+                    task.publish()
+            return tickets, due
+        finally:
+            os.eventfd_write(self._bell, 1)
+
+    def _end_lessons(self) -> None:
+        """Tells the agents whose lessons have ended."""
+        for queue, lesson in list(self.lessons.items()):
+            if lesson.done():
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+                del self.lessons[queue]
+                tickets, due = lesson.result()
+                self._publish(due)
+                self._answer(queue, tickets)
+
+    def _due(self, always: bool = False) -> list[tuple[Any, dict[str, Any], dict[str, Array]]]:
+        """Tasks whose replicas are `sync_every` optimiser steps behind, and their parameters."""
+        out = []
+        for wrapper in self.wrappers:
+            task = wrapper.task
+            if task.serve == "replica" and (always or task.version - self._published.get(task.name, 0) >= task.sync_every):
+                with task.lock:
+                    self._published[task.name] = task.version
+                    notes = {"version": task.version, "updates": task.algorithm.updates}
+                    out.append((task, notes, pack_state(task.networks_state())))
+        return out
+
+    def _publish(self, due: Sequence[tuple[Any, dict[str, Any], dict[str, Array]]], workers: Sequence[Seat] | None = None) -> None:
+        for task, notes, arrays in due:
+            for worker in self.workers if workers is None else workers:
+                self._send(worker, Kind.STATE, task=task.name, notes=notes, arrays=arrays)
 
     # ------------------------------------------------------------------------------------------------------- the robot's side
 
@@ -465,9 +549,12 @@ class ProcessesDriver(CooperativeDriver):
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""
         self._hello = self._halting
+        if not self.sync and not self.lessons:
+            self._make_acting_copies()
         for worker in self.workers:
             if worker.up and not worker.running and not self._halting:
                 worker.running = True
+                self._publish(self._due(always=True), [worker])
                 self.agents += [agent for agent in worker.agents if agent not in self.agents]
                 self._with_quotas("start", worker, worker.agents)
 
@@ -478,14 +565,35 @@ class ProcessesDriver(CooperativeDriver):
                 self.parked = [agent for agent in self.parked if agent not in mine]
                 self._with_quotas("resume", worker, mine)
 
+    def iterate(self, slices: int = 64) -> bool:
+        """See `CooperativeDriver.iterate`; agents with replicas let the robot have a say from time to time, too."""
+        return super().iterate(slices) or (self._say and not self.stopping)
+
     def _run_ready(self) -> None:
         """Waits until all workers wait (sync), or something has waited long enough for them (async); then it is in the queues."""
+        say, self._say = self._say, False
         while not self.stopping:
             if self._hello:
                 self._start_agents()
-            if not self.sync:
+            quiet = all(worker.quiet for worker in self.workers)
+            paused = []
+            if quiet or not self.sync:
                 self._take_in()
-            if all(worker.quiet for worker in self.workers) and (self._something_waits() or not self._coming()):
+                paused = [worker for worker in self.workers if worker.paused]
+            if self.stopping:
+                break
+            if paused:
+                if self.sync and any(wrapper.predictions.rows for wrapper in self.wrappers):
+                    break
+                if self.sync and not (say or self._halting or any(wrapper.trainings.rows for wrapper in self.wrappers)):
+                    self._say = True
+                    break
+                self._order("go", paused)
+                say = False
+                if not self.sync and not self._halting:
+                    self._say = True
+                    break
+            elif quiet and (self._something_waits() or not self._coming()):
                 break
             left = 0.5 if self.sync else self._patience()
             if left <= 0:
@@ -500,7 +608,7 @@ class ProcessesDriver(CooperativeDriver):
         """
         left = 0.5
         for wrapper in self.wrappers:
-            if wrapper.trainings.rows:
+            if wrapper.trainings.rows and wrapper.trainings not in self.lessons:
                 return 0.0
             queue = wrapper.predictions
             if queue.rows:
@@ -511,12 +619,11 @@ class ProcessesDriver(CooperativeDriver):
         return left
 
     def _something_waits(self) -> bool:
-        asked = any(message.kind is not Kind.EVENT for worker in self.workers for message in worker.inbox)
-        return asked or any(wrapper.predictions.rows or wrapper.trainings.rows for wrapper in self.wrappers)
+        return any(w.predictions.rows or (w.trainings.rows and w.trainings not in self.lessons) for w in self.wrappers)
 
     def _coming(self) -> bool:
-        """Whether a worker is being replaced, whose agents will act again."""
-        return not self._halting and any(worker.taken and not worker.running for worker in self.workers)
+        """Whether a lesson is being given, or a worker is being replaced, whose agents will act again."""
+        return bool(self.lessons) or (not self._halting and any(worker.taken and not worker.running for worker in self.workers))
 
     def _take_in(self, requests: bool = True) -> None:
         """Counts what has happened and puts requests into the queues, in the order of the workers.
@@ -536,6 +643,7 @@ class ProcessesDriver(CooperativeDriver):
                         for name, wrapper in self.crew.wrappers.items():
                             for queue in (wrapper.predictions, wrapper.trainings):
                                 queue.counters.late += int(message.notes.get(f"late.{queue.kind}.{name}", 0))  # type: ignore[arg-type]
+                    self._count_served(message.notes)
                     if "stop" in message.notes:
                         self.crew.request_stop()
                 if message.kind is Kind.EVENT or not requests:
@@ -565,22 +673,47 @@ class ProcessesDriver(CooperativeDriver):
                     ticket.error = error
                     self._wake([ticket])
 
+    def _count_served(self, notes: Mapping[str, Any]) -> None:
+        """What replicas have answered."""
+        for name, wrapper in self.crew.wrappers.items():
+            for what in ("requests", "rows", "batches"):
+                n = notes.get(f"served.{what}.{name}", 0)
+                if n:
+                    counters = wrapper.predictions.counters
+                    setattr(counters, what, getattr(counters, what) + n)
+
+    def _train_round(self) -> bool:
+        """As elsewhere, but the agents hear at its end: those with replicas would go on at once, some before and some after the next lesson."""
+        if not self.sync:
+            return super()._train_round()
+        self._round = []
+        try:
+            return super()._train_round()
+        finally:
+            tickets, self._round = self._round, None
+            self._wake(tickets)
+
     def _wake(self, tickets: list[Ticket]) -> None:
+        if self._round is not None:
+            self._round += tickets
+            return
+        if self.sync and tickets and tickets[0].queue.kind == "learn":
+            self._publish(self._due())  # before the replies, after which the agents act
+        tickets = [t for t in tickets if not t.abandoned and t.waiter[0] == t.agent.incarnation]
+        last = {ticket.agent: ticket for ticket in tickets}
         for ticket in tickets:
-            worker = ticket.agent
-            incarnation, request = ticket.waiter
-            if ticket.abandoned or incarnation != worker.incarnation:
-                continue
+            worker, request = ticket.agent, ticket.waiter[1]
+            more = {} if last[worker] is ticket else {"more": True}  # the agents of a worker go on together
             if ticket.error is not None:
-                self._send(worker, Kind.FAILED, request=request, notes={"type": type(ticket.error).__name__}, arrays={"text": _as_text(ticket.error)})
+                self._send(worker, Kind.FAILED, request=request, notes={"type": type(ticket.error).__name__, **more}, arrays={"text": _as_text(ticket.error)})
                 continue
             rows = slice(ticket.start, ticket.start + ticket.rows)
             arrays = {}
             for name, value in ticket.out.items():
                 array = np.asarray(value)
                 arrays[name] = array[rows] if array.ndim else array
-            task = ticket.queue.task
-            self._send(worker, Kind.REPLY, request=request, rows=ticket.rows, arrays=arrays, notes={"version": ticket.version, "learns": task.learns})
+            notes = {"version": ticket.version, "learns": ticket.queue.task.learns, **more}
+            self._send(worker, Kind.REPLY, request=request, rows=ticket.rows, arrays=arrays, notes=notes)
 
     def _learner_acts(self) -> bool:
         return any(t.state for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
@@ -594,6 +727,10 @@ class ProcessesDriver(CooperativeDriver):
                 for queue in (wrapper.predictions, wrapper.trainings):
                     queue.fail_all("the robot stopped")
             self._order("stop")
+            while self.lessons:  # as everywhere, a lesson that has begun is finished
+                self._pump()
+            for wrapper in self.wrappers:
+                wrapper.task.acting = None  # nothing learns beside predictions now
             self._until_quiet(STOP_PATIENCE)
             self._take_in(requests=False)
             for worker in self.workers:
@@ -608,6 +745,7 @@ class ProcessesDriver(CooperativeDriver):
             self._finish()
         finally:
             self._halting, self._hello = False, True
+        self._publish(self._due(always=True))  # as in a robot that is made anew and loads this moment
         self._order("settle")
         self._until_quiet(60.0)
         self._take_in(requests=False)
@@ -680,6 +818,10 @@ class ProcessesDriver(CooperativeDriver):
                     _log.warning("%s did not close its environments within 5 s; it is ended", worker)
                     worker.link.kill(worker)
                 self._forget(worker)
+        if self._teachers is not None:
+            self._teachers.shutdown()
+            self._teachers = None
+            os.close(self._bell)
         for link in self.links:
             link.close()
         self._owner = 0

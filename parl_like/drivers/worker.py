@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ import cloudpickle
 import numpy as np
 import zmq
 
+from parl_like.acting import ActingCopies
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
@@ -39,6 +41,15 @@ ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (AgentFailed, Dropp
 
 PLAIN = (bool, int, float, str, type(None))
 STATE_LIMIT = 1 << 40
+
+ROUNDS = 16
+"""Predictions of replicas after which a worker lets the robot have a say. A number, not a time, so that two runs are the same."""
+
+SIGN_OF_LIFE = 1.0
+"""Seconds after which a worker that goes on by itself says that it is there."""
+
+LARGE = 1 << 20
+"""Bytes of parameters above which asynchronous agents do not wait for their copying."""
 
 BACK_OFF, PERIOD = 0.1, 60.0
 """Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are forgotten."""
@@ -85,6 +96,19 @@ class TaskCard:
         self.output_shapes = dict(task.output_shapes)
         self.version, self.learns = task.version, task.learns
         self.algorithm = AlgorithmCard(task.algorithm)
+        self.serve = task.serve
+        self.source = task._source if task.serve == "replica" else None
+
+    def make(self, seed: np.random.SeedSequence) -> Any:
+        """What the worker's wrappers serve or send for: this card; of a replica a task with networks of its own, which get their parameters later."""
+        if self.source is None:
+            return self
+        task = ComputationTask(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule, on_error=self.on_error,
+                               train=self.train, serve="replica")
+        task.name, task.learns = self.name, self.learns
+        task.build(seed)
+        task.acting = ActingCopies(task.algorithm, self.version)
+        return task
 
 
 @dataclass
@@ -118,7 +142,7 @@ class Recipe:
 
 
 class RemoteDriver(CooperativeDriver):
-    """Agents as greenlets, whose batches are served elsewhere.
+    """Agents as greenlets, whose batches are served elsewhere; predictions of replicas here.
 
     Args:
         failed: See `CooperativeDriver`.
@@ -155,13 +179,17 @@ class RemoteDriver(CooperativeDriver):
         out = []
         for wrapper in self.wrappers:
             for queue in (wrapper.predictions, wrapper.trainings):
-                while queue.batches:
-                    batch = queue.batches.popleft()
-                    queue.rows -= batch.rows
+                if queue.kind == "predict" and wrapper.task.serve == "replica":
+                    continue
+                while (batch := queue.take()) is not None:
                     self._requests += 1
                     self.sent[self._requests] = queue, batch
                     out.append((self._requests, queue, batch))
         return out
+
+    def waiting_here(self) -> list[Any]:
+        """Queues of replicas with requests."""
+        return [w.predictions for w in self.wrappers if w.task.serve == "replica" and w.predictions.rows]
 
     def answer(self, message: Message) -> None:
         """Takes over a reply. One that nobody waits for, of before a stop, is dropped."""
@@ -229,7 +257,8 @@ class WorkerCrew(Crew):
         self.wants_stop = False
         self.restarts: defaultdict[int, deque[float]] = defaultdict(deque)
         self.counted: list[tuple[Any, int]] = []  # return and length of episodes since the last turn
-        super().__init__(recipe.tasks, recipe.env, recipe.agent, len(recipe.seats), seed, "processes", recipe.sync, recipe.mode, recipe.label)  # type: ignore[arg-type]
+        cards = [(card.name, card, child) for card, child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)]
+        super().__init__({name: card.make(child) for name, card, child in cards}, recipe.env, recipe.agent, len(recipe.seats), seed, "processes", recipe.sync, recipe.mode, recipe.label)
 
     def _make_driver(self) -> Any:
         return RemoteDriver(self._agent_failed, self._again)
@@ -296,12 +325,19 @@ class Worker:
         self.steps = self.time_steps = 0  # reported so far
         self.told: Any = (0, 0)  # how many parked and living agents the robot knows of
         self.tell_steps = False
+        self.more = False  # another reply comes with the last one
+        self.turned = -1  # what had been seen at the last turn
+        self.rounds = 0  # served here since then
+        self.served: Counter[tuple[str, str]] = Counter()  # requests, rows and batches served here and not reported, by task
+        self.spoke = 0.0
+        self._copying: threading.Thread | None = None
         self.trace = TraceHash() if recipe.trace else None
         self.reporter = _Report()
         self.hooks: list[Hook] = [self.reporter] if self.trace is None else [self.reporter, self.trace]
 
     def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None, **rest: Any) -> None:
         self._send(join(pack(kind, arrays=arrays, notes=notes, **rest)))
+        self.spoke = monotonic()
 
     def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
         self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays={"text": _as_text(error), "trace": _as_trace(error)})
@@ -323,11 +359,29 @@ class Worker:
 
     # --------------------------------------------------------------------------------------------------------------- a turn
 
-    def turn(self) -> None:
-        """Runs the agents until all wait; sends what they wait for, and what has happened since the last turn. The last message says so."""
+    def turn(self) -> bool:
+        """Runs the agents until all wait; sends what they wait for, and what has happened since the last turn. The last message says so.
+
+        Returns:
+            True: some of them waited for a replica, which has answered, so there is more to do before the robot is heard; at most ROUNDS times.
+        """
         crew, driver = self.crew, self.driver
+        if self.seen == self.turned or self.more:
+            return False  # only parameters have come, or some of several replies
         driver._run_ready()
+        here, batches = driver.waiting_here(), driver.batches()
+        if here and self.rounds < ROUNDS:
+            self.rounds += 1
+            for request, queue, batch in batches:
+                self._ask(request, queue, batch, {})
+            self._serve(max(here, key=lambda queue: queue.rows))
+            if monotonic() - self.spoke > SIGN_OF_LIFE:
+                self.send(Kind.EVENT)
+            return True
+        self.rounds, self.turned = 0, self.seen
         notes: dict[str, Any] = {"turn": self.seen}
+        if here:
+            notes["paused"] = True
         if crew.env_steps != self.steps:
             time_steps = sum(agent.env.time_steps for agent in crew.agents if agent.env is not None)
             notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
@@ -338,19 +392,31 @@ class Worker:
             notes["late"] = True
             notes |= {f"late.{kind}.{task}": n for (task, kind), n in driver.late.items()}
             driver.late.clear()
-        batches = driver.batches()
+        for (task, what), n in self.served.items():
+            notes[f"served.{what}.{task}"] = n
+        self.served.clear()
         news = self._news()
         if news or not batches:
             self.send(Kind.EVENT, arrays=news, notes={} if batches else notes)
-        last = len(batches) - 1
         for i, (request, queue, batch) in enumerate(batches):
-            n = batch.rows
-            rows = {name: column[:n] for name, column in batch.block.arrays.items()} if queue.kind == "predict" else queue.joined(batch)
-            said: dict[str, Any] = dict(notes) if i == last else {}
-            said["n"] = len(batch.tickets)
-            if any(ticket.agent.learns for ticket in batch.tickets):
-                said["learner"] = True
-            self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n, arrays=rows, notes=said)
+            self._ask(request, queue, batch, notes if i == len(batches) - 1 else {})
+        return False
+
+    def _ask(self, request: int, queue: Any, batch: Any, notes: Mapping[str, Any]) -> None:
+        n = batch.rows
+        rows = {name: column[:n] for name, column in batch.block.arrays.items()} if queue.kind == "predict" else queue.joined(batch)
+        said: dict[str, Any] = {**notes, "n": len(batch.tickets)}
+        if any(ticket.agent.learns for ticket in batch.tickets):
+            said["learner"] = True
+        self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n, arrays=rows, notes=said)
+
+    def _serve(self, queue: Any) -> None:
+        tickets = queue.serve()
+        name = queue.task.name
+        self.served[name, "requests"] += len(tickets)
+        self.served[name, "rows"] += sum(ticket.rows or 1 for ticket in tickets)
+        self.served[name, "batches"] += 1
+        self.driver._wake(tickets)
 
     def _news(self) -> dict[str, Array]:
         """Episodes, and what has changed of the agents."""
@@ -381,7 +447,11 @@ class Worker:
     def take(self, frames: Sequence[Any]) -> bool:
         """Obeys one message of the robot; False: the end."""
         message = unpack(split(frames), STATE_LIMIT)
+        if message.kind is Kind.STATE:
+            self._parameters(message)
+            return True
         self.seen += 1
+        self.more = "more" in message.notes
         self.told = None if message.kind is Kind.ORDER else self.told  # an order may make agents go on, and park where they had
         if message.kind in (Kind.REPLY, Kind.FAILED):
             self.driver.answer(message)
@@ -394,6 +464,27 @@ class Worker:
             return False
         getattr(self, f"_{order}")(message)
         return True
+
+    def _parameters(self, message: Message) -> None:
+        """Of a replica's networks, as they are in the robot's process."""
+        acting = self.crew.tasks[message.task].acting
+        assert acting is not None
+        version, updates = int(message.notes["version"]), int(message.notes["updates"])  # type: ignore[arg-type]
+
+        def copy() -> None:
+            acting.publish(unpack_state(message.arrays), version, updates)
+
+        if self._copying is not None:
+            self._copying.join()
+            self._copying = None
+        if self.recipe.sync or message.arrays["data"].nbytes < LARGE:
+            copy()
+        else:
+            self._copying = threading.Thread(target=copy, name="parameters")
+            self._copying.start()
+
+    def _go(self, message: Message) -> None:
+        """After a pause."""
 
     def _quotas(self, message: Message) -> list[Agent]:
         """Sets how far the agents named go, -1 for no bound, and returns them."""
@@ -465,7 +556,7 @@ class Worker:
             agent.fresh = True
         self.time_steps = sum(agent.env.time_steps for agent in self.crew.agents if agent.env is not None)
         for name, learns in state["learns"].items():
-            self.recipe.tasks[name].learns = learns
+            self.crew.tasks[name].learns = learns
         if self.trace is not None:
             self.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
         self.send(Kind.STATE, arrays=pack_state({}))
@@ -508,8 +599,8 @@ def work(payload: bytes) -> None:
     worker = Worker(recipe, partial(socket.send_multipart, copy=False))
     going = worker.begin()
     while going:
-        worker.turn()
-        going = worker.take(socket.recv_multipart())
+        if not worker.turn():
+            going = worker.take(socket.recv_multipart())
         while going and socket.poll(0):
             going = worker.take(socket.recv_multipart())
     context.destroy(linger=1000)

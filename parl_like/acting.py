@@ -1,0 +1,55 @@
+"""Acting copies: parameters that predictions use while the task's own are being learned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from parl_like.algorithm import Algorithm
+
+
+class _Copy:
+    def __init__(self, algorithm: Algorithm, version: int) -> None:
+        self.algorithm, self.version = algorithm, version
+        self.lock = threading.Lock()
+        self.tensors = _tensors({name: network.state_dict() for name, network in self.algorithm.networks().items()})
+
+
+class ActingCopies:
+    """Two copies of an algorithm: predictions use one, new parameters are written into the other, and then the two change places.
+
+    So a prediction never waits for an optimiser step or for the copying, and never sees parameters of two versions.
+
+    Args:
+        first: What predictions use until something is published. The second is its clone.
+    """
+
+    def __init__(self, first: Algorithm, version: int) -> None:
+        self.front, self._back = _Copy(first, version), _Copy(first.clone(), version)
+
+    @property
+    def version(self) -> int:
+        """Of the parameters that predictions use."""
+        return self.front.version
+
+    def publish(self, networks: Mapping[str, Mapping[str, Any]], version: int, updates: int) -> None:
+        """From now on predictions use these parameters. Called by one thread at a time.
+
+        Args:
+            networks: The state dict of every network, as `Algorithm.networks` names them.
+            updates: `Algorithm.updates` that goes with them.
+        """
+        back = self._back
+        with back.lock:  # a prediction that began two versions ago may still use it
+            sources = _tensors(networks)
+            with torch.no_grad():
+                torch._foreach_copy_(list(back.tensors.values()), [sources[key] for key in back.tensors])
+            back.version, back.algorithm.updates = version, updates
+        self.front, self._back = back, self.front
+
+
+def _tensors(networks: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], torch.Tensor]:
+    return {(name, key): value for name, state in networks.items() for key, value in state.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,257 @@
+"""Workers that predict with networks of their own (serve='replica'), and lessons that run beside predictions (mode='async')."""
+
+import sys
+import threading
+from functools import partial
+from time import sleep
+
+import numpy as np
+import pytest
+import torch
+from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task, lesson, no_nursery_stays, row  # noqa: F401 - the fixture is for this module, too
+
+from parl_like import OffPolicyHelper, OnPolicyHelper, Robot
+from parl_like.acting import ActingCopies
+from parl_like.algorithm import Algorithm
+from parl_like.computation_task import ComputationTask
+from parl_like.drivers.processes import Processes
+from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.explorer import Categorical
+from parl_like.model import Model
+from parl_like.stages import Hook, StopAfterSteps, StopWhen
+
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux"), pytest.mark.timeout(60)]
+
+TWO = Processes(workers=2)
+
+
+class Weighted(Model):
+    def __init__(self, n=3):
+        super().__init__(Drift.observation_space, Drift.action_space)
+        self.w = torch.nn.Parameter(torch.ones(3))
+        self.rest = torch.nn.Parameter(torch.zeros(n))
+
+
+class Elementwise(Algorithm):
+    """Logits are the observation times the parameters: exact in every row, whatever the batch. Every step adds 1 to `rest`."""
+
+    def __init__(self, n=3):
+        super().__init__(Weighted(n))
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    def predict(self, inputs):
+        if (inputs.obs[:, 0] == 99).any():
+            raise ArithmeticError("99 is too much")
+        return {"logits": inputs.obs * self.model.w, "rest": self.model.rest[:2].expand(len(inputs.obs), -1)}
+
+    def explorer(self):
+        return Categorical()
+
+    def learn(self, batch):
+        return {"loss": 1e-3 * (batch.obs * self.model.w).sum(-1).mul(batch.rew.float()).mean() - self.model.rest.sum()}
+
+
+def drifting(helper, driver=TWO, n_agents=5, serve="replica", n=3, mode="sync", trace=True, **options):
+    task = ComputationTask(partial(Elementwise, n), helper, serve=serve, **options)
+    return Robot(Drift, tasks={"RL": task}, n_agents=n_agents, driver=driver, mode=mode, trace=trace)
+
+
+def unrolling():
+    return OnPolicyHelper(unroll=8)
+
+
+def replaying():
+    return OffPolicyHelper(size=500, batch_size=8, learn_every=4)
+
+
+def traced(*args, **options):
+    with drifting(*args, **options) as robot:
+        robot.run(StopAfterSteps(1000))
+        return robot.trace_hash(), robot.env_steps, robot.tasks["RL"].learns
+
+
+@pytest.mark.parametrize("helper", [unrolling, replaying])
+def test_replicas_that_get_every_step_act_as_the_centre_does(helper):
+    replica = traced(helper)
+    assert replica == traced(helper) and replica[2] > 10
+    if helper is unrolling:  # agents that share a buffer take turns in another order
+        assert replica == traced(helper, serve="central") == traced(helper, driver="cooperative")
+    assert replica[0] != traced(helper, sync_every=50)[0]
+
+
+@pytest.mark.parametrize("helper", [unrolling, replaying])
+def test_a_resumed_run_with_replicas_goes_on_as_if_it_had_not_stopped(helper, tmp_path):
+    with drifting(helper, sync_every=3) as robot:
+        robot.run(StopAfterSteps(700))
+        robot.save(tmp_path / "state")
+        robot.run(StopAfterSteps(700))
+        whole = robot.trace_hash(), robot.counters()
+    with drifting(helper, sync_every=3) as robot:
+        robot.load(tmp_path / "state")
+        robot.run(StopAfterSteps(700))
+        assert (robot.trace_hash(), robot.counters()) == whole
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_agents_that_only_act_are_heard_stopped_and_counted(mode):
+    """They never need the robot, which stops them all the same; two sync runs stop at the same step."""
+    def steps():
+        with drifting(None, n_agents=4, mode=mode, trace=False) as robot:
+            robot.run(StopAfterSteps(500))
+            # Episodes restart when a run ends, and an agent that asks again has not been answered then.
+            requests = robot.metrics()["RL/predict/requests"]
+            assert robot.env_steps <= requests <= robot.env_steps + 8
+            assert robot.collect(n_episode=6).lengths == [50] * 6
+            robot.checkpoint_boundary()
+            return robot.env_steps
+
+    first = steps()
+    # 4 agents pause after every 16 predictions each, so the stop is not far.
+    assert 500 <= first - 300 and (mode == "async" or first == steps())
+
+
+@pytest.mark.parametrize("size", [3, 600_000])  # large ones are copied beside the predictions
+@pytest.mark.parametrize("serve", ["central", "replica"])
+def test_parameters_of_a_prediction_are_of_one_version_which_never_goes_back(serve, size):
+    def program(agent):
+        helper, last, open_lesson = agent.helpers["RL"], -1, None
+        while last < 20:
+            ticket = helper.comm.predict((np.zeros(3, np.float32), 0.5))
+            rest = ticket.out["rest"][ticket.start]
+            assert rest[0] == rest[1] == ticket.version and ticket.version >= last, (rest, ticket.version, last)
+            last = ticket.version
+            if open_lesson is None or helper.comm.is_served(open_lesson):
+                open_lesson = helper.comm.put_training({"obs": np.zeros((1, 3), np.float32), "rew": np.zeros(1)})
+        helper.comm.get(open_lesson)
+
+    task = ComputationTask(partial(Elementwise, size), serve=serve)
+    with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=4, driver=TWO, mode="async") as robot:
+        robot.run()
+    assert task.version >= 20 and (task.acting is None)
+
+
+def test_replicas_wait_for_sync_every_steps():
+    def program(agent):
+        helper = agent.helpers["RL"]
+        for i in range(12):
+            ticket = helper.comm.predict((np.zeros(3, np.float32), 0.5))
+            assert ticket.version == i // 4 * 4, (i, ticket.version)
+            helper.comm.learn({"obs": np.zeros((1, 3), np.float32), "rew": np.zeros(1)})
+
+    task = ComputationTask(Elementwise, Learner, serve="replica", sync_every=4)
+    with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=1, driver=Processes(workers=1)) as robot:
+        robot.run()
+    assert task.version == 12
+
+
+def test_a_replica_that_fails_fails_its_members_with_the_traceback():
+    def program(agent):
+        helper = agent.helpers["RL"]
+        with pytest.raises(TaskFailed, match=r"predict failed for a batch of 2 requests.*\n[\s\S]*ArithmeticError: 99 is too much"):
+            helper.comm.predict((np.full(3, 99, np.float32), 0.5))
+        helper.comm.predict((np.zeros(3, np.float32), 0.5))
+        if agent.index == 3:
+            raise OSError("enough")
+
+    task = ComputationTask(Elementwise, serve="replica")
+    with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=4, driver=TWO) as robot, pytest.raises(AgentFailed, match="OSError: enough"):
+        robot.run()
+
+
+def test_a_worker_with_replicas_is_replaced_and_has_the_parameters():
+    with drifting(unrolling, n_agents=4, mode="async", trace=False) as robot:
+        killed = []
+
+        class Kill(Hook):
+            def post_episode(self, agent, interrupted):
+                seat = robot._driver.workers[0]
+                if not killed and robot.tasks["RL"].version > 5:
+                    killed.append(robot.tasks["RL"].version)
+                    seat.link.kill(seat)
+
+        def later(robot):
+            return bool(killed) and robot._driver.restarts == 1 and robot.tasks["RL"].version > killed[0] + 20
+
+        robot.run(StopWhen(later), Kill())
+        assert robot._driver.workers[0].incarnation == 1
+
+
+def test_replicas_are_built_from_a_function():
+    with pytest.raises(TypeError, match=r"serve='replica' needs a function that builds the algorithm.*got Elementwise"):
+        ComputationTask(Elementwise(), serve="replica")
+    with pytest.raises(ValueError, match="serve is 'copy'; expected 'central' or 'replica'"):
+        ComputationTask(Elementwise, serve="copy")
+    with pytest.raises(ValueError, match="sync_every is 0"):
+        ComputationTask(Elementwise, serve="replica", sync_every=0)
+
+
+# ------------------------------------------------------------------------------------------------------- lessons beside predictions
+
+
+class Copied(Echo):
+    """An `Echo` that can be copied, and whose lessons wait for a number of predictions."""
+
+    served = 0
+
+    def __init__(self):
+        super().__init__()
+        del self.alone, self.before, self.during
+
+    def predict(self, inputs):
+        Copied.served += len(inputs.obs)
+        return {"echo": inputs.obs}
+
+
+def ask_while_it_learns(agent):
+    comm = agent.helpers["echo"].comm
+    ticket = comm.put_training(lesson(agent, 2)) if agent.index == 0 else None
+    for i in range(300):
+        comm.predict(row(agent, i))
+    if ticket is not None:
+        comm.get(ticket)
+
+
+def test_predictions_go_on_while_a_lesson_is_given():
+    held = []
+
+    def during(rows):
+        begin = Copied.served
+        for _ in range(3000):  # a safety net; else until 100 more requests were served
+            if Copied.served >= begin + 100:
+                break
+            sleep(0.01)
+        held.append(Copied.served - begin)
+
+    Copied.served, Copied.during = 0, staticmethod(during)
+    task = echo_task(Copied())
+    with Robot(tasks={"echo": task}, agent=partial(Programmed, ask_while_it_learns), n_agents=2, driver=TWO, mode="async") as robot:
+        robot.run()
+    assert held[0] >= 100
+
+
+def test_an_algorithm_that_cannot_be_copied_is_served_between_its_steps(caplog):
+    task = echo_task()  # holds a lock, which nobody can copy
+    with Robot(tasks={"echo": task}, agent=partial(Programmed, ask_while_it_learns), n_agents=2, driver=TWO, mode="async") as robot:
+        robot.run()
+    assert task.learns == 1 and "cannot be copied" in caplog.text
+
+
+def test_acting_copies_share_nothing_with_what_learns():
+    learner = Elementwise()
+    copies = ActingCopies(learner.clone(), 0)
+    first = copies.front
+    with torch.no_grad():
+        learner.model.w += 1
+    assert copies.front.algorithm.model.w.tolist() == [1, 1, 1] and copies.version == 0
+    copies.publish({name: network.state_dict() for name, network in learner.networks().items()}, 7, 7)
+    assert copies.front is not first and copies.front.algorithm.model.w.tolist() == [2, 2, 2]
+    assert (copies.version, copies.front.algorithm.updates, first.version) == (7, 7, 0) and first.algorithm.model.w.tolist() == [1, 1, 1]
+    with first.lock:  # a prediction that takes long holds up who publishes twice, and nobody else
+        twice = threading.Thread(target=copies.publish, args=({name: n.state_dict() for name, n in learner.networks().items()}, 8, 8))
+        twice.start()
+        twice.join(0.05)
+        assert twice.is_alive() and copies.version == 7
+    twice.join(10)
+    assert copies.version == 8
