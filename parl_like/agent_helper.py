@@ -31,6 +31,10 @@ DURATION = Spec("duration", (), np.dtype(np.int64), 1)
 """For `AgentHelper(extras=…)`: the time that the action of a row took, in steps. Without it every action takes one."""
 
 
+PARAM_VERSION = Spec("param_version", (), np.dtype(np.int64))
+"""Column of rows in async mode and of worker processes: `ComputationTask.version` of the parameters that the action was predicted with."""
+
+
 class AgentHelper:
     """One agent's access to one task. This base class predicts and never learns; the schedules below say when to learn.
 
@@ -135,7 +139,10 @@ class AgentHelper:
         self._last: tuple[Any, Mapping[str, Array] | None, int] = (None, None, 0)  # action, outputs, and its row there
         self._pending: tuple[Ticket, Callable[[Mapping[str, Any]], None] | None] | None = None
         self._state = self._stored_state = self._zero_state()
-        self._has_more = bool(self._state_specs or self.store_policy or self.extras)
+        # Where the parameters that act may not be those that learn, every row says which ones acted.
+        self._versioned = not wait or agent.robot.remote
+        self._version = 0
+        self._has_more = bool(self._state_specs or self.store_policy or self._versioned or self.extras)
         if buffer is not None:
             specs = [Spec(n, s.shape, s.dtype) for n, s in raw.items()]  # without bounds: those were checked when predict asked
             specs += [_raw_spec(self.model.act_space, s) for s in self.model.act_specs.values()]
@@ -147,6 +154,8 @@ class AgentHelper:
             specs += list(self._state_specs.values())
             if self.store_policy:
                 specs.append(Spec("policy.log_prob", (), np.dtype(np.float32)))
+            if self._versioned:
+                specs.append(PARAM_VERSION)
             self.allocate(buffer, [s.owned_by(f"task {name!r}") for s in (*specs, *self.extras)])
             self._check_buffer(buffer, raw)
 
@@ -259,6 +268,7 @@ class AgentHelper:
         row = ticket.start
         if self._state_specs:
             self._state = tuple(part[row] for part in self._new_state(ticket.out))
+        self._version = ticket.version
         if ticket.acts is None:
             return Batch.nest({name: value[row] for name, value in ticket.out.items()})
         act = ticket.acts[row]
@@ -303,6 +313,7 @@ class AgentHelper:
             values += (noise,)
         tickets = self.comm.predict_rows(values, n)
         out = _joined(tickets)
+        self._version = tickets[0].version
         if self._state_specs:
             self._state = tuple(np.array(part) for part in self._new_state(out))  # copies: an episode's begin writes zeros here
         if tickets[0].acts is None:
@@ -400,8 +411,8 @@ class AgentHelper:
         self._after_store(n, ended)
 
     def _more(self, act: Any, extra: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Memory before the action, its log-probability, and the extras: the columns after `obs_next`."""
-        values = self._stored_state
+        """Memory before the action, its log-probability, the version of the parameters, and the extras: the columns after `obs_next`."""
+        values: tuple[Any, ...] = self._stored_state
         if self.store_policy:
             last, out, row = self._last
             if act is not last:
@@ -410,6 +421,8 @@ class AgentHelper:
             assert out is not None
             log_prob = out["log_prob"]
             values += (log_prob[row] if row >= 0 else log_prob,)
+        if self._versioned:
+            values += (self._version if not self._vector else np.full(len(self.lanes), self._version),)
         if extra.keys() != {s.name for s in self.extras}:
             raise ValueError(f"{self.agent}, task {self.name!r}: store got extra {sorted(extra)}; expected {[s.name for s in self.extras]}, "
                              "as the helper's `extras` say")

@@ -115,6 +115,9 @@ def _is_made(env: Any) -> bool:
 class Crew:
     """Agents with their environments and helpers, the wrappers they talk to, and the driver that runs them."""
 
+    remote = False
+    """Whether the tasks are in another process."""
+
     def __init__(
         self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int, seed: np.random.SeedSequence,
         driver: str | DriverOptions, sync: bool, mode: Mode, label: str = "agent", transforms: Mapping[str, Transforms] | None = None,

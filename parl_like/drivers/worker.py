@@ -248,6 +248,7 @@ class _Report(Hook):
 class WorkerCrew(Crew):
     """The agents of one worker, as a crew of their own."""
 
+    remote = True
     _driver: RemoteDriver
 
     def __init__(self, recipe: Recipe, worker: Worker) -> None:

@@ -255,3 +255,24 @@ def test_acting_copies_share_nothing_with_what_learns():
         assert twice.is_alive() and copies.version == 7
     twice.join(10)
     assert copies.version == 8
+
+
+# --------------------------------------------------------------------------------------------------------------- the rows' version
+
+
+def columns(state, name="param_version"):
+    """Every column of this name in a nested state."""
+    if not isinstance(state, dict):
+        return []
+    return [value for key, part in state.items() for value in ([part] if key == name else columns(part, name))]
+
+
+@pytest.mark.parametrize("driver, mode", [(TWO, "sync"), (TWO, "async"), ("cooperative", "async"), ("cooperative", "sync")])
+def test_rows_say_which_parameters_acted(driver, mode):
+    with drifting(replaying, driver, mode=mode, trace=False) as robot:
+        robot.run(StopAfterSteps(400))
+        robot.checkpoint_boundary()
+        versions = columns(robot.state_dict())
+        assert len(versions) == (0 if (driver, mode) == ("cooperative", "sync") else 2 if driver is TWO else 1)
+        for column in versions:
+            assert column.dtype == np.int64 and column.min() == 0 and 10 < column.max() <= robot.tasks["RL"].version
