@@ -127,7 +127,7 @@ class Crew:
         self._driver_options = None if isinstance(driver, str) else driver
         # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`. The
         # value of a call (next() of a counter) could be stored late, over a larger one.
-        self.env_steps = self.episodes = 0
+        self.env_steps = self.episodes = self.bad_values = 0
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self._stop: StopCondition | None = None
@@ -828,6 +828,8 @@ class Robot(Crew):
             returns = np.asarray(self.recent_returns, dtype=np.float64)
             out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()), "return/last": float(np.mean(returns[-1])),
                     "episode/length": float(np.mean(self.recent_lengths))}
+        if self.bad_values:
+            out["bad_values"] = float(self.bad_values)
         for name, wrapper in self.wrappers.items():
             out |= {f"{name}/{key}": float(value) for key, value in wrapper.trainings.last_result.items()}
             out |= {f"{name}/{key}": float(value) for key, value in wrapper.summary().items()}

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from parl_like.agent import Agent, EnvFace
+from parl_like.agent import Agent, EnvFace, watched
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.errors import AgentFailed, Stopped, TaskFailed
 from parl_like.spec import Array, leaves, nest
@@ -223,7 +223,8 @@ class VectorAgent(Agent):
         self.n_envs = n_envs
 
     def join(self, make: Callable[[], Any]) -> None:
-        env = make()
+        with watched(self, "made"):
+            env = make()
         ready = isinstance(env, VectorEnv)
         if self.action_repeat != 1 or (ready and self.max_episode_steps is not None):
             raise ValueError(f"{self}: a VectorAgent does not repeat actions, and limits episodes only in environments that it makes; "

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 STOP_PATIENCE = 3.0
 """Seconds that a stop waits for a worker that is busy in an environment; then it is ended, and replaced at the next start."""
 
+SLOW_TIMES, SLOW_SECONDS = 10.0, 0.05
+"""A worker is called slow when its turns take so many times as long as those of the others, and so many seconds."""
+
 _log = logging.getLogger("parl_like.processes")
 
 _open: weakref.WeakSet[ProcessesDriver] = weakref.WeakSet()
@@ -142,6 +145,9 @@ class Seat:
         self.sent = self.seen = 0  # messages to it, and how many of them it had taken in at its last turn
         self.inbox: deque[Message] = deque()
         self.heard = 0.0  # when it last said something, or began to owe it
+        self.owes = 0.0  # since when it has owed a turn
+        self.pace = 0.0  # seconds of a turn, a running mean
+        self.slow = False  # has been called slow
         self.states: deque[Any] = deque()
         self.deaths: deque[float] = deque()
 
@@ -244,7 +250,7 @@ class ProcessesDriver(CooperativeDriver):
         worker.sent = worker.seen = 0
         worker.inbox.clear()
         worker.states.clear()
-        worker.heard = monotonic()
+        worker.heard, worker.pace, worker.slow = monotonic(), 0.0, False
         worker.link.begin(worker, self._recipes(worker))
         worker.taken = True
 
@@ -274,7 +280,7 @@ class ProcessesDriver(CooperativeDriver):
         if not worker.up:
             return
         if worker.sent == worker.seen:
-            worker.heard = monotonic()  # from now on it owes a sign of life
+            worker.heard = worker.owes = monotonic()  # from now on it owes a sign of life
         worker.sent += kind is not Kind.STATE  # parameters call for no answer
         worker.paused = False
         worker.link.send(worker, join(pack(kind, **parts)))
@@ -334,6 +340,9 @@ class ProcessesDriver(CooperativeDriver):
             if "turn" in message.notes:
                 worker.seen = int(message.notes["turn"])  # type: ignore[arg-type]
                 worker.paused = "paused" in message.notes
+                if worker.seen:  # the first turn was asked for by nobody
+                    took = monotonic() - worker.owes
+                    worker.pace = 0.9 * worker.pace + 0.1 * took if worker.pace else took
 
     def _count(self, worker: Seat, steps: int, time_steps: int) -> None:
         crew = self.crew
@@ -424,6 +433,18 @@ class ProcessesDriver(CooperativeDriver):
                 used = worker.link.memory(worker)
                 if used > options.memory_limit:
                     self._kill(worker, f"uses {used >> 20} MiB of memory; memory_limit is {options.memory_limit >> 20} MiB")
+
+        self._call_slow([worker for worker in self.workers if worker.up])
+
+    def _call_slow(self, workers: Sequence[Seat]) -> None:
+        """Names, once, a worker whose turns take far longer than those of the others."""
+        for worker in workers:
+            others = [other.pace for other in workers if other is not worker and other.pace]
+            if not others or worker.slow or worker.seen < 10 or worker.pace < max(SLOW_TIMES * float(np.median(others)), SLOW_SECONDS):
+                continue
+            worker.slow = True
+            waits = "all others wait for it" if self.sync else "nobody waits for it"
+            _log.warning("%s is slow: a turn of its agents takes %.2g s, of the other workers %.2g s; %s", worker, worker.pace, np.median(others), waits)
 
     def _kill(self, worker: Seat, why: str) -> None:
         worker.link.kill(worker)
@@ -644,6 +665,7 @@ class ProcessesDriver(CooperativeDriver):
                             for queue in (wrapper.predictions, wrapper.trainings):
                                 queue.counters.late += int(message.notes.get(f"late.{queue.kind}.{name}", 0))  # type: ignore[arg-type]
                     self._count_served(message.notes)
+                    self.crew.bad_values += int(message.notes.get("bad", 0))  # type: ignore[arg-type]
                     if "stop" in message.notes:
                         self.crew.request_stop()
                 if message.kind is Kind.EVENT or not requests:

@@ -25,6 +25,7 @@ import zmq
 
 from parl_like.acting import ActingCopies
 from parl_like.computation_task import ComputationTask
+from parl_like.data.rows import RowBlock
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
 from parl_like.robot import Crew, make_one
@@ -96,7 +97,7 @@ class TaskCard:
         self.output_shapes = dict(task.output_shapes)
         self.version, self.learns = task.version, task.learns
         self.algorithm = AlgorithmCard(task.algorithm)
-        self.serve = task.serve
+        self.serve, self.bisect = task.serve, task.bisect
         self.source = task._source if task.serve == "replica" else None
 
     def make(self, seed: np.random.SeedSequence) -> Any:
@@ -104,7 +105,7 @@ class TaskCard:
         if self.source is None:
             return self
         task = ComputationTask(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule, on_error=self.on_error,
-                               train=self.train, serve="replica")
+                               train=self.train, serve="replica", bisect=self.bisect)
         task.name, task.learns = self.name, self.learns
         task.build(seed)
         task.acting = ActingCopies(task.algorithm, self.version)
@@ -198,6 +199,9 @@ class RemoteDriver(CooperativeDriver):
             return
         tickets: list[Ticket] = batch.tickets
         if message.kind is Kind.FAILED:
+            if queue.kind == "predict" and queue.task.bisect and len(tickets) > 1:
+                self._ask_in_halves(queue, batch)
+                return
             kind = ERRORS.get(str(message.notes["type"]), TaskFailed)
             for ticket in tickets:
                 ticket.error = kind(_text(message))
@@ -217,6 +221,21 @@ class RemoteDriver(CooperativeDriver):
             self.late[queue.task.name, queue.kind] += late
         queue._recycle(batch)
         self._wake(tickets)
+
+    def _ask_in_halves(self, queue: Any, batch: Any) -> None:
+        """Of a task that bisects: asks for the first and the second half of a batch again, so that in the end only who is to blame hears."""
+        tickets, middle = batch.tickets, len(batch.tickets) // 2
+        for half in (tickets[:middle], tickets[middle:]):
+            rows, first = sum(ticket.rows or 1 for ticket in half), half[0].start
+            part = type(batch)(RowBlock(queue.specs, rows))
+            for name, column in part.block.arrays.items():
+                column[:] = batch.block.arrays[name][first : first + rows]
+            part.tickets, part.rows = half, rows
+            for ticket in half:
+                ticket.start -= first
+            queue.batches.append(part)
+            queue.rows += rows
+        queue._recycle(batch)
 
     def halt(self, agents: Any, signal: str, patience: float | None = None) -> list[Agent]:
         if signal == "stop":
@@ -387,6 +406,8 @@ class Worker:
             time_steps = sum(agent.env.time_steps for agent in crew.agents if agent.env is not None)
             notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
             self.steps, self.time_steps = crew.env_steps, time_steps
+        if crew.bad_values:
+            notes["bad"], crew.bad_values = crew.bad_values, 0
         if crew.wants_stop:
             notes["stop"], crew.wants_stop = True, False
         if driver.late:

@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self, TextIO
 
 import numpy as np
 
+from parl_like.data.archive import ArchiveError, rng_state, set_rng_state
 from parl_like.errors import Diverged
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
@@ -106,7 +107,8 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         report: Called at the end, however it came, with `run`, `state`, `exit_reason`, and what `result.json` holds.
 
     Returns:
-        Exit code: 0 finished (solved or not), 1 failed, 3 stopped by SIGINT or SIGTERM after a clean save.
+        Exit code: 0 finished (solved or not), 1 failed, 3 stopped by SIGINT or SIGTERM after a clean save, 4 diverged a second time
+        (the first time the run goes back to its last checkpoint).
 
     Raises:
         UsageError: the run directory cannot be used, or the robot refuses the configuration.
@@ -316,10 +318,16 @@ class _Session:
     def go(self, robot: RobotLike, loaded: Loaded | None) -> int:
         """Everything between the first line on the screen and the exit code. `loaded`: the checkpoint that the robot has the state of."""
         self.robot = robot
-        with _log_to(self.run.log_file), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
+        with _log_to(self.run), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
             try:
                 self._open(loaded, cleanup)
-                self._train(signals)
+                try:
+                    self._train(signals)
+                except Exception as error:
+                    if signals.received or not _diverged(error):
+                        raise
+                    self._roll_back(error)
+                    self._train(signals)
                 if not signals.received:
                     self._finish()
                 code = self._end("stopped", signals.received) if self.result is None else self._end("finished", "")
@@ -349,8 +357,8 @@ class _Session:
     def _open(self, loaded: Loaded | None, cleanup: contextlib.ExitStack) -> None:
         config, run = self.config, self.run
         verb = "train" if loaded is None else "resume"
-        title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
-        self.say(f"{verb} {title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
+        self.title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
+        self.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
         if loaded is None:
             run.event("started", pid=os.getpid())
         else:
@@ -358,16 +366,20 @@ class _Session:
             self.saved_step = self.step()
             metrics_files.truncate(run, self.step())
             run.event("resumed", pid=os.getpid(), step=self.step())
-        step = self.step()
-        self.last_row = step
-        self.next_row = (step // config.metrics_every + 1) * config.metrics_every
         if config.tensorboard and metrics_files.tensorboard_missing():
             self.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
-        self.metrics = metrics_files.MetricsLog(run, tensorboard=config.tensorboard, start_step=step)
-        cleanup.callback(self.metrics.close)
-        self.progress = Progress(title, config.total_steps, step, config.log_every_s, self.stream)
-        cleanup.callback(self.progress.close)
+        self._write_from(self.step())
+        cleanup.callback(lambda: self.metrics.close())
+        cleanup.callback(lambda: self.progress.close())
         self.started = time.perf_counter()
+
+    def _write_from(self, step: int) -> None:
+        """Opens the metrics and the progress, from `step` on."""
+        config = self.config
+        self.last_row = step
+        self.next_row = (step // config.metrics_every + 1) * config.metrics_every
+        self.metrics = metrics_files.MetricsLog(self.run, tensorboard=config.tensorboard, start_step=step)
+        self.progress = Progress(self.title, config.total_steps, step, config.log_every_s, self.stream)
 
     def _train(self, signals: _Signals) -> None:
         """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every`, 0 included, and at the end.
@@ -401,6 +413,32 @@ class _Session:
             self._write_row(step)
         if step != self.saved_step:
             self._save(last=True)
+
+    def _roll_back(self, error: Exception) -> None:
+        """Training has diverged: puts the robot back to the last checkpoint of this process.
+
+        Its generators move on, or the same data would bring it to the same end. So the run is no longer the one of its seed, which
+        its events say.
+
+        Raises:
+            `error`: there is no such checkpoint, or it cannot be loaded.
+        """
+        reached, reason = self.step(), str(error).partition("\n")[0]
+        if self.saved_step < 0:
+            raise error
+        try:
+            loaded = self.checkpoints.load(self.checkpoints.root / f"{self.saved_step:09d}")
+        except (ArchiveError, OSError) as second:
+            error.add_note(f"the checkpoint of step {self.saved_step} cannot be loaded: {second}")
+            raise error from error.__cause__
+        self.robot.load_state_dict(_moved_on(loaded.tree))
+        step = self.step()
+        self.metrics.close()
+        self.progress.close()
+        metrics_files.truncate(self.run, step)
+        self._write_from(step)
+        self.run.event("rolled back", step=step, reached=reached, reason=reason)
+        self.say(f"diverged at env step {reached:,} ({reason}); once, training goes back to the checkpoint of step {step:,}")
 
     def _finish(self) -> None:
         """Evaluation, `result.json`, the picture, and four lines for the person who waits."""
@@ -513,6 +551,17 @@ def _diverged(error: BaseException | None) -> bool:
     return error is not None
 
 
+def _moved_on(tree: Any) -> Any:
+    """The same state with every generator in it far ahead of where it was."""
+    if not isinstance(tree, dict):
+        return tree
+    if isinstance(tree.get("kind"), str) and tree["kind"] == "PCG64":
+        generator = np.random.default_rng(0)
+        set_rng_state(generator, tree)
+        return rng_state(np.random.Generator(generator.bit_generator.jumped()))  # type: ignore[attr-defined]
+    return {key: _moved_on(value) for key, value in tree.items()}
+
+
 def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[str, float], steps: int) -> str:
     got = f"mean return {results.get('mean_return', math.nan):.4g} over {int(results['episodes'])} episodes"
     if solved is None:
@@ -564,18 +613,30 @@ class _Signals:
         os._exit(128 + number)
 
 
+class _Warned(logging.Handler):
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(logging.WARNING)
+        self.run = run
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # the directory is gone, or the disk full: others will say so
+            self.run.event("warning", source=record.name, text=record.getMessage().partition("\n")[0])
+
+
 @contextlib.contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """Everything that parl_like logs goes to `path` too."""
+def _log_to(run: RunDir) -> Iterator[None]:
+    """Everything that parl_like logs goes to the run's log too, and warnings, such as that a worker was replaced, to its events."""
     logger = logging.getLogger("parl_like")
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler, warned = logging.FileHandler(run.log_file, encoding="utf-8"), _Warned(run)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     level = logger.level
     logger.addHandler(handler)
+    logger.addHandler(warned)
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.removeHandler(warned)
         logger.setLevel(level)
         handler.close()

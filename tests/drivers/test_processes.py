@@ -1,5 +1,6 @@
 """The processes driver: what it adds to the contract of tests/test_transport.py, and what happens when a worker fails."""
 
+import gc
 import logging
 import os
 import random
@@ -22,8 +23,9 @@ import pytest
 import torch
 from drivers.transport_fakes import BAD, Drift, Programmed, echo_task, lesson, no_nursery_stays, row  # noqa: F401 - the fixture is for this module, too
 
-from parl_like import Hook, OffPolicyHelper, OnPolicyHelper, Robot
+from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
+from parl_like.algorithms import DQN
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers import links
 from parl_like.drivers.nursery import NURSERY, Nursery
@@ -31,6 +33,7 @@ from parl_like.drivers.processes import Processes
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.explorer import Categorical
 from parl_like.model import Model
+from parl_like.models import MLPQ
 from parl_like.spec import SpecError
 from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterSteps, StopWhen
 
@@ -499,6 +502,72 @@ def test_many_starts_and_stops_leave_nothing_behind():
     assert files() <= before
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_200_starts_and_stops_of_a_worker_leak_nothing():
+    """F44: no descriptor, no thread, no shared memory, and less than 0.1 MB for each."""
+    process = psutil.Process()
+    one = Processes(workers=1)
+
+    def used():
+        gc.collect()
+        return process.num_fds(), process.num_threads(), len(os.listdir("/dev/shm")), process.memory_info().rss
+
+    def cycle():
+        with Robot("CartPole-v1", tasks={"RL": ComputationTask(partial(DQN, MLPQ(*spaces)))}, driver=one) as robot:
+            robot.run(StopAfterSteps(2))
+
+    with gym.make("CartPole-v1") as env:
+        spaces = env.observation_space, env.action_space
+    for _ in range(20):  # what is made once
+        cycle()
+    before = used()
+    for _ in range(200):
+        cycle()
+    after = used()
+    assert after[:3] <= before[:3] and after[3] - before[3] < 200 * 0.1e6, (before, after)
+
+
+def test_all_workers_killed_at_once_are_all_replaced():
+    """F08"""
+    killed = []
+
+    class KillAll(Hook):
+        def post_episode(self, agent, interrupted):
+            driver = agent.robot._driver
+            if not killed:
+                killed.extend(worker.link.pid(worker) for worker in driver.workers)
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+
+    with drifting(TWO, unrolling, n_agents=4) as robot:
+        robot.run(StopWhen(lambda robot: robot._driver.restarts >= 2 and robot.env_steps >= 2000), KillAll())
+        assert len(killed) == 2 == robot._driver.restarts and robot.tasks["RL"].learns > 10
+
+
+class Uneven(Drift):
+    """One of those in workers is slow; the first is made where the robot is."""
+
+    def __init__(self, path):
+        self.slow = count_to(path) == 2
+
+    def step(self, act):
+        if self.slow:
+            sleep(0.06)
+        return super().step(act)
+
+
+def test_a_worker_100_times_slower_is_named_and_holds_up_nobody(tmp_path, caplog):
+    """F06: in async mode the batches of the others do not wait for it."""
+    task = ComputationTask(Elementwise(), unrolling)
+    with Robot(partial(Uneven, str(tmp_path / "count")), tasks={"RL": task}, n_agents=2, driver=TWO, mode="async") as robot:
+        robot.run(StopWhen(lambda robot: "is slow" in caplog.text))
+        robot.checkpoint_boundary()
+        steps = [agent.steps for agent in robot.agents]
+        assert max(steps) > 10 * min(steps), steps
+    assert caplog.text.count("is slow: a turn of its agents takes") == 1 and "nobody waits for it" in caplog.text
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_end_with_the_robots_process(number, tmp_path):
     """Whatever ends it, also while an environment hangs: no process is left."""
@@ -541,3 +610,41 @@ def test_a_robot_in_a_thread_keeps_its_workers_when_the_thread_ends():
         thread.join()
         robot.run(StopAfterSteps(100))
         assert robot._driver.restarts == 0 and robot.env_steps >= 200
+
+
+def ask_with_one_bad(path, agent):
+    comm = agent.helpers["echo"].comm
+    for i in range(5):
+        asked = BAD if (agent.index, i) == (3, 2) else i
+        try:
+            ticket = comm.predict(row(agent, asked))
+            assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
+        except TaskFailed:
+            assert (agent.index, i) == (3, 2)
+            count_to(path)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_of_a_task_that_bisects_only_the_agent_with_the_bad_record_hears_of_it(mode, tmp_path):
+    """F11, with the agents of a worker sharing a message."""
+    task = echo_task(bisect=True)
+    robot = play(partial(ask_with_one_bad, str(tmp_path / "failures")), 8, {"echo": task}, mode=mode)
+    assert count_to(tmp_path / "failures") == 2  # once before
+    served = task.algorithm.served()
+    assert all(served[float(index), float(i)] for index in range(8) for i in range(5) if (index, i) != (3, 2))
+    assert robot.metrics()["echo/predict/errors"] >= 1
+
+
+class Nan(Drift):
+    def step(self, act):
+        obs, *rest = super().step(act)
+        return (obs * np.nan, *rest) if self.t == 7 else (obs, *rest)
+
+
+def test_values_that_workers_drop_are_counted_here():
+    """F09"""
+    agent = partial(Agent, on_bad_value="drop")
+    with Robot(Nan, tasks={"RL": ComputationTask(Elementwise(), unrolling)}, agent=agent, n_agents=4, driver=TWO) as robot:
+        robot.run(StopAfterSteps(400))
+        bad = robot.metrics()["bad_values"]
+        assert 400 / 7 - 8 <= bad <= 400 / 7 + 8 and robot.episodes == 0

@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -591,3 +592,13 @@ def test_a_run_without_a_checkpoint_cannot_be_used(verb, which):
     shutil.rmtree(run.checkpoints)
     with pytest.raises(UsageError, match="run has no checkpoint yet; start a new run with `parl-like train fake`"):
         verb("run", which=which)
+
+
+def test_warnings_of_the_framework_are_events(monkeypatch):
+    """F04: that a worker was replaced, and the exit code it ended with, are such a warning."""
+    logger = logging.getLogger("parl_like.processes")
+    monkeypatch.setattr(FakeRobot, "at_step", {
+        100: lambda: (logger.warning("worker 1 ended with exit code 3; it is replaced\nand more"), logger.info("this is none"))})
+    code, run, _ = train()
+    assert code == 0
+    assert [(line["source"], line["text"]) for line in events(run, "warning")] == [("parl_like.processes", "worker 1 ended with exit code 3; it is replaced")]
