@@ -1,11 +1,15 @@
-"""The driver `processes` with 2 workers, beside the least code that could do the work (`parl-like bench transport --driver processes`).
+"""The drivers `processes` and `ray` with 2 workers, beside the least code that could do the work (`parl-like bench transport --driver processes`).
 
   small      64 agents, MLP 4-64-64-2, an environment that does nothing: requests/s and the 99th percentile of a request's time; beside one
-             process per agent that talks over `multiprocessing.Queue` to one that serves, and the cooperative driver
+             process per agent that talks over `multiprocessing.Queue` to one that serves, and the cooperative driver; central serving, and
+             replicas (`serve="replica"`), whose workers predict by themselves
   images     the same agents with observations of 84 x 84 x 4 bytes and a task that only looks at their sum: bytes/s beside a bare copy
              from one process to another through shared memory
   busy       64 agents whose environment burns 200 us of CPU per step: steps/s beside the cooperative driver
+  weights    the published Thinker network (26.6 MB) given to the replicas of 2 workers while their agents predict: ms from the beginning of the
+             copy until a worker's predictions use it, and what the longest pause between two predictions of an agent is with and without
   recovery   seconds from the kill of a worker to the next step of its agents, with half of 64 agents in it
+  ray        (--driver ray) the small work, beside the driver `processes` and beside 16 actors that call one that serves
 """
 
 from __future__ import annotations
@@ -85,8 +89,124 @@ class Sum(Algorithm):
         return {"act": inputs.obs[:, 0, 0, 0].long()}
 
 
-def mlp() -> ComputationTask:
-    return ComputationTask(create_algorithm_func(MLPQ, dict(obs=gym.spaces.Box(-1, 1, (4,), np.float32), act=gym.spaces.Discrete(2), hidden=[64, 64]),
+class Heavy(Algorithm):
+    """Has the published Thinker network, and answers without it: what is measured is what giving it away costs."""
+
+    def __init__(self) -> None:
+        from benchmarks.thinker import make_net
+
+        model = Model(gym.spaces.Box(-1, 1, (4,), np.float32), gym.spaces.Discrete(2))
+        model.net = make_net("published")
+        super().__init__(model)
+
+    def predict(self, inputs: Any) -> dict[str, torch.Tensor]:
+        return {"act": (inputs.obs[:, 0] > 0).long()}
+
+
+class Watching(Agent):
+    """Predicts for some seconds; leaves when each version was first seen, and its longest pauses, in a file."""
+
+    def __init__(self, seconds: float, folder: str) -> None:
+        super().__init__()
+        self.seconds, self.folder = seconds, folder
+
+    def run(self) -> None:
+        comm, obs = self.helpers["RL"].comm, (np.zeros(4, np.float32),)
+        last, begin, seen, pauses = -1, perf_counter(), [], []
+        before = begin
+        while before < begin + self.seconds:
+            version = comm.predict(obs).version
+            now = perf_counter()
+            pauses.append(now - before)
+            before = now
+            if version != last:
+                seen.append((version, now))
+                last = version
+        np.savez(Path(self.folder) / f"{self.index}.npz", seen=seen, pauses=np.sort(pauses)[-200:])
+
+
+def weights(publish: bool, seconds: float = 3.0) -> dict[str, float]:
+    """One agent in each of two workers; a publication every 100 ms, or none."""
+    with tempfile.TemporaryDirectory() as folder, Robot(
+        partial(Still, gym.spaces.Box(-1, 1, (4,), np.float32)), tasks={"RL": ComputationTask(Heavy, serve="replica")},
+        agent=partial(Watching, seconds, folder), n_agents=2, driver=Processes(workers=2), mode="async",
+    ) as robot:
+        task, driver = robot.tasks["RL"], robot._driver
+        sent: dict[int, float] = {}
+        copying: list[float] = []
+
+        take_in = driver._take_in
+
+        def give(requests: bool = True) -> None:
+            take_in(requests)
+            if publish and (not sent or perf_counter() > max(sent.values()) + 0.1):
+                task.version += 1
+                begin = sent[task.version] = perf_counter()
+                driver._publish(driver._due())
+                copying.append(perf_counter() - begin)
+
+        driver._take_in = give
+        robot.run(StopWhen(lambda robot: False))
+        found = [np.load(Path(folder) / f"{i}.npz") for i in range(2)]
+    delays = [when - sent[version] for one in found for version, when in one["seen"] if version in sent]
+    pauses = np.concatenate([one["pauses"] for one in found])
+    out = {"longest_pause_s": float(pauses.max()), "pauses_above_2_ms": int((pauses > 2e-3).sum())}
+    return out | ({"delay_s": float(np.median(delays)), "copying_s": float(np.median(copying)), "publications": len(copying)} if publish else {})
+
+
+def ray_calls(each: int, callers: int = 16) -> float:
+    """Plain Ray: actors that call an actor, one observation at a time; the forward pass is the same."""
+    import ray
+
+    from benchmarks.transport import network
+
+    class Serves:
+        def __init__(self) -> None:
+            torch.set_num_threads(1)
+            self.net = network()
+
+        def predict(self, obs: Any) -> int:
+            with torch.inference_mode():
+                return int(self.net(torch.from_numpy(obs[None])).argmax(1))
+
+    class Calls:
+        def run(self, server: Any, n: int) -> None:
+            obs = np.zeros(4, np.float32)
+            for _ in range(n):
+                ray.get(server.predict.remote(obs))
+
+    server = ray.remote(Serves).options(num_cpus=0).remote()
+    actors = [ray.remote(Calls).options(num_cpus=0).remote() for _ in range(callers)]
+    ray.get([actor.run.remote(server, 2) for actor in actors])
+    begin = perf_counter()
+    ray.get([actor.run.remote(server, each) for actor in actors])
+    seconds = perf_counter() - begin
+    for actor in [server, *actors]:
+        ray.kill(actor)
+    return callers * each / seconds
+
+
+def measure_ray(rounds: int) -> tuple[dict[str, Any], list[str]]:
+    import ray
+
+    from parl_like.drivers.ray_cluster import Ray
+
+    small = gym.spaces.Box(-1, 1, (4,), np.float32)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    try:
+        rates = compare({
+            "ray": lambda: asking(Ray(workers=2), 1500, small, mlp)[0], "processes": lambda: asking(Processes(workers=2), 3000, small, mlp)[0],
+            "ray, replicas": lambda: asking(Ray(workers=2), 6000, small, partial(mlp, "replica"))[0], "plain ray calls": lambda: ray_calls(100)}, rounds)
+    finally:
+        ray.shutdown()
+    result = {"rates": rates, "vs processes": ratio(rates["ray"], rates["processes"]),
+              "processes vs plain ray calls": ratio(rates["processes"], rates["plain ray calls"])}
+    return result, [f"ray: {rates['ray']['median']:,.0f} requests/s, {result['vs processes']:.2f}x processes; with replicas {rates['ray, replicas']['median']:,.0f}; "
+                    f"16 actors that call one {rates['plain ray calls']['median']:,.0f}; processes {result['processes vs plain ray calls']:.0f}x these"]
+
+
+def mlp(serve: Any = "central") -> ComputationTask:
+    return ComputationTask(serve=serve, algorithm=create_algorithm_func(MLPQ, dict(obs=gym.spaces.Box(-1, 1, (4,), np.float32), act=gym.spaces.Discrete(2), hidden=[64, 64]),
                                                  DQN, dict(target_period=0)))
 
 
@@ -223,21 +343,25 @@ def measure(rounds: int) -> tuple[dict[str, Any], list[str]]:
         return asking(two, 300, IMAGE, lambda: ComputationTask(Sum()))[0] * float(np.prod(IMAGE.shape))
 
     rates = compare({
-        "processes": ours, "multiprocessing.Queue": lambda: queues(200), "cooperative": lambda: asking("cooperative", 3000, small, mlp)[0]}, rounds)
+        "processes": ours, "replicas": lambda: asking(two, 12_000, small, partial(mlp, "replica"))[0], "multiprocessing.Queue": lambda: queues(200), "cooperative": lambda: asking("cooperative", 3000, small, mlp)[0]}, rounds)
     large = compare({"processes": images, "bare copy": lambda: bare_copy(200)}, rounds)
     burnt = compare({"processes": lambda: busy(two, 20_000), "cooperative": lambda: busy("cooperative", 10_000)}, rounds)
     back = [recovery() for _ in range(rounds)]
+    still, given = weights(False), weights(True)
     result = {
         "small": {"rates": rates, "p99_s": late, "vs multiprocessing.Queue": ratio(rates["processes"], rates["multiprocessing.Queue"])},
         "images": {"bytes_per_s": large, "vs bare copy": ratio(large["processes"], large["bare copy"])},
         "busy": {"steps_per_s": burnt, "vs cooperative": ratio(burnt["processes"], burnt["cooperative"])},
-        "recovery_s": back,
+        "recovery_s": back, "weights": {"without": still, "with": given},
     }
     lines = [
         f"small: {rates['processes']['median']:,.0f} requests/s, p99 {1e3 * float(np.median(late)):.2f} ms; {result['small']['vs multiprocessing.Queue']:.1f}x a "
-        f"process per agent on multiprocessing.Queue; cooperative {rates['cooperative']['median']:,.0f}",
+        f"process per agent on multiprocessing.Queue; with replicas {rates['replicas']['median']:,.0f}; cooperative {rates['cooperative']['median']:,.0f}",
         f"images: {large['processes']['median'] / 1e9:.2f} GB/s, {result['images']['vs bare copy']:.2f}x a bare copy",
         f"busy: {burnt['processes']['median']:,.0f} steps/s, {result['busy']['vs cooperative']:.2f}x cooperative",
+        f"weights of 26.6 MB: {1e3 * given['delay_s']:.1f} ms until a worker acts with them ({1e3 * given['copying_s']:.1f} ms of the robot's process); longest "
+        f"pause {1e3 * given['longest_pause_s']:.1f} ms, {given['pauses_above_2_ms']} above 2 ms in {given['publications']} publications; without any "
+        f"{1e3 * still['longest_pause_s']:.1f} ms, {still['pauses_above_2_ms']}",
         f"recovery: {', '.join(f'{1e3 * s:.0f}' for s in back)} ms",
     ]
     return result, lines

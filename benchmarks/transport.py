@@ -147,7 +147,7 @@ def bare_threads(kind: Any, n_agents: int, requests: int) -> float:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="parl-like bench transport", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--driver", choices=("cooperative", "threads", "processes"), action="append", help="default: cooperative and threads")
+    parser.add_argument("--driver", choices=("cooperative", "threads", "processes", "ray"), action="append", help="default: cooperative and threads")
     parser.add_argument("--agents", type=int, nargs="*", default=[1, 4, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(argv)
@@ -159,7 +159,12 @@ def main(argv: list[str] | None = None) -> int:
         from benchmarks.processes import measure
 
         result["processes"], lines = measure(options.rounds)
-    for n in options.agents if drivers != ["processes"] else ():
+    if "ray" in drivers:
+        from benchmarks.processes import measure_ray
+
+        result["ray"], found = measure_ray(options.rounds)
+        lines += found
+    for n in options.agents if {"cooperative", "threads"} & set(drivers) else ():
         long, short = (120_000, 30_000) if n >= 16 else (30_000, 10_000)
         work: dict[str, Callable[[], float]] = {}
         if "cooperative" in drivers:

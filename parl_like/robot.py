@@ -30,7 +30,7 @@ from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondit
 
 DRIVERS = {
     "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
-    "processes": "parl_like.drivers.processes:ProcessesDriver",
+    "processes": "parl_like.drivers.processes:ProcessesDriver", "ray": "parl_like.drivers.ray_cluster:RayDriver",
 }
 """Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
 
@@ -455,8 +455,8 @@ class Robot(Crew):
         tasks: Name → `ComputationTask`, in the order that breaks ties.
         agent: Zero-argument function that makes an agent, e.g. its class.
         n_agents: Agents, each with an environment of its own.
-        driver: 'cooperative' (greenlets, deterministic), 'threads', or 'processes' (workers on all cores, each with a block of the agents;
-            their options: `parl_like.drivers.processes.Processes`).
+        driver: 'cooperative' (greenlets, deterministic), 'threads', 'processes' (workers on all cores and other machines, each with a block of
+            the agents; their options: `parl_like.drivers.processes.Processes`), or 'ray' (`parl_like.drivers.ray_cluster.Ray`).
         mode: 'sync': all agents unroll, then the tasks train, one `train_iter` after the other. 'async': agents never wait for
             training.
         seed: Decides everything random: one `SeedSequence` spawns the generators of tasks, agents, helpers and buffers.
@@ -464,6 +464,9 @@ class Robot(Crew):
         eval_env: What `evaluate` and `play` use, such as held-out levels; None: as `env`.
         eval_explore: Evaluations draw actions as training does, instead of taking the best ones: for policies that are meant to be drawn from,
             and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
+
+    Attributes:
+        origin: Name of the experiment that this robot is, and its configuration as plain values; for workers on other machines.
     """
 
     def __init__(
@@ -483,6 +486,7 @@ class Robot(Crew):
         if _is_made(env) and n_agents > 1:
             raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
         self.seed, self.eval_env, self.eval_explore = seed, eval_env, eval_explore
+        self.origin: tuple[str, Mapping[str, Any]] | None = None
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
         for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):

@@ -60,4 +60,4 @@ def build(config: Config) -> Robot:
         options |= dict(epochs=config.epochs, minibatches=config.minibatches, clip=config.clip)
     func = create_algorithm_func(MLPActorCritic, dict(**spaces_of(config.env), hidden=config.hidden), PPO if ppo else A2C, options)
     task = ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll), device=config.device)
-    return Robot(config.env, tasks={"RL": task}, n_agents=config.n_agents, driver=config.driver, seed=config.seed, trace=config.trace)
+    return Robot(config.env, tasks={"RL": task}, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)

@@ -80,4 +80,4 @@ def build(config: Config) -> Robot:
     tasks = {"RL": ComputationTask(policy, lambda: helper(config.learn_every, config.updates, dqn.buffer_of(config)), device=config.device)}
     if config.auxiliary:
         tasks["auxiliary"] = ComputationTask(dynamics, lambda: helper(config.auxiliary_every), device=config.device)
-    return Robot(make, tasks=tasks, n_agents=config.n_agents, driver=config.driver, seed=config.seed, trace=config.trace)
+    return Robot(make, tasks=tasks, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)

@@ -81,4 +81,4 @@ def build(config: Config) -> Robot:
                                warmup=config.warmup, buffer=buffer_of(config))
 
     return Robot(config.env, tasks={"RL": ComputationTask(func, helper, device=config.device)}, n_agents=config.n_agents,
-                 driver=config.driver, seed=config.seed, trace=config.trace)
+                 driver=config.robot_driver(), seed=config.seed, trace=config.trace)

@@ -124,7 +124,7 @@ def build(config: Config) -> Robot:
     if not config.hierarchy:
         policy = ppo(box(17), actions, 1.0, config.worker_unroll, gamma=config.gamma)
         return Robot(room, tasks={"RL": ComputationTask(policy, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device)},
-                     n_agents=config.n_agents, driver=config.driver, seed=config.seed, trace=config.trace)
+                     n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)
     goal = ppo(box(20), gym.spaces.Discrete(3), 2.0 / config.horizon, config.goal_unroll, gamma=config.gamma)
     worker = ppo(box(22), actions, 1.0, config.worker_unroll, gamma=config.worker_gamma)
     tasks = {
@@ -132,4 +132,4 @@ def build(config: Config) -> Robot:
         "RL": ComputationTask(worker, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device),
     }
     return Robot(room, agent=lambda: KeyAgent(config.horizon), tasks=tasks, n_agents=config.n_agents,
-                 driver=config.driver, seed=config.seed, trace=config.trace)
+                 driver=config.robot_driver(), seed=config.seed, trace=config.trace)

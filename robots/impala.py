@@ -51,4 +51,4 @@ def build(config: Config) -> Robot:
         max_grad_norm=config.max_grad_norm, lr=schedule(config.lr, config.lr_decay, updates)))
     task = ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll, store_policy=True), device=config.device,
                            training_rule=BatchRule(max_rows=batch * config.unroll))
-    return Robot(config.env, tasks={"RL": task}, n_agents=config.n_agents, driver=config.driver, seed=config.seed, trace=config.trace)
+    return Robot(config.env, tasks={"RL": task}, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)

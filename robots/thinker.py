@@ -317,7 +317,7 @@ def build(config: Config) -> Robot:
         if evaluated != (obs, act):
             raise ConfigError(f"Config: key 'eval_options': the robot learns with {obs} and {act}, and would be evaluated with {' and '.join(map(str, evaluated))}")
     common: dict[str, Any] = {
-        "n_agents": config.n_agents, "driver": config.driver, "seed": config.seed, "trace": config.trace,
+        "n_agents": config.n_agents, "driver": config.robot_driver(), "seed": config.seed, "trace": config.trace,
         "eval_explore": config.eval_explore, "env": lambda: make_envs(config, config.n_envs, {}), "eval_env": lambda: make_envs(config, config.n_envs, config.eval_options),
     }
     if config.planning == "none":

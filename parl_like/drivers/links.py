@@ -6,7 +6,6 @@ is the driver's (`parl_like.drivers.processes`). `LocalLink` is for processes of
 
 from __future__ import annotations
 
-import select
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,7 @@ import cloudpickle
 import psutil
 import zmq
 
-from parl_like.drivers.nursery import NURSERY
+from parl_like.drivers.nursery import NURSERY, readable
 from parl_like.drivers.threads import shielded
 
 if TYPE_CHECKING:
@@ -131,12 +130,10 @@ class LocalLink:
     def ended(self) -> Sequence[tuple[Seat, str]]:
         if not self._children:
             return ()
-        readable = select.select(self._descriptors[1:], [], [], 0)[0]
-        if not readable:
-            return ()
+        over = readable(self._descriptors[1:], 0.0)
         out = []
         for seat, child in self._children.items():
-            if child.pidfd in readable:
+            if child.pidfd in over:
                 child.wait(5.0)
                 code = child.code or 0
                 out.append((seat, f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"))

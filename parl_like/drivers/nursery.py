@@ -22,6 +22,8 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -29,8 +31,19 @@ from parl_like.drivers.threads import shielded
 
 _NUMBERS = struct.Struct("<q")
 
+START_LIMIT = 60.0
+"""Seconds that a nursery may take to begin, which imports torch, and to fork."""
+
 IDLE = 30.0
 """Seconds that a nursery without children waits for the next one before it ends; another is started where one is wanted after that."""
+
+
+def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
+    """Those of the descriptors that can be read, or whose other end is closed; waits for the first of them. (`select` knows no number above 1023.)"""
+    poll = select.poll()
+    for fd in descriptors:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(seconds, 0.0) * 1000)]
 
 
 def _die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
@@ -55,6 +68,13 @@ def _read(fd: int, size: int) -> bytes:
     return b"".join(parts)
 
 
+def _end_group(pid: int) -> None:
+    """Kills a worker, and the processes that it has started."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
+
+
 def main(control: int, reports: int) -> None:
     import parl_like.drivers.worker as worker  # what takes long
 
@@ -64,20 +84,21 @@ def main(control: int, reports: int) -> None:
 
     def end(*_: Any) -> None:
         for pidfd in children:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            _end_group(children[pidfd])
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
     while True:
-        ready, _, _ = select.select([control, *children], [], [], None if children else IDLE)
-        if not ready:
+        ready = readable([control, *children], IDLE)
+        if not ready and not children:
             end()
         for pidfd in ready:
             if pidfd != control:
                 pid = children.pop(pidfd)
                 os.close(pidfd)
+                _end_group(pid)  # before it is waited for, so that its number is nobody else's
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 os.write(reports, _NUMBERS.pack(-pid) + _NUMBERS.pack(code))
         if control not in ready:
@@ -93,6 +114,7 @@ def main(control: int, reports: int) -> None:
         me = os.getpid()
         pid = os.fork()
         if not pid:
+            os.setpgid(0, 0)  # what the environments start ends with the worker
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _die_with_parent(me)
             for fd in (control, reports, *children):
@@ -135,7 +157,7 @@ class Child:
 
     def wait(self, seconds: float) -> bool:
         """Whether it ends within so many seconds."""
-        ended = bool(select.select([self.pidfd], [], [], max(seconds, 0.0))[0])
+        ended = bool(readable([self.pidfd], seconds))
         if ended and self.code is None:
             self.nursery.read_reports(self, 1.0)
         return ended
@@ -174,11 +196,14 @@ class Nursery:
                 try:
                     path = folder.encode()
                     self._write(_NUMBERS.pack(-len(path)) + path + _NUMBERS.pack(len(payload)) + payload)
-                    while True:
-                        number = self._next(60.0)
+                    end = monotonic() + START_LIMIT
+                    while monotonic() < end:
+                        number = self._next(end - monotonic())
                         if number > 0:
                             child = self._children[number] = Child(self, number)
                             return child
+                    self._process.kill()  # type: ignore[union-attr]  # it is stopped, or the machine stands still
+                    raise EOFError
                 except (BrokenPipeError, EOFError, ProcessLookupError):
                     self._end()
             raise OSError("the process that starts the workers ends at once; look at what it has printed above")
@@ -205,23 +230,23 @@ class Nursery:
             view = view[os.write(self._control, view) :]
 
     def _next(self, seconds: float) -> int:
-        """The next number that the nursery tells of a child made; ends are noted. 0 when the time is over.
+        """The next number that the nursery tells of a child made; 0 when it tells of an end, which is noted, or the time is over.
 
         Raises:
             EOFError: the nursery has ended.
         """
-        end = monotonic() + seconds
-        while select.select([self._reports], [], [], max(end - monotonic(), 0.0))[0]:
-            data = _read(self._reports, 8)
-            if len(data) < 8:
-                raise EOFError
-            number = int(_NUMBERS.unpack(data)[0])
-            if number > 0:
-                return number
-            code = int(_NUMBERS.unpack(_read(self._reports, 8))[0])
-            child = self._children.pop(-number, None)
-            if child is not None:
-                child.code = code
+        if not readable([self._reports], seconds):
+            return 0
+        data = _read(self._reports, 8)
+        if len(data) < 8:
+            raise EOFError
+        number = int(_NUMBERS.unpack(data)[0])
+        if number > 0:
+            return number
+        code = int(_NUMBERS.unpack(_read(self._reports, 8))[0])
+        child = self._children.pop(-number, None)
+        if child is not None:
+            child.code = code
         return 0
 
     def read_reports(self, child: Child, seconds: float) -> None:
@@ -245,6 +270,9 @@ class Nursery:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        for child in self._children.values():  # they end with it, and nobody tells how
+            child.code = -int(signal.SIGKILL)
+        self._children.clear()
         self._process = None
 
     def close(self) -> None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import select
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ import torch
 from parl_like.communicator import Ticket
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.drivers.links import Link, LocalLink
+from parl_like.drivers.nursery import readable
 from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
 from parl_like.errors import AgentFailed
 from parl_like.spec import Array
@@ -60,7 +61,10 @@ class Processes:
     """Options of the driver: `Robot(driver=Processes(workers=4))`; `driver="processes"` takes them as they are here.
 
     Attributes:
-        workers: Processes; None: as many as there are cores, at most one per agent.
+        workers: Processes of this machine; None: as many as there are cores, at most one per agent.
+        remote: Further workers, which come from other machines (`parl-like worker --connect ADDRESS --key FILE`) or from this one.
+        listen, key, allow: Where they come to, `tcp://HOST:PORT`; file of the robot's secret key; folder of the public keys of those who may
+            come (`parl-like keys`). Without keys only addresses of this machine.
         start_limit: Seconds that a worker may take to build its agents and environments.
         step_limit: Seconds without a sign of life after which a worker that owes one is replaced.
         memory_limit: Bytes of resident memory above which a worker is replaced; None: no bound.
@@ -76,15 +80,22 @@ class Processes:
     max_restarts: int = 10
     period: float = 60.0
     agent_restarts: int = 0
+    remote: int = 0
+    listen: str = "tcp://127.0.0.1:5555"
+    key: str | Path | None = None
+    allow: str | Path | None = None
     name: str = field(default="processes", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("workers", "start_limit", "step_limit", "memory_limit", "max_restarts", "period"):
+        for name in ("start_limit", "step_limit", "memory_limit", "max_restarts", "period"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"Processes: {name} is {value}; expected more than 0")
-        if self.agent_restarts < 0:
-            raise ValueError(f"Processes: agent_restarts is {self.agent_restarts}; expected at least 0")
+        for name in ("agent_restarts", "remote"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"Processes: {name} is {getattr(self, name)}; expected at least 0")
+        if self.workers is not None and self.workers < (self.remote == 0):
+            raise ValueError(f"Processes: workers is {self.workers}; expected more than 0, or remote workers")
 
 
 class RemoteError(Exception):
@@ -208,11 +219,10 @@ class ProcessesDriver(CooperativeDriver):
         self.crew = crew
         for name, wrapper in crew.wrappers.items():
             pack(Kind.PREDICT, task=name, arrays={spec.name: spec.zeros(1) for spec in wrapper.request_specs})  # refuses what could not travel
-        options = self.options
-        n = min(options.workers or os.cpu_count() or 1, len(seats))
+        links = self._make_links(len(seats))
+        n = len(links)
         agents = [RemoteAgent(self, index, crew._label, like) for index, _ in seats]
         blocks = np.array_split(np.arange(len(seats)), n)
-        links = self._make_links(n)
         self.links = list(dict.fromkeys(links))
         self.workers = [Seat(number, [agents[i] for i in block], link) for number, (block, link) in enumerate(zip(blocks, links, strict=True))]
         cards = {name: TaskCard(task) for name, task in crew.tasks.items()}
@@ -232,9 +242,16 @@ class ProcessesDriver(CooperativeDriver):
         self._recipes = recipe
         return agents
 
-    def _make_links(self, n: int) -> list[Link]:
-        """The link of each of `n` seats."""
-        return [LocalLink()] * n
+    def _make_links(self, n_agents: int) -> list[Link]:
+        """The link of each worker; no more workers than agents."""
+        options = self.options
+        local = options.workers if options.workers is not None else os.cpu_count() or 1
+        links: list[Link] = [LocalLink()] * local
+        if options.remote:
+            from parl_like.drivers.remote import RemoteLink
+
+            links += [RemoteLink(options.listen, lambda: self.crew.wrappers, key=options.key, allow=options.allow, origin=lambda: self.crew.origin)] * options.remote
+        return links[:n_agents]
 
     def _open(self) -> None:
         if not self._owner:
@@ -279,10 +296,11 @@ class ProcessesDriver(CooperativeDriver):
     def _send(self, worker: Seat, kind: Kind, **parts: Any) -> None:
         if not worker.up:
             return
-        if worker.sent == worker.seen:
-            worker.heard = worker.owes = monotonic()  # from now on it owes a sign of life
-        worker.sent += kind is not Kind.STATE  # parameters call for no answer
-        worker.paused = False
+        if kind is not Kind.STATE:  # parameters call for no answer
+            if worker.sent == worker.seen:
+                worker.heard = worker.owes = monotonic()  # from now on it owes a sign of life
+            worker.sent += 1
+            worker.paused = False
         worker.link.send(worker, join(pack(kind, **parts)))
 
     def _order(self, order: str, workers: Sequence[Seat] | None = None, arrays: Mapping[str, Array] | None = None, **notes: Any) -> None:
@@ -298,16 +316,17 @@ class ProcessesDriver(CooperativeDriver):
 
     def _pump(self, seconds: float = 0.5) -> None:
         """Takes in everything that is there; where that is nothing, waits for a message or the end of a worker."""
+        ended = False
         if not self._drain() and seconds > 0:
             # Some descriptors (of ZeroMQ) tell of changes only, so `_drain` came first.
             descriptors = [fd for link in self.links for fd in link.descriptors()]
             if self.lessons:
                 descriptors.append(self._bell)
-            select.select(descriptors, [], [], min(seconds, 0.5))
-            self._drain()
+            told = readable(descriptors, min(seconds, 0.5))
+            ended = not self._drain() and bool(told)
         if self.lessons:
             self._end_lessons()
-        if monotonic() - self._checked > 0.05:
+        if ended or monotonic() - self._checked > 0.05:
             self._checked = monotonic()
             self._supervise()
 
@@ -342,7 +361,7 @@ class ProcessesDriver(CooperativeDriver):
                 worker.paused = "paused" in message.notes
                 if worker.seen:  # the first turn was asked for by nobody
                     took = monotonic() - worker.owes
-                    worker.pace = 0.9 * worker.pace + 0.1 * took if worker.pace else took
+                    worker.pace = 0.98 * worker.pace + 0.02 * took if worker.pace else took
 
     def _count(self, worker: Seat, steps: int, time_steps: int) -> None:
         crew = self.crew
@@ -425,7 +444,7 @@ class ProcessesDriver(CooperativeDriver):
             if not worker.taken or not worker.link.has_begun(worker):
                 continue
             silent = now - worker.heard
-            if worker.up and not worker.quiet and silent > options.step_limit:
+            if worker.up and worker.seen != worker.sent and silent > options.step_limit:
                 self._kill(worker, f"said nothing for {options.step_limit:g} s; an environment hangs, or takes longer than step_limit")
             elif not worker.up and silent > options.start_limit:
                 self._kill(worker, f"was not ready after {options.start_limit:g} s (start_limit)")
@@ -561,11 +580,19 @@ class ProcessesDriver(CooperativeDriver):
             if not worker.taken:
                 worker.deaths.clear()
                 self._begin(worker)
-        while not self.stopping and not all(worker.up for worker in self.workers):
-            self._pump()
+        self._await([worker for worker in self.workers if self.sync or worker.link.has_begun(worker)])
         for agent in agents:
             agent.signal = None
         self._start_agents()
+
+    def _await(self, workers: Sequence[Seat]) -> None:
+        """Returns when these workers have said hello; those of other machines may take as long as they like."""
+        far = sum(not worker.link.has_begun(worker) for worker in workers)
+        if far:
+            _log.warning("waiting for %d workers of other machines; bring each with: parl-like worker --connect %s --key FILE", far, self.options.listen)
+        while not self.stopping and not all(worker.up for worker in workers):
+            self._pump()
+            self.crew._raise()
 
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""
@@ -644,7 +671,9 @@ class ProcessesDriver(CooperativeDriver):
 
     def _coming(self) -> bool:
         """Whether a lesson is being given, or a worker is being replaced, whose agents will act again."""
-        return bool(self.lessons) or (not self._halting and any(worker.taken and not worker.running for worker in self.workers))
+        if self.lessons or self._halting:
+            return bool(self.lessons)
+        return any(worker.taken and not worker.running and (self.sync or worker.link.has_begun(worker)) for worker in self.workers)
 
     def _take_in(self, requests: bool = True) -> None:
         """Counts what has happened and puts requests into the queues, in the order of the workers.
@@ -803,30 +832,37 @@ class ProcessesDriver(CooperativeDriver):
         for worker in self.workers:
             if not worker.taken:
                 self._begin(worker)
-        while not all(worker.up for worker in self.workers):
-            self._pump()
-            self.crew._raise()
-        for i, worker in enumerate(self.workers):
+        if states is None:  # a worker that is still to come from elsewhere has none
+            workers = [worker for worker in self.workers if worker.link.has_begun(worker)]
+        else:
+            workers = [worker for worker, state in zip(self.workers, states, strict=True) if any(state["agents"].values())]
+        self._await(workers)
+        for worker in workers:
             worker.states.clear()
-            self._order(order, [worker], None if states is None else pack_state(states[i]))
-        while not all(worker.states for worker in self.workers):
+        asked: dict[Seat, int] = {}
+        while not all(worker.states for worker in workers):
+            for worker in workers:
+                if worker.up and asked.get(worker) != worker.incarnation:  # again, where another has taken its place meanwhile
+                    asked[worker] = worker.incarnation
+                    self._order(order, [worker], None if states is None else pack_state(states[worker.number]))
             self._pump()
             self.crew._raise()
-        return [worker.states.popleft() for worker in self.workers]
+        return [worker.states.popleft() if worker.states else None for worker in self.workers]
 
     def fetch(self) -> list[Any]:
         """The state of every worker: 'agents', 'buffers', 'trace'."""
-        return self._ask("state")
+        nothing: list[Any] = [{"agents": {str(agent.index): {} for agent in worker.agents}, "buffers": {}, "trace": {}} for worker in self.workers]
+        return [state or instead for state, instead in zip(self._ask("state"), nothing, strict=True)]
 
     def load(self, states: Sequence[Any]) -> None:
         self._ask("load", states)
         for worker, state in zip(self.workers, states, strict=True):
             if worker.agents[0].env is not None:
-                worker.agents[0].env.time_steps = sum(agent["time_steps"] for agent in state["agents"].values())
+                worker.agents[0].env.time_steps = sum(agent.get("time_steps", 0) for agent in state["agents"].values())
 
     def trace(self) -> dict[int, bytes]:
         """Digests of all agents' traces."""
-        return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
+        return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in (part or {}).items()}
 
     def close(self) -> None:
         """Ends the workers."""
@@ -836,7 +872,9 @@ class ProcessesDriver(CooperativeDriver):
         end = monotonic() + 5.0
         for worker in self.workers:
             if worker.taken:
-                if not worker.link.wait(worker, end - monotonic()):
+                if not worker.up:  # it has not heard of the end
+                    worker.link.kill(worker)
+                elif not worker.link.wait(worker, end - monotonic()):
                     _log.warning("%s did not close its environments within 5 s; it is ended", worker)
                     worker.link.kill(worker)
                 self._forget(worker)

@@ -27,6 +27,29 @@ class ConfigError(UsageError):
     """A configuration does not fit its class. The message names the key, what was expected, what came, and the nearest name."""
 
 
+class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of the drivers `processes` and `ray`: where the agents are.
+
+    Attributes:
+        count: Workers of this machine, or actors of the cluster; 0: one per core, or none where others come.
+        remote: Further workers, which come from other machines: `parl-like worker --connect ADDRESS --key FILE`.
+        listen: Where those come to.
+        key, allow: File of this run's secret key and folder of the public keys that may come (`parl-like keys`); needed unless `listen` is
+            an address of this machine alone.
+        address: Of a Ray cluster; empty: an instance of Ray that begins and ends with the run.
+        step_limit, agent_restarts: See `parl_like.drivers.processes.Processes`.
+    """
+
+    count: Annotated[int, msgspec.Meta(ge=0)] = 0
+    remote: Annotated[int, msgspec.Meta(ge=0)] = 0
+    listen: str = "tcp://127.0.0.1:5555"
+    key: str = ""
+    allow: str = ""
+    address: str = ""
+    step_limit: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    agent_restarts: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
 class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every robot's configuration has. A robot adds its own fields: `class Config(ExperimentConfig, frozen=True, kw_only=True)`.
 
@@ -37,7 +60,9 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         seed: Root of every random number of the run.
         total_steps: Environment steps at which training ends.
         n_agents: Agents that act at once.
-        driver: How agents run: one thread with greenlets, a thread each, or worker processes with many each.
+        driver: How agents run: one thread with greenlets, a thread each, or worker processes (of this and other machines, or of a Ray
+            cluster) with many each.
+        workers: Of those.
         run_dir: Directory of the run; empty: `runs/<date>_<name>_s<seed>`.
         device: torch device of the tasks.
         checkpoint_every: Environment steps between two checkpoints; 0: only at the end.
@@ -53,7 +78,8 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     total_steps: Annotated[int, msgspec.Meta(gt=0)] = 100_000
     n_agents: Annotated[int, msgspec.Meta(ge=1)] = 1
-    driver: Literal["cooperative", "threads", "processes"] = "cooperative"
+    driver: Literal["cooperative", "threads", "processes", "ray"] = "cooperative"
+    workers: Workers = Workers()
     run_dir: str = ""
     device: Annotated[str, msgspec.Meta(min_length=1)] = "cpu"
     checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -64,6 +90,20 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     torch_threads: Annotated[int, msgspec.Meta(ge=1)] = 1
     tensorboard: bool = True
     trace: bool = False
+
+    def robot_driver(self) -> Any:
+        """`driver` and `workers`, as `Robot(driver=)` takes them."""
+        own = self.workers
+        if self.driver == "processes":
+            from parl_like.drivers.processes import Processes
+
+            return Processes(workers=own.count or (0 if own.remote else None), remote=own.remote, listen=own.listen, key=own.key or None,
+                             allow=own.allow or None, step_limit=own.step_limit, agent_restarts=own.agent_restarts)
+        if self.driver == "ray":
+            from parl_like.drivers.ray_cluster import Ray
+
+            return Ray(workers=own.count or None, address=own.address or None, step_limit=own.step_limit, agent_restarts=own.agent_restarts)
+        return self.driver
 
 
 C = TypeVar("C", bound=ExperimentConfig)

@@ -62,6 +62,8 @@ class EvaluationLike(Protocol):
 class RobotLike(Protocol):
     """What a robot offers to be run from the lab. Env steps are agent decisions, summed over all agents since step 0."""
 
+    origin: tuple[str, Mapping[str, Any]] | None
+
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """Trains, one iteration per item, until `counters()["env_steps"] >= stop_steps`. It may be left after any item and
         begun again with a later stop."""
@@ -252,6 +254,7 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[RobotLi
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Config: {error}") from error
+    robot.origin = experiment.name, configs.to_dict(config)
     with contextlib.closing(robot):
         yield robot
 

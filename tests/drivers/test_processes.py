@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from drivers.transport_fakes import BAD, Drift, Programmed, echo_task, lesson, no_nursery_stays, row  # noqa: F401 - the fixture is for this module, too
+from drivers.transport_fakes import BAD, Drift, Programmed, echo_task, lesson, no_nursery_stays, row, until  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
@@ -648,3 +649,88 @@ def test_values_that_workers_drop_are_counted_here():
         robot.run(StopAfterSteps(400))
         bad = robot.metrics()["bad_values"]
         assert 400 / 7 - 8 <= bad <= 400 / 7 + 8 and robot.episodes == 0
+
+
+def test_a_worker_killed_while_its_state_is_asked_for_is_asked_again(tmp_path):
+    with drifting(TWO, unrolling) as robot:
+        robot.run(StopAfterSteps(200))
+        robot.checkpoint_boundary()
+        driver, send = robot._driver, links.LocalLink.send
+        killed = []
+
+        def kill(link, seat, frames):
+            if not killed and seat.number == 1:
+                killed.append(seat)
+                link.kill(seat)
+            else:
+                send(link, seat, frames)
+
+        driver.links[0].send = partial(kill, driver.links[0])
+        robot.save(tmp_path / "state")
+        assert killed and driver.restarts == 1
+        robot.run(StopAfterSteps(200))
+
+
+def frozen(robot, number=0):
+    seat = robot._driver.workers[number]
+    pid = seat.link.pid(seat)
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_a_frozen_worker_is_replaced_also_between_runs(tmp_path):
+    with drifting(Processes(workers=2, step_limit=0.5), unrolling) as robot:
+        robot.run(StopAfterSteps(200))
+        frozen(robot)
+        robot.save(tmp_path / "state")
+        assert robot._driver.restarts == 1
+
+
+def test_a_worker_that_was_stopped_for_a_while_goes_on(tmp_path):
+    """SIGSTOP and SIGCONT within `step_limit`: nothing is lost, nothing is replaced."""
+    with drifting(TWO, unrolling, n_agents=4) as robot:
+        robot.train_iter()
+        pid = frozen(robot)
+        threading.Timer(0.1, os.kill, (pid, signal.SIGCONT)).start()
+        for _ in range(5):
+            robot.train_iter()
+        assert robot._driver.restarts == 0 and robot.tasks["RL"].rows_learned == robot.env_steps == 6 * 32
+
+
+def test_more_than_a_thousand_open_files_are_no_hindrance():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 2000:
+        pytest.skip("this system allows no more")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2000), limits[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        play(partial(ask, 5), 4)
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+class Parent(Drift):
+    """Its environment begins a process of its own."""
+
+    def __init__(self, path):
+        if count_to(path) > 1:  # the first one is made where the robot is
+            with open(path + ".pid", "a") as file:
+                file.write(f"{subprocess.Popen(['sleep', '3600']).pid}\n")
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_what_environments_have_started_ends_with_their_worker(kill, tmp_path):
+    path = str(tmp_path / "count")
+    with Robot(partial(Parent, path), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=2, driver=TWO) as robot:
+        robot.run(StopAfterSteps(100))
+        if kill:
+            seat = robot._driver.workers[0]
+            seat.link.kill(seat)
+            robot.run(StopWhen(lambda robot: seat.incarnation and seat.running))
+    with open(path + ".pid") as file:
+        children = [int(line) for line in file]
+    assert len(children) == 2 + kill
+    for pid in children:
+        until(lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, what="the end of what it began")

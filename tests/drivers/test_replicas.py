@@ -132,6 +132,28 @@ def test_parameters_of_a_prediction_are_of_one_version_which_never_goes_back(ser
     assert task.version >= 20 and (task.acting is None)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_parameters_that_come_in_a_pause_neither_end_it_nor_the_run(mode):
+    def program(agent):
+        comm = agent.helpers["RL"].comm
+        for _ in range(500):
+            comm.predict((np.zeros(3, np.float32), 0.5))
+
+    task = ComputationTask(Elementwise, serve="replica")
+    with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=2, driver=TWO, mode=mode) as robot:
+        driver = robot._driver
+        take_in = driver._take_in
+
+        def give(requests=True):
+            take_in(requests)
+            task.version += 1
+            driver._publish(driver._due())
+
+        driver._take_in = give
+        robot.run()
+        assert robot.metrics()["RL/predict/requests"] == 1000 and task.version > 20
+
+
 def test_replicas_wait_for_sync_every_steps():
     def program(agent):
         helper = agent.helpers["RL"]

@@ -11,6 +11,7 @@ from parl_like.lab.config import (
     MAX_DEPTH,
     ConfigError,
     ExperimentConfig,
+    Workers,
     differences,
     dump_yaml,
     load_yaml,
@@ -113,7 +114,7 @@ def test_the_message_names_class_key_expected_and_got():
         "net: {hiden: [1]}": "Config has no key 'net.hiden'; did you mean 'net.hidden'?",
         "seed: -1": "Config: key 'seed' expects `int` >= 0, got -1 (int)",
         "net: {hidden: [8, x]}": "Config: key 'net.hidden[1]' expects `int`, got [8, 'x'] (list)",
-        "driver: thread": "Config: key 'driver' expects one of 'cooperative', 'threads', 'processes' (did you mean 'threads'?), got 'thread' (str)",
+        "driver: thread": "Config: key 'driver' expects one of 'cooperative', 'threads', 'processes', 'ray' (did you mean 'threads'?), got 'thread' (str)",
         "gamma: .nan": "Config: key 'gamma' expects a finite number, got nan",
         "seed: 1\nseed: 2": "YAML: line 2: key 'seed' is given twice; keep one",
         "warmup_steps: 3": "Config: warmup_steps (3) is below batch_size (64); raise warmup_steps",
@@ -206,7 +207,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 
 def test_the_base_fields_and_their_defaults():
     defaults: dict[str, Any] = to_dict(ExperimentConfig())
-    assert defaults == {"seed": 0, "total_steps": 100_000, "n_agents": 1, "driver": "cooperative", "run_dir": "", "device": "cpu",
+    assert defaults == {"seed": 0, "total_steps": 100_000, "n_agents": 1, "driver": "cooperative", "workers": to_dict(Workers()), "run_dir": "", "device": "cpu",
                         "checkpoint_every": 0, "keep_checkpoints": 5, "metrics_every": 1_000, "log_every_s": 10.0, "eval_episodes": 0,
                         "torch_threads": 1,
                         "tensorboard": True, "trace": False}
