@@ -935,7 +935,8 @@ def unsafe_calls_in(source: str) -> list[tuple[int, str]]:
 
 
 OWN_PIPE = {"parl_like/drivers/worker.py": "the robot's recipe, by the parent's own pipe", "envs/_worker.py": "orders of the parent, by its own pipe or socket pair",
-            "envs/vector.py": "answers of its own workers"}
+            "envs/vector.py": "answers of its own workers",
+            "parl_like/drivers/ray_tasks.py": "what the robot gives to its actors, among arguments that Ray itself pickles"}
 """Where what is read was written by a process of the same user that this one started, or that started this one."""
 
 

@@ -32,7 +32,7 @@ DURATION = Spec("duration", (), np.dtype(np.int64), 1)
 
 
 PARAM_VERSION = Spec("param_version", (), np.dtype(np.int64))
-"""Column of rows in async mode and of worker processes: `ComputationTask.version` of the parameters that the action was predicted with."""
+"""Column of rows in worker processes: `ComputationTask.version` of the parameters that the action was predicted with."""
 
 
 class AgentHelper:
@@ -139,8 +139,7 @@ class AgentHelper:
         self._last: tuple[Any, Mapping[str, Array] | None, int] = (None, None, 0)  # action, outputs, and its row there
         self._pending: tuple[Ticket, Callable[[Mapping[str, Any]], None] | None] | None = None
         self._state = self._stored_state = self._zero_state()
-        # Where the parameters that act may not be those that learn, every row says which ones acted.
-        self._versioned = not wait or agent.robot.remote
+        self._versioned = agent.robot.remote  # the parameters that act there may not be those that learn
         self._version = 0
         self._has_more = bool(self._state_specs or self.store_policy or self._versioned or self.extras)
         if buffer is not None:

@@ -43,6 +43,9 @@ class DriverOptions(Protocol):
 
     name: str
 
+    def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:
+        """The tasks where this driver has them; not built yet."""
+
 
 EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
 
@@ -481,6 +484,8 @@ class Robot(Crew):
         for name, task in tasks.items():
             if not isinstance(task, ComputationTask):
                 raise TypeError(f"Robot: task {name!r} is {type(task).__name__}; expected ComputationTask(algorithm or function, helper=…)")
+        if not isinstance(driver, str):
+            tasks = driver.place(tasks)
         if not callable(agent):
             raise TypeError(f"Robot: agent is {type(agent).__name__}; expected a function that makes one, such as its class")
         if _is_made(env) and n_agents > 1:

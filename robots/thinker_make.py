@@ -6,7 +6,8 @@
     state = env.reset()                                                     # state["tree_reps"] [16, 79], state["real_states"] [16, 3, 80, 80]
     state, reward, done, info = env.step(primary_action, reset_action)      # the policy is yours; the model learns inside of step
 
-Behind it is a robot with the one task `model`; its agent does not run, for the caller's loop acts in its place.
+Behind it is a robot with the one task `model`; its agent does not run, for the caller's loop acts in its place. The model learns inside of
+step (mode 1), in a thread beside it (mode 2: `parallel=True`), or is shared with others (mode 3: `ray_obj=thinker.ray_init()`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file, resolve
 from parl_like.models.thinker_net import ThinkerNet
 from parl_like.robot import Robot
 from parl_like.robots.thinker import Config, ThinkerAgent, make_envs, replaying
+from parl_like.robots.thinker_ray import SharedModel, SharedTask, ray_init, seeds
 from parl_like.spec import Array
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -70,12 +72,16 @@ WAYS_OUT = {
     "atari": "give env_fn=lambda: parl_like.envs.atari.Atari(game)", "grayscale": "give env_fn=lambda: parl_like.envs.atari.Atari(game, …)",
     "project": "give savedir and xpid",
     **dict.fromkeys(("obs_norm", "obs_clip", "reward_norm", "repeat_action_n", "rand_action_eps"), "wrap the environment and give it as env_fn"),
-    **dict.fromkeys(("ray_mem", "ray_gpu", "ray_cpu", "gpu_learn"), "there is no Ray to share resources with; leave it out"),
+    **dict.fromkeys(("ray_mem", "ray_gpu", "ray_cpu", "gpu_learn"), "give it to thinker.ray_init"),
 }
 FREE = {
     "ckp", "savedir", "xpid", "parallel", "train_model", "total_steps", "model_learning_rate", "test_rec_t", "return_h", "return_x", "return_double",
 }  # fmt: skip
 """Options that may change where a run goes on: nothing in a checkpoint depends on them."""
+OWN = {"ckp", "savedir", "xpid", "preload", "parallel"}
+"""Options in which makers of one shared model may differ."""
+
+__all__ = ["LearningEnv", "ThinkerEnv", "ThinkerOptions", "make", "ray_init"]
 
 
 class ThinkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +176,7 @@ class ThinkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def make(
     name: str | None = None, env_fn: Callable[[], Any] | None = None, env_n: int | None = None, gpu: bool | None = None,
-    config: str | os.PathLike[str] | Mapping[str, Any] | None = None, **options: Any,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None, ray_obj: SharedModel | None = None, **options: Any,
 ) -> ThinkerEnv:
     """n environments seen through a search tree. See `ThinkerEnv` for what they do, `ThinkerOptions` for the options.
 
@@ -187,11 +193,12 @@ def make(
         env_n: Environments; None: 1, or those of the run that goes on.
         gpu: Whether the model computes, and tensors are returned, on CUDA; None: if there is any.
         config: YAML file of options, or a mapping.
+        ray_obj: What `ray_init` gave, for a model that several makers share: it computes where `ray_init` said. None: a model of its own.
         options: Options by name, before those of `config`.
 
     Raises:
         ConfigError: an option is unknown (the nearest name is said), not built, out of its range, or not that of the checkpoint; an
-            environment does not fit.
+            environment does not fit; it is not that of the shared model.
     """
     layer = {} if config is None else dict(config) if isinstance(config, Mapping) else load_yaml_file(Path(config))
     own = {key: layer.pop(key, None) for key in ("name", "env_n", "spaces")}  # of a `config_c.yaml`
@@ -216,9 +223,55 @@ def make(
         raise ConfigError("thinker.make: wrapper_type 1 has no tree, and no model is learned beside it; leave has_model and train_model out")
     if gpu and not torch.cuda.is_available():
         raise ConfigError("thinker.make: gpu is True, but torch sees no CUDA device; use gpu=False, or leave it out")
+    if ray_obj is not None and o.wrapper_type == 1:
+        raise ConfigError("thinker.make: wrapper_type 1 has no model to share; leave ray_obj out")
+    maker = None if ray_obj is None else _Maker(ray_obj, o)
+    try:
+        return _make(o, run, n, env_fn, gpu, given, saved, maker)
+    except BaseException:
+        if maker is not None:
+            maker.leave()
+        raise
+
+
+class _Maker:
+    """One maker's place at a shared model.
+
+    Raises:
+        ConfigError: the first maker had other options.
+    """
+
+    def __init__(self, model: SharedModel, o: ThinkerOptions) -> None:
+        self.model = model
+        mine = {key: value for key, value in to_dict(o).items() if key not in OWN}
+        self.rank, first = model.enter(mine)
+        for key, value in mine.items():
+            if value != first[key]:
+                self.leave()
+                raise ConfigError(f"thinker.make: the shared model's first maker has {key} {first[key]!r}, not {value!r}; makers of one model have the same options")
+
+    def share(self, task: ComputationTask, o: ThinkerOptions, envs: VectorEnv[Any, Any, Any]) -> SharedTask:
+        """The task as it is shared; built now, if this maker is the first to."""
+        task.name = "model"
+        shared = SharedTask(task, self.model, self.rank)
+        shared.build(seeds(o.base_seed, self.rank)[1])
+        for kind, there, here in (("observations", shared.algorithm.model.obs_space, envs.single_observation_space),
+                                  ("actions", shared.algorithm.model.act_space, envs.single_action_space)):
+            if there != here:
+                raise ConfigError(f"thinker.make: the shared model has {kind} {there}, these environments {here}; makers of one model have the same")
+        return shared
+
+    def leave(self) -> None:
+        self.model.leave(self.rank)
+
+
+def _make(
+    o: ThinkerOptions, run: dict[str, Any], n: int, env_fn: Callable[[], Any] | None, gpu: bool | None, given: Mapping[str, Any],
+    saved: Mapping[str, Any], maker: _Maker | None,
+) -> ThinkerEnv:
     learns = o.train_model and o.wrapper_type != 1
     folder = None
-    if learns and given.keys() & {"xpid", "savedir"}:
+    if learns and given.keys() & {"xpid", "savedir"} and (maker is None or maker.rank == 0):
         folder = Path(o.savedir, o.xpid or f"thinker-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     if folder is not None and not o.ckp and _holds_run(folder):
         raise ConfigError(f"thinker.make: there is a run in {folder}; ckp=True goes on with it, another xpid begins a new one")
@@ -236,8 +289,8 @@ def make(
         spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
         if saved and saved["spaces"] != spaces:
             raise ConfigError(_differs(o, "name" if env_fn is None else "env_fn", saved["spaces"], spaces))
-        robot = None if o.wrapper_type == 1 else _robot(o, envs, again, device, n, stacks[0] if stacks else 1)
-        vector = LearningEnv(envs if robot is None else robot, o, folder)
+        robot = None if o.wrapper_type == 1 else _robot(o, envs, again, device, n, stacks[0] if stacks else 1, maker)
+        vector = LearningEnv(envs if robot is None else robot, o, folder, maker)
     except BaseException:
         envs.close()
         raise
@@ -351,6 +404,7 @@ class _Caller(ThinkerAgent):
 
 def _robot(
     o: ThinkerOptions, envs: VectorEnv[Any, Any, Any], again: Callable[[], Any], device: torch.device, n: int, frame_stack: int,
+    maker: _Maker | None,
 ) -> Robot:
     rows = o.model_unroll_len + o.model_return_n + 3
     if o.train_model and o.model_buffer_n // n < rows:
@@ -367,16 +421,19 @@ def _robot(
         "x_shape": shapes.x_shape if o.return_x else None,
     }  # fmt: skip
     made = [envs]
+    task, seed = _task(o, net, device if maker is None else torch.device(maker.model.device)), o.base_seed
+    if maker is not None:
+        task, seed = maker.share(task, o, envs), seeds(o.base_seed, maker.rank)[0]
     try:
         robot = Robot(
-            lambda: made.pop() if made else again(), tasks={"model": _task(o, net, device)}, seed=o.base_seed,
+            lambda: made.pop() if made else again(), tasks={"model": task}, seed=seed,
             agent=partial(_Caller, n, perfect=o.wrapper_type == 2, planning=planning), driver="threads" if o.parallel else "cooperative",
             mode="async" if o.parallel else "sync")  # fmt: skip
     except TypeError as error:
         if o.wrapper_type != 2:
             raise
         raise ConfigError(f"thinker.make: wrapper_type=2: {str(error).removeprefix('perfect model: ')}") from error
-    if o.ckp or o.preload:
+    if (o.ckp or o.preload) and (maker is None or maker.rank == 0):
         folder = Path(o.savedir, o.xpid) if o.ckp else Path(o.preload)
         left_out = robot.load(folder / "checkpoint", partial=not (o.ckp and o.train_model))
         if left_out:
@@ -398,10 +455,11 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         source: The robot, or for wrapper_type 1 the environments.
         options: The options.
         folder: Where checkpoints go; None: nowhere.
+        maker: Its place at a shared model.
     """
 
-    def __init__(self, source: Robot | VectorEnv[Any, Any, Any], options: ThinkerOptions, folder: Path | None) -> None:
-        self.options, self.folder, self._ended = options, folder, False
+    def __init__(self, source: Robot | VectorEnv[Any, Any, Any], options: ThinkerOptions, folder: Path | None, maker: _Maker | None = None) -> None:
+        self.options, self.folder, self._maker, self._ended = options, folder, maker, False
         self.robot = source if isinstance(source, Robot) else None
         self._saved_at, self._first = time.monotonic(), True
         if isinstance(source, Robot):
@@ -453,7 +511,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         if self.learns:
             real = not info["imagined"].all()
             prob = np.eye(self._agent.augmented.n_actions, dtype=np.float32)[acts[:, 0]] if action_prob is None else action_prob
-            helper.collecting = self.robot.env_steps >= self.options.total_steps  # the learning rate is 0 from there on
+            helper.collecting = self.real_steps >= self.options.total_steps  # the learning rate is 0 from there on
             try:
                 with np.errstate(divide="ignore"):
                     self._agent.remember_real(before, acts, rew, terminated, truncated, info, np.log(np.asarray(prob, np.float32)))
@@ -465,12 +523,21 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             face.end_episodes()
         return self._obs, rew, terminated, truncated, info
 
+    @property
+    def real_steps(self) -> int:
+        """So far, with those of the other makers of a shared model, of which its last reply told."""
+        if self.robot is None:
+            return 0
+        task = self.robot.tasks["model"]
+        return self.robot.env_steps + (task.others if isinstance(task, SharedTask) else 0)
+
     def status(self) -> dict[str, Any]:
         """`processed_n` real steps so far, `warm_up_n` before the first lesson, whether learning is `running` or has come to its `finish`, and
-        `replay_ratio`, steps learned from per real step after the warm-up."""
-        o, n = self.options, 0 if self.robot is None else self.robot.env_steps
-        updates = 0 if self.robot is None else self.robot.tasks["model"].algorithm.updates
+        `replay_ratio`, steps learned from per real step after the warm-up. Of a shared model: of all its makers."""
+        o, n, task = self.options, self.real_steps, None if self.robot is None else self.robot.tasks["model"]
+        updates = 0 if task is None else task.algorithm.updates
         warm, finish = self._helper.warmup if self.learns else o.model_warm_up_n, n >= o.total_steps
+        warm *= task.makers if isinstance(task, SharedTask) else 1
         ratio = updates * o.model_batch_size * o.model_unroll_len / max(n - warm + 1, 1)
         return {"processed_n": n, "warm_up_n": warm, "running": self.learns and n >= warm and not finish, "finish": finish, "replay_ratio": ratio}
 
@@ -500,6 +567,8 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             if self.robot is not None:
                 self.robot.close()
             self.env.close(**kwargs)
+            if self._maker is not None:
+                self._maker.leave()
 
     def _check_open(self) -> None:
         if self._ended:

@@ -25,6 +25,7 @@ def ours(monkeypatch):
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
     ("thinker", ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"]),
+    ("faults", ["--quick", "--only", "bad", "unsafe"]),
 ])
 def test_json_out(name, argv, capsys):
     assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
@@ -48,6 +49,9 @@ def test_json_out(name, argv, capsys):
         assert all(case["decoding"]["over_bare"] > 0 and case["latent_vs_decoding"] > 0 for case in result["acting"]["small"].values())
         assert {"decoding, channels_last", "latent, bfloat16", "decoding, compiled"} <= result["variants"]["small"].keys()
         assert result["memory"]["growth"] < 0.1
+    elif name == "faults":
+        assert {name.split()[0] for name in result["card"]} == {"bad", "unsafe"} and len(result["card"]) == 3
+        assert all(line["reached"] for name, line in result["card"].items() if name.startswith("bad")), result["card"]
     else:
         case = result["agents"]["4"]
         rates = case["rates"]

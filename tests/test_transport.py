@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from time import perf_counter, sleep
 
@@ -42,13 +43,30 @@ DRIVERS = ["inline", "cooperative", "threads", *(["processes"] if sys.platform =
 
 RUNNING = [name for name in DRIVERS if name != "inline"]
 LOCAL = [name for name in RUNNING if name != "processes"]
+RAY = pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")])
 """Drivers whose agents are in this process, for tests that look at the agents themselves, or whose agents write into the test's lists.
 What those ask of worker processes is in tests/drivers/test_processes.py."""
 
-each_driver = pytest.mark.parametrize("driver", DRIVERS)
-each_running_driver = pytest.mark.parametrize("driver", RUNNING)
+each_driver = pytest.mark.parametrize("driver", [*DRIVERS, RAY])
+each_running_driver = pytest.mark.parametrize("driver", [*RUNNING, RAY])
 each_local_driver = pytest.mark.parametrize("driver", LOCAL)
 each_driver_in_this_process = pytest.mark.parametrize("driver", ["inline", *LOCAL])
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """An instance that all robots of this module share: each of its own would take seconds."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def connected(request):
+    if "driver" in request.fixturenames and request.getfixturevalue("driver") == "ray":
+        request.getfixturevalue("one_ray")
 
 
 # ------------------------------------------------------------------------------------------------- who gets which answer (1, 4, 9)

@@ -8,7 +8,7 @@
     state = env.reset()
     state, reward, done, info = env.step(primary_action, reset_action)
 
-It stands in `parl_like.robots.thinker_make`, above the environments, and is loaded with torch when it is first used.
+`thinker.ray_init()` begins a model that several `make(..., ray_obj=...)` share, in actors of Ray. It stands in `parl_like.robots.thinker_make`, above the environments, and is loaded with torch when it is first used.
 """
 
 from importlib import import_module
@@ -18,14 +18,14 @@ from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.layout import Layout
 from parl_like.envs.thinker.tree import Tree
 
-__all__ = ["AugmentedEnv", "Layout", "Tree", "make"]  # noqa: F822  made below
+__all__ = ["AugmentedEnv", "Layout", "Tree", "make", "ray_init"]  # noqa: F822  made below
 
 
 def __getattr__(name: str) -> Any:
-    if name != "make":
+    if name not in ("make", "ray_init"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("parl_like.robots.thinker_make").make
+    return getattr(import_module("parl_like.robots.thinker_make"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "make"])
+    return sorted([*globals(), "make", "ray_init"])

@@ -37,6 +37,7 @@ from parl_like.spec import Array
 from parl_like.wire import ErrorBudget, Kind, Message, WireError, join, pack, pack_state, split, unpack, unpack_state
 
 if TYPE_CHECKING:
+    from parl_like.computation_task import ComputationTask
     from parl_like.computation_wrapper import ComputationWrapper
 
 STOP_PATIENCE = 3.0
@@ -90,12 +91,16 @@ class Processes:
         for name in ("start_limit", "step_limit", "memory_limit", "max_restarts", "period"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"Processes: {name} is {value}; expected more than 0")
+                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected more than 0")
         for name in ("agent_restarts", "remote"):
             if getattr(self, name) < 0:
-                raise ValueError(f"Processes: {name} is {getattr(self, name)}; expected at least 0")
+                raise ValueError(f"{type(self).__name__}: {name} is {getattr(self, name)}; expected at least 0")
         if self.workers is not None and self.workers < (self.remote == 0):
-            raise ValueError(f"Processes: workers is {self.workers}; expected more than 0, or remote workers")
+            raise ValueError(f"{type(self).__name__}: workers is {self.workers}; expected more than 0, or remote workers")
+
+    def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:
+        """Tasks stay with the robot."""
+        return tasks
 
 
 class RemoteError(Exception):
@@ -284,7 +289,7 @@ class ProcessesDriver(CooperativeDriver):
         for hook in hooks:
             heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
             if heard and not getattr(hook, "counts_only", False):
-                raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under driver='processes' hooks hear "
+                raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under driver={self.crew.driver_name!r} hooks hear "
                                  "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use another driver")
         self._counting = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
         return overridden(hooks, "post_episode")

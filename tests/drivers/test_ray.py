@@ -1,0 +1,332 @@
+"""The ray driver and tasks in actors of their own: what they add to the contract of tests/test_transport.py, and what happens when actors and nodes die."""
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from functools import partial
+from time import monotonic, sleep
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from drivers.test_processes import Broken, Cursed, Elementwise, Faulty, Fragile
+from drivers.transport_fakes import BAD, Drift, Echo, Programmed, lesson, no_nursery_stays, row  # noqa: F401 - the fixture is for this module, too
+
+from parl_like import OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
+from parl_like.algorithm import Shared
+from parl_like.algorithms.actor_critic import PPO
+from parl_like.algorithms.dqn import DQN
+from parl_like.computation_task import ComputationTask
+from parl_like.drivers.processes import Processes
+from parl_like.drivers.ray_cluster import Ray
+from parl_like.drivers.ray_tasks import CONNECTION, RayTask
+from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.models.mlp import MLPQ, MLPActorCritic
+from parl_like.stages import EpisodeStats, StopAfterSteps, StopWhen
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux"), pytest.mark.timeout(120)]
+
+MEMORY = {"object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A cluster of one node with one CPU, to which this process is connected. The workers of most tests ask for none."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **MEMORY})
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def two(**options):
+    return Ray(**{"workers": 2, "num_cpus": 0, **options})
+
+
+def drifting(driver, task, n_agents=5, **options):
+    return Robot(Drift, tasks={"RL": task}, n_agents=n_agents, driver=driver, trace=True, **options)
+
+
+def ppo():
+    return ComputationTask(
+        create_algorithm_func(MLPActorCritic, dict(obs=Drift.observation_space, act=Drift.action_space, hidden=[8]), PPO, dict(epochs=2, minibatches=2)),
+        partial(OnPolicyHelper, unroll=8))
+
+
+def dqn():
+    return ComputationTask(
+        create_algorithm_func(MLPQ, dict(obs=Drift.observation_space, act=Drift.action_space, hidden=[8]), DQN, dict(target_period=8)),
+        partial(OffPolicyHelper, size=500, batch_size=16, learn_every=4))
+
+
+def actors():
+    """Names of our actors' processes on the nodes that were started here."""
+    names = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            names.append(" ".join(process.cmdline()))
+    return [name for name in names if name.startswith(("ray::WorkerActor", "ray::TaskActor"))]
+
+
+# ------------------------------------------------------------------------------------------------------------------- exactness
+
+
+def two_runs(robot, path):
+    """What two runs leave, with a checkpoint between them."""
+    with robot:
+        robot.run(StopAfterSteps(300))
+        robot.save(path)
+        robot.run(StopAfterSteps(300))
+        return robot.trace_hash(), robot.counters()
+
+
+def test_sync_runs_are_those_of_worker_processes(tmp_path):
+    expected, same = (two_runs(drifting(driver, ppo()), tmp_path / driver.name) for driver in (Processes(workers=2), two()))
+    assert same == expected and expected[1]["updates/RL"] > 10
+
+
+def test_a_task_in_an_actor_learns_the_same_and_a_checkpoint_takes_it_back(tmp_path):
+    expected = two_runs(drifting(Processes(workers=1), dqn()), tmp_path / "processes")
+    assert expected[1]["updates/RL"] > 10
+    driver = two(workers=1, tasks={"RL": {"num_cpus": 0}})
+    assert two_runs(drifting(driver, dqn()), tmp_path / "ray") == expected
+    with drifting(driver, dqn()) as robot:
+        robot.load(tmp_path / "ray")
+        stats = EpisodeStats()
+        robot.run(StopAfterSteps(300), stats)
+        assert (robot.trace_hash(), robot.counters()) == expected and stats.lengths
+        assert robot.evaluate(2).lengths == [50] * 2
+
+
+# ---------------------------------------------------------------------------------------------------------------- tasks in actors
+
+
+def echo_in_actor(**options):
+    task = RayTask(ComputationTask(Echo, **options), num_cpus=0)
+    task.name = "echo"
+    return task
+
+
+def fail_and_go_on(agent):
+    comm = agent.helpers["echo"].comm
+    with pytest.raises(TaskFailed) as caught:
+        comm.predict(row(agent, BAD))
+    said = str(caught.value)
+    for part in ("task 'echo': predict failed", "ArithmeticError: the row is bad", "in the actor of task 'echo'", "transport_fakes.py", "in predict"):
+        assert part in said, part
+    assert type(caught.value.__cause__) is ArithmeticError
+    ticket = comm.predict(row(agent, 3))
+    assert ticket.out["echo"][ticket.start].tolist() == [agent.index, 3] and ticket.version == 0
+    np.testing.assert_array_equal(comm.learn(lesson(agent, 4))["row"], lesson(agent, 4)["obs"])
+    ticket = comm.predict(row(agent, 4))
+    assert ticket.version == 1 and ticket.out["w0"][ticket.start].tolist() == [1.0]
+
+
+def test_a_task_in_an_actor_answers_learns_fails_and_dies():
+    task = echo_in_actor()
+    with Robot(tasks={"echo": task}, agent=partial(Programmed, fail_and_go_on)) as robot:
+        robot.run()
+        assert (task.version, task.learns, task.rows_learned, task.algorithm.updates) == (1, 1, 4, 1)
+        state = task.state_dict()
+        assert state["counters"]["updates"] == 1 and state["networks"]["model"]["parts.0"].item() == 1.0
+        with pytest.raises(AttributeError, match=r"Echo.batches: the algorithm is in a Ray actor; here it has"):
+            task.algorithm.batches  # noqa: B018
+        with pytest.raises(ValueError, match="cannot follow"):
+            task.sync_from(task)
+        ray.kill(task._actor)
+        with pytest.raises(TaskFailed, match="task 'echo': its actor has died, and its weights with it; go on from a checkpoint"):
+            task.predict({"obs": np.zeros((1, 2))})
+    task.close()
+    with pytest.raises(TaskFailed, match="its actor was ended when"):
+        task.state_dict()
+
+
+def test_several_faces_of_one_actor_see_what_all_have_learned_step_by_step():
+    first = RayTask(ComputationTask(partial(Echo, steps=300)), num_cpus=0)
+    first.build()
+    second = RayTask(ComputationTask(Echo), first._actor)
+    second.build()
+    rows = {"obs": np.zeros((2, 2))}
+    first.learn(rows)
+    second.learn(rows)
+    for task in (first, second):
+        out, version = task.act(rows)
+        assert out["w0"].tolist() == [[600.0]] * 2 and (version, task.version, task.rows_learned) == (600, 600, 4)
+    lesson, seen = second._send("learn", rows), []
+    while not ray.wait([lesson], timeout=0)[0]:
+        seen.append(first.act(rows)[1])
+    assert any(600 < version < 900 for version in seen) and sorted(seen) == seen
+    state = first.state_dict()
+    second.learn(rows)
+    first.load_state_dict(state)
+    assert second.act(rows)[1] == 900 and second.version == 900
+    second.close()  # not its own
+    assert first.predict(rows)["w0"].tolist() == [[900.0]] * 2
+    first.close()
+
+
+def test_what_cannot_be_in_an_actor_is_refused():
+    trunk = torch.nn.Linear(3, 3)
+    with pytest.raises(TypeError, match="Elementwise already; give it a function"):
+        RayTask(ComputationTask(Elementwise()))
+    with pytest.raises(TypeError, match="task 'task': what builds the algorithm cannot be sent.*holds a Linear that is here already; build it inside"):
+        RayTask(ComputationTask(lambda: trunk)).build()
+    shared = Shared(MLPQ, Drift.observation_space, Drift.action_space)
+    with pytest.raises(TypeError, match="holds a Shared, whose copies would learn each by itself"):
+        RayTask(ComputationTask(create_algorithm_func(shared, {}, DQN, {}))).build()
+    with pytest.raises(KeyError, match="no task 'model'; there are 'RL'"):
+        drifting(two(tasks={"model": {}}), ppo())
+    with pytest.raises(ValueError, match="Ray: memory_limit is an option of Processes; Ray itself"):
+        two(memory_limit=1 << 30)
+    with drifting(two(), ppo()) as robot:
+        assert [len(worker.agents) for worker in robot._driver.workers] == [3, 2]
+
+
+# ---------------------------------------------------------------------------------------------------------------------- faults
+
+
+def learned(robot):
+    """Rows; none twice."""
+    assert 0 < robot.tasks["RL"].rows_learned <= robot.env_steps
+    assert robot.wrappers["RL"].predictions.abandoned == 0
+    return robot.tasks["RL"].rows_learned
+
+
+def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
+    """One is killed in the middle of a step; then one between two calls, of which nobody hears before the next message to it."""
+    task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
+    killed = []
+
+    def until(robot):
+        driver = robot._driver
+        if robot.env_steps > 500 and driver.restarts == 1 and not killed:
+            killed.append([worker for worker in driver.workers if worker.running and not worker.incarnation][0])
+            ray.kill(driver.links[0]._actors[killed[0]])
+        return driver.restarts == 2 and robot.env_steps > 1000
+
+    with Robot(partial(Faulty, tmp_path / "count", "kill"), tasks={"RL": task}, n_agents=4, driver=two()) as robot, caplog.at_level(logging.WARNING):
+        robot.run(StopWhen(until))
+        before = learned(robot)
+        assert [worker.incarnation for worker in robot._driver.workers] == [1, 1]
+        assert caplog.text.count("was lost: The actor is dead because") == caplog.text.count("is replaced, its agents begin anew") == 2
+        robot.run(StopAfterSteps(100))
+        assert learned(robot) > before
+
+
+def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(tmp_path, caplog):
+    task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
+    with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": task}, n_agents=4, driver=two(step_limit=1.0), mode="async") as robot:
+        with caplog.at_level(logging.WARNING):
+            robot.run(StopWhen(lambda robot: robot.env_steps >= 1000 and robot._driver.restarts))
+        assert sorted(w.incarnation for w in robot._driver.workers) == [0, 1] and learned(robot)
+        assert "said nothing for 1 s" in caplog.text
+
+
+@pytest.mark.parametrize(("env", "kind", "said", "trace"), [
+    (Cursed, {}, r"agent 0: its environment raised in reset\(seed=.*OSError: no level", "in reset"),
+    (Broken, {}, r"worker 0 \(agents 0 to 0\): building its agents raised FileNotFoundError: levels.txt", "in __init__"),
+    (Fragile, {"max_restarts": 1}, "worker 0 .*was lost: .*; it was replaced 1 times within 60 s", ""),
+])
+def test_what_ends_the_run_is_said(env, kind, said, trace, tmp_path):
+    make = partial(env, tmp_path / "count") if env is Broken else env
+    with Robot(make, tasks={"RL": ComputationTask(Elementwise())}, n_agents=1, driver=two(workers=1, **kind)) as robot:
+        with pytest.raises(AgentFailed, match=said) as caught:
+            robot.run(StopAfterSteps(10))
+        assert trace in str(caught.value.__cause__)
+
+
+def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster):
+    """One worker a node, for each wants a CPU; a third node takes in who was on the second."""
+    second = cluster.add_node(num_cpus=1, **MEMORY)
+    lost = []
+    task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
+
+    def lose(robot):
+        if robot.env_steps > 300 and not lost:
+            lost.append(cluster.add_node(num_cpus=1, **MEMORY))
+            cluster.remove_node(second, allow_graceful=False)
+        return robot.env_steps > 1500 and robot._driver.restarts > 0 and all(worker.running for worker in robot._driver.workers)
+
+    with drifting(Ray(workers=2), task, n_agents=4) as robot:
+        robot.run(StopWhen(lose))
+        assert lost and task.rows_learned <= robot.env_steps and 1 in [min(w.incarnation, 1) for w in robot._driver.workers]
+    cluster.remove_node(lost[0])
+
+
+# ------------------------------------------------------------------------------------------------------------------ the connection
+
+
+def script(tmp_path, text, **environment):
+    """What a program says that is a process of its own."""
+    head = f"""
+        import os, sys
+        sys.path[:0] = {sys.path!r}
+        import psutil, ray
+        from functools import partial
+        from drivers.test_ray import *
+    """
+    (tmp_path / "robot.py").write_text(textwrap.dedent(head) + textwrap.dedent(text))
+    done = subprocess.run([sys.executable, tmp_path / "robot.py"], capture_output=True, text=True, timeout=100, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_robot_finds_a_cluster_by_its_address_alone(cluster, tmp_path):
+    said = script(tmp_path, f"""
+        with drifting(Ray(workers=1, num_cpus=0, address={cluster.address!r}), ppo()) as robot:
+            robot.train_iter()
+            print(robot.env_steps)
+            try:
+                CONNECTION.open("10.0.0.1:1")
+            except ValueError as error:
+                print(error)
+        print(ray.is_initialized())
+    """)
+    assert f"40\nRay: address is '10.0.0.1:1', but this process is connected to {cluster.address}" in said and said.endswith("False\n")
+    assert ray.nodes()[0]["Alive"]
+
+
+def test_nothing_is_left_of_a_local_instance(tmp_path):
+    """It ends with the last robot that uses it; nobody waits for room there."""
+    said = script(tmp_path, """
+        robot = drifting(Ray(workers=1, num_cpus=100, tasks={"RL": {"num_cpus": 100}}), ppo())
+        with robot, drifting(Ray(workers=1), ppo(), n_agents=1) as other:
+            robot.train_iter()
+            other.train_iter()
+            robot.close()
+            other.train_iter()
+            family = psutil.Process().children(recursive=True)
+            print(ray.is_initialized(), any("raylet" in process.name() for process in family))
+        _, alive = psutil.wait_procs(family, 30)
+        print(ray.is_initialized(), [process.name() for process in alive])
+    """, RAY_ADDRESS="10.0.0.1:1")  # is not asked for
+    assert said == "True True\nFalse []\n"
+
+
+def test_nothing_is_left_in_a_cluster():
+    end = monotonic() + 30
+    while (left := actors()) and monotonic() < end:  # Ray ends them by and by
+        sleep(0.1)
+    assert not left and not CONNECTION.users
+
+
+def test_without_ray_there_is_one_line_that_says_what_to_install(tmp_path):
+    code = """
+        import sys
+        sys.modules["ray"] = None
+        from parl_like.drivers.ray_cluster import Ray
+        from parl_like.drivers.ray_tasks import the_ray
+        try:
+            the_ray()
+        except ImportError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "Ray is not installed; pip install 'parl_like[ray]'\n", done.stderr
