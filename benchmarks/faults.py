@@ -725,7 +725,7 @@ def training(path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
     """`parl-like train` with worker processes, past its first rows of metrics; process, mark and run directory."""
     mark, run = uuid.uuid4().hex, path / "run"
     words = [sys.executable, "-m", "parl_like", "train", "dqn-cartpole", "driver=processes", "total_steps=100000000", "tensorboard=false", f"run_dir={run}"]
-    env = {**os.environ, MARK: mark, "TMPDIR": str(path), "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    env = {**os.environ, MARK: mark, "TMPDIR": str(path), "PARL_LIKE_SHM": str(path), "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     log = open(path / "log", "wb")  # noqa: SIM115
     process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
     try:
@@ -747,11 +747,12 @@ def temporary_files_in_one_place() -> Iterator[None]:
     """Where nobody else makes any."""
     before = tempfile.tempdir
     with folder() as path:
-        tempfile.tempdir = str(path)
+        tempfile.tempdir = os.environ["PARL_LIKE_SHM"] = str(path)
         try:
             yield
         finally:
             tempfile.tempdir = before
+            del os.environ["PARL_LIKE_SHM"]
 
 
 def sockets_in(path: Path) -> list[str]:

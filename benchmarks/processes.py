@@ -344,7 +344,10 @@ def measure(rounds: int) -> tuple[dict[str, Any], list[str]]:
 
     rates = compare({
         "processes": ours, "replicas": lambda: asking(two, 12_000, small, partial(mlp, "replica"))[0], "multiprocessing.Queue": lambda: queues(200), "cooperative": lambda: asking("cooperative", 3000, small, mlp)[0]}, rounds)
-    large = compare({"processes": images, "bare copy": lambda: bare_copy(200)}, rounds)
+    def replicas() -> float:
+        return asking(two, 1500, IMAGE, lambda: ComputationTask(Sum, serve="replica"))[0] * float(np.prod(IMAGE.shape))
+
+    large = compare({"processes": images, "replicas": replicas, "bare copy": lambda: bare_copy(200)}, rounds)
     burnt = compare({"processes": lambda: busy(two, 20_000), "cooperative": lambda: busy("cooperative", 10_000)}, rounds)
     back = [recovery() for _ in range(rounds)]
     still, given = weights(False), weights(True)
@@ -357,7 +360,8 @@ def measure(rounds: int) -> tuple[dict[str, Any], list[str]]:
     lines = [
         f"small: {rates['processes']['median']:,.0f} requests/s, p99 {1e3 * float(np.median(late)):.2f} ms; {result['small']['vs multiprocessing.Queue']:.1f}x a "
         f"process per agent on multiprocessing.Queue; with replicas {rates['replicas']['median']:,.0f}; cooperative {rates['cooperative']['median']:,.0f}",
-        f"images: {large['processes']['median'] / 1e9:.2f} GB/s, {result['images']['vs bare copy']:.2f}x a bare copy",
+        f"images: {large['processes']['median'] / 1e9:.2f} GB/s, {result['images']['vs bare copy']:.2f}x a bare copy; with replicas "
+        f"{large['replicas']['median'] / 1e9:.2f}",
         f"busy: {burnt['processes']['median']:,.0f} steps/s, {result['busy']['vs cooperative']:.2f}x cooperative",
         f"weights of 26.6 MB: {1e3 * given['delay_s']:.1f} ms until a worker acts with them ({1e3 * given['copying_s']:.1f} ms of the robot's process); longest "
         f"pause {1e3 * given['longest_pause_s']:.1f} ms, {given['pauses_above_2_ms']} above 2 ms in {given['publications']} publications; without any "

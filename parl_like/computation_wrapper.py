@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -206,6 +206,7 @@ class PredictionQueue(RequestQueue):
         self.to_env: Any = None
         self._capacity = rule.max_rows or 64
         self._free: list[RowBlock] = []
+        self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
 
     def add_explorer(self, explorer: Explorer, agent: Any) -> None:
         if self.explorer is None:
@@ -223,7 +224,7 @@ class PredictionQueue(RequestQueue):
             block = self._free.pop()
             if block.capacity >= self._capacity:
                 return _Batch(block)
-        return _Batch(RowBlock(self.specs, self._capacity))
+        return _Batch(self.make_block(self.specs, self._capacity))
 
     def put(self, ticket: Ticket, values: Any) -> None:
         if self.stopped is not None:
@@ -257,7 +258,7 @@ class PredictionQueue(RequestQueue):
 
     def _grow(self, batch: _Batch, rows: int) -> None:
         capacity = max(2 * batch.block.capacity, rows)
-        larger = RowBlock(self.specs, capacity)
+        larger = self.make_block(self.specs, capacity)
         for name, column in batch.block.arrays.items():
             larger.arrays[name][: batch.rows] = column[: batch.rows]
         batch.block = larger

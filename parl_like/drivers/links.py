@@ -9,15 +9,17 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
 import psutil
 import zmq
 
+from parl_like.drivers import shared
 from parl_like.drivers.nursery import NURSERY, readable
 from parl_like.drivers.threads import shielded
+from parl_like.spec import Array, Spec
 
 if TYPE_CHECKING:
     from parl_like.drivers.nursery import Child
@@ -69,6 +71,9 @@ class Link(Protocol):
     def memory(self, seat: Seat) -> int:
         """Bytes of resident memory; 0 where that is unknown."""
 
+    def rows(self, seat: Seat, specs: Sequence[Spec], block: tuple[int, int], n: int) -> Mapping[str, Array]:
+        """`n` rows of a request that says where they are (`parl_like.drivers.shared`); only of links whose workers share memory."""
+
     def close(self) -> None:
         """After the last worker was forgotten: closes what `open` made, which may be called again."""
 
@@ -82,7 +87,8 @@ class LocalLink:
         self._descriptors: list[int] = []
 
     def open(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="parl_like-")  # 0700
+        self._folder = tempfile.mkdtemp(prefix="parl_like-", dir=shared.folder())  # 0700
+        self._reader = shared.Reader(self._folder)
         self._address = f"ipc://{self._folder}/robot"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -92,6 +98,7 @@ class LocalLink:
         self._descriptors = [int(self._socket.getsockopt(zmq.FD))]
 
     def begin(self, seat: Seat, recipe: Recipe) -> None:
+        recipe.shared = self._folder if shared.folder() else ""
         try:
             packed = cloudpickle.dumps(recipe)
         except Exception as error:
@@ -148,6 +155,7 @@ class LocalLink:
 
     def forget(self, seat: Seat) -> None:
         child = self._children.pop(seat)
+        self._reader.forget(seat.identity.decode())
         self._seats = {identity: other for identity, other in self._seats.items() if other is not seat}
         self._descriptors.remove(child.pidfd)
         child.forget()
@@ -157,6 +165,10 @@ class LocalLink:
             return int(psutil.Process(self._children[seat].pid).memory_info().rss)
         except psutil.NoSuchProcess:  # it has just ended
             return 0
+
+    def rows(self, seat: Seat, specs: Sequence[Spec], block: tuple[int, int], n: int) -> dict[str, Array]:
+        number, capacity = block
+        return self._reader.rows(seat.identity.decode(), number, specs, capacity, n)
 
     def pid(self, seat: Seat) -> int:
         return self._children[seat].pid

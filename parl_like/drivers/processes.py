@@ -715,6 +715,8 @@ class ProcessesDriver(CooperativeDriver):
                     if message.kind is Kind.PREDICT:
                         queue = wrapper.predictions
                         names = [spec.name for spec in queue.specs]
+                        if "block" in message.notes:
+                            message.arrays = dict(worker.link.rows(worker, queue.specs, tuple(message.notes["block"]), message.rows))  # type: ignore[arg-type]
                         if message.arrays.keys() != set(names):
                             raise WireError(f"a request for task {message.task!r} with {', '.join(message.arrays)}; expected {', '.join(names)}")
                         queue.put(ticket, tuple(message.arrays[name] for name in names))

@@ -21,6 +21,8 @@ from parl_like.drivers.ray_tasks import CONNECTION, RayTask, packed, said_by_ray
 from parl_like.drivers.threads import shielded
 from parl_like.drivers.worker import Recipe, Worker
 from parl_like.errors import unknown
+from parl_like.spec import Array, Spec
+from parl_like.wire import WireError
 
 NOT_HERE = ("memory_limit", "remote", "listen", "key", "allow")
 
@@ -158,6 +160,9 @@ class RayLink:
 
     def memory(self, seat: Seat) -> int:
         return 0
+
+    def rows(self, seat: Seat, specs: Sequence[Spec], block: tuple[int, int], n: int) -> dict[str, Array]:
+        raise WireError("rows in shared memory, from a worker that shares none")
 
     def close(self) -> None:
         bell, self._bell = self._bell, -1  # first: a late ring must not go to whoever gets the number next

@@ -342,6 +342,9 @@ class RemoteLink:
     def memory(self, seat: Seat) -> int:
         return 0
 
+    def rows(self, seat: Seat, specs: Sequence[Spec], block: tuple[int, int], n: int) -> dict[str, Array]:
+        raise WireError("rows in shared memory, from a worker that shares none")
+
     def close(self) -> None:
         for name, route in self._routes.items():
             self._bye(route, "end", f"the robot has ended, {name!r} is not needed any more")

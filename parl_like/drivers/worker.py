@@ -27,6 +27,7 @@ from parl_like.acting import ActingCopies
 from parl_like.computation_task import ComputationTask
 from parl_like.data.rows import RowBlock
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
+from parl_like.drivers.shared import Blocks
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
 from parl_like.robot import Crew, make_one
 from parl_like.spec import Array, Spec, SpecError
@@ -119,6 +120,7 @@ class Recipe:
     Attributes:
         seats: Index and seed (entropy, spawn key) of each of its agents.
         seed: Of the worker's own generators, such as its buffers'.
+        shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
     """
 
     worker: int
@@ -133,6 +135,7 @@ class Recipe:
     seed: tuple[Any, tuple[int, ...]]
     trace: bool
     agent_restarts: int
+    shared: str = ""
 
     @property
     def identity(self) -> bytes:
@@ -240,6 +243,7 @@ class RemoteDriver(CooperativeDriver):
     def halt(self, agents: Any, signal: str, patience: float | None = None) -> list[Agent]:
         if signal == "stop":
             for queue, batch in self.sent.values():
+                queue._recycle(batch)  # the robot has no eye on it any more
                 for ticket in batch.tickets:
                     ticket.error = Stopped(f"{ticket.agent}, task {queue.task.name!r}: the robot stopped")
                 self._wake(batch.tickets)
@@ -345,6 +349,7 @@ class Worker:
         self.steps = self.time_steps = 0  # reported so far
         self.told: Any = (0, 0)  # how many parked and living agents the robot knows of
         self.tell_steps = False
+        self.blocks: Blocks | None = None
         self.more = False  # another reply comes with the last one
         self.turned = -1  # what had been seen at the last turn
         self.rounds = 0  # served here since then
@@ -370,6 +375,11 @@ class Worker:
             self.report_failure(-1, error)
             return False
         self.agents = {agent.index: agent for agent in self.crew.agents}
+        if self.recipe.shared:
+            self.blocks = Blocks(self.recipe.shared, self.recipe.identity.decode())
+            for wrapper in self.crew.wrappers.values():
+                if wrapper.task.serve == "central":
+                    wrapper.predictions.make_block = self.blocks.make
         for agent in self.crew.agents:
             if agent.env is not None:
                 agent.env.observe(self.hooks)
@@ -426,8 +436,14 @@ class Worker:
 
     def _ask(self, request: int, queue: Any, batch: Any, notes: Mapping[str, Any]) -> None:
         n = batch.rows
-        rows = {name: column[:n] for name, column in batch.block.arrays.items()} if queue.kind == "predict" else queue.joined(batch)
         said: dict[str, Any] = {**notes, "n": len(batch.tickets)}
+        number = self.blocks.number_of(batch.block) if self.blocks is not None and batch.block is not None else None
+        if queue.kind == "learn":
+            rows = queue.joined(batch)
+        elif number is None:
+            rows = {name: column[:n] for name, column in batch.block.arrays.items()}
+        else:
+            rows, said["block"] = {}, [number, batch.block.capacity]
         if any(ticket.agent.learns for ticket in batch.tickets):
             said["learner"] = True
         self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n, arrays=rows, notes=said)

@@ -592,7 +592,7 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
     (tmp_path / "robot.py").write_text(script)
     folders = tempfile.mkdtemp(prefix="t")  # a socket's path may have some 100 characters
     words = [sys.executable, tmp_path / "robot.py"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "TMPDIR": folders}) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PARL_LIKE_SHM": folders}) as process:
         try:
             pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
             family = [psutil.Process(pid) for pid in pids] + psutil.Process(process.pid).children()
