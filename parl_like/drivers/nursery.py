@@ -153,7 +153,8 @@ class Child:
 
     def kill(self) -> None:
         if self.pidfd >= 0:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
         """Whether it ends within so many seconds."""

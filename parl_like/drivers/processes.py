@@ -31,6 +31,7 @@ from parl_like.communicator import Ticket
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.drivers.links import Link, LocalLink
 from parl_like.drivers.nursery import readable
+from parl_like.drivers.threads import shielded
 from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
 from parl_like.errors import AgentFailed
 from parl_like.spec import Array
@@ -205,7 +206,8 @@ class ProcessesDriver(CooperativeDriver):
         self._teachers: ThreadPoolExecutor | None = None  # of asynchronous lessons
         self._bell = -1  # an eventfd: a lesson has ended
         self._uncopied: set[str] = set()
-        self._round: list[Ticket] | None = None  # lessons of the round that is being given
+        self._held: list[Ticket] = []  # sync: replies to lessons, given when the run goes on
+        self._told = False  # what the agents know of `collecting`
         self._say = False  # the robot has a say before paused workers go on
         self._published: dict[str, int] = {}  # versions of the parameters that replicas have
 
@@ -273,8 +275,10 @@ class ProcessesDriver(CooperativeDriver):
         worker.inbox.clear()
         worker.states.clear()
         worker.heard, worker.pace, worker.slow = monotonic(), 0.0, False
-        worker.link.begin(worker, self._recipes(worker))
-        worker.taken = True
+        recipe = self._recipes(worker)
+        with shielded():  # a worker that nobody knew of would never be ended
+            worker.link.begin(worker, recipe)
+            worker.taken = True
 
     # --------------------------------------------------------------------------------------------------------------- hooks
 
@@ -345,6 +349,8 @@ class ProcessesDriver(CooperativeDriver):
         return any_came
 
     def _hear(self, worker: Seat, frames: list[Any]) -> None:
+        if not worker.taken:
+            return
         worker.heard = monotonic()
         try:
             message = unpack(split(frames), STATE_LIMIT)
@@ -356,7 +362,8 @@ class ProcessesDriver(CooperativeDriver):
         if kind is Kind.HELLO:
             worker.up = self._hello = True
         elif kind is Kind.STATE:
-            worker.states.append(unpack_state(message.arrays))
+            if message.notes.get("answer") == worker.sent:  # else to an order that was given up
+                worker.states.append(unpack_state(message.arrays))
         elif kind is Kind.FAILED:
             self._agent_failed(worker, message)
         else:
@@ -432,8 +439,11 @@ class ProcessesDriver(CooperativeDriver):
             what = f"{agent}: run_one_episode" if index >= 0 else f"{worker}: building its agents"
             error = AgentFailed(f"{what} raised {name}: {text.removeprefix(f'{agent}: ')}")
         error.__cause__ = RemoteError(f"in {worker}:\n{_text(message, 'trace')}")
-        if index < 0:
-            worker.deaths.append(float("inf"))  # it will end by itself, and the next one would fail likewise
+        if index < 0:  # those that are still being built would fail likewise, and tell it to the next run
+            for other in self.workers:
+                if other.taken and not other.up and other.link.has_begun(other):
+                    other.link.kill(other)
+                    self._forget(other)
         self._failed(agent, error)
 
     # ------------------------------------------------------------------------------------------------------------ supervisor
@@ -444,7 +454,8 @@ class ProcessesDriver(CooperativeDriver):
         for link in self.links:
             for worker, how in link.ended():
                 self._drain()  # what it had sent
-                self._lost(worker, how)
+                if worker.taken:
+                    self._lost(worker, how)
         for worker in self.workers:
             if not worker.taken or not worker.link.has_begun(worker):
                 continue
@@ -492,8 +503,6 @@ class ProcessesDriver(CooperativeDriver):
                             queue.abandoned += 1
         self.parked = [agent for agent in self.parked if agent not in worker.agents]
         self.agents = [agent for agent in self.agents if agent not in worker.agents]
-        if float("inf") in deaths:
-            return  # reported already
         if len(deaths) > self.options.max_restarts:
             self._failed(worker.agents[0], AgentFailed(f"{worker} {why}; it was replaced {self.options.max_restarts} times within {self.options.period:g} s"))
             return
@@ -502,8 +511,9 @@ class ProcessesDriver(CooperativeDriver):
         self._begin(worker)
 
     def _forget(self, worker: Seat) -> None:
-        worker.link.forget(worker)
-        worker.taken = worker.up = worker.running = worker.paused = False
+        with shielded():
+            worker.link.forget(worker)
+            worker.taken = worker.up = worker.running = worker.paused = False
         worker.inbox.clear()
 
     # ------------------------------------------------------------------------------------------------ lessons and parameters
@@ -520,7 +530,9 @@ class ProcessesDriver(CooperativeDriver):
             if self._teachers is None:
                 self._teachers = ThreadPoolExecutor(len(self.wrappers), "learn", torch.get_num_threads)  # asking limits a thread's own threads
                 self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self.lessons[queue] = self._teachers.submit(self._teach, queue, batch)
+            with shielded():  # one that nobody knew of would not be waited for
+                self.lessons[queue] = lesson = self._teachers.submit(self._teach, queue, batch)
+            lesson.add_done_callback(lambda _: os.eventfd_write(self._bell, 1))
 
     def _make_acting_copies(self) -> None:
         for wrapper in self.wrappers:
@@ -534,16 +546,13 @@ class ProcessesDriver(CooperativeDriver):
                                  type(error).__name__, error)
 
     def _teach(self, queue: Any, batch: Any) -> tuple[list[Ticket], list[Any]]:
-        try:
-            tickets = queue.work(batch)
-            due = self._due()
-            for wrapper in self.wrappers:
-                task = wrapper.task
-                if task.acting is not None and task.acting.version != task.version:
-                    task.publish()
-            return tickets, due
-        finally:
-            os.eventfd_write(self._bell, 1)
+        tickets = queue.work(batch)
+        due = self._due()
+        for wrapper in self.wrappers:
+            task = wrapper.task
+            if task.acting is not None and task.acting.version != task.version:
+                task.publish()
+        return tickets, due
 
     def _end_lessons(self) -> None:
         """Tells the agents whose lessons have ended."""
@@ -556,14 +565,20 @@ class ProcessesDriver(CooperativeDriver):
                 self._publish(due)
                 self._answer(queue, tickets)
 
-    def _due(self, always: bool = False) -> list[tuple[Any, dict[str, Any], dict[str, Array]]]:
-        """Tasks whose replicas are `sync_every` optimiser steps behind, and their parameters."""
+    def _due(self, always: bool = False, note: bool = True) -> list[tuple[Any, dict[str, Any], dict[str, Array]]]:
+        """Tasks whose replicas are `sync_every` optimiser steps behind, and their parameters.
+
+        Args:
+            always: Also those that are not.
+            note: All workers are to get them; else only some, and the others are as far behind as they were.
+        """
         out = []
         for wrapper in self.wrappers:
             task = wrapper.task
             if task.serve == "replica" and (always or task.version - self._published.get(task.name, 0) >= task.sync_every):
                 with task.lock:
-                    self._published[task.name] = task.version
+                    if note:
+                        self._published[task.name] = task.version
                     notes = {"version": task.version, "updates": task.algorithm.updates}
                     out.append((task, notes, pack_state(task.networks_state())))
         return out
@@ -604,10 +619,11 @@ class ProcessesDriver(CooperativeDriver):
         self._hello = self._halting
         if not self.sync and not self.lessons:
             self._make_acting_copies()
-        for worker in self.workers:
-            if worker.up and not worker.running and not self._halting:
+        starting = [worker for worker in self.workers if worker.up and not worker.running and not self._halting]
+        if starting:
+            self._publish(self._due(always=True, note=len(starting) == len(self.workers)), starting)
+            for worker in starting:
                 worker.running = True
-                self._publish(self._due(always=True), [worker])
                 self.agents += [agent for agent in worker.agents if agent not in self.agents]
                 self._with_quotas("start", worker, worker.agents)
 
@@ -617,6 +633,10 @@ class ProcessesDriver(CooperativeDriver):
             if mine:
                 self.parked = [agent for agent in self.parked if agent not in mine]
                 self._with_quotas("resume", worker, mine)
+            others = [agent for agent in worker.agents if agent not in mine and agent not in self.parked]
+            if others and worker.running and self.collecting != self._told:
+                self._with_quotas("limit", worker, others)
+        self._told = self.collecting
 
     def iterate(self, slices: int = 64) -> bool:
         """See `CooperativeDriver.iterate`; agents with replicas let the robot have a say from time to time, too."""
@@ -625,6 +645,10 @@ class ProcessesDriver(CooperativeDriver):
     def _run_ready(self) -> None:
         """Waits until all workers wait (sync), or something has waited long enough for them (async); then it is in the queues."""
         say, self._say = self._say, False
+        if self._held:
+            held, self._held = self._held, []
+            self._publish(self._due())  # before the replies, after which the agents act
+            self._reply(held)
         while not self.stopping:
             if self._hello:
                 self._start_agents()
@@ -637,6 +661,7 @@ class ProcessesDriver(CooperativeDriver):
                 break
             if paused:
                 if self.sync and any(wrapper.predictions.rows for wrapper in self.wrappers):
+                    self._order("go", paused)
                     break
                 if self.sync and not (say or self._halting or any(wrapper.trainings.rows for wrapper in self.wrappers)):
                     self._say = True
@@ -661,8 +686,12 @@ class ProcessesDriver(CooperativeDriver):
         """
         left = 0.5
         for wrapper in self.wrappers:
-            if wrapper.trainings.rows and wrapper.trainings not in self.lessons:
-                return 0.0
+            due = wrapper.trainings
+            if due.rows and due not in self.lessons:
+                if due.rows >= (due.rule.min_rows or 1):
+                    return 0.0
+                if due.rule.max_wait is not None:
+                    left = min(left, due.batches[0].born + due.rule.max_wait - perf_counter())
             queue = wrapper.predictions
             if queue.rows:
                 rule = queue.rule
@@ -706,7 +735,7 @@ class ProcessesDriver(CooperativeDriver):
                     continue
                 wrapper = self.crew.wrappers.get(message.task)
                 ticket = Ticket(worker, None)
-                ticket.waiter = (worker.incarnation, message.request)
+                ticket.waiter = (worker.incarnation, message.request, int(message.notes["n"]))  # type: ignore[arg-type]
                 ticket.rows = message.rows
                 ticket.state = "learner" in message.notes
                 try:
@@ -720,11 +749,9 @@ class ProcessesDriver(CooperativeDriver):
                         if message.arrays.keys() != set(names):
                             raise WireError(f"a request for task {message.task!r} with {', '.join(message.arrays)}; expected {', '.join(names)}")
                         queue.put(ticket, tuple(message.arrays[name] for name in names))
-                        queue.counters.requests += int(message.notes["n"]) - 1  # type: ignore[arg-type]  # of as many agents
                     else:
                         # Copies: a frame is read-only, and tensors are made of these.
                         dropped = wrapper.trainings.put(ticket, {name: value.copy() for name, value in message.arrays.items()})
-                        wrapper.trainings.counters.requests += int(message.notes["n"]) - 1  # type: ignore[arg-type]
                         if dropped:
                             self._wake(dropped)
                 except Exception as error:  # noqa: BLE001  the sender's fault, and to be told to it alone
@@ -734,29 +761,34 @@ class ProcessesDriver(CooperativeDriver):
     def _count_served(self, notes: Mapping[str, Any]) -> None:
         """What replicas have answered."""
         for name, wrapper in self.crew.wrappers.items():
-            for what in ("requests", "rows", "batches"):
+            for what in ("requests", "rows", "batches", "errors"):
                 n = notes.get(f"served.{what}.{name}", 0)
                 if n:
                     counters = wrapper.predictions.counters
                     setattr(counters, what, getattr(counters, what) + n)
 
     def _train_round(self) -> bool:
-        """As elsewhere, but the agents hear at its end: those with replicas would go on at once, some before and some after the next lesson."""
-        if not self.sync:
-            return super()._train_round()
-        self._round = []
-        try:
-            return super()._train_round()
-        finally:
-            tickets, self._round = self._round, None
-            self._wake(tickets)
+        """In async mode without those that are given already, for which nobody else shall wait, and not while agents could still come."""
+        if self.sync or self._say:
+            return self.sync and super()._train_round()
+        served = False
+        for wrapper in self.wrappers:
+            if wrapper.trainings.batches and wrapper.trainings not in self.lessons:
+                self._serve(wrapper.trainings)
+                served = True
+        return served
 
     def _wake(self, tickets: list[Ticket]) -> None:
-        if self._round is not None:
-            self._round += tickets
-            return
-        if self.sync and tickets and tickets[0].queue.kind == "learn":
-            self._publish(self._due())  # before the replies, after which the agents act
+        """In sync mode those who learn hear when the run goes on: agents would act at once, some before and some after what comes between."""
+        for ticket in tickets:
+            if ticket.queue is not None:
+                ticket.queue.counters.requests += ticket.waiter[2] - 1  # of as many agents
+        if self.sync and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
+            self._held += tickets
+        else:
+            self._reply(tickets)
+
+    def _reply(self, tickets: list[Ticket]) -> None:
         tickets = [t for t in tickets if not t.abandoned and t.waiter[0] == t.agent.incarnation]
         last = {ticket.agent: ticket for ticket in tickets}
         for ticket in tickets:
@@ -774,7 +806,8 @@ class ProcessesDriver(CooperativeDriver):
             self._send(worker, Kind.REPLY, request=request, rows=ticket.rows, arrays=arrays, notes=notes)
 
     def _learner_acts(self) -> bool:
-        return any(t.state for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
+        busy = not self.sync and any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
+        return busy or any(t.state for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
 
     def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
         """See `CooperativeDriver.halt`."""
@@ -784,6 +817,7 @@ class ProcessesDriver(CooperativeDriver):
             for wrapper in self.wrappers:
                 for queue in (wrapper.predictions, wrapper.trainings):
                     queue.fail_all("the robot stopped")
+            self._held.clear()
             self._order("stop")
             while self.lessons:  # as everywhere, a lesson that has begun is finished
                 self._pump()
@@ -805,19 +839,23 @@ class ProcessesDriver(CooperativeDriver):
             self._halting, self._hello = False, True
         self._publish(self._due(always=True))  # as in a robot that is made anew and loads this moment
         self._order("settle")
-        self._until_quiet(60.0)
+        self._until_quiet(60.0, again=True)
         self._take_in(requests=False)
         return []
 
-    def _until_quiet(self, seconds: float) -> None:
-        """Waits until the workers have obeyed; one that does not in time is ended, and replaced at the next start."""
+    def _until_quiet(self, seconds: float, again: bool = False) -> None:
+        """Waits until the workers have obeyed; one that does not in time is ended, and replaced at once (`again`) or at the next start."""
         end = monotonic() + seconds
         while any(worker.up and worker.seen != worker.sent for worker in self.workers):
             left = end - monotonic()
             if left <= 0:
                 for worker in self.workers:
                     if worker.up and worker.seen != worker.sent:
-                        _log.warning("%s did not obey within %g s; it is ended", worker, seconds)
+                        why = f"did not obey within {seconds:g} s"
+                        if again:
+                            self._kill(worker, why)
+                            continue
+                        _log.warning("%s %s; it is ended", worker, why)
                         worker.link.kill(worker)
                         self._forget(worker)
                 return

@@ -116,7 +116,7 @@ def schema_of(tasks: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------------- what a worker may say
 
 _NOTES: dict[str, type] = {
-    "turn": int, "steps": int, "time": int, "stop": bool, "paused": bool, "bad": int, "late": bool, "n": int, "learner": bool, "pid": int, "agent": int, "type": str, "again": bool,
+    "turn": int, "steps": int, "time": int, "stop": bool, "paused": bool, "bad": int, "late": bool, "n": int, "learner": bool, "pid": int, "answer": int, "agent": int, "type": str, "again": bool,
 }
 _EVENTS = {
     "parked": "<i4", "alive": "<i4", "steps": "<i8", "episode.agent": "<i4", "episode.env": "<i4", "episode.return": "<f8", "episode.length": "<i8",

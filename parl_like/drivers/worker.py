@@ -89,6 +89,13 @@ class AlgorithmCard:
                              "explorer and plain attributes of its algorithm. Ask the task (helper.predict, helper.ask), or use another driver")
 
 
+class Replica(ComputationTask):
+    """A task in a worker: it predicts, and learns nowhere but in the robot's process."""
+
+    def claim(self) -> None:
+        self.optimizer, self._optimizers, self._parameters, self._buffers = None, [], [], []
+
+
 class TaskCard:
     """A task without its networks, for a worker's helpers and queues."""
 
@@ -105,7 +112,7 @@ class TaskCard:
         """What the worker's wrappers serve or send for: this card; of a replica a task with networks of its own, which get their parameters later."""
         if self.source is None:
             return self
-        task = ComputationTask(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule, on_error=self.on_error,
+        task = Replica(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule, on_error=self.on_error,
                                train=self.train, serve="replica", bisect=self.bisect)
         task.name, task.learns = self.name, self.learns
         task.build(seed)
@@ -454,6 +461,7 @@ class Worker:
         self.served[name, "requests"] += len(tickets)
         self.served[name, "rows"] += sum(ticket.rows or 1 for ticket in tickets)
         self.served[name, "batches"] += 1
+        self.served[name, "errors"] += tickets[0].error is not None
         self.driver._wake(tickets)
 
     def _news(self) -> dict[str, Array]:
@@ -543,6 +551,8 @@ class Worker:
         self.driver.stopping = False
         self.driver.start(self.crew.agents, list(self.crew.wrappers.values()))
 
+    _limit = _quotas
+
     def _resume(self, message: Message) -> None:
         self.driver.resume(self._quotas(message))
 
@@ -573,17 +583,20 @@ class Worker:
             agent.fresh = True
         self.tell_steps = True
 
+    def _answer(self, state: Any) -> None:
+        self.send(Kind.STATE, arrays=pack_state(state), notes={"answer": self.seen})
+
     def _state(self, message: Message) -> None:
         state = {
             "agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents},
             "buffers": {name: buffer.state_dict() for name, buffer in self.crew.buffers.items()},
             "trace": {} if self.trace is None else {str(i): d.hex() for i, d in self.trace.digests.items()},
         }
-        self.send(Kind.STATE, arrays=pack_state(state))
+        self._answer(state)
 
     def _trace(self, message: Message) -> None:
         digests = {} if self.trace is None else {str(i): d.hex() for i, d in self.trace.digests.items()}
-        self.send(Kind.STATE, arrays=pack_state(digests))
+        self._answer(digests)
 
     def _load(self, message: Message) -> None:
         state = unpack_state(message.arrays)
@@ -597,7 +610,7 @@ class Worker:
             self.crew.tasks[name].learns = learns
         if self.trace is not None:
             self.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
-        self.send(Kind.STATE, arrays=pack_state({}))
+        self._answer({})
 
 
 # ----------------------------------------------------------------------------------------------------------------- the process
