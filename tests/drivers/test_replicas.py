@@ -13,7 +13,7 @@ from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task,
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.acting import ActingCopies
 from parl_like.algorithm import Algorithm
-from parl_like.computation_task import ComputationTask
+from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.drivers.processes import Processes
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.explorer import Categorical
@@ -298,3 +298,90 @@ def test_rows_of_workers_say_which_parameters_acted(driver, mode):
         assert len(versions) == (2 if driver is TWO else 0)
         for column in versions:
             assert column.dtype == np.int64 and column.min() == 0 and 10 < column.max() <= robot.tasks["RL"].version
+
+
+# ------------------------------------------------------------------------------------------ between two iterations, and after faults
+
+
+@pytest.mark.parametrize("serve", ["central", "replica"])
+def test_what_comes_between_two_iterations_comes_at_the_same_moment(serve):
+    """Whether the workers are given time or not: they hear of a lesson when the run goes on."""
+    def counts(pause):
+        with drifting(unrolling, n_agents=4, serve=serve) as robot:
+            for _ in range(3):
+                robot.train_iter()
+            sleep(pause)
+            robot.checkpoint_boundary()
+            robot.train_iter()
+            robot.checkpoint_boundary()
+            return robot.env_steps, robot.metrics()["RL/predict/requests"], robot.trace_hash()
+
+    assert counts(0.0) == counts(0.05)
+
+
+@pytest.mark.parametrize("serve", ["central", "replica"])
+def test_a_collection_after_an_iteration_has_its_own_steps_and_learns_nothing(serve):
+    with drifting(unrolling, n_agents=4, serve=serve) as robot:
+        robot.train_iter()
+        before = robot.env_steps, robot.tasks["RL"].learns
+        assert robot.collect(n_step=20).n_steps == 20
+        assert (robot.env_steps, robot.tasks["RL"].learns) == (before[0] + 20, before[1])
+        robot.train_iter()
+        assert robot.tasks["RL"].learns == before[1] + 1
+
+
+@pytest.mark.parametrize("serve", ["central", "replica"])
+def test_min_rows_are_waited_for_in_async_mode(serve):
+    sizes = []
+    task = ComputationTask(Elementwise, unrolling, serve=serve, training_rule=BatchRule(min_rows=32))
+    learn = task.learn
+    task.learn = lambda rows: (sizes.append(len(rows["obs"])), learn(rows))[1]
+    with Robot(Drift, tasks={"RL": task}, n_agents=8, driver=TWO, mode="async") as robot:
+        robot.run(StopAfterSteps(1500))
+    assert len(sizes) > 10 and all(size >= 32 for size in sizes[:-1]), sizes  # but for what the stop finds
+
+
+class Picky(Drift):
+    def __init__(self, path):
+        with open(path, "a") as file:
+            file.write("x")
+            if file.tell() == 2:  # the first is made where the robot is
+                raise OSError("no such display")
+
+
+def test_a_robot_whose_environment_could_not_be_built_may_try_again(tmp_path):
+    task = ComputationTask(Elementwise, unrolling)
+    with Robot(partial(Picky, str(tmp_path / "made")), tasks={"RL": task}, n_agents=4, driver=TWO) as robot:
+        with pytest.raises(AgentFailed, match="building its agents raised OSError: no such display"):
+            robot.run(StopAfterSteps(50))
+        assert not any(seat.up and not seat.taken for seat in robot._driver.workers)
+        robot.run(StopAfterSteps(50))
+        assert robot.env_steps >= 50
+
+
+def test_an_answer_to_a_question_that_was_given_up_is_nobodys(tmp_path):
+    with drifting(unrolling) as robot:
+        robot.run(StopAfterSteps(50))
+        robot.checkpoint_boundary()
+        driver = robot._driver
+        order = driver._order
+
+        def struck(what, *rest, **notes):
+            order(what, *rest, **notes)
+            if what == "trace":
+                driver._order = order
+                raise KeyboardInterrupt
+
+        driver._order = struck
+        with pytest.raises(KeyboardInterrupt):
+            robot.trace_hash()
+        robot.save(tmp_path / "state")
+        robot.load(tmp_path / "state")
+
+
+def test_a_worker_that_has_ended_may_be_killed_and_closed():
+    with drifting(None, n_agents=2) as robot:
+        robot.run(StopAfterSteps(20))
+        seat = robot._driver.workers[0]
+        seat.link.kill(seat)
+        seat.link.kill(seat)
