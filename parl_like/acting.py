@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ class _Copy:
     def __init__(self, algorithm: Algorithm, version: int) -> None:
         self.algorithm, self.version = algorithm, version
         self.lock = threading.Lock()
-        self.tensors = _tensors({name: network.state_dict() for name, network in self.algorithm.networks().items()})
+        self.tensors = tensors_of({name: network.state_dict() for name, network in self.algorithm.networks().items()})
 
 
 class ActingCopies:
@@ -35,21 +35,30 @@ class ActingCopies:
         """Of the parameters that predictions use."""
         return self.front.version
 
-    def publish(self, networks: Mapping[str, Mapping[str, Any]], version: int, updates: int) -> None:
+    def publish(self, tensors: Mapping[tuple[str, str], torch.Tensor], version: int, updates: int, whole: Callable[[], bool] = lambda: True) -> None:
         """From now on predictions use these parameters. Called by one thread at a time.
 
         Args:
-            networks: The state dict of every network, as `Algorithm.networks` names them.
+            tensors: By network and name, see `tensors_of`.
             updates: `Algorithm.updates` that goes with them.
+            whole: Asked when they have been copied: whether they were all of one version; else nothing changes.
         """
         back = self._back
         with back.lock:  # a prediction that began two versions ago may still use it
-            sources = _tensors(networks)
-            with torch.no_grad():
-                torch._foreach_copy_(list(back.tensors.values()), [sources[key] for key in back.tensors])
+            if back.tensors:
+                with torch.no_grad():
+                    torch._foreach_copy_(list(back.tensors.values()), [tensors[key] for key in back.tensors])
+            if not whole():
+                return
             back.version, back.algorithm.updates = version, updates
         self.front, self._back = back, self.front
 
+    @property
+    def tensors(self) -> dict[tuple[str, str], torch.Tensor]:
+        """Of one of the copies: what `publish` takes."""
+        return self.front.tensors
 
-def _tensors(networks: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], torch.Tensor]:
+
+def tensors_of(networks: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], torch.Tensor]:
+    """Every tensor of the networks' state dicts, by network and name."""
     return {(name, key): value for name, state in networks.items() for key, value in state.items() if isinstance(value, torch.Tensor)}

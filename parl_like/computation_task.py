@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from parl_like.acting import ActingCopies
+from parl_like.acting import ActingCopies, tensors_of
 from parl_like.algorithm import Algorithm, value_of
 from parl_like.batch import Batch
 from parl_like.errors import Diverged
@@ -297,7 +297,7 @@ class ComputationTask:
             self.acting = ActingCopies(self.algorithm.clone(), self.version)
             return
         with self.lock:
-            self.acting.publish(self.networks_state(), self.version, self.algorithm.updates)
+            self.acting.publish(tensors_of(self.networks_state()), self.version, self.algorithm.updates)
 
     def networks_state(self) -> dict[str, dict[str, Any]]:
         """The state dicts of all networks, not copied."""

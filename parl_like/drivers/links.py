@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 class Link(Protocol):
     """What the driver asks of a link. No call waits, unless it says so."""
 
+    folder: str
+    """Where memory lies that its workers share with the robot; empty: they share none."""
+
     def open(self) -> None:
         """Makes sockets and the like, once, before the first worker begins.
 
@@ -81,15 +84,18 @@ class Link(Protocol):
 class LocalLink:
     """Forks of the nursery, and a ZeroMQ socket in a folder that only this user may enter."""
 
+    folder = ""
+
     def __init__(self) -> None:
         self._children: dict[Seat, Child] = {}
         self._seats: dict[bytes, Seat] = {}
         self._descriptors: list[int] = []
 
     def open(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="parl_like-", dir=shared.folder())  # 0700
-        self._reader = shared.Reader(self._folder)
-        self._address = f"ipc://{self._folder}/robot"
+        self.folder = tempfile.mkdtemp(prefix="parl_like-", dir=shared.folder())  # 0700
+        self._reader = shared.Reader(self.folder)
+        self._shares = shared.folder() is not None
+        self._address = f"ipc://{self.folder}/robot"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
@@ -98,7 +104,7 @@ class LocalLink:
         self._descriptors = [int(self._socket.getsockopt(zmq.FD))]
 
     def begin(self, seat: Seat, recipe: Recipe) -> None:
-        recipe.shared = self._folder if shared.folder() else ""
+        recipe.shared = self.folder if self._shares else ""
         try:
             packed = cloudpickle.dumps(recipe)
         except Exception as error:
@@ -106,7 +112,7 @@ class LocalLink:
                             "functions or classes that hold no open files, locks or sockets") from error
         payload = cloudpickle.dumps((sys.path, self._address, packed))
         with shielded():  # a worker that nobody knew of would never be ended
-            child = self._children[seat] = NURSERY.start(payload, self._folder)
+            child = self._children[seat] = NURSERY.start(payload, self.folder)
             self._seats[recipe.identity] = seat
             self._descriptors.append(child.pidfd)
 
@@ -176,4 +182,4 @@ class LocalLink:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -27,10 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from parl_like.acting import tensors_of
 from parl_like.communicator import Ticket
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.drivers.links import Link, LocalLink
 from parl_like.drivers.nursery import readable
+from parl_like.drivers.shared import LARGE, Parameters, task_file
+from parl_like.drivers.shared import folder as shared_folder
 from parl_like.drivers.threads import shielded
 from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
 from parl_like.errors import AgentFailed
@@ -209,6 +212,8 @@ class ProcessesDriver(CooperativeDriver):
         self._held: list[Ticket] = []  # sync: replies to lessons, given when the run goes on
         self._told = False  # what the agents know of `collecting`
         self._say = False  # the robot has a say before paused workers go on
+        self._areas: dict[str, Parameters | None] = {}
+        self._publications = 0
         self._published: dict[str, int] = {}  # versions of the parameters that replicas have
 
     # ----------------------------------------------------------------------------------------------------------- making workers
@@ -580,8 +585,26 @@ class ProcessesDriver(CooperativeDriver):
                     if note:
                         self._published[task.name] = task.version
                     notes = {"version": task.version, "updates": task.algorithm.updates}
-                    out.append((task, notes, pack_state(task.networks_state())))
+                    area = self._area(task)
+                    if area is None:
+                        out.append((task, notes, pack_state(task.networks_state())))
+                    else:
+                        self._publications += 1
+                        area.write(tensors_of(task.networks_state()), self._publications)
+                        out.append((task, {**notes, "number": self._publications}, {}))
         return out
+
+    def _area(self, task: Any) -> Parameters | None:
+        """Where its parameters are given to the workers; None: in messages, for they are small, or not all workers share memory."""
+        if task.name not in self._areas:
+            like = tensors_of(task.networks_state())
+            large = sum(tensor.numel() * tensor.element_size() for tensor in like.values()) >= LARGE
+            place = self.links[0].folder if large and len(self.links) == 1 else ""
+            try:
+                self._areas[task.name] = Parameters(Path(place, task_file(task.name)), like) if place and shared_folder() else None
+            except OSError:  # no room
+                self._areas[task.name] = None
+        return self._areas[task.name]
 
     def _publish(self, due: Sequence[tuple[Any, dict[str, Any], dict[str, Array]]], workers: Sequence[Seat] | None = None) -> None:
         for task, notes, arrays in due:
@@ -929,5 +952,6 @@ class ProcessesDriver(CooperativeDriver):
             os.close(self._bell)
         for link in self.links:
             link.close()
+        self._areas.clear()
         self._owner = 0
         _open.discard(self)

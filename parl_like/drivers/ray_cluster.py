@@ -89,6 +89,8 @@ class WorkerActor:
 class RayLink:
     """Actor calls: each message to a worker is one, and its result holds what the worker says. See `parl_like.drivers.links.Link`."""
 
+    folder = ""
+
     def __init__(self, options: Ray) -> None:
         self._options = options
         self._actors: dict[Seat, Any] = {}

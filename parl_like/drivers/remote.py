@@ -246,6 +246,8 @@ class RemoteLink:
         max_bytes: Of a message.
     """
 
+    folder = ""
+
     def __init__(
         self, address: str, wrappers: Callable[[], Mapping[str, ComputationWrapper]], *, key: str | Path | None = None, allow: str | Path | None = None,
         origin: Callable[[], tuple[str, Mapping[str, Any]] | None] = lambda: None, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = monotonic,

@@ -1,4 +1,4 @@
-"""Row blocks in shared memory: large observations reach the robot's process without passing through a socket.
+"""Shared memory: large observations reach the robot's process, and large networks its workers, without passing through a socket.
 
 A worker gathers the rows of its agents in a block anyway; if that is large, its columns lie in a file of /dev/shm that both processes map, and the
 message says which block it is. The robot copies the rows into its own batch before it answers, and the worker writes into the block
@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from parl_like.data.rows import RowBlock
 from parl_like.spec import Array, Spec
@@ -99,3 +101,51 @@ class Reader:
 
     def forget(self, owner: str) -> None:
         self._columns = {key: columns for key, columns in self._columns.items() if key[0] != owner}
+
+
+def task_file(name: str) -> str:
+    """The file of a task's parameters; names of tasks may have any characters."""
+    return f"task.{name.encode().hex()[:100]}"
+
+
+class Parameters:
+    """The parameters of one task, in two slots by turns, which the robot writes and its workers read.
+
+    A slot begins with the number of the publication that it holds, 0 while it is being written: who has copied it looks again, and throws away
+    what two publications were written over meanwhile; the second of them is on its way.
+
+    Args:
+        path: The file; made where it is missing, which is the robot's to do first.
+        like: Tensors of the shapes and dtypes that will be published, by network and name; both sides have the same.
+    """
+
+    def __init__(self, path: Path, like: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        begins, end = [], 64
+        for tensor in like.values():
+            begins.append(end)
+            end += -(-tensor.numel() * tensor.element_size() // 64) * 64
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, 2 * end)
+            self._memory = mmap.mmap(fd, 2 * end)
+        finally:
+            os.close(fd)
+        self._size = end
+
+        def view(tensor: torch.Tensor, at: int) -> torch.Tensor:
+            return torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape)
+
+        named = [(key, tensor, begin) for (key, tensor), begin in zip(like.items(), begins, strict=True) if tensor.numel()]
+        self.slots = [{key: view(tensor, slot * end + begin) for key, tensor, begin in named} for slot in (0, 1)]
+
+    def write(self, tensors: Mapping[tuple[str, str], torch.Tensor], number: int) -> None:
+        """Publication `number`, from 1, goes into its slot."""
+        slot = self.slots[number % 2]
+        struct.pack_into("<q", self._memory, number % 2 * self._size, 0)
+        with torch.no_grad():
+            torch._foreach_copy_(list(slot.values()), [tensors[key].detach() for key in slot])
+        struct.pack_into("<q", self._memory, number % 2 * self._size, number)
+
+    def holds(self, number: int) -> bool:
+        """Whether its slot has not been written over."""
+        return bool(struct.unpack_from("<q", self._memory, number % 2 * self._size)[0] == number)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,11 @@ import cloudpickle
 import numpy as np
 import zmq
 
-from parl_like.acting import ActingCopies
+from parl_like.acting import ActingCopies, tensors_of
 from parl_like.computation_task import ComputationTask
 from parl_like.data.rows import RowBlock
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
-from parl_like.drivers.shared import Blocks
+from parl_like.drivers.shared import Blocks, Parameters, task_file
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
 from parl_like.robot import Crew, make_one
 from parl_like.spec import Array, Spec, SpecError
@@ -49,9 +50,6 @@ ROUNDS = 16
 
 SIGN_OF_LIFE = 1.0
 """Seconds after which a worker that goes on by itself says that it is there."""
-
-LARGE = 1 << 20
-"""Bytes of parameters above which asynchronous agents do not wait for their copying."""
 
 BACK_OFF, PERIOD = 0.1, 60.0
 """Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are forgotten."""
@@ -357,6 +355,7 @@ class Worker:
         self.told: Any = (0, 0)  # how many parked and living agents the robot knows of
         self.tell_steps = False
         self.blocks: Blocks | None = None
+        self.areas: dict[str, Parameters] = {}
         self.more = False  # another reply comes with the last one
         self.turned = -1  # what had been seen at the last turn
         self.rounds = 0  # served here since then
@@ -517,13 +516,22 @@ class Worker:
         assert acting is not None
         version, updates = int(message.notes["version"]), int(message.notes["updates"])  # type: ignore[arg-type]
 
+        number: Any = message.notes.get("number")
+        if number is not None and message.task not in self.areas:
+            self.areas[message.task] = Parameters(Path(self.recipe.shared, task_file(message.task)), acting.tensors)
+
         def copy() -> None:
-            acting.publish(unpack_state(message.arrays), version, updates)
+            if number is None:
+                acting.publish(tensors_of(unpack_state(message.arrays)), version, updates)
+                return
+            area = self.areas[message.task]
+            if area.holds(number):  # else a later one is on its way
+                acting.publish({**acting.tensors, **area.slots[number % 2]}, version, updates, partial(area.holds, number))
 
         if self._copying is not None:
             self._copying.join()
             self._copying = None
-        if self.recipe.sync or message.arrays["data"].nbytes < LARGE:
+        if self.recipe.sync or number is None:
             copy()
         else:
             self._copying = threading.Thread(target=copy, name="parameters")

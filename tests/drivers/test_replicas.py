@@ -11,7 +11,7 @@ import torch
 from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task, lesson, no_nursery_stays, row  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot
-from parl_like.acting import ActingCopies
+from parl_like.acting import ActingCopies, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.drivers.processes import Processes
@@ -267,11 +267,11 @@ def test_acting_copies_share_nothing_with_what_learns():
     with torch.no_grad():
         learner.model.w += 1
     assert copies.front.algorithm.model.w.tolist() == [1, 1, 1] and copies.version == 0
-    copies.publish({name: network.state_dict() for name, network in learner.networks().items()}, 7, 7)
+    copies.publish(tensors_of({name: network.state_dict() for name, network in learner.networks().items()}), 7, 7)
     assert copies.front is not first and copies.front.algorithm.model.w.tolist() == [2, 2, 2]
     assert (copies.version, copies.front.algorithm.updates, first.version) == (7, 7, 0) and first.algorithm.model.w.tolist() == [1, 1, 1]
     with first.lock:  # a prediction that takes long holds up who publishes twice, and nobody else
-        twice = threading.Thread(target=copies.publish, args=({name: n.state_dict() for name, n in learner.networks().items()}, 8, 8))
+        twice = threading.Thread(target=copies.publish, args=(tensors_of({name: n.state_dict() for name, n in learner.networks().items()}), 8, 8))
         twice.start()
         twice.join(0.05)
         assert twice.is_alive() and copies.version == 7

@@ -13,6 +13,7 @@ import torch
 from drivers.transport_fakes import no_nursery_stays  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import OnPolicyHelper, Robot
+from parl_like.acting import ActingCopies, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers import shared
@@ -60,6 +61,25 @@ def test_small_blocks_and_those_that_there_is_no_room_for_are_plain(tmp_path, mo
     block = blocks.make(SPECS, 64)
     block.write(63, (0.5, np.ones(IMAGE.shape, np.uint8), True))
     assert blocks.number_of(block) is None and os.listdir(tmp_path) == []
+
+
+def test_parameters_that_are_written_over_while_they_are_copied_are_not_used(tmp_path):
+    learner, actor = Looks(), Looks()
+    like = tensors_of({"model": learner.model.state_dict()})
+    ours, theirs = shared.Parameters(tmp_path / "task", like), shared.Parameters(tmp_path / "task", like)
+    copies = ActingCopies(actor, 0)
+    key = next(iter(like))
+    for number in (1, 2, 3):
+        ours.write({key: torch.full((3,), float(number))}, number)
+        assert theirs.holds(number)
+        copies.publish(theirs.slots[number % 2], number, 0, partial(theirs.holds, number))
+        assert copies.version == number and copies.front.algorithm.model.w.tolist() == [number] * 3
+    ours.write({key: torch.full((3,), 4.0)}, 4)
+    ours.write({key: torch.full((3,), 5.0)}, 5)
+    assert theirs.holds(4) and not theirs.holds(3)
+    ours.write({key: torch.full((3,), 6.0)}, 6)  # over 4
+    copies.publish(theirs.slots[0], 4, 0, partial(theirs.holds, 4))
+    assert copies.version == 3 and copies.front.algorithm.model.w.tolist() == [3] * 3
 
 
 class Pictures(gym.Env):
