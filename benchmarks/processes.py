@@ -291,10 +291,10 @@ def bare_copy(times: int) -> float:
     return size * times / seconds
 
 
-def busy(driver: Any, steps: int) -> float:
+def busy(driver: Any, steps: int, serve: Any = "central") -> float:
     """Steps/s of the second half of a run."""
     space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    with Robot(partial(Still, space, 200e-6), tasks={"RL": mlp()}, n_agents=AGENTS, driver=driver, mode="async") as robot:
+    with Robot(partial(Still, space, 200e-6), tasks={"RL": mlp(serve)}, n_agents=AGENTS, driver=driver, mode="async") as robot:
         robot.run(StopAfterSteps(steps))
         before, begin = robot.env_steps, perf_counter()
         robot.run(StopAfterSteps(steps))
@@ -348,13 +348,14 @@ def measure(rounds: int) -> tuple[dict[str, Any], list[str]]:
         return asking(two, 1500, IMAGE, lambda: ComputationTask(Sum, serve="replica"))[0] * float(np.prod(IMAGE.shape))
 
     large = compare({"processes": images, "replicas": replicas, "bare copy": lambda: bare_copy(200)}, rounds)
-    burnt = compare({"processes": lambda: busy(two, 20_000), "cooperative": lambda: busy("cooperative", 10_000)}, rounds)
+    burnt = compare({"processes": lambda: busy(two, 20_000), "replicas": lambda: busy(two, 20_000, "replica"), "cooperative": lambda: busy("cooperative", 10_000)}, rounds)
     back = [recovery() for _ in range(rounds)]
     still, given = weights(False), weights(True)
     result = {
         "small": {"rates": rates, "p99_s": late, "vs multiprocessing.Queue": ratio(rates["processes"], rates["multiprocessing.Queue"])},
         "images": {"bytes_per_s": large, "vs bare copy": ratio(large["processes"], large["bare copy"])},
-        "busy": {"steps_per_s": burnt, "vs cooperative": ratio(burnt["processes"], burnt["cooperative"])},
+        "busy": {"steps_per_s": burnt, "vs cooperative": ratio(burnt["processes"], burnt["cooperative"]),
+                 "replicas vs cooperative": ratio(burnt["replicas"], burnt["cooperative"])},
         "recovery_s": back, "weights": {"without": still, "with": given},
     }
     lines = [
@@ -362,7 +363,7 @@ def measure(rounds: int) -> tuple[dict[str, Any], list[str]]:
         f"process per agent on multiprocessing.Queue; with replicas {rates['replicas']['median']:,.0f}; cooperative {rates['cooperative']['median']:,.0f}",
         f"images: {large['processes']['median'] / 1e9:.2f} GB/s, {result['images']['vs bare copy']:.2f}x a bare copy; with replicas "
         f"{large['replicas']['median'] / 1e9:.2f}",
-        f"busy: {burnt['processes']['median']:,.0f} steps/s, {result['busy']['vs cooperative']:.2f}x cooperative",
+        f"busy: {burnt['processes']['median']:,.0f} steps/s, {result['busy']['vs cooperative']:.2f}x cooperative; with replicas {result['busy']['replicas vs cooperative']:.2f}x",
         f"weights of 26.6 MB: {1e3 * given['delay_s']:.1f} ms until a worker acts with them ({1e3 * given['copying_s']:.1f} ms of the robot's process); longest "
         f"pause {1e3 * given['longest_pause_s']:.1f} ms, {given['pauses_above_2_ms']} above 2 ms in {given['publications']} publications; without any "
         f"{1e3 * still['longest_pause_s']:.1f} ms, {still['pauses_above_2_ms']}",
