@@ -42,7 +42,8 @@ FINISHED, FAILED, USAGE, STOPPED, DIVERGED = 0, 1, 2, 3, 4
 
 Report = Callable[[dict[str, Any]], None]
 
-RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard"})
+RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "workers.listen", "workers.key", "workers.allow",
+                       "workers.address", "workers.step_limit"})
 """What may differ when a run is continued: nothing here changes what happens at a step."""
 
 STANDARD = ("return/mean", "return/last", "episode/length")

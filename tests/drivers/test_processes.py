@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from drivers.transport_fakes import BAD, Drift, Programmed, echo_task, lesson, no_nursery_stays, row, until  # noqa: F401 - the fixture is for this module, too
+from drivers.transport_fakes import BAD, Drift, Elementwise, Programmed, echo_task, lesson, no_nursery_stays, row, until  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
@@ -32,7 +32,6 @@ from parl_like.drivers import links
 from parl_like.drivers.nursery import NURSERY, Nursery
 from parl_like.drivers.processes import Processes
 from parl_like.errors import AgentFailed, TaskFailed
-from parl_like.explorer import Categorical
 from parl_like.model import Model
 from parl_like.models import MLPQ
 from parl_like.spec import SpecError
@@ -113,28 +112,6 @@ def test_run_reports_the_agent_that_raised_with_its_own_traceback():
 
 
 # ------------------------------------------------------------------------------------------------------------------- exactness
-
-
-class Weighted(Model):
-    def __init__(self):
-        super().__init__(Drift.observation_space, Drift.action_space)
-        self.w = torch.nn.Parameter(torch.ones(3))
-
-
-class Elementwise(Algorithm):
-    """Logits are the observation times the parameters: exact in every row, whatever the batch."""
-
-    def __init__(self):
-        super().__init__(Weighted())
-
-    def predict(self, inputs):
-        return {"logits": inputs.obs * self.model.w}
-
-    def explorer(self):
-        return Categorical()
-
-    def learn(self, batch):
-        return {"loss": (batch.obs * self.model.w).sum(-1).mul(batch.rew.float()).mean()}
 
 
 def drifting(driver, helper, n_agents=5, seed=0):

@@ -92,6 +92,7 @@ def test_sync_runs_are_those_of_worker_processes(tmp_path):
     assert same == expected and expected[1]["updates/RL"] > 10
 
 
+@pytest.mark.slow
 def test_a_task_in_an_actor_learns_the_same_and_a_checkpoint_takes_it_back(tmp_path):
     expected = two_runs(drifting(Processes(workers=1), dqn()), tmp_path / "processes")
     assert expected[1]["updates/RL"] > 10
@@ -148,6 +149,7 @@ def test_a_task_in_an_actor_answers_learns_fails_and_dies():
         task.state_dict()
 
 
+@pytest.mark.slow
 def test_several_faces_of_one_actor_see_what_all_have_learned_step_by_step():
     first = RayTask(ComputationTask(partial(Echo, steps=300)), num_cpus=0)
     first.build()
@@ -220,6 +222,7 @@ def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
         assert learned(robot) > before
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(tmp_path, caplog):
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
     with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": task}, n_agents=4, driver=two(step_limit=1.0), mode="async") as robot:
@@ -278,6 +281,7 @@ def script(tmp_path, text, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_robot_finds_a_cluster_by_its_address_alone(cluster, tmp_path):
     said = script(tmp_path, f"""
         with drifting(Ray(workers=1, num_cpus=0, address={cluster.address!r}), ppo()) as robot:
@@ -293,6 +297,7 @@ def test_a_robot_finds_a_cluster_by_its_address_alone(cluster, tmp_path):
     assert ray.nodes()[0]["Alive"]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_local_instance(tmp_path):
     """It ends with the last robot that uses it; nobody waits for room there."""
     said = script(tmp_path, """
@@ -310,6 +315,7 @@ def test_nothing_is_left_of_a_local_instance(tmp_path):
     assert said == "True True\nFalse []\n"
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_a_cluster():
     end = monotonic() + 30
     while (left := actors()) and monotonic() < end:  # Ray ends them by and by

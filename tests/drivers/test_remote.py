@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import zmq
-from drivers.transport_fakes import Drift, Programmed, echo_task, no_nursery_stays, row, until  # noqa: F401 - the fixture is for this module, too
+from drivers.transport_fakes import Drift, Elementwise, Programmed, echo_task, no_nursery_stays, row, until  # noqa: F401 - the fixture is for this module, too
 
 import parl_like
 from parl_like import OnPolicyHelper, Robot
@@ -32,7 +32,6 @@ from parl_like.drivers.processes import Processes, ProcessesDriver
 from parl_like.drivers.remote import JoinError, RemoteLink, check_said, join, schema_of
 from parl_like.drivers.stream import Stream, session_of
 from parl_like.drivers.worker import Recipe, TaskCard
-from parl_like.explorer import Categorical
 from parl_like.model import Model
 from parl_like.stages import StopAfterSteps
 from parl_like.wire import Kind, Message, WireError, pack, pack_state, split, unpack, unpack_state
@@ -760,28 +759,6 @@ def test_a_robot_of_another_version_is_refused(context, fakes):
 
 
 # ------------------------------------------------------------------------------------------------------------------ whole robots
-
-
-class Weighted(Model):
-    def __init__(self):
-        super().__init__(Drift.observation_space, Drift.action_space)
-        self.w = torch.nn.Parameter(torch.ones(3))
-
-
-class Elementwise(Algorithm):
-    """Logits are the observation times the parameters: exact in every row, whatever the batch."""
-
-    def __init__(self):
-        super().__init__(Weighted())
-
-    def predict(self, inputs):
-        return {"logits": inputs.obs * self.model.w}
-
-    def explorer(self):
-        return Categorical()
-
-    def learn(self, batch):
-        return {"loss": (batch.obs * self.model.w).sum(-1).mul(batch.rew.float()).mean()}
 
 
 def drifting(driver="cooperative"):

@@ -12,6 +12,7 @@ import torch
 
 from parl_like import Agent, AgentHelper, ComputationTask, Robot
 from parl_like.algorithm import Algorithm
+from parl_like.explorer import Categorical
 from parl_like.model import Model
 
 torch.set_num_threads(1)
@@ -181,3 +182,25 @@ def no_nursery_stays():
     from parl_like.drivers.nursery import NURSERY
 
     NURSERY.close()
+
+
+class Weighted(Model):
+    def __init__(self):
+        super().__init__(Drift.observation_space, Drift.action_space)
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+
+class Elementwise(Algorithm):
+    """Logits are the observation times the parameters: exact in every row, whatever the batch."""
+
+    def __init__(self):
+        super().__init__(Weighted())
+
+    def predict(self, inputs):
+        return {"logits": inputs.obs * self.model.w}
+
+    def explorer(self):
+        return Categorical()
+
+    def learn(self, batch):
+        return {"loss": (batch.obs * self.model.w).sum(-1).mul(batch.rew.float()).mean()}

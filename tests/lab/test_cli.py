@@ -222,7 +222,7 @@ def test_doctor(command):
     assert report["packages"]["torch"] != ""
     assert report["cores"] >= 1
     assert report["memory_gb"] >= report["memory_free_gb"] > 0
-    assert report["extras"].keys() == {"plot", "tb", "grid", "peers"}
+    assert report["extras"].keys() == {"plot", "tb", "grid", "ray", "peers"}
     assert command("doctor")[1].splitlines()[0].split()[0] == "parl_like"
 
 

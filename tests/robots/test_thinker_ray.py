@@ -144,6 +144,7 @@ def test_two_actors_learn_one_model_from_rows_of_both_and_one_may_die(ray_obj):
     ray.get([both[1].close.remote(), third.close.remote()])
 
 
+@pytest.mark.slow
 def test_each_maker_has_hidden_states_of_its_own(ray_obj):
     """Trees of two makers that step by turns are those of a maker that is alone."""
     untrained = {"ray_obj": ray_obj, "train_model": False, "model_zero_init": False}
@@ -159,6 +160,7 @@ def test_each_maker_has_hidden_states_of_its_own(ray_obj):
     assert all((a[key] == b[key]).all() for a, b in zip(expected, seen, strict=True) for key in ("tree_reps", "hs"))
 
 
+@pytest.mark.slow
 def test_makers_of_one_model_must_fit(ray_obj):
     with make(ray_obj=ray_obj) as env:
         with pytest.raises(ConfigError, match="first maker has model_unroll_len 2, not 3; makers of one model have the same"):
@@ -173,6 +175,7 @@ def test_makers_of_one_model_must_fit(ray_obj):
         make(ray_gpu=1)
 
 
+@pytest.mark.slow
 def test_rank_0_saves_and_a_run_goes_on(tmp_path):
     run = {"savedir": str(tmp_path), "xpid": "run"}
     with thinker_make.ray_init() as ray_obj, make(1.0, ray_obj=ray_obj, **run) as first, make(2.0, ray_obj=ray_obj, **run) as second:
