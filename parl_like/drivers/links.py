@@ -92,10 +92,11 @@ class LocalLink:
         self._descriptors: list[int] = []
 
     def open(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="parl_like-", dir=shared.folder())  # 0700
+        place = shared.folder()
+        self._place = tempfile.mkdtemp(prefix="parl_like-", dir=place)  # 0700
+        self.folder = "" if place is None else self._place
         self._reader = shared.Reader(self.folder)
-        self._shares = shared.folder() is not None
-        self._address = f"ipc://{self.folder}/robot"
+        self._address = f"ipc://{self._place}/robot"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
@@ -104,7 +105,7 @@ class LocalLink:
         self._descriptors = [int(self._socket.getsockopt(zmq.FD))]
 
     def begin(self, seat: Seat, recipe: Recipe) -> None:
-        recipe.shared = self.folder if self._shares else ""
+        recipe.shared = self.folder
         try:
             packed = cloudpickle.dumps(recipe)
         except Exception as error:
@@ -112,7 +113,7 @@ class LocalLink:
                             "functions or classes that hold no open files, locks or sockets") from error
         payload = cloudpickle.dumps((sys.path, self._address, packed))
         with shielded():  # a worker that nobody knew of would never be ended
-            child = self._children[seat] = NURSERY.start(payload, self.folder)
+            child = self._children[seat] = NURSERY.start(payload, self._place)
             self._seats[recipe.identity] = seat
             self._descriptors.append(child.pidfd)
 
@@ -182,4 +183,4 @@ class LocalLink:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._place, ignore_errors=True)

@@ -33,7 +33,6 @@ from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.drivers.links import Link, LocalLink
 from parl_like.drivers.nursery import readable
 from parl_like.drivers.shared import LARGE, Parameters, task_file
-from parl_like.drivers.shared import folder as shared_folder
 from parl_like.drivers.threads import shielded
 from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
 from parl_like.errors import AgentFailed
@@ -473,7 +472,6 @@ class ProcessesDriver(CooperativeDriver):
                 used = worker.link.memory(worker)
                 if used > options.memory_limit:
                     self._kill(worker, f"uses {used >> 20} MiB of memory; memory_limit is {options.memory_limit >> 20} MiB")
-
         self._call_slow([worker for worker in self.workers if worker.up])
 
     def _call_slow(self, workers: Sequence[Seat]) -> None:
@@ -601,7 +599,7 @@ class ProcessesDriver(CooperativeDriver):
             large = sum(tensor.numel() * tensor.element_size() for tensor in like.values()) >= LARGE
             place = self.links[0].folder if large and len(self.links) == 1 else ""
             try:
-                self._areas[task.name] = Parameters(Path(place, task_file(task.name)), like) if place and shared_folder() else None
+                self._areas[task.name] = Parameters(Path(place, task_file(task.name)), like) if place else None
             except OSError:  # no room
                 self._areas[task.name] = None
         return self._areas[task.name]
@@ -792,8 +790,10 @@ class ProcessesDriver(CooperativeDriver):
 
     def _train_round(self) -> bool:
         """In async mode without those that are given already, for which nobody else shall wait, and not while agents could still come."""
-        if self.sync or self._say:
-            return self.sync and super()._train_round()
+        if self.sync:
+            return super()._train_round()
+        if self._say:
+            return False
         served = False
         for wrapper in self.wrappers:
             if wrapper.trainings.batches and wrapper.trainings not in self.lessons:
@@ -829,6 +829,7 @@ class ProcessesDriver(CooperativeDriver):
             self._send(worker, Kind.REPLY, request=request, rows=ticket.rows, arrays=arrays, notes=notes)
 
     def _learner_acts(self) -> bool:
+        """See `CooperativeDriver._learner_acts`; in async mode also agents that are busy in their workers may still come."""
         busy = not self.sync and any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
         return busy or any(t.state for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
 

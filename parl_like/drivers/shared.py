@@ -63,15 +63,13 @@ class Blocks:
         if size < LARGE:
             return RowBlock(specs, capacity)
         path = self._where / f"{self._owner}.{len(self._blocks)}"
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size)  # else the first write to a full /dev/shm would end the process
-            block = RowBlock(specs, capacity, _columns(mmap.mmap(fd, size), specs, capacity))
+            with open(path, "x+b") as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # else the first write to a full /dev/shm would end the process
+                block = RowBlock(specs, capacity, _columns(mmap.mmap(file.fileno(), size), specs, capacity))
         except OSError:
-            path.unlink()
+            path.unlink(missing_ok=True)
             return RowBlock(specs, capacity)
-        finally:
-            os.close(fd)
         self._numbers[id(block)] = len(self._blocks)
         self._blocks.append(block)
         return block
@@ -124,12 +122,9 @@ class Parameters:
         for tensor in like.values():
             begins.append(end)
             end += -(-tensor.numel() * tensor.element_size() // 64) * 64
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, 2 * end)
-            self._memory = mmap.mmap(fd, 2 * end)
-        finally:
-            os.close(fd)
+        with open(path, "a+b") as file:
+            os.posix_fallocate(file.fileno(), 0, 2 * end)
+            self._memory = mmap.mmap(file.fileno(), 2 * end)
         self._size = end
 
         def view(tensor: torch.Tensor, at: int) -> torch.Tensor:
