@@ -57,7 +57,7 @@ class DQN(Algorithm):
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         out = {"q": self.model.q(inputs.obs)}
         if not isinstance(inputs.obs, torch.Tensor) and "mask" in inputs.obs:
-            out["mask"] = inputs.obs["mask"].bool()  # random actions must be legal too
+            out["mask"] = inputs.obs["mask"]  # random actions must be legal too
         return out
 
     def process(self, batch: Batch) -> Batch:

@@ -5,7 +5,8 @@ Actions are indices from 0 (Discrete) or raw Gaussian samples (Box): shifting by
 later, between explorer and environment.
 
 An observation space that is a Dict with a top-level `mask` of the same shape as the logits declares the legal actions, 1 or True for
-legal. Illegal actions get the logit −1e9: probability 0 exactly, and still a finite number, so that 0 · log 0 stays 0.
+legal. Illegal actions get the logit −1e9: probability 0 exactly, and still a finite number, so that 0 · log 0 stays 0. Where a row (of
+several choices: a choice) allows nothing, everything is legal, see `parl_like.explorer.legal`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parl_like.explorer import legal
 from parl_like.layers import orthogonal_
 
 ILLEGAL = -1e9
@@ -54,10 +56,9 @@ def mask_names(obs: gym.Space[Any], act: gym.Space[Any]) -> tuple[str, ...]:
     return () if mask_key(obs, act) is None else ("obs.mask",)
 
 
-def legal_mask(obs: Any, key: str) -> Tensor:
-    """[..., A] bool."""
-    mask: Tensor = obs[key].bool()
-    return mask
+def masked(values: Tensor, mask: Any, nvec: Sequence[int] | None = None) -> Tensor:
+    """Values or logits [..., A] with −1e9 in place of those of illegal actions. mask: see `parl_like.explorer.legal`; None: all are legal."""
+    return values if mask is None else values.masked_fill(~legal(mask, nvec), ILLEGAL)
 
 
 class Linear(nn.Linear):
@@ -88,6 +89,7 @@ class CategoricalHead(nn.Module):
     """
 
     explorer = "categorical"
+    nvec: Any = None
 
     def __init__(self, in_size: int, n: int, gain: float | None = 0.01) -> None:
         super().__init__()
@@ -95,13 +97,12 @@ class CategoricalHead(nn.Module):
         self.linear = Linear(in_size, n, gain)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Features [N, in_size] and perhaps the legal actions [N, n] bool → {'logits': [N, n]}."""
-        logits = self.linear.forward(features)
-        return {"logits": logits if mask is None else logits.masked_fill(~mask, ILLEGAL)}
+        """Features [N, in_size] and perhaps the legal actions [N, n], 0 for illegal → {'logits': [N, n]}."""
+        return {"logits": masked(self.linear.forward(features), mask, self.nvec)}
 
     def log_probs(self, out: Out) -> Tensor:
-        """log π of every action, [N, n]. `out` may carry a `mask` [N, n] bool beside its `logits`."""
-        return torch.log_softmax(_legal(out), -1)
+        """log π of every action, [N, n]. `out` may carry a `mask` [N, n] beside its `logits`."""
+        return torch.log_softmax(masked(out["logits"], out.get("mask"), self.nvec), -1)
 
     def log_prob(self, out: Out, act: Tensor) -> Tensor:
         """log π(act) [N]; act [N] integer from 0."""
@@ -130,7 +131,8 @@ class MultiCategoricalHead(CategoricalHead):
 
     def log_probs(self, out: Out) -> Tensor:
         """log π of every action of every choice, side by side, [N, Σ nvec]."""
-        return torch.cat([torch.log_softmax(logits, -1) for logits in torch.split(_legal(out), self.nvec, -1)], -1)
+        logits = masked(out["logits"], out.get("mask"), self.nvec)
+        return torch.cat([torch.log_softmax(part, -1) for part in torch.split(logits, self.nvec, -1)], -1)
 
     def log_prob(self, out: Out, act: Tensor) -> Tensor:
         """Sum over the choices, [N]; act [N, ...] integers from 0, one per choice."""
@@ -183,11 +185,6 @@ class GaussianHead(nn.Module):
 
 
 Head = CategoricalHead | MultiCategoricalHead | GaussianHead
-
-
-def _legal(out: Out) -> Tensor:
-    mask = out.get("mask")
-    return out["logits"] if mask is None else out["logits"].masked_fill(~mask, ILLEGAL)
 
 
 def make_head(

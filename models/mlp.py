@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from parl_like.layers import activation as activation_named
 from parl_like.layers import orthogonal_
 from parl_like.model import Model
-from parl_like.models.heads import ILLEGAL, Linear, legal_mask, make_head, mask_key, mask_names
+from parl_like.models.heads import Linear, make_head, mask_key, mask_names, masked
 from parl_like.spec import leaves
 
 RELU_GAIN = math.sqrt(2.0)
@@ -225,7 +225,7 @@ class MLPQ(Model):
         if self.dueling:
             advantage = q[..., 1:]
             q = q[..., :1] + advantage - advantage.mean(-1, keepdim=True)
-        return q if self.mask is None else q.masked_fill(~legal_mask(obs, self.mask), ILLEGAL)
+        return q if self.mask is None else masked(q, obs[self.mask])
 
 
 class MLPActorCritic(Model):
@@ -266,7 +266,7 @@ class MLPActorCritic(Model):
         return self.body(features) if self.shared else features
 
     def _out(self, obs: Any, features: Tensor) -> dict[str, Tensor]:
-        mask = None if self.mask is None else legal_mask(obs, self.mask)
+        mask = None if self.mask is None else obs[self.mask]
         out: dict[str, Tensor] = self.head(features, mask)
         return out
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from parl_like.layers import gru, lstm
 from parl_like.model import Model
-from parl_like.models.heads import legal_mask, make_head, mask_key
+from parl_like.models.heads import make_head, mask_key
 from parl_like.models.mlp import MLP, perception
 from parl_like.spec import Spec
 
@@ -52,7 +52,7 @@ class RecurrentActorCritic(Model):
         return y, after
 
     def _out(self, obs: Any, y: Tensor) -> dict[str, Tensor]:
-        mask = None if self.mask is None else legal_mask(obs, self.mask).reshape(len(y), -1)
+        mask = None if self.mask is None else obs[self.mask].reshape(len(y), -1)
         out: dict[str, Tensor] = self.head(y, mask)
         return out
 

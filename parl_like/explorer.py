@@ -76,10 +76,28 @@ def _read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
     return out[name]
 
 
-def _legal(out: Mapping[str, Array]) -> Array | None:
-    """The legal actions [N, A] bool, where the prediction carries them."""
-    mask = out.get("mask")
-    return None if mask is None else mask.astype(bool, copy=False)
+def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:
+    """Which actions count as legal, a new bool array or tensor of the mask's shape: the one rule for predictions, targets and explorers.
+
+    A row that allows nothing allows everything: a time limit may fall on a state for which the environment names no action, and what
+    comes after it is still to be valued.
+
+    Args:
+        mask: [..., A], an array or a tensor, of any numbers; 0 is illegal.
+        nvec: Alternatives of each of several choices, which stand side by side in the mask; the rule is each choice's own.
+    """
+    allowed = mask != 0
+    begin = 0
+    for n in nvec or (allowed.shape[-1],):
+        choice = allowed[..., begin : begin + n]
+        choice |= ~choice.any(-1, keepdims=True)
+        begin += n
+    return allowed
+
+
+def _legal(out: Mapping[str, Array], nvec: Sequence[int] | None = None) -> Array | None:
+    """The legal actions [N, A] bool, where the prediction carries a mask."""
+    return legal(out["mask"], nvec) if "mask" in out else None
 
 
 class EpsilonGreedy(Explorer):
@@ -163,7 +181,7 @@ class MultiCategorical(Explorer):
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
         assert noise is not None
-        logits, mask = _read(out, "logits", self), _legal(out)
+        logits, mask = _read(out, "logits", self), _legal(out, self.nvec)
         if mask is not None:
             logits = np.where(mask, logits, np.float32(-np.inf))
         blocks = np.split(logits, np.cumsum(self.nvec)[:-1], axis=1)

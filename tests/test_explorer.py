@@ -67,6 +67,27 @@ def test_each_row_of_a_batch_keeps_to_its_own_mask():
         assert mask[np.arange(500), act].all()
 
 
+@pytest.mark.parametrize("explorer", [EpsilonGreedy(0.0), EpsilonGreedy(1.0), EpsilonGreedy(0.5, random_ties=True), Categorical(log_prob=True)],
+                         ids=["greedy", "random", "ties", "drawn"])
+def test_a_mask_that_allows_nothing_allows_everything(explorer):
+    """Such a row is predicted like one without a mask: the same actions, and log-probabilities that are numbers."""
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(200, 4)).astype(np.float32)
+    out, noise = {"q": values, "logits": values}, explorer.draw(rng, 0, 200)
+    free, none = explorer.act(out, noise), explorer.act({**out, "mask": np.zeros((200, 4), np.int8)}, noise)
+    for name, expected in free.items():
+        np.testing.assert_array_equal(none[name], expected)
+
+
+def test_of_several_choices_each_has_a_mask_of_its_own():
+    """The first choice has no legal alternative, so it has them all; the second has one."""
+    rng = np.random.default_rng(6)
+    explorer = MultiCategorical([2, 3], log_prob=True)
+    out = {"logits": rng.normal(size=(300, 5)).astype(np.float32), "mask": np.array([[0, 0, 0, 1, 0]] * 300)}
+    found = explorer.act(out, explorer.draw(rng, 0, 300))
+    assert set(found["act"][:, 0]) == {0, 1} and set(found["act"][:, 1]) == {1} and np.isfinite(found["log_prob"]).all()
+
+
 def test_all_best_actions_under_a_mask():
     values = np.array([[0, 1, 2, 1, 2, 1, 0]], float)
     mask = np.array([[1, 1, 0, 0, 0, 1, 1]], bool)

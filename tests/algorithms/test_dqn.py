@@ -8,6 +8,7 @@ import torch
 from parl_like.algorithms import DQN
 from parl_like.batch import Batch
 from parl_like.model import Model
+from parl_like.models import MLPQ
 
 STATES, ACTIONS = 5, 3
 
@@ -112,3 +113,21 @@ def test_the_mask_goes_to_the_explorer():
 def test_bad_options_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         DQN(Table(), **options)
+
+
+MASKED = gym.spaces.Dict({"mask": gym.spaces.MultiBinary(3), "x": gym.spaces.Box(-1, 1, (2,), np.float32)})
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_next_state_whose_mask_allows_nothing_is_valued_over_all_actions(double):
+    """A time limit may fall on a state for which the environment names no legal action; its future is worth what the network says."""
+    algorithm = DQN(MLPQ(MASKED, gym.spaces.Discrete(3), hidden=[8]), gamma=0.9, double=double)
+    algorithm.target.net.layers[-1].bias.data += torch.tensor([3.0, 1.0, 2.0])
+    x = torch.tensor([[0.5, -0.5], [0.5, -0.5], [0.5, -0.5]])
+    masks = torch.tensor([[0, 0, 0], [1, 1, 1], [0, 1, 0]])
+    q, frozen = ((network.net(x[:1])[0]).tolist() for network in (algorithm.model, algorithm.target))
+    best = int(np.argmax(q if double else frozen))
+    batch = algorithm.process(Batch(obs=Batch(mask=masks, x=x), obs_next=Batch(mask=masks, x=x), act=torch.zeros(3, dtype=torch.int64),
+                                    rew=torch.ones(3), terminated=torch.zeros(3, dtype=torch.bool)))
+    expected = [1 + 0.9 * frozen[best], 1 + 0.9 * frozen[best], 1 + 0.9 * frozen[1]]
+    np.testing.assert_allclose(batch.target.detach().numpy(), expected, rtol=1e-5)
