@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
-import mmap
 import os
 import pickle
 import select
@@ -16,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,13 +23,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parl_like.process.budget import MAX_RESTARTS, PERIOD, RestartBudget
+from parl_like.process.shared_memory import Column, map_file, size_of, views
 from parl_like.spec import Array
-
-MAX_RESTARTS, WINDOW = 10, 60.0
-"""An environment that had to be rebuilt more than `MAX_RESTARTS` times within `WINDOW` seconds is given up."""
-
-BACKOFF, MAX_BACKOFF = 0.05, 1.0
-"""Seconds before the second rebuild within `WINDOW`; twice as many before each further one, up to the maximum."""
 
 ANSWER_TIME = 60.0
 """Seconds beyond `step_timeout` that a worker may take to send an answer: large infos are no fault of the environment's."""
@@ -60,26 +54,8 @@ class BadOutput(Exception):
     """What an environment returned is not what its spaces and gymnasium promise."""
 
 
-class Limiter:
-    """Counts the rebuilds of one environment or host."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque()
-
-    def delay(self) -> float | None:
-        """Counts one more; returns how many seconds it is to wait, 0 for the first. None: there were too many."""
-        now = time.monotonic()
-        while self._times and now - self._times[0] >= WINDOW:
-            self._times.popleft()
-        n = len(self._times)
-        if n == MAX_RESTARTS:
-            return None
-        self._times.append(now)
-        return min(BACKOFF * 2 ** (n - 1), MAX_BACKOFF) if n else 0.0
-
-
 def given_up(failed: EnvFailed) -> EnvFailed:
-    what = f"was rebuilt {MAX_RESTARTS} times within {WINDOW:.0f} s and failed again: it {failed.what}"
+    what = f"was rebuilt {MAX_RESTARTS} times within {PERIOD:.0f} s and failed again: it {failed.what}"
     return EnvFailed(what, failed.index, failed.seed, failed.fault, failed.trace)
 
 
@@ -202,17 +178,11 @@ class Columns:
         at: [groups] int64, the environment that it went into.
     """
 
-    def __init__(self, obs: Layout, act: Layout, n: int, groups: int, block: Any = None) -> None:
-        shapes: list[tuple[tuple[int, ...], Any]] = [((n, *leaf.shape), leaf.dtype) for leaf in (*obs.leaves, *obs.leaves, *act.leaves)]
+    def __init__(self, obs: Layout, act: Layout, n: int, groups: int, memory: int | None = None) -> None:
+        shapes: list[Column] = [((n, *leaf.shape), leaf.dtype) for leaf in (*obs.leaves, *obs.leaves, *act.leaves)]
         shapes += [((n,), np.float64), ((n,), np.bool_), ((n,), np.bool_), ((groups,), np.float64), ((groups,), np.int64)]
-        offsets, size = [], 0
-        for shape, dtype in shapes:
-            offsets.append(size)
-            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            size += -(-nbytes // 64) * 64  # each array begins on a cache line of its own
-        self.size = size
-        memory = np.zeros(size, np.uint8) if block is None else np.frombuffer(block(size), np.uint8)
-        arrays = [np.ndarray(shape, dtype, memory.data, offset) for (shape, dtype), offset in zip(shapes, offsets, strict=True)]
+        self.size = size_of(shapes)
+        arrays = views(np.zeros(self.size, np.uint8) if memory is None else map_file(memory, self.size), shapes)
         k = len(obs.leaves)
         self.obs, self.final, self.act = arrays[:k], arrays[k:2 * k], arrays[2 * k:-5]
         self.rew, self.terminated, self.truncated, self.busy, self.at = arrays[-5:]
@@ -281,7 +251,7 @@ class Group:
         self.generation, self.pending = generation, list(pending)
         self.seeds: list[int | None] = list(pending)
         self.steps = [0] * self.n
-        self.limits = [Limiter() for _ in range(self.n)]
+        self.limits = [RestartBudget() for _ in range(self.n)]
         self.restarts = [0] * self.n
         # A group that replaces another one owes every environment a reset.
         self.over = [generation > 0] * self.n
@@ -346,7 +316,7 @@ class Group:
             raise failed
         busy, number = self.columns.busy, self.number
         while True:
-            delay = self.limits[k].delay()
+            delay = self.limits[k].spend()
             if delay is None:
                 raise given_up(failed) from failed
             self.restarts[k] += 1
@@ -636,11 +606,6 @@ def _watch(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def shared(fd: int) -> Callable[[int], Any]:
-    """Maps the file behind `fd`; call it with the size."""
-    return lambda size: mmap.mmap(fd, size)
-
-
 def _end_with(life: int) -> None:
     """Has the kernel end this process, and those it has started, when the last writer of the pipe `life` is gone.
 
@@ -681,7 +646,7 @@ def serve(sock: int, memory: int, trace: int, life: int, parent: int) -> None:
             elif code == b"b" and group is not None:
                 obs, act, n, groups = pickle.loads(payload)
                 layouts = Layout(obs), Layout(act)
-                group.bind(Columns(*layouts, n, groups, shared(memory)), *layouts)
+                group.bind(Columns(*layouts, n, groups, memory), *layouts)
             elif code == b"h":
                 env_fn, rest = pickle.loads(payload)
                 group = Group(pickle.loads(env_fn), *rest)

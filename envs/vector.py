@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import operator
 import os
 import pickle
@@ -12,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -36,7 +34,6 @@ from parl_like.envs._worker import (
     Greeting,
     Group,
     Layout,
-    Limiter,
     Link,
     Reply,
     _dumps,
@@ -44,6 +41,8 @@ from parl_like.envs._worker import (
     given_up,
 )
 from parl_like.envs.make import Layers, make_env
+from parl_like.process.budget import RestartBudget
+from parl_like.process.shared_memory import nameless_file
 from parl_like.spec import Array
 
 __all__ = ["EnvFailed", "GroupVectorEnv", "InlineHost", "ProcessHost", "ThreadHost", "create_env", "make_vector_env"]
@@ -281,7 +280,7 @@ class ProcessHost(Host):
     def start(self, generation: int, pending: list[int | None]) -> None:
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
-        self.trace = _nameless("trace")
+        self.trace = nameless_file("trace")
         self.link = Link(ours)
         fds = (theirs.fileno(), self.memory, self.trace, life)
         boot = json.dumps({"path": [p for p in sys.path if isinstance(p, str)], "args": [*fds, os.getpid()]})
@@ -427,14 +426,6 @@ def _until(end: float) -> float:
     return left
 
 
-def _nameless(name: str) -> int:
-    """File descriptor of an empty file in memory that no folder lists."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(f"parl_like {name}")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 HOSTS: dict[str, type[Host]] = {"sync": InlineHost, "thread": ThreadHost, "process": ProcessHost}
 
 
@@ -458,7 +449,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         self._first_seeds = [None] * n if seed is None else self._checked_seeds(seed)
         bounds = [round(g * n / workers) for g in range(workers + 1)]
         pickled = _pickled(env_fn) if host.pickles else b""
-        memory = _nameless("columns") if host.pickles else -1
+        memory = nameless_file("columns") if host.pickles else -1
         self.hosts = [host(env_fn, bounds[g], bounds[g + 1], g, mode, restart, step_timeout, start_timeout, memory, pickled) for g in range(workers)]
         if pin:
             cores = sorted(os.sched_getaffinity(0))
@@ -470,7 +461,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                 each.start(0, [None] * (each.hi - each.lo))
             greetings: list[Greeting] = [self._first(each) for each in self.hosts]
             self._face(greetings)
-            self._columns = Columns(self._obs, self._act, n, workers, partial(_map, memory) if memory >= 0 else None)
+            self._columns = Columns(self._obs, self._act, n, workers, memory if memory >= 0 else None)
             self._columns.busy[:] = time.monotonic()
             for each in self.hosts:
                 each.bind(self._columns, self._obs, self._act, n, workers)
@@ -482,7 +473,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         self._seeds: list[int | None] = [None] * n
         self._over = np.zeros(n, np.bool_)
         self._begun = np.zeros(n, np.bool_)
-        self._limits = [Limiter() for _ in self.hosts]
+        self._limits = [RestartBudget() for _ in self.hosts]
         self._generation = [0] * workers
         # Hosts that a call found lost, which cannot tell of dropped episodes: the next step or reset rebuilds them.
         self._lost: dict[int, Lost] = {}
@@ -634,7 +625,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         while True:
             if not self.restart or (resetting is not None and not all(resetting[1])):
                 raise failed
-            delay = self._limits[g].delay()
+            delay = self._limits[g].spend()
             if delay is None:
                 raise given_up(failed)
             host.kill()
@@ -844,11 +835,6 @@ def _shut(hosts: list[Host], pid: int, memory: int) -> None:
             os.close(memory)
     if errors:
         warnings.warn("; ".join(errors), stacklevel=2)
-
-
-def _map(memory: int, size: int) -> mmap.mmap:
-    os.ftruncate(memory, size)
-    return mmap.mmap(memory, size)
 
 
 def _pickled(env_fn: Callable[[], Any]) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from parl_like.process.shared_memory import offsets
 from parl_like.spec import Array
 
 
@@ -49,27 +50,18 @@ def _split(block: torch.Tensor, values: Mapping[str, torch.Tensor]) -> dict[str,
     return {name: out[name] for name in values}
 
 
-def _offsets(arrays: Mapping[str, Array]) -> tuple[dict[str, int], int]:
-    """Where each array begins, a multiple of 16 bytes, and where the last one ends."""
-    begins, end = {}, 0
-    for name, array in arrays.items():
-        begins[name] = end
-        end += -(-array.nbytes // 16) * 16
-    return begins, end
-
-
 def _pack(arrays: Mapping[str, Array], pin: bool) -> torch.Tensor:
-    begins, end = _offsets(arrays)
+    begins, end = offsets(array.nbytes for array in arrays.values())
     block = torch.empty(end, dtype=torch.uint8, pin_memory=pin)
     memory = block.numpy()
-    for name, array in arrays.items():
-        memory[begins[name] : begins[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
+    for array, begin in zip(arrays.values(), begins, strict=True):
+        memory[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
     return block
 
 
 def _unpack(block: torch.Tensor, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-    begins, _ = _offsets(arrays)
+    begins, _ = offsets(array.nbytes for array in arrays.values())
     return {
-        name: block[begins[name] : begins[name] + array.nbytes].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).reshape(array.shape)
-        for name, array in arrays.items()
+        name: block[begin : begin + array.nbytes].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).reshape(array.shape)
+        for (name, array), begin in zip(arrays.items(), begins, strict=True)
     }

@@ -11,12 +11,13 @@ AREAS = ("robots", "algorithms", "models", "envs")
 ALLOWED = {
     "ground": set(),  # parl_like/batch.py, parl_like/spec.py
     "data": {"ground"},
-    "nouns": {"ground", "data"},
-    "drivers": {"ground", "data", "nouns"},
+    "process": {"ground"},
+    "nouns": {"ground", "data", "process"},
+    "drivers": {"ground", "data", "nouns", "process"},
     "lab": {"ground", "data", "nouns", "drivers"},
     "algorithms": {"ground", "data", "nouns"},
     "models": {"ground", "data", "nouns"},
-    "envs": {"ground", "data", "nouns"},
+    "envs": {"ground", "data", "nouns", "process"},
     # parl_like/__init__.py and __main__.py: the face shows what the rooms hold, the command starts the lab
     "face": {"ground", "data", "nouns", "drivers", "lab"},
     "robots": {"ground", "data", "nouns", "drivers", "lab", "algorithms", "models", "envs"},

@@ -7,17 +7,16 @@ again only after the answer; so neither has to ask the other.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from parl_like.data.rows import RowBlock
+from parl_like.process.shared_memory import Column, offsets, size_of, views
 from parl_like.spec import Array, Spec
 
 LARGE = 1 << 18
@@ -30,18 +29,12 @@ def folder() -> str | None:
     return path if path and os.access(path, os.W_OK) else None
 
 
-def _layout(specs: Sequence[Spec], capacity: int) -> tuple[list[int], int]:
-    """Where each column begins, and bytes of all."""
-    offsets, end = [], 0
-    for spec in specs:
-        offsets.append(end)
-        end += -(-capacity * math.prod(spec.shape) * spec.dtype.itemsize // 64) * 64
-    return offsets, end
+def _columns_of(specs: Sequence[Spec], capacity: int) -> list[Column]:
+    return [((capacity, *spec.shape), spec.dtype) for spec in specs]
 
 
 def _columns(memory: mmap.mmap, specs: Sequence[Spec], capacity: int) -> dict[str, Array]:
-    offsets, _ = _layout(specs, capacity)
-    return {spec.name: np.ndarray((capacity, *spec.shape), spec.dtype, memory, offset) for spec, offset in zip(specs, offsets, strict=True)}
+    return dict(zip((spec.name for spec in specs), views(memory, _columns_of(specs, capacity)), strict=True))
 
 
 class Blocks:
@@ -59,7 +52,7 @@ class Blocks:
 
     def make(self, specs: Sequence[Spec], capacity: int) -> RowBlock:
         """A block, which is shared if it is large and there is room."""
-        _, size = _layout(specs, capacity)
+        size = size_of(_columns_of(specs, capacity))
         if size < LARGE:
             return RowBlock(specs, capacity)
         path = self._where / f"{self._owner}.{len(self._blocks)}"
@@ -90,7 +83,7 @@ class Reader:
         columns = self._columns.get((owner, number))
         if columns is None:
             path = self._where / f"{owner}.{number}"
-            _, size = _layout(specs, capacity)
+            size = size_of(_columns_of(specs, capacity))
             with open(path, "rb") as file:
                 columns = _columns(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), specs, capacity)
             path.unlink()  # the memory stays for who has mapped it
@@ -118,10 +111,7 @@ class Parameters:
     """
 
     def __init__(self, path: Path, like: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        begins, end = [], 64
-        for tensor in like.values():
-            begins.append(end)
-            end += -(-tensor.numel() * tensor.element_size() // 64) * 64
+        (_, *begins), end = offsets([8, *(tensor.numel() * tensor.element_size() for tensor in like.values())])  # the number comes first
         with open(path, "a+b") as file:
             os.posix_fallocate(file.fileno(), 0, 2 * end)
             self._memory = mmap.mmap(file.fileno(), 2 * end)

@@ -943,15 +943,6 @@ def test_workers_that_are_killed_again_and_again_are_rebuilt_with_pauses_too(mon
     env.close()
 
 
-def test_old_rebuilds_are_forgiven(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    limiter = _worker.Limiter()
-    assert [limiter.delay() for _ in range(3)] == pytest.approx([0.0, 0.05, 0.1])
-    now[0] = _worker.WINDOW
-    assert [limiter.delay() for _ in range(11)] == [0.0, *([pytest.approx(min(0.05 * 2**k, 1.0)) for k in range(9)]), None]
-
-
 def test_a_slow_factory_is_no_hang_when_an_environment_is_rebuilt():
     class Slow(Plain):
         def __init__(self):

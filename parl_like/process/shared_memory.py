@@ -1,0 +1,67 @@
+"""Arrays side by side in one block of memory, and memory that several processes map."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from parl_like.spec import Array
+
+ALIGNMENT = 64
+"""Bytes of a cache line: each array begins on one of its own, so that two processes that write into neighbours do not slow each other."""
+
+Column = tuple[tuple[int, ...], Any]
+"""Shape and dtype of one array."""
+
+
+def offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Where arrays of so many bytes begin that lie side by side, and how many bytes all take."""
+    begins, end = [], 0
+    for size in sizes:
+        begins.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return begins, end
+
+
+def _sizes(columns: Sequence[Column]) -> list[int]:
+    return [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in columns]
+
+
+def size_of(columns: Sequence[Column]) -> int:
+    """Bytes that these arrays take side by side."""
+    return offsets(_sizes(columns))[1]
+
+
+def views(memory: Any, columns: Sequence[Column]) -> list[Array]:
+    """The arrays that lie in `memory`, which they keep alive.
+
+    Args:
+        memory: Anything with a buffer of at least `size_of(columns)` bytes; the arrays are read-only where it is.
+    """
+    begins, _ = offsets(_sizes(columns))
+    return [np.ndarray(shape, dtype, memory, begin) for (shape, dtype), begin in zip(columns, begins, strict=True)]
+
+
+def nameless_file(name: str) -> int:
+    """File descriptor of an empty file in memory that no folder lists, so that nothing of it can be left over.
+
+    Args:
+        name: For who lists the open files of a process.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"parl_like {name}")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def map_file(fd: int, size: int) -> mmap.mmap:
+    """The first `size` bytes of a file, which becomes as long where it is shorter."""
+    if os.fstat(fd).st_size < size:
+        os.ftruncate(fd, size)
+    return mmap.mmap(fd, size)
