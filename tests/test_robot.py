@@ -850,6 +850,7 @@ def test_closing_drains_the_queues_or_answers_stopped(driver, drain):
     task = ComputationTask(Recorder(), training_rule=BatchRule(min_rows=100), helper=Waits)
     robot = Robot(lambda: Corridor(3), tasks={"RL": task}, agent=Sender, driver=driver)
     robot._advance()
+    sleep(0.05)  # the sender ends meanwhile, so that nobody is left who could still come
     robot.close(drain=drain)
     try:
         answers.append(robot.agents[0].helpers["RL"].comm.get(tickets[0])["loss"])

@@ -187,8 +187,8 @@ class ThreadsDriver:
             for other in self._servers:
                 if other is not server and other.queue.rows and not other.busy:
                     other.ring()
-        if server.busy:
-            return False  # whoever is at it looks again afterwards
+        if server.busy or self.stopping:
+            return False  # whoever is at it looks again afterwards; after a request to stop nothing more is served
         if server.training:
             server.ring()
             return False
@@ -288,7 +288,7 @@ class ThreadsDriver:
     def _may_close(self, server: _Server) -> float:
         """Seconds until the oldest batch may close: 0 for now, infinity where only an event can close it. The caller holds the lock."""
         queue = server.queue
-        if not queue.rows or server.busy:
+        if not queue.rows or server.busy or self.stopping:
             return INFINITE
         if queue.rows >= server.enough:
             return 0.0
@@ -511,11 +511,11 @@ class ThreadsDriver:
             with self.lock:
                 if self._ended():
                     break
-                left = -1 if self._rounds() else end - monotonic()
-            if -1 < left <= 0:
+                left = INFINITE if self._rounds() else end - monotonic()
+            if left <= 0:
                 break
             # Ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
-            self._news.acquire(timeout=left)
+            self._news.acquire(timeout=-1 if left == INFINITE else left)
         with self.lock:
             trained = self._phase == "done" or self._early
             self._told, self._early = self._phase == "done", False
@@ -535,6 +535,9 @@ class ThreadsDriver:
             with self.lock:
                 first = self._release() + self._count_in(failed) if signal == "stop" else []
                 self._open_gates(list(self.parked))
+                self._begin_round()
+                for server in self._servers:  # what waited while `stopping` was set
+                    server.ring()
             self._wake(first)
         while signal == "interrupt":
             if self._phase == "done":

@@ -1,0 +1,62 @@
+"""A run goes on after its process stood still for a while (Ctrl-Z, a frozen container, a machine that swaps), under every driver and mode."""
+
+import os
+import signal
+import subprocess
+import sys
+from textwrap import dedent
+from time import sleep
+
+import psutil
+import pytest
+
+PAUSE_S = 2.0
+
+PROGRAM = dedent("""
+    import select, sys
+    from drivers.test_processes import replaying
+    from drivers.transport_fakes import Drift, Elementwise
+    from parl_like import ComputationTask, Robot
+    from parl_like.drivers.processes import Processes
+    from parl_like.stages import StopWhen
+
+    def told(robot):
+        if not told.learning and robot.metrics()["updates/RL"]:
+            told.learning = True
+            print("learning", flush=True)
+        return told.learning and bool(select.select([sys.stdin], [], [], 0)[0])
+
+    if __name__ == "__main__":
+        told.learning = False
+        driver, mode = sys.argv[1:]
+        if driver == "processes":
+            driver = Processes(workers=2, step_limit=1.0)  # less than the pause
+        with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), helper=replaying)}, n_agents=4, driver=driver, mode=mode) as robot:
+            robot.run(StopWhen(told))
+            print("restarts", getattr(robot._driver, "restarts", 0), flush=True)
+""")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("driver", "whole_family"), [("cooperative", False), ("threads", False), ("processes", False)])
+def test_a_run_goes_on_after_its_process_stood_still(driver, whole_family, mode):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    words = [sys.executable, "-c", PROGRAM, driver, mode]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout.readline() == "learning\n", process.communicate()[1]
+            family = psutil.Process(process.pid).children(recursive=True) if whole_family else []
+            family.append(psutil.Process(process.pid))
+            for _ in range(2):
+                for each in family:
+                    each.send_signal(signal.SIGSTOP)
+                sleep(PAUSE_S)
+                for each in family:
+                    each.send_signal(signal.SIGCONT)
+                sleep(0.2)
+            out, err = process.communicate("end\n", timeout=60)
+            assert process.returncode == 0, err
+            assert out.splitlines()[-1] == "restarts 0"
+        finally:
+            process.kill()
