@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import gymnasium as gym
 import numpy as np
 
-from parl_like.agent import Agent, overridden
+from parl_like.agent import Agent
 from parl_like.agent_helper import AgentHelper, OffPolicyHelper, OnPolicyHelper
 from parl_like.computation_task import ComputationTask, Mode
 from parl_like.computation_wrapper import ComputationWrapper
@@ -26,7 +26,7 @@ from parl_like.data.transforms import Transforms
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.model import Model
 from parl_like.spec import SpecError
-from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash
+from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
 
 DRIVERS = {
     "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",

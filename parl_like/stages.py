@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from hashlib import blake2b
 from time import monotonic, perf_counter
@@ -372,3 +372,8 @@ class StopWhen(StopCondition):
         return bool(self.function(robot))
 
 
+def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]:
+    """The bound methods `name` of those observers that have one and do more than `Hook` at this stage."""
+    base = getattr(Hook, name)
+    methods = [getattr(o, name) for o in observers if hasattr(o, name)]
+    return [m for m in methods if getattr(m, "__func__", m) is not base]

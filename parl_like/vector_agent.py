@@ -9,9 +9,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from parl_like.agent import Agent, EnvFace, watched
+from parl_like.agent import Agent
 from parl_like.data.timestep import TimeStep, first_step, next_step
+from parl_like.env_face import EnvFace
 from parl_like.errors import AgentFailed, Stopped, TaskFailed
+from parl_like.owned import copied, own
+from parl_like.side_effects import watched
 from parl_like.spec import Array, leaves, nest
 
 PASSED = (Stopped, TaskFailed)
@@ -43,8 +46,6 @@ class VectorFace(EnvFace):
         # The attribute first: metadata belongs to the class in some libraries, and then tells the mode of whatever was made last.
         mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._mode = AutoresetMode(mode)
-        # An environment that does not copy its observations overwrites those that are still to be stored.
-        self._fresh: Callable[[Any], Any] = _copied if getattr(env, "copy", True) is False else lambda obs: obs
         self.quotas: Array | None = None
         self.obs_next: Any = None
         self.valid = np.ones(self.n, bool)
@@ -53,6 +54,7 @@ class VectorFace(EnvFace):
         self._ended = np.zeros(self.n, bool)  # of those, the ones whose POST_EPISODE is still to come
         self._lost = np.zeros(self.n, bool)  # dropped by the environment in the last step, POST_EPISODE still to come
         self._reset_now = np.zeros(self.n, bool)  # reset by the last step
+        self._begins = False  # hooks hear of the beginning of episodes
         self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
 
     def _wanted(self) -> Array:
@@ -71,7 +73,7 @@ class VectorFace(EnvFace):
             raise
         except Exception as error:
             raise AgentFailed(f"{agent}: its vector environment raised in reset(seed={seed}): {type(error).__name__}: {error}") from error
-        obs = self._fresh(obs)
+        obs = own(obs)
         self.last = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
         self._done[:] = self._ended[:] = self._lost[:] = False
         self._open, self._over = True, False
@@ -80,11 +82,13 @@ class VectorFace(EnvFace):
 
     def _begin(self, rows: Array) -> None:
         """PRE_EPISODE for each of these environments."""
+        self._begins = True
         for i in np.flatnonzero(rows).tolist():
             self.env_index, self._running[i] = i, True
             self._returns[i], self._lengths[i] = 0.0, 0
             for call in self._pre_episode:
                 call(self._agent)
+        self._begins = False
 
     def _end(self, i: int, interrupted: bool) -> None:
         """POST_EPISODE for one environment."""
@@ -104,14 +108,15 @@ class VectorFace(EnvFace):
         for call in self._pre_act:
             call(agent, act)
         try:
-            obs, rew, terminated, truncated, info = self._step(act)
+            obs, rew, terminated, truncated, info = self._step(copied(act))  # the environment may clip its copy in place
             done = np.logical_or(terminated, truncated)
-            self.obs_next = obs = self._fresh(obs)
+            obs, rew, terminated, truncated = own(obs), own(rew), own(terminated), own(truncated)
+            self.obs_next = obs
             if self._mode is AutoresetMode.SAME_STEP and done.any():
                 self.obs_next = _with_rows(obs, info["final_obs"], np.flatnonzero(done))
             elif self._mode is AutoresetMode.DISABLED and done.any():
                 obs, _ = self._reset(options={"reset_mask": done})
-                obs = self._fresh(obs)
+                obs = own(obs)
         except PASSED:
             raise
         except Exception as error:
@@ -194,13 +199,14 @@ class VectorFace(EnvFace):
 
     @property
     def time_step(self) -> TimeStep:
-        """The last step of environment `env_index`; after an automatic reset the observation is the next episode's."""
+        """The last step of environment `env_index`: LAST with the true final observation; FIRST of the next episode in PRE_EPISODE, and
+        in the step that does nothing but reset (NEXT_STEP)."""
         i = self.env_index
         obs, act, rew, terminated, truncated, info = self.last
-        row = nest({name: leaf[i] for name, leaf in leaves(obs, "o")})["o"]
-        if act is None:
-            return first_step(row, i, info)
-        return next_step(row, rew[i], terminated[i], truncated[i], act[i], i, info)
+        begins = act is None or self._begins or (self._mode is AutoresetMode.NEXT_STEP and bool(self._reset_now[i]))
+        row = _row(obs if begins else self.obs_next, i)
+        info = copied(info)
+        return first_step(row, i, info) if begins else next_step(row, rew[i], terminated[i], truncated[i], act[i], i, info)
 
 
 class VectorAgent(Agent):
@@ -238,6 +244,8 @@ class VectorAgent(Agent):
         envs = [first, *(make() for _ in range(self.n_envs - 1))]
         if len({id(env) for env in envs}) < len(envs):
             raise ValueError(f"{self}: {self.n_envs} environments are needed, and the robot has one; give it a factory or an id")
+        # gymnasium keeps final observations as they come, and resets before it gives them away.
+        envs = [_Owning(env) if isinstance(env, gym.Env) else env for env in envs]
         if self.max_episode_steps is not None:
             envs = [gym.wrappers.TimeLimit(env, self.max_episode_steps) for env in envs]
         return SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore[misc]
@@ -264,13 +272,26 @@ class VectorAgent(Agent):
             helper.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
 
 
-def _copied(obs: Any) -> Any:
-    return nest({name: np.array(leaf) for name, leaf in leaves(obs, "o")})["o"]
+class _Owning(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives observations that the environment does not change later."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return own(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, *rest = self.env.step(action)
+        return own(obs), *rest
+
+
+def _row(obs: Any, i: int) -> Any:
+    """Environment i's part of stacked observations."""
+    return nest({name: leaf[i] for name, leaf in leaves(obs, "o")})["o"]
 
 
 def _with_rows(obs: Any, final: Any, rows: Array) -> Any:
     """A copy of the stacked observations with the final ones of `rows` in place; `final` is an array of n observations."""
-    out = _copied(obs)
+    out = copied(obs)
     targets = dict(leaves(out, "o"))
     for i in rows.tolist():
         for name, leaf in leaves(final[i], "o"):

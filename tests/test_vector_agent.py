@@ -312,6 +312,34 @@ def test_a_time_step_of_one_environment():
         assert not env.time_step.is_last and env.time_step.observation.tolist() == [2.0]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_time_steps_are_those_of_the_episode_that_they_belong_to(mode):
+    """At LAST the true final observation, whatever the environment shows next; the step that only resets is FIRST."""
+    seen = []
+
+    def note(agent, stage):
+        for i in range(2) if stage == "act" else [agent.env.env_index]:
+            agent.env.env_index = i
+            step = agent.env.time_step
+            seen.append((stage, i, step.step_type.name, step.observation.tolist(), step.reward, step.discount))
+
+    class Notes(Hook):
+        def pre_episode(self, agent):
+            note(agent, "begin")
+
+        def post_act(self, agent):
+            note(agent, "act")
+
+    with robot_of(Recorder(), keep, env=vector(mode, 2, 9, end="terminated"), agent=VectorAgent) as robot:
+        robot.run(StopAfterSteps(8), Notes())
+    mine = [(stage, *rest) for stage, i, *rest in seen if i == 0]
+    first, mid, last = ("FIRST", [0.0], 0.0, 1.0), ("MID", [1.0], 1.0, 1.0), ("LAST", [2.0], 1.0, 0.0)
+    between = [("act", *first)] if mode is AutoresetMode.NEXT_STEP else []
+    assert mine[:5 + len(between)] == [("begin", *first), ("act", *mid), ("act", *last), *between, ("begin", *first), ("act", *mid)]
+    other = [rest for stage, i, *rest in seen if i == 1 and stage == "act"]
+    assert [step[:2] for step in other[:4]] == [["MID", [1.0]], ["MID", [2.0]], ["MID", [3.0]], ["MID", [4.0]]]
+
+
 def test_single_and_vector_agents_share_the_face():
     assert issubclass(VectorAgent, Agent) and ACT == gym.spaces.Discrete(2)
 

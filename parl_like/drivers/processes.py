@@ -292,7 +292,7 @@ class ProcessesDriver(CooperativeDriver):
         Raises:
             ValueError: a hook listens to what happens in the workers.
         """
-        from parl_like.agent import overridden
+        from parl_like.stages import overridden
 
         for hook in hooks:
             heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]

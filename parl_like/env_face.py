@@ -1,0 +1,263 @@
+"""EnvFace: the one way between an agent and its environment. It fires the stages, counts, checks, and keeps what comes in from changing."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.acceptance import Acceptance
+from parl_like.batch import Batch
+from parl_like.data.timestep import TimeStep, first_step, next_step
+from parl_like.errors import AgentFailed, Interrupted
+from parl_like.owned import copied, own
+from parl_like.side_effects import watched
+from parl_like.spec import SpecError
+from parl_like.stages import Hook, overridden
+
+
+def _old_style(error: Exception) -> str:
+    """What to say to one who gives us an environment of the time before gymnasium; '' where that is not what happened."""
+    wrong = isinstance(error, ValueError) and "values to unpack" in str(error)
+    return ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym environment needs "
+            "a wrapper such as shimmy's GymV21CompatibilityV0") if wrong else ""
+
+
+class EnvFace:
+    """The agent's environment: the user's gymnasium one behind a face that everything passes.
+
+    `reset` and `step` return what gymnasium returns. Any other attribute is the environment's own.
+
+    Attributes:
+        last: (observation, action, reward, terminated, truncated, info) of the last step; action None after a reset.
+        episode_return, episode_length: Of the running or just finished episode; the length counts actions.
+        time_steps: Environment steps below action repetition.
+        env_index: 0, for this is the agent's only environment; see `VectorFace`.
+    """
+
+    env_index = 0
+
+    def __init__(self, env: gym.Env[Any, Any], agent: Any) -> None:
+        self._env, self._agent = env, agent
+        self._step = env.step
+        self._known = False  # whether it was reset once
+        self._accepts = None if agent.on_bad_value == "raise" else Acceptance(env, agent.on_bad_value == "replace")
+        # Spaces are for tasks; a plain function can act in anything with reset and step.
+        self.observation_space = getattr(env, "observation_space", None)
+        self._use(getattr(env, "action_space", None))
+        self.last: tuple[Any, ...] = ()
+        self.episode_return: Any = 0.0
+        self.episode_length = 0
+        self.time_steps = 0
+        self.seed: int | None = None
+        self._open = False  # an episode is running, or ended without its POST_EPISODE yet
+        self._over = True
+        self.observe([])
+
+    def _use(self, action_space: gym.Space[Any] | None) -> None:
+        """Sets the space of one action. `_n` and `_start` let `step` check a Discrete one without asking the space."""
+        self.action_space: Any = action_space
+        self._n, self._start = -1, 0
+        if isinstance(action_space, gym.spaces.Discrete):
+            self._n, self._start = int(action_space.n), int(action_space.start)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_env"], name)
+
+    @property
+    def unwrapped(self) -> gym.Env[Any, Any]:
+        return self._env.unwrapped
+
+    def observe(self, hooks: list[Hook]) -> None:
+        """Sets who hears of the stages: the agent's helpers, then `hooks`."""
+        observers = [*self._agent.helpers.values(), *hooks]
+        self._pre_episode, self._post_episode = overridden(observers, "pre_episode"), overridden(observers, "post_episode")
+        self._pre_act, self._post_act = overridden(observers, "pre_act"), overridden(observers, "post_act")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode. The first reset of a run is seeded from the agent's generator, later ones are not seeded."""
+        agent = self._agent
+        self.end_episode()
+        agent.before_episode()
+        seed = self._seed(seed)
+        try:
+            obs, info = self._reset(seed=seed, options=options)
+        except Exception as error:
+            raise AgentFailed(f"{agent}: its environment raised in reset(seed={seed}): {type(error).__name__}: {error}{_old_style(error)}") from error
+        self.episode_return, self.episode_length = 0.0, 0
+        obs = own(obs)
+        if self._accepts is not None:
+            obs, _ = self._accepted(self._accepts, obs, 0.0, False)
+        self.last = (obs, None, 0.0, False, False, info)
+        self._open, self._over = True, False
+        for call in self._pre_episode:
+            call(agent)
+        return obs, info
+
+    def _reset(self, **options: Any) -> Any:
+        """The environment's own reset. It is watched the first time, and always where the environment has changed something before."""
+        if self._known and not self._agent.told:
+            return self._env.reset(**options)
+        with watched(self._agent, "reset", not self._known):
+            self._known = True
+            return self._env.reset(**options)
+
+    def _seed(self, seed: int | None) -> int | None:
+        """The seed of the next reset: the caller's, or at the first one after a start or an interruption the agent's."""
+        agent = self._agent
+        if seed is None and agent.fresh:
+            seed = int(agent.rng.integers(2**31))
+        agent.fresh = False
+        if seed is not None:
+            self.seed = seed
+        return seed
+
+    def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Takes one action, `agent.action_repeat` times or until the episode ends; rewards are summed, the last observation counts."""
+        agent = self._agent
+        if agent.signal is not None:
+            agent.obey()
+        if not (act.__class__ is int and 0 <= act - self._start < self._n):
+            self._check_action(act)
+        if self._over:
+            raise AgentFailed(f"{agent}: step() after the end of an episode; call reset() first")
+        for call in self._pre_act:
+            call(agent, act)
+        try:
+            if agent.action_repeat == 1:
+                # The action's copy is the environment's: it may clip it in place.
+                obs, rew, terminated, truncated, info = self._step(act if act.__class__ is int else copied(act))
+                self.time_steps += 1
+            else:
+                obs, rew, terminated, truncated, info = self._repeat(act)
+        except Exception as error:
+            raise AgentFailed(f"{agent}: its environment (seed {self.seed}) raised in step({act!r}), step {self.episode_length} of the "
+                              f"episode: {type(error).__name__}: {error}{_old_style(error)}") from error
+        obs = own(obs)
+        if rew.__class__ is not float:
+            rew = own(rew)
+        if self._accepts is not None:
+            obs, rew = self._accepted(self._accepts, obs, rew, True)
+        self.episode_return += rew
+        self.episode_length += 1
+        if self.episode_length == agent.max_episode_steps:
+            truncated = True  # `terminated` stays what it is: a true end exactly on the limit is an end
+        self.last = (obs, act, rew, terminated, truncated, info)
+        agent.steps += 1
+        robot = agent.robot
+        robot.env_steps += 1
+        if terminated or truncated:
+            self._over = True
+            robot.count_episode(float(self.episode_return) if np.ndim(self.episode_return) == 0 else self.episode_return, self.episode_length)
+        for call in self._post_act:
+            call(agent)
+        stop = robot._stop
+        if stop is not None and stop(robot):
+            robot.request_stop()
+        if agent.quota_steps is not None:
+            agent.after_step()
+        return obs, rew, terminated, truncated, info
+
+    def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, stepped: bool) -> tuple[Any, Any]:
+        """What the environment gave, as the agent gets it (`Agent.on_bad_value`).
+
+        Raises:
+            SpecError: it cannot be mended. Interrupted: the episode is dropped.
+        """
+        agent = self._agent
+        where = f"{agent}: its environment (seed {self.seed}), {f'step {self.episode_length} of the episode' if stepped else 'reset'}"
+        try:
+            good_obs, good_rew = accepts.observation(obs), accepts.value(accepts.reward, rew)
+        except SpecError as error:
+            fault = SpecError(f"{where}: {error}")
+            if accepts.mend:
+                raise fault from None
+            agent.count_bad(f"{fault} (episode dropped)")
+            self._drop(fault, stepped)
+        if good_obs is not obs or good_rew is not rew:
+            agent.count_bad(f"{where}: replaced {obs!r:.60}, reward {rew!r:.20} by {good_obs!r:.60}, {good_rew!r:.20}")
+        return good_obs, good_rew
+
+    def _drop(self, fault: SpecError, stepped: bool) -> NoReturn:
+        """Ends the episode before the step that gave bad values. The step counts, so that a run of nothing else ends, too."""
+        agent = self._agent
+        agent.fault = fault
+        if stepped:
+            agent.steps += 1
+            robot = agent.robot
+            robot.env_steps += 1
+            if robot._stop is not None and robot._stop(robot):
+                robot.request_stop()
+            agent.after_step()
+        raise Interrupted
+
+    def _repeat(self, act: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        total: Any = 0.0
+        frames = []
+        scale = 1.0
+        for _ in range(self._agent.action_repeat):
+            obs, rew, terminated, truncated, info = self._step(copied(act))
+            self.time_steps += 1
+            if self._agent.keep_frames:
+                frames.append(copied(obs))
+            total = total + scale * rew  # type: ignore[operator]  # gymnasium says SupportsFloat; vectors are fine, too
+            scale *= self._agent.repeat_discount
+            if terminated or truncated:
+                break
+        if self._agent.keep_frames:
+            info = {**info, "frames": frames}
+        return obs, total, bool(terminated), bool(truncated), info
+
+    def _check_action(self, act: Any) -> None:
+        space = self.action_space
+        if space is None:
+            return
+        fits = False
+        try:
+            if isinstance(space, gym.spaces.Box):
+                value = np.asarray(act)
+                fits = value.shape == space.shape and bool((value >= space.low).all() and (value <= space.high).all())
+            else:
+                fits = bool(space.contains(act))
+        except Exception:  # noqa: BLE001 - a space may choke on what is not even nearly an action; that is an answer, too
+            fits = False
+        if not fits and isinstance(act, Batch):
+            raise AgentFailed(f"{self._agent}: the task gave {sorted(act.keys())} and no action; write explorer() of its algorithm, or give its "
+                              "helper explorer=, so that predictions become actions")
+        if not fits:
+            raise AgentFailed(
+                f"{self._agent}: action outside the space: expected {space}, got {act!r}; look at the output of the task that made "
+                "it, or at the model's action space"
+            )
+
+    def end_episode(self) -> None:
+        """Fires POST_EPISODE once for the episode that is open, if any: `interrupted` unless the environment had ended it.
+
+        The rows of an interrupted episode get a seam, so that nothing looks from them into the next one.
+        """
+        if not self._open:
+            return
+        interrupted = not self._over
+        self._open, self._over = False, True
+        if interrupted:
+            self._agent.cut()
+        for call in self._post_episode:
+            call(self._agent, interrupted)
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
+    @property
+    def time_step(self) -> TimeStep:
+        """The last step as a `TimeStep`: discount 0 iff terminated, reward of the action before."""
+        obs, act, rew, terminated, truncated, info = self.last
+        info = copied(info)
+        if act is None:
+            return first_step(obs, self._agent.index, info)
+        return next_step(obs, rew, terminated, truncated, act, self._agent.index, info)
+
+    def close(self) -> None:
+        if hasattr(self._env, "close"):
+            self._env.close()
