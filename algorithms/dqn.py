@@ -44,7 +44,7 @@ class DQN(Algorithm):
         self.gamma, self.double, self.epsilon = gamma, double, epsilon
         self.target_period, self.tau = target_period, tau
         self._before = 0  # optimiser steps when the lesson began
-        self.window = Window(n_step=n_step)
+        self.window = Window(n_step=n_step, in_order=False)
         self.target = self.model.clone() if target_period or tau is not None else self.model
         self._discounts = torch.tensor([gamma**k for k in range(n_step + 1)], dtype=torch.float32)
 

@@ -58,6 +58,7 @@ class AgentHelper:
     """
 
     learns = False
+    acts_in_step = False
 
     def __init__(
         self, *, explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = (),
@@ -128,6 +129,10 @@ class AgentHelper:
         raw = self._raw_specs(inputs)
         self._raw_names = list(raw)
         self._changes = bool(len(transforms))
+        self._lesson = -1  # that the transforms were prepared for
+        if self.learns and mode != "test":
+            self.transforms.prepare(-1)  # until its first lesson
+        self._in_step = self.acts_in_step and wait and mode != "test"  # whether acting and learning see one set of statistics
         self._state_specs = {n: s for n, s in inputs.items() if n.startswith("state")}
         self._plain = self._obs_names == ["obs"] and not self._changes
         self._noisy = self.explorer is not None and self.explorer.noise is not None
@@ -276,11 +281,20 @@ class AgentHelper:
 
     def _transformed(self, obs: Any) -> tuple[Any, ...]:
         """Raw observations as the model gets them, in the order of its inputs."""
+        if self._in_step and self._lesson != self.task.learns:
+            self._prepare()
         raw = dict(zip(self._raw_names, map(np.asarray, self._flatten(obs, self._raw_names)), strict=True))
         if not self._vector:
             raw = {name: value[None] for name, value in raw.items()}
         made = self.transforms.observe(raw)
         return tuple(made[name] if self._vector else made[name][0] for name in self._obs_names)
+
+    def _prepare(self) -> None:
+        """The next rows are for the lesson after those that the task has given so far; statistics stand still until it is over."""
+        if self._changes:
+            # Rows that wait belong to that lesson, and were made ready for it: nothing is renewed before they are learned from.
+            self._lesson = -1 if self.comm.wrapper.trainings.rows else self.task.learns
+            self.transforms.prepare(self._lesson)
 
     def _new_state(self, out: Mapping[str, Array]) -> list[Array]:
         missing = self._state_specs.keys() - out.keys()
@@ -649,6 +663,7 @@ class OffPolicyHelper(AgentHelper):
         """The rows at these positions of the buffer with what the algorithm's window asks for."""
         buffer = self.buffer
         assert buffer is not None
+        self._prepare()
         window = self.window
         if window.sequence > 1 or window.burn_in:
             return self._sequences(indices)
@@ -695,6 +710,7 @@ class OnPolicyHelper(AgentHelper):
     """
 
     learns = True
+    acts_in_step = True
 
     def __init__(self, *, unroll: int = 32, **options: Any) -> None:
         super().__init__(**options)
@@ -715,6 +731,9 @@ class OnPolicyHelper(AgentHelper):
         if self.window.n_step > 1 or self.window.rows > 1:
             raise ValueError(f"{self.agent}, task {self.name!r}: {type(self.task.algorithm).__name__} asks for {self.window}, "
                              f"{type(self).__name__} sends whole segments; use OffPolicyHelper")
+        if self.window.in_order is False:
+            raise ValueError(f"{self.agent}, task {self.name!r}: {type(self.task.algorithm).__name__} learns from random rows of all that is remembered "
+                             f"(off-policy), {type(self).__name__} sends the newest in order, once; use OffPolicyHelper")
 
     def _after_store(self, rows: int, ended: int) -> None:
         if self.task.learns != self._learns:
@@ -751,6 +770,7 @@ class OnPolicyHelper(AgentHelper):
             raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {self._nothing}; store more steps before learning")
         if self._changes:
             assert self.buffer is not None
+            self._prepare()
             with self.buffer.lock:
                 segments = [self._replayed(rows, at, at) for at, rows in found]
         else:

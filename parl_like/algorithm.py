@@ -62,7 +62,8 @@ class Window:
     Attributes:
         n_step: Rewards that one row looks ahead. `rew` of a learning batch is [N] for 1, else [N, n_step], zero after the end;
             `valid` [N] counts the rewards that are real; `obs_next` and `terminated` belong to the last of them.
-        in_order: The algorithm needs whole segments, rows in time order with `last` marking each cut (on-policy).
+        in_order: True: the algorithm needs whole segments, rows in time order with `last` marking each cut (on-policy). False: it needs random
+            rows of all that is remembered (off-policy). None: it takes rows however they come.
         sequence: Rows of a learning example, from the sampled one on. Above 1 all fields are [N, burn_in + sequence, …], and `valid`
             [N, burn_in + sequence] is False where the episode has no such row (its nearest one stands there); `state` [N, …] is the
             memory that was stored with the first of them. n-step returns are then the algorithm's own, along the sequence.
@@ -70,7 +71,7 @@ class Window:
     """
 
     n_step: int = 1
-    in_order: bool = False
+    in_order: bool | None = None
     sequence: int = 1
     burn_in: int = 0
 

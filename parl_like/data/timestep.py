@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parl_like.owned import copied
+
 
 class StepType(IntEnum):
     """Where a step stands in its episode. FIRST comes from reset; LAST is an end of either kind."""
@@ -33,7 +35,7 @@ class TimeStep(NamedTuple):
         step_type: FIRST, MID or LAST.
         reward: For `prev_action`, in environment units: a number, or a vector of named components. 0 at FIRST.
         discount: 0.0 if the task ended here, else 1.0.
-        observation: What the environment shows now, as it gave it; nested dicts are fine.
+        observation: What the environment shows now, a copy, since it may draw its next one into the same array; nested dicts are fine.
         prev_action: The action that led here; None at FIRST.
         env_id: Index of the environment.
         untransformed: The step before any Transform, set by the transform that keeps it; None while nothing was transformed.
@@ -70,7 +72,7 @@ class TimeStep(NamedTuple):
 
 def first_step(obs: Any, env_id: int = 0, info: Any = None) -> TimeStep:
     """The step that `env.reset()` gives."""
-    return TimeStep(StepType.FIRST, 0.0, 1.0, obs, None, env_id, None, {} if info is None else info)
+    return TimeStep(StepType.FIRST, 0.0, 1.0, copied(obs), None, env_id, None, {} if info is None else info)
 
 
 def next_step(obs: Any, rew: Any, terminated: bool, truncated: bool, act: Any, env_id: int = 0, info: Any = None) -> TimeStep:
@@ -83,7 +85,7 @@ def next_step(obs: Any, rew: Any, terminated: bool, truncated: bool, act: Any, e
     """
     terminated = _flag("terminated", terminated)
     step_type = StepType.LAST if _flag("truncated", truncated) or terminated else StepType.MID
-    return TimeStep(step_type, rew, discount_of(terminated), obs, act, env_id, None, {} if info is None else info)
+    return TimeStep(step_type, rew, discount_of(terminated), copied(obs), act, env_id, None, {} if info is None else info)
 
 
 def discount_of(terminated: bool | npt.NDArray[np.bool_]) -> Any:

@@ -70,10 +70,13 @@ class Transform:
     Attributes:
         tier: Where in a chain it may stand.
         update: Whether its statistics may change now.
+        lesson: Number of the lesson that rows are made ready for. What is counted comes into use when this number grows, so that all rows
+            of a lesson are treated alike. None: at once.
     """
 
     tier: Tier = Tier.ROW
     update: bool = True
+    lesson: int | None = None
 
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
         """The observation space behind this transform, given the one before it.
@@ -119,7 +122,7 @@ class Transform:
         """
 
     def __repr__(self) -> str:
-        args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("update", "moments")}
+        args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("update", "lesson", "moments")}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in args.items())})"
 
     def _error(self, name: str, expected: object, got: object) -> ValueError:
@@ -163,6 +166,11 @@ class Transforms:
     def update(self, value: bool) -> None:
         for transform in self._chain:
             transform.update = value
+
+    def prepare(self, lesson: int) -> None:
+        """From now on rows are made ready for this lesson (`Transform.lesson`)."""
+        for transform in self._chain:
+            transform.lesson = lesson
 
     @property
     def behind(self) -> int:
@@ -602,7 +610,7 @@ class Moments:
         window: Windowed moments: of the rows of the last `window` batches, at least 1. Neither given: of all rows.
 
     Attributes:
-        mean, std: [*shape] float64; 0 and 1 before the first batch. std is at least 1e-4.
+        mean, std: [*shape] float64, of what is in use; 0 and 1 before the first batch. std is at least 1e-4.
     """
 
     def __init__(self, rate: float | None = None, window: int | None = None) -> None:
@@ -611,14 +619,25 @@ class Moments:
         if not 0 < (1 if rate is None else rate) <= 1 or (1 if window is None else window) < 1:
             raise ValueError(f"Moments: rate is {rate}, window {window}; expected rate in (0, 1], window at least 1")
         self.rate, self.window = rate, window
-        self._use(())
+        self._parts: tuple[_Part, ...] = ()
+        self._lesson = -1  # for which the moments in use were taken
+        self._behind = False  # whether something was counted since
+        self._use()
 
-    def _use(self, parts: tuple[_Part, ...]) -> None:
-        total = parts[0] if parts else _Part(0, 0.0, 1.0)
-        for part in parts[1:]:
+    def _use(self) -> None:
+        """Takes everything that was counted into use."""
+        total = self._parts[0] if self._parts else _Part(0, 0.0, 1.0)
+        for part in self._parts[1:]:
             total = _merge(total, part)
-        self._parts = parts
         self._total = total.mean, np.sqrt(np.maximum(total.var, MIN_VAR))  # one assignment: readers see both or neither
+        self._behind = False
+
+    def renew(self, lesson: int | None) -> None:
+        """Takes what was counted into use, at the first call for a lesson later than before; None: at every call."""
+        if lesson is None or lesson > self._lesson:
+            with _LOCK:
+                self._use()
+                self._lesson = self._lesson if lesson is None else lesson
 
     @property
     def mean(self) -> Any:
@@ -635,7 +654,16 @@ class Moments:
         return out if clip is None else np.clip(out, -clip, clip)
 
     def update(self, x: Array) -> None:
-        """Counts a batch [N, *shape]; N = 0 changes nothing.
+        """Counts a batch [N, *shape], and takes it into use; N = 0 changes nothing.
+
+        Raises:
+            ValueError: as `count`.
+        """
+        self.count(x)
+        self.renew(None)
+
+    def count(self, x: Array) -> None:
+        """Counts a batch [N, *shape]; `mean` and `std` are what they were until `renew`.
 
         Raises:
             ValueError: another shape than before, or values that are not finite.
@@ -651,15 +679,18 @@ class Moments:
             if parts and np.shape(parts[0].mean) != np.shape(part.mean):
                 raise ValueError(f"Moments: expected a batch of rows {np.shape(parts[0].mean)}, got {x.shape[1:]}")
             if self.window is not None:
-                self._use((*parts, part)[-self.window :])
+                self._parts = (*parts, part)[-self.window :]
             else:
-                self._use((_merge(parts[0], part, self.rate) if parts else part,))
+                self._parts = (_merge(parts[0], part, self.rate) if parts else part,)
+            self._behind = True
 
     def state_dict(self) -> dict[str, Any]:
-        """rate, window; n [k], mean and var [k, *shape] of k parts: 0 or 1, windowed up to `window`."""
+        """rate, window; n [k], mean and var [k, *shape] of k parts: 0 or 1, windowed up to `window`; where rows are made ready for
+        lessons, the number of the newest, and the moments that are in use for it."""
         parts = self._parts
         arrays = {key: np.array([getattr(part, key) for part in parts], np.float64) for key in _Part._fields}
-        return {"rate": self.rate, "window": self.window, **arrays}
+        used = {} if self._lesson < 0 and not self._behind else {"lesson": self._lesson, "used_mean": np.array(self.mean), "used_std": np.array(self.std)}
+        return {"rate": self.rate, "window": self.window, **arrays, **used}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave.
@@ -671,7 +702,11 @@ class Moments:
             if state[key] != getattr(self, key):
                 raise ValueError(f"Moments: the saved {key} is {state[key]}, expected {getattr(self, key)}: build them as saved")
         with _LOCK:
-            self._use(tuple(_Part(float(n), m, v) for n, m, v in zip(*(np.array(state[k]) for k in _Part._fields), strict=True)))
+            self._parts = tuple(_Part(float(n), m, v) for n, m, v in zip(*(np.array(state[k]) for k in _Part._fields), strict=True))
+            self._use()
+            self._lesson = state.get("lesson", -1)
+            if "used_mean" in state:
+                self._total, self._behind = (np.array(state["used_mean"]), np.array(state["used_std"])), True
 
 
 def _merge(a: _Part, b: _Part, weight: float | None = None) -> _Part:
@@ -694,8 +729,15 @@ class _Normalizer(Transform):
             raise self._error("update_on", "'replay', 'rollout' or 'never'", repr(update_on))
 
     def _learn(self, phase: Phase, name: str, x: Array) -> None:
-        if self.update and phase == self.update_on:
-            self.moments[name].update(x)
+        if not self.update:
+            return
+        moments, at_once = self.moments[name], self.lesson is None
+        if phase == "rollout" and not at_once:
+            moments.renew(self.lesson)  # before this row, which alone would be a poor measure of the whole unroll that follows
+        if phase == self.update_on:
+            moments.count(x)
+        if phase == "replay" or at_once:
+            moments.renew(self.lesson)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: moments.state_dict() for name, moments in self.moments.items()}
@@ -708,7 +750,8 @@ class _Normalizer(Transform):
 
 
 class ObservationNormalizer(_Normalizer, ObservationTransform):
-    """Fields in standard deviations from their mean, number by number, float32. A batch counts before it is transformed.
+    """Fields in standard deviations from their mean, number by number, float32. A batch counts before it is transformed, unless the
+    statistics are in use for rows of its lesson already (`Transform.lesson`): such as by an on-policy helper, from its first action on.
 
     Args:
         clip: Results are cut to ± clip; None: not at all.

@@ -642,3 +642,37 @@ def test_data_does_not_need_torch():
     code = "import sys, parl_like.data.transforms; print(sorted(m for m in sys.modules if m.split('.')[0] in ('parl_like', 'torch')))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'torch" not in found and "parl_like.data.transforms" in found and "parl_like.agent" not in found
+
+
+# ------------------------------------------------------------------------------------------------------------------- lessons
+
+
+def test_what_is_counted_comes_into_use_with_the_next_lesson():
+    moments = Moments()
+    moments.count(np.array([1.0, 3.0]))
+    assert (moments.mean, moments.std) == (0, 1)
+    moments.renew(0)
+    assert (moments.mean, moments.std) == (2, 1)
+    moments.count(np.array([5.0, 7.0]))
+    moments.renew(0)
+    assert moments.mean == 2
+    saved = moments.state_dict()
+    loaded = Moments()
+    loaded.load_state_dict(saved)
+    for each in (moments, loaded):
+        assert each.mean == 2
+        each.renew(0)
+        assert each.mean == 2
+        each.renew(1)
+        assert each.mean == 4
+        each.update(np.array([4.0]))  # at once, whatever the lesson
+        assert each.mean == 4 and each.state_dict()["n"].tolist() == [5]
+
+
+def test_moments_that_wait_for_their_first_lesson_are_saved_as_waiting():
+    moments, loaded = Moments(), Moments()
+    moments.count(np.array([1.0, 3.0]))
+    loaded.load_state_dict(moments.state_dict())
+    assert (loaded.mean, loaded.std) == (0, 1)
+    loaded.renew(0)
+    assert loaded.mean == 2

@@ -1,0 +1,220 @@
+"""Rows of one lesson belong together: one set of statistics, none lost without a word, none changed behind the buffer's back."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from agent_fakes import ACT, POSITION, Corridor, Noisy, Recorder, dqn, ppo, robot_of
+
+from parl_like import (
+    Agent,
+    EpisodicHelper,
+    OffPolicyHelper,
+    OnPolicyHelper,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    VectorAgent,
+    create_algorithm_func,
+)
+from parl_like.algorithms import PPO
+from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.experience import experience
+from parl_like.data.prioritized import PrioritizedReplayBuffer as Prioritized
+from parl_like.data.reservoir import ReservoirBuffer
+from parl_like.data.timestep import first_step, next_step
+from parl_like.data.transforms import FrameStacker, ObservationNormalizer, RewardNormalizer, Transforms, UntransformedTimeStep
+from parl_like.models import MLPActorCritic
+from parl_like.spec import Spec
+from parl_like.stages import StopAfterSteps
+
+# ------------------------------------------------------------------------------------------- statistics of one lesson
+
+
+class Ratios(PPO):
+    """Keeps, of every lesson, what the policy says now about the actions next to what it said when they were taken."""
+
+    lessons = None
+
+    def process(self, batch):
+        with torch.no_grad():
+            out, _ = self.evaluate(batch)
+        now = self.model.head.log_prob(out, batch.act)
+        self.lessons = [*(self.lessons or ()), (batch.obs.clone(), now.numpy(), batch.policy.log_prob.numpy())]
+        return super().process(batch)
+
+
+def normalised(update_on, n_agents, driver="cooperative", agent=Agent, unroll=16):
+    func = create_algorithm_func(MLPActorCritic, dict(obs=Noisy.observation_space, act=ACT, hidden=[8]), Ratios, dict(epochs=2, minibatches=2, lr=0.01))
+
+    def helper():
+        return OnPolicyHelper(unroll=unroll, store_policy=True, transforms=[ObservationNormalizer(update_on=update_on)])
+
+    return robot_of(func, helper, env=Noisy, n_agents=n_agents, driver=driver, agent=agent, seed=3)
+
+
+@pytest.mark.parametrize("update_on", ["replay", "rollout"])
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+@pytest.mark.parametrize("vector", [False, True])
+def test_what_the_policy_says_of_an_action_is_the_same_when_it_acts_and_when_it_learns(update_on, driver, vector):
+    """The ratio of PPO begins at 1 in a synchronous run: statistics stand still from the first action of an unroll to the end of its lesson."""
+    with normalised(update_on, 2, driver, (lambda: VectorAgent(2)) if vector else Agent) as robot:
+        robot.run(StopAfterSteps(16 * 2 * (2 if vector else 1) * 6))
+        lessons = robot.tasks["RL"].algorithm.lessons
+        assert len(lessons) >= 5  # threads leave the last one to the next run
+        for _, now, then in lessons:
+            np.testing.assert_allclose(now, then, rtol=0, atol=2e-6)
+        moments = next(iter(robot.transforms["RL"])).moments["obs"]
+        assert not np.allclose(moments.mean, 0, atol=1e-3)  # and they do change, from lesson to lesson
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("helper", [OnPolicyHelper, EpisodicHelper])
+def test_all_rows_of_a_lesson_are_normalised_alike(helper, mode):
+    """Every agent sees other numbers, so its rows have other moments; 0 is in all of them."""
+
+    class Steps(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-99, 99, (1,), np.float32), ACT
+        made = 0
+
+        def __init__(self):
+            Steps.made += 1
+            self.width, self.t = Steps.made, 0
+
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return np.zeros(1, np.float32), {}
+
+        def step(self, act):
+            self.t += 1
+            return np.array([self.t % 3 * self.width], np.float32), float(self.t % 3 * self.width), self.t == 6, False, {}
+
+    options = {"unroll": 6} if helper is OnPolicyHelper else {"max_steps": 6}
+    chain = [UntransformedTimeStep(), ObservationNormalizer(), RewardNormalizer()]
+    with robot_of(Recorder(), lambda: helper(**options, transforms=chain), env=Steps, n_agents=3, mode=mode) as robot:
+        robot.run(StopAfterSteps(3 * 6 * 4))
+        lessons = robot.tasks["RL"].algorithm.lessons
+        assert len(lessons) >= 3
+        for lesson in lessons:
+            for name in ("obs", "rew"):
+                raw = lesson[f"untransformed.{name}"].ravel()
+                for value in np.unique(raw):
+                    assert len(np.unique(lesson[name].ravel()[raw == value])) == 1
+
+
+def test_a_task_that_only_learns_keeps_one_set_of_statistics_per_lesson_and_renews_it():
+    class Second(Agent):
+        def run_one_episode(self):
+            obs, _ = self.env.reset()
+            done = False
+            while not done:
+                obs_next, rew, terminated, truncated, _ = self.env.step(0)
+                self.helpers["RL"].store(obs, 0, rew, obs_next, terminated, truncated)
+                obs, done = obs_next, terminated or truncated
+
+    with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4, transforms=[ObservationNormalizer()]), env=lambda: Corridor(100), n_agents=2,
+                  agent=Second) as robot:
+        robot.run(StopAfterSteps(24))
+        lessons = [lesson["obs"][:, 0] for lesson in robot.tasks["RL"].algorithm.lessons]
+        assert len(lessons) == 3
+        for lesson in lessons:
+            np.testing.assert_array_equal(lesson[:4], lesson[4:])
+        assert len({round(float(np.diff(lesson)[0]), 5) for lesson in lessons}) == 3
+
+
+def test_off_policy_rows_count_before_they_are_learned_from():
+    with robot_of(Recorder(), lambda: OffPolicyHelper(size=100, batch_size=8, learn_every=8, transforms=[ObservationNormalizer()]),
+                  env=lambda: Corridor(50)) as robot:
+        robot.run(StopAfterSteps(8))
+        (lesson,) = robot.tasks["RL"].algorithm.lessons
+        assert abs(lesson["obs"].mean()) < 1e-6 and lesson["obs"].std() == pytest.approx(1, abs=1e-5)
+
+
+def test_statistics_that_wait_for_their_lesson_are_saved():
+    def build():
+        return normalised("replay", 2)
+
+    with build() as straight, build() as first, build() as second:
+        for robot in (straight, first):
+            for _ in range(3):
+                robot.train_iter()
+            robot.checkpoint_boundary()
+        second.load_state_dict(first.state_dict())
+        for robot in (straight, second):
+            for _ in range(3):
+                robot.train_iter()
+        a, b = (robot.tasks["RL"].algorithm.model.weights_hash() for robot in (straight, second))
+        assert a == b
+        assert [x.tolist() for x, _, _ in straight.tasks["RL"].algorithm.lessons[3:]] == [x.tolist() for x, _, _ in second.tasks["RL"].algorithm.lessons]
+
+
+# --------------------------------------------------------------------------------------------- algorithms and schedules
+
+
+def test_an_algorithm_that_wants_random_rows_is_refused_by_helpers_that_send_segments():
+    for helper in (OnPolicyHelper, EpisodicHelper):
+        with pytest.raises(ValueError, match=rf"task 'RL': DQN learns from random rows .*{helper.__name__} sends .*use OffPolicyHelper"):
+            robot_of(dqn(), helper)
+    with pytest.raises(ValueError, match=r"PPO learns from rows in order .*use OnPolicyHelper or EpisodicHelper"):
+        robot_of(ppo(), lambda: OffPolicyHelper(size=100, batch_size=4))
+
+
+# ------------------------------------------------------------------------------------- arrays that somebody changes later
+
+
+SPECS = [Spec("obs", (3,), np.dtype(np.float32)), Spec("act", (), np.dtype(np.int64)), Spec("rew", (), np.dtype(np.float64)),
+         Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool)), Spec("obs_next", (3,), np.dtype(np.float32))]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: ReplayBuffer(8), lambda: ReplayBuffer(8, ignore_obs_next=True), lambda: ReplayBuffer(8, stack_num=2), lambda: Prioritized(8),
+    lambda: PrioritizedReplayBuffer(8), lambda: EpisodeBuffer(8), lambda: CachedReplayBuffer(ReplayBuffer(8), 1),
+])
+@pytest.mark.parametrize("how", ["push", "push_rows", "add"])
+def test_buffers_keep_copies_of_what_they_are_given(make, how):
+    buffer, obs, obs_next = make(), np.zeros(3, np.float32), np.zeros(3, np.float32)
+    buffer.allocate(SPECS)
+    for t in range(3):
+        obs[:], obs_next[:] = t, t + 1
+        values = (obs, t, 1.0, t == 2, False, obs_next)
+        if how == "push":
+            buffer.push(0, values)
+        elif how == "push_rows":
+            columns = tuple(np.asarray(v)[None] if isinstance(v, np.ndarray) else np.array([v]) for v in values)
+            buffer.push_rows([0], columns)
+            columns[0][:] = columns[5][:] = -1
+        else:
+            buffer.add(dict(zip((spec.name for spec in SPECS), values, strict=True)))
+        obs[:] = obs_next[:] = -1
+    rows = buffer[buffer.sample_indices(0)]
+    newest = rows.obs[:, -1] if rows.obs.ndim == 3 else rows.obs
+    assert newest[:, 0].tolist() == [0, 1, 2]
+
+
+def test_a_reservoir_keeps_copies():
+    buffer, obs = ReservoirBuffer(4), np.zeros(3, np.float32)
+    for t in range(4):
+        obs[:] = t
+        buffer.add({"obs": obs})
+    obs[:] = -1
+    assert buffer.columns["obs"][:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_time_steps_and_experience_keep_observations_that_are_changed_in_place():
+    obs = {"image": np.zeros(2, np.uint8), "parts": (np.zeros(1), 3)}
+    first = first_step(obs)
+    obs["image"][:] = 1
+    obs["parts"][0][:] = 1
+    second = next_step(obs, 1.0, False, False, 0)
+    row = experience(first, second)
+    obs["image"][:] = 2
+    obs["parts"][0][:] = 2
+    assert row.obs["image"].tolist() == [0, 0] and row.obs_next["image"].tolist() == [1, 1]
+    assert row.obs["parts"][0].tolist() == [0] and row.obs_next["parts"][0].tolist() == [1] and row.obs["parts"][1] == 3
+
+
+def test_frames_that_are_stacked_on_rollout_are_copies():
+    chain, obs = Transforms([FrameStacker(2)]).for_helper(1), np.zeros((1, 1), np.float32)
+    chain.observe({"obs": obs})
+    kept = chain.observe({"obs": obs + 1})["obs"]
+    obs[:] = 9
+    assert kept[0, :, 0].tolist() == [0, 1] and POSITION.shape == (1,)
