@@ -84,7 +84,10 @@ def _leaves(space: gym.Space[Any], path: str = "") -> Iterator[Leaf]:
         for i, sub in enumerate(space.spaces):
             yield from _leaves(sub, f"{dot}{i}")
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        yield Leaf(path, tuple(space.shape or ()), np.dtype(space.dtype))
+        shape = tuple(space.shape or ())
+        if 0 in shape:
+            raise ValueError(f"make_vector_env: the space {path or 'itself'} is {space}, which holds no number; leave it out, or give it a size")
+        yield Leaf(path, shape, np.dtype(space.dtype))
     else:
         raise TypeError(f"make_vector_env: the space {path or 'itself'} is {space}; expected Box, Discrete, MultiDiscrete, MultiBinary, or a "
                         "Dict or Tuple of them, which have a fixed size; wrap the environment, or give a gymnasium SyncVectorEnv instead")
@@ -382,7 +385,7 @@ class Group:
             for column, array in zip(self.columns.obs, arrays, strict=True):
                 column[i] = array
             self.over[k], self.steps[k] = False, 0
-            info: dict[str, Any] = out[1]
+            info: dict[str, Any] = own(out[1])
             return info
 
     def _enter(self, i: int) -> None:
@@ -442,6 +445,8 @@ class Group:
                 continue
             self.steps[k] += 1
             rew[i], terminated[i], truncated[i] = reward, end, cut
+            if info:
+                info = own(info)
             final: dict[str, Any] = {}
             if over and same_step:
                 for column, array in zip(columns.final, arrays, strict=True):
@@ -524,6 +529,16 @@ class Group:
             self.close()
         except faults():
             pass  # nobody is there to hear of it, or of another error already
+
+
+def own(value: Any) -> Any:
+    """An info as it is now: the environment may write into its dicts, lists and arrays again, in the very reset that this step ends with."""
+    kind = value.__class__
+    if kind is dict:
+        return {name: own(part) for name, part in value.items()}
+    if kind is np.ndarray:
+        return value.copy()
+    return kind(own(part) for part in value) if kind is list or kind is tuple else value
 
 
 OLD = "; make environments of the old gym API with parl_like.envs.make.make_env, or wrap them in its OldStyle"

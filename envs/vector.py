@@ -39,6 +39,7 @@ from parl_like.envs._worker import (
     _dumps,
     fresh_seed,
     given_up,
+    own,
 )
 from parl_like.envs.make import Layers, make_env
 from parl_like.process.budget import RestartBudget
@@ -744,8 +745,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         self._plain("set_attr", lambda host: (name, each[host.lo:host.hi]))
 
     def render(self) -> tuple[Any, ...] | None:
-        """One frame of each environment."""
-        return self.call("render")
+        """One frame of each environment, which stays as it is."""
+        return tuple(own(frame) for frame in self.call("render"))
 
     def _plain(self, op: str, args: Callable[[Host], tuple[Any, ...]]) -> list[Any]:
         self._check_open()

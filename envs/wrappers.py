@@ -154,11 +154,12 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self.n = n
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, total, terminated, truncated, info = self.env.step(action)
-        repeats = 1
+        total: Any = 0.0
+        repeats, terminated, truncated = 0, False, False
         while repeats < self.n and not (terminated or truncated):
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            total, repeats = total + reward, repeats + 1  # type: ignore[operator]  # a vector reward adds up, too
+            # Copies: the environment may change the action in place, and write its next reward into the same array.
+            obs, reward, terminated, truncated, info = self.env.step(copy.copy(action))
+            total, repeats = total + reward, repeats + 1  # a vector reward adds up, too
         return obs, total, terminated, truncated, info | {"repeats": repeats}
 
     def own_state(self) -> dict[str, Any]:

@@ -165,8 +165,11 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
 
     Raises:
         TypeError: a space without a fixed shape (Graph, Sequence, Text …).
-        ValueError: a key of a Dict that `leaves` refuses.
+        ValueError: a key of a Dict that `leaves` refuses, or a space that holds no number: a Box of size 0, an empty Dict or Tuple.
     """
+    empty = not len(space.spaces) if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)) else 0 in (space.shape or ())
+    if empty:
+        raise ValueError(f"space of {name!r} is {space}, which holds no number; leave it out of the environment's spaces, or give it a size")
     if isinstance(space, gym.spaces.Dict):
         for key in space.spaces:
             if "." in key or not key:

@@ -160,3 +160,12 @@ def test_specs_with_bounds_travel_and_compare_as_before():
     assert twin == DISCRETE == Spec("act", (), np.dtype(np.int64)) and hash(twin) == hash(DISCRETE)
     with pytest.raises(SpecError, match="bounds of the space"):
         twin.check_bounds(np.array(9))
+
+
+@pytest.mark.parametrize("space, name", [
+    (gym.spaces.Box(0, 1, (0,)), "obs"), (gym.spaces.Box(0, 1, (3, 0)), "obs"), (gym.spaces.MultiDiscrete([]), "obs"),
+    (gym.spaces.Dict({}), "obs"), (gym.spaces.Tuple(()), "obs"), (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(0, 1, (0,))}), "obs.b"),
+    (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Dict({})}), "obs.b"), (gym.spaces.Tuple([gym.spaces.Tuple(())]), "obs.0")], ids=str)
+def test_a_space_that_holds_no_number_is_refused_by_name(space, name):
+    with pytest.raises(ValueError, match=f"space of {name!r} is .*holds no number"):
+        specs_of(space, "obs")

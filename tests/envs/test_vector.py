@@ -636,6 +636,17 @@ def test_spaces_without_any_leaf():
     env.close()
 
 
+@pytest.mark.parametrize("space", [gym.spaces.Box(0, 1, (0,)), gym.spaces.MultiDiscrete([]), gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (2, 0))})], ids=str)
+@pytest.mark.parametrize("which", ["observation_space", "action_space"])
+def test_a_space_of_size_0_is_refused_by_name(which, space):
+    class Nothing(Plain):
+        def __init__(self):
+            setattr(self, which, space)
+
+    with pytest.raises(ValueError, match="make_vector_env: the space .*holds no number"):
+        make_vector_env(Nothing, 2)
+
+
 @pytest.mark.parametrize("kind", ["sync", "thread"])
 def test_environments_made_before_a_factory_raises_are_closed(kind):
     log = []
