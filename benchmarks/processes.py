@@ -311,7 +311,7 @@ def recovery() -> float:
 
         def kill(robot: Any) -> bool:
             if not moments and robot.env_steps > 5000:
-                os.kill(driver.workers[0].link.pid(driver.workers[0]), signal.SIGKILL)
+                os.kill(driver.link.pid(driver.workers[0]), signal.SIGKILL)
                 moments.append(perf_counter())
             return len(moments) > 1
 

@@ -467,9 +467,6 @@ class Robot(Crew):
         eval_env: What `evaluate` and `play` use, such as held-out levels; None: as `env`.
         eval_explore: Evaluations draw actions as training does, instead of taking the best ones: for policies that are meant to be drawn from,
             and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
-
-    Attributes:
-        origin: Name of the experiment that this robot is, and its configuration as plain values; for workers on other machines.
     """
 
     def __init__(
@@ -491,7 +488,6 @@ class Robot(Crew):
         if _is_made(env) and n_agents > 1:
             raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
         self.seed, self.eval_env, self.eval_explore = seed, eval_env, eval_explore
-        self.origin: tuple[str, Mapping[str, Any]] | None = None
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
         for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):

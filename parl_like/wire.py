@@ -1,23 +1,21 @@
 """Messages between processes: one small typed header, then the bytes of the arrays as they lie in memory.
 
 A message is a list of frames. The first holds `MAGIC`, one byte `VERSION`, and a MessagePack array [kind, task, request, rows,
-fields, notes] with one field [name, dtype, shape] for each frame after it. `pack` makes the frames and `unpack` checks them;
-`check_rows` holds what came against the specs of the task, which its sender cannot change. No byte that arrives is ever taken for
-code: there is no object dtype, no class name, no path and no second format. `pack_state` makes arrays of a nested state.
+fields, notes] with one field [name, dtype, shape] for each frame after it. `pack` makes the frames and `unpack` checks them:
+no byte that arrives is ever taken for code: there is no object dtype, no class name, no path and no second format. `pack_state` makes
+arrays of a nested state.
 
-A message is bad as a whole, or good: whatever its bytes are, `unpack`, `check_rows` and `unpack_state` raise a `WireError` and
-nothing else, and allocate nothing on the word of a header.
+A message is bad as a whole, or good: whatever its bytes are, `unpack` and `unpack_state` raise a `WireError` and nothing else, and
+allocate nothing on the word of a header.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import re
 import struct
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,11 +24,11 @@ import msgspec
 import numpy as np
 
 from parl_like.data import archive
-from parl_like.spec import Array, Spec, SpecError
+from parl_like.spec import Array
 
 MAGIC = b"PLK"
 SMALL = b"PLJ"  # the same of a message whose frames lie in one
-VERSION = 1  # of all that follows it; a peer with another one is refused at its first message
+VERSION = 2  # of all that follows it; a peer with another one is refused at its first message
 HEADER_LIMIT = 4096  # bytes of the header frame
 MAX_FIELDS = 64
 MAX_NAME = 128  # characters of a task, a field or the key of a note
@@ -41,7 +39,6 @@ MAX_NOTE = 2048  # characters
 MAX_TEXT = archive.MAX_VALUES + (16 << 20)  # bytes of a state's JSON: its plain values and the table of its arrays
 MAX_PARTS = 2**16  # arrays of a state
 INLINE_LIMIT = 1 << 16  # bytes of a message up to which `join` makes one frame of it
-MAX_PEERS = 4096  # that an `ErrorBudget` keeps apart
 
 # Little-endian. bool is one byte, 0 or 1.
 _Dtype = Literal["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "b1"]
@@ -52,7 +49,6 @@ _U1, _BOOL = _BY_CODE["u1"][0], _BY_CODE["b1"][0]
 
 _PREFIX = MAGIC + bytes((VERSION,))
 _FIELD_NAME = r"^[A-Za-z0-9_.\-]+\Z"
-_LOG = logging.getLogger("parl_like.wire")
 
 
 class WireError(ValueError):
@@ -75,16 +71,13 @@ class Kind(IntEnum):
     """What a message is for. The numbers are part of VERSION."""
 
     HELLO = 1
-    WELCOME = 2
-    PREDICT = 3
-    LEARN = 4
-    REPLY = 5
-    FAILED = 6
-    EVENT = 7
-    ORDER = 8
-    STATE = 9
-    PING = 10
-    BYE = 11
+    PREDICT = 2
+    LEARN = 3
+    REPLY = 4
+    FAILED = 5
+    EVENT = 6
+    ORDER = 7
+    STATE = 8
 
 
 Note = int | float | str | bool | None | list[int]
@@ -97,7 +90,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
         kind: What it is for.
         task: Name of the computation task; at most 128 characters of any sort, so never part of a path.
         request: Number of the request, of the sender's choice.
-        rows: How many rows the sender says there are; `check_rows` compares.
+        rows: How many rows the sender says there are.
         arrays: Field name -> array. After `unpack` read-only views of the frames, which may be unaligned.
         notes: Small plain values beside the arrays.
     """
@@ -256,20 +249,18 @@ def split(frames: Sequence[Any]) -> Sequence[Any]:
     return out
 
 
-def unpack(frames: Sequence[Any], limit: int) -> Message:
+def unpack(frames: Sequence[Any]) -> Message:
     """The message in these frames, once all of them are found to agree.
 
     Args:
         frames: bytes, memoryviews or other C-contiguous buffers, e.g. zmq.Frame: the header, then one per array.
-        limit: Bytes that all frames together may have, from `limit_of`.
 
     Returns:
-        Its arrays are read-only views that keep the frames alive. Their contents are any bytes, save that a bool is 0 or 1:
-        `check_rows` is for those.
+        Its arrays are read-only views that keep the frames alive. Their contents are any bytes, save that a bool is 0 or 1.
 
     Raises:
         VersionError: a peer of another version.
-        WireError: anything else that `pack` would not have made, or that is over `limit`.
+        WireError: anything else that `pack` would not have made.
     """
     if not frames:
         raise _refusal("frames", "a header frame", "no frame", "send what parl_like.wire.pack makes")
@@ -297,7 +288,6 @@ def unpack(frames: Sequence[Any], limit: int) -> Message:
         got = len(frame) if immutable else memoryview(frame).nbytes
         if got != nbytes:
             raise _refusal("size", f"{nbytes} bytes for {name!r}, {shape} {field.dtype}", f"{got} bytes", "declare the array that is sent")
-        size += got
         try:
             array: Array = np.ndarray(shape, dtype, frame)
         except (ValueError, BufferError) as error:  # dimensions that NumPy cannot have, though one of them is 0
@@ -309,8 +299,6 @@ def unpack(frames: Sequence[Any], limit: int) -> Message:
         arrays[name] = array
     if len(arrays) < len(fields):
         raise _refusal("fields", "names that occur once", ", ".join(repr(field.name) for field in fields), "send each field once")
-    if size > limit:
-        raise _refusal("limit", f"at most {limit} bytes", f"{size} bytes", "send fewer rows at once")
     for name in bools:
         if _no_bool(arrays[name]):
             raise _refusal("bool", f"the bytes 0 and 1 in {name!r}", "others", "send a bool array")
@@ -337,40 +325,6 @@ def _wrong_prefix(head: bytes) -> WireError:
     theirs, mine = head[3], VERSION
     who = "here" if theirs > mine else "at the peer"
     return VersionError(f"version: expected protocol {mine}, got protocol {theirs}; upgrade parl_like {who}, which has the older one")
-
-
-def check_rows(message: Message, specs: Iterable[Spec]) -> None:
-    """Holds a message's arrays against what the task declares.
-
-    Args:
-        message: Of any kind; arrays [rows, *shape] are expected, exactly one per spec.
-        specs: The receiver's own.
-
-    Raises:
-        WireError: a field too few or too many; another shape, dtype or number of rows; NaN; an integer out of its bounds.
-    """
-    arrays, rows = message.arrays, message.rows
-    specs = tuple(specs)
-    if len(arrays) != len(specs) or any(spec.name not in arrays for spec in specs):
-        expected = ", ".join(sorted(repr(spec.name) for spec in specs)) or "none"
-        got = ", ".join(sorted(map(repr, arrays))) or "none"
-        raise _refusal("fields", expected, got, "send exactly the fields that the task declares")
-    for spec in specs:
-        array = arrays[spec.name]
-        if array.shape != (rows, *spec.shape) or array.dtype != spec.dtype:
-            expected = f"{(rows, *spec.shape)} {spec.dtype} for {spec.name!r}"
-            raise _refusal("rows", expected, f"{array.shape} {array.dtype}", "send as many rows as the message says, of the task's spec")
-        try:
-            spec.check_bounds(spec.convert(array, rows=True))
-        except SpecError as error:
-            bad = WireError(f"values: {error}")
-            bad.cause = "values"
-            raise bad from None
-
-
-def limit_of(specs: Iterable[Spec], max_rows: int) -> int:
-    """Bytes that a message of at most `max_rows` rows may have: its header, and an array per spec."""
-    return HEADER_LIMIT + max_rows * sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
 # ------------------------------------------------------------------------------------------------ states
@@ -514,51 +468,6 @@ def _state_error(error: archive.ArchiveError) -> WireError:
     bad = WireError(f"{_printable(text, 500)}; {_STATE_MEND}" if cut else _printable(str(error), 600))
     bad.cause = "state"
     return bad
-
-
-# ------------------------------------------------------------------------------------------------ errors
-
-
-class ErrorBudget:
-    """Counts the bad messages of every peer, and writes no more about them than anybody would read. For one thread.
-
-    Attributes:
-        limit: With this many errors a peer has used up its budget.
-        counts: Peer -> its errors. It holds 4096 peers; when it is full, an unknown one may not make a single error.
-    """
-
-    def __init__(self, limit: int = 10, clock: Callable[[], float] = time.monotonic) -> None:
-        if limit < 1:
-            raise ValueError(f"limit of an ErrorBudget: expected 1 or more, got {limit}; with 1 the first error drops a peer")
-        self.limit = limit
-        self.counts: dict[str, int] = {}
-        self._clock = clock
-        self._last: dict[str, tuple[float, int]] = {}  # cause -> when it was last logged, how often it has been kept back since
-
-    def spend(self, peer: str, error: Exception) -> bool:
-        """Counts one error, and logs it unless its cause was logged less than a second ago.
-
-        Returns:
-            Whether the peer is to be dropped: from its `limit`-th error on.
-        """
-        count = self.counts.get(peer, 0) + 1
-        full = count == 1 and len(self.counts) >= MAX_PEERS
-        if not full:
-            self.counts[peer] = count
-        drop = full or count >= self.limit
-        # A line about a drop does not wait behind those about the errors before it.
-        cause = "dropped" if drop else getattr(error, "cause", type(error).__name__)
-        now = self._clock()
-        last, held = self._last.get(cause, (-math.inf, 0))
-        if now - last < 1.0:
-            self._last[cause] = last, held + 1
-            return drop
-        self._last[cause] = now, 0
-        end = ", which is dropped" * drop
-        more = f" ({held} more of this sort were not logged)" * (held > 0)
-        text = f"bad message {count} of {self.limit} from '{_printable(peer, 100)}'{end}: {_printable(str(error), 500)}{more}"
-        _LOG.warning("%s", text)
-        return drop
 
 
 def _refusal(cause: str, expected: object, got: object, mend: str) -> WireError:

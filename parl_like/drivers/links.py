@@ -41,14 +41,11 @@ class Link(Protocol):
         """
 
     def begin(self, seat: Seat, recipe: Recipe) -> None:
-        """Begins a worker for this seat, or lets one come; its first message is HELLO.
+        """Begins a worker for this seat; its first message is HELLO.
 
         Raises:
             TypeError: the recipe cannot be sent. OSError: no process can be made.
         """
-
-    def has_begun(self, seat: Seat) -> bool:
-        """Whether there is a worker; False where one is still to come from elsewhere, however long it takes."""
 
     def send(self, seat: Seat, frames: list[Any]) -> None:
         """To a worker that has said HELLO; where it has just ended, nothing happens."""
@@ -116,9 +113,6 @@ class LocalLink:
             child = self._children[seat] = NURSERY.start(payload, self._place)
             self._seats[recipe.identity] = seat
             self._descriptors.append(child.pidfd)
-
-    def has_begun(self, seat: Seat) -> bool:
-        return seat in self._children
 
     def send(self, seat: Seat, frames: list[Any]) -> None:
         try:

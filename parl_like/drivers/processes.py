@@ -12,6 +12,7 @@ Its agents begin anew; what it had sent is served, what it had not sent is lost.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import weakref
@@ -22,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,10 +35,10 @@ from parl_like.drivers.links import Link, LocalLink
 from parl_like.drivers.nursery import readable
 from parl_like.drivers.shared import LARGE, Parameters, task_file
 from parl_like.drivers.threads import shielded
-from parl_like.drivers.worker import ERRORS, STATE_LIMIT, Recipe, TaskCard, _as_text, _text
+from parl_like.drivers.worker import ERRORS, Recipe, TaskCard, _as_text, _text
 from parl_like.errors import AgentFailed
 from parl_like.spec import Array
-from parl_like.wire import ErrorBudget, Kind, Message, WireError, join, pack, pack_state, split, unpack, unpack_state
+from parl_like.wire import Kind, Message, WireError, join, pack, pack_state, split, unpack, unpack_state
 
 if TYPE_CHECKING:
     from parl_like.computation_task import ComputationTask
@@ -52,6 +53,7 @@ SLOW_TIMES, SLOW_SECONDS = 10.0, 0.05
 _log = logging.getLogger("parl_like.processes")
 
 _open: weakref.WeakSet[ProcessesDriver] = weakref.WeakSet()
+_Options = TypeVar("_Options")
 
 
 @atexit.register
@@ -60,15 +62,33 @@ def _end_all() -> None:
         driver.close()
 
 
+GONE = ("remote", "listen", "key", "allow")
+"""Options of earlier versions, whose workers could come from other machines."""
+
+
+def refuses_gone(cls: type[_Options]) -> type[_Options]:
+    """Makes the constructor refuse the options in `GONE`, with a word about what has taken their place."""
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name in GONE:
+                raise TypeError(f"{cls.__name__}: {name} is no option any more; workers on other machines are actors of a Ray cluster: "
+                                "driver=Ray(address=ADDRESS) of parl_like.drivers.ray_cluster")
+        made(self, *args, **options)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@refuses_gone
 @dataclass(frozen=True, kw_only=True)
 class Processes:
     """Options of the driver: `Robot(driver=Processes(workers=4))`; `driver="processes"` takes them as they are here.
 
     Attributes:
         workers: Processes of this machine; None: as many as there are cores, at most one per agent.
-        remote: Further workers, which come from other machines (`parl-like worker --connect ADDRESS --key FILE`) or from this one.
-        listen, key, allow: Where they come to, `tcp://HOST:PORT`; file of the robot's secret key; folder of the public keys of those who may
-            come (`parl-like keys`). Without keys only addresses of this machine.
         start_limit: Seconds that a worker may take to build its agents and environments.
         step_limit: Seconds without a sign of life after which a worker that owes one is replaced.
         memory_limit: Bytes of resident memory above which a worker is replaced; None: no bound.
@@ -84,22 +104,15 @@ class Processes:
     max_restarts: int = 10
     period: float = 60.0
     agent_restarts: int = 0
-    remote: int = 0
-    listen: str = "tcp://127.0.0.1:5555"
-    key: str | Path | None = None
-    allow: str | Path | None = None
     name: str = field(default="processes", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("start_limit", "step_limit", "memory_limit", "max_restarts", "period"):
+        for name in ("workers", "start_limit", "step_limit", "memory_limit", "max_restarts", "period"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected more than 0")
-        for name in ("agent_restarts", "remote"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{type(self).__name__}: {name} is {getattr(self, name)}; expected at least 0")
-        if self.workers is not None and self.workers < (self.remote == 0):
-            raise ValueError(f"{type(self).__name__}: workers is {self.workers}; expected more than 0, or remote workers")
+        if self.agent_restarts < 0:
+            raise ValueError(f"{type(self).__name__}: agent_restarts is {self.agent_restarts}; expected at least 0")
 
     def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:
         """Tasks stay with the robot."""
@@ -154,8 +167,8 @@ class RemoteAgent:
 class Seat:
     """One worker's place: its agents, who sits there now, and what it was sent."""
 
-    def __init__(self, number: int, agents: list[Any], link: Link) -> None:
-        self.number, self.agents, self.link = number, agents, link
+    def __init__(self, number: int, agents: list[Any]) -> None:
+        self.number, self.agents = number, agents
         self.incarnation = -1
         self.taken = False  # a worker has been begun and has not ended
         self.up = False  # has said hello and not ended
@@ -194,13 +207,12 @@ class ProcessesDriver(CooperativeDriver):
     ) -> None:
         super().__init__(sync, failed, on_error)
         self.options = Processes() if options is None else options
-        self.links: list[Link] = []
+        self.link = self._make_link()
         self.workers: list[Seat] = []
         self.restarts = self.agent_restarts = 0  # of workers, and of agents in them
         self.crew: Any = None
         self._recipes: Callable[[Seat], Recipe] | None = None
-        self._owner = 0  # the process that opened the links; 0: they are closed
-        self._budget = ErrorBudget()
+        self._owner = 0  # the process that opened the link; 0: it is closed
         self._halting = self._hello = False  # whether agents are being interrupted; whether a worker has said hello
         self._calling = False  # a hook or a stop condition is being called
         self.collecting = False
@@ -230,12 +242,9 @@ class ProcessesDriver(CooperativeDriver):
         self.crew = crew
         for name, wrapper in crew.wrappers.items():
             pack(Kind.PREDICT, task=name, arrays={spec.name: spec.zeros(1) for spec in wrapper.request_specs})  # refuses what could not travel
-        links = self._make_links(len(seats))
-        n = len(links)
         agents = [RemoteAgent(self, index, crew._label, like) for index, _ in seats]
-        blocks = np.array_split(np.arange(len(seats)), n)
-        self.links = list(dict.fromkeys(links))
-        self.workers = [Seat(number, [agents[i] for i in block], link) for number, (block, link) in enumerate(zip(blocks, links, strict=True))]
+        blocks = np.array_split(np.arange(len(seats)), min(self._n_workers(), len(seats)))
+        self.workers = [Seat(number, [agents[i] for i in block]) for number, block in enumerate(blocks)]
         cards = {name: TaskCard(task) for name, task in crew.tasks.items()}
         seeds = {index: seed for index, seed in seats}
         root = crew._seeds
@@ -253,21 +262,16 @@ class ProcessesDriver(CooperativeDriver):
         self._recipes = recipe
         return agents
 
-    def _make_links(self, n_agents: int) -> list[Link]:
-        """The link of each worker; no more workers than agents."""
-        options = self.options
-        local = options.workers if options.workers is not None else os.cpu_count() or 1
-        links: list[Link] = [LocalLink()] * local
-        if options.remote:
-            from parl_like.drivers.remote import RemoteLink
+    def _make_link(self) -> Link:
+        return LocalLink()
 
-            links += [RemoteLink(options.listen, lambda: self.crew.wrappers, key=options.key, allow=options.allow, origin=lambda: self.crew.origin)] * options.remote
-        return links[:n_agents]
+    def _n_workers(self) -> int:
+        """How many there would be if there were agents enough."""
+        return self.options.workers or os.cpu_count() or 1
 
     def _open(self) -> None:
         if not self._owner:
-            for link in self.links:
-                link.open()
+            self.link.open()
             self._owner = os.getpid()
             _open.add(self)
 
@@ -281,7 +285,7 @@ class ProcessesDriver(CooperativeDriver):
         worker.heard, worker.pace, worker.slow = monotonic(), 0.0, False
         recipe = self._recipes(worker)
         with shielded():  # a worker that nobody knew of would never be ended
-            worker.link.begin(worker, recipe)
+            self.link.begin(worker, recipe)
             worker.taken = True
 
     # --------------------------------------------------------------------------------------------------------------- hooks
@@ -314,7 +318,7 @@ class ProcessesDriver(CooperativeDriver):
                 worker.heard = worker.owes = monotonic()  # from now on it owes a sign of life
             worker.sent += 1
             worker.paused = False
-        worker.link.send(worker, join(pack(kind, **parts)))
+        self.link.send(worker, join(pack(kind, **parts)))
 
     def _order(self, order: str, workers: Sequence[Seat] | None = None, arrays: Mapping[str, Array] | None = None, **notes: Any) -> None:
         for worker in self.workers if workers is None else workers:
@@ -332,10 +336,7 @@ class ProcessesDriver(CooperativeDriver):
         ended = False
         if not self._drain() and seconds > 0:
             # Some descriptors (of ZeroMQ) tell of changes only, so `_drain` came first.
-            descriptors = [fd for link in self.links for fd in link.descriptors()]
-            if self.lessons:
-                descriptors.append(self._bell)
-            told = readable(descriptors, min(seconds, 0.5))
+            told = readable([*self.link.descriptors(), *([self._bell] if self.lessons else [])], min(seconds, 0.5))
             ended = not self._drain() and bool(told)
         if self.lessons:
             self._end_lessons()
@@ -345,23 +346,22 @@ class ProcessesDriver(CooperativeDriver):
 
     def _drain(self) -> bool:
         """Takes in the messages that have come; whether there were any."""
-        any_came = False
-        for link in self.links:
-            for worker, frames in link.receive():
-                any_came = True
-                self._hear(worker, frames)
-        return any_came
+        came = self.link.receive()
+        broken: set[Seat] = set()
+        for worker, frames in came:
+            if worker not in broken:
+                try:
+                    self._hear(worker, frames)
+                except WireError as error:
+                    broken.add(worker)  # what else it had sent is not its successor's
+                    self._kill(worker, f"sent a message that cannot be read: {error}")
+        return bool(came)
 
     def _hear(self, worker: Seat, frames: list[Any]) -> None:
         if not worker.taken:
             return
         worker.heard = monotonic()
-        try:
-            message = unpack(split(frames), STATE_LIMIT)
-        except WireError as error:
-            if self._budget.spend(str(worker), error):
-                self._kill(worker, f"sent {self._budget.limit} messages that cannot be read, the last one: {error}")
-            return
+        message = unpack(split(frames))
         kind = message.kind
         if kind is Kind.HELLO:
             worker.up = self._hello = True
@@ -445,8 +445,8 @@ class ProcessesDriver(CooperativeDriver):
         error.__cause__ = RemoteError(f"in {worker}:\n{_text(message, 'trace')}")
         if index < 0:  # those that are still being built would fail likewise, and tell it to the next run
             for other in self.workers:
-                if other.taken and not other.up and other.link.has_begun(other):
-                    other.link.kill(other)
+                if other.taken and not other.up:
+                    self.link.kill(other)
                     self._forget(other)
         self._failed(agent, error)
 
@@ -455,13 +455,12 @@ class ProcessesDriver(CooperativeDriver):
     def _supervise(self) -> None:
         """Replaces workers that have ended, hang, have grown too large, or have never come up."""
         now, options = monotonic(), self.options
-        for link in self.links:
-            for worker, how in link.ended():
-                self._drain()  # what it had sent
-                if worker.taken:
-                    self._lost(worker, how)
+        for worker, how in self.link.ended():
+            self._drain()  # what it had sent
+            if worker.taken:
+                self._lost(worker, how)
         for worker in self.workers:
-            if not worker.taken or not worker.link.has_begun(worker):
+            if not worker.taken:
                 continue
             silent = now - worker.heard
             if worker.up and worker.seen != worker.sent and silent > options.step_limit:
@@ -469,7 +468,7 @@ class ProcessesDriver(CooperativeDriver):
             elif not worker.up and silent > options.start_limit:
                 self._kill(worker, f"was not ready after {options.start_limit:g} s (start_limit)")
             elif options.memory_limit is not None:
-                used = worker.link.memory(worker)
+                used = self.link.memory(worker)
                 if used > options.memory_limit:
                     self._kill(worker, f"uses {used >> 20} MiB of memory; memory_limit is {options.memory_limit >> 20} MiB")
         self._call_slow([worker for worker in self.workers if worker.up])
@@ -485,7 +484,7 @@ class ProcessesDriver(CooperativeDriver):
             _log.warning("%s is slow: a turn of its agents takes %.2g s, of the other workers %.2g s; %s", worker, worker.pace, np.median(others), waits)
 
     def _kill(self, worker: Seat, why: str) -> None:
-        worker.link.kill(worker)
+        self.link.kill(worker)
         self._lost(worker, why)
 
     def _lost(self, worker: Seat, why: str) -> None:
@@ -515,7 +514,7 @@ class ProcessesDriver(CooperativeDriver):
 
     def _forget(self, worker: Seat) -> None:
         with shielded():
-            worker.link.forget(worker)
+            self.link.forget(worker)
             worker.taken = worker.up = worker.running = worker.paused = False
         worker.inbox.clear()
 
@@ -593,11 +592,11 @@ class ProcessesDriver(CooperativeDriver):
         return out
 
     def _area(self, task: Any) -> Parameters | None:
-        """Where its parameters are given to the workers; None: in messages, for they are small, or not all workers share memory."""
+        """Where its parameters are given to the workers; None: in messages, for they are small, or the workers share no memory."""
         if task.name not in self._areas:
             like = tensors_of(task.networks_state())
             large = sum(tensor.numel() * tensor.element_size() for tensor in like.values()) >= LARGE
-            place = self.links[0].folder if large and len(self.links) == 1 else ""
+            place = self.link.folder if large else ""
             try:
                 self._areas[task.name] = Parameters(Path(place, task_file(task.name)), like) if place else None
             except OSError:  # no room
@@ -621,17 +620,14 @@ class ProcessesDriver(CooperativeDriver):
             if not worker.taken:
                 worker.deaths.clear()
                 self._begin(worker)
-        self._await([worker for worker in self.workers if self.sync or worker.link.has_begun(worker)])
+        self._await_hello()
         for agent in agents:
             agent.signal = None
         self._start_agents()
 
-    def _await(self, workers: Sequence[Seat]) -> None:
-        """Returns when these workers have said hello; those of other machines may take as long as they like."""
-        far = sum(not worker.link.has_begun(worker) for worker in workers)
-        if far:
-            _log.warning("waiting for %d workers of other machines; bring each with: parl-like worker --connect %s --key FILE", far, self.options.listen)
-        while not self.stopping and not all(worker.up for worker in workers):
+    def _await_hello(self) -> None:
+        """Returns when every worker has said hello."""
+        while not self.stopping and not all(worker.up for worker in self.workers):
             self._pump()
             self.crew._raise()
 
@@ -728,7 +724,7 @@ class ProcessesDriver(CooperativeDriver):
         """Whether a lesson is being given, or a worker is being replaced, whose agents will act again."""
         if self.lessons or self._halting:
             return bool(self.lessons)
-        return any(worker.taken and not worker.running and (self.sync or worker.link.has_begun(worker)) for worker in self.workers)
+        return any(worker.taken and not worker.running for worker in self.workers)
 
     def _take_in(self, requests: bool = True) -> None:
         """Counts what has happened and puts requests into the queues, in the order of the workers.
@@ -766,7 +762,7 @@ class ProcessesDriver(CooperativeDriver):
                         queue = wrapper.predictions
                         names = [spec.name for spec in queue.specs]
                         if "block" in message.notes:
-                            message.arrays = dict(worker.link.rows(worker, queue.specs, tuple(message.notes["block"]), message.rows))  # type: ignore[arg-type]
+                            message.arrays = dict(self.link.rows(worker, queue.specs, tuple(message.notes["block"]), message.rows))  # type: ignore[arg-type]
                         if message.arrays.keys() != set(names):
                             raise WireError(f"a request for task {message.task!r} with {', '.join(message.arrays)}; expected {', '.join(names)}")
                         queue.put(ticket, tuple(message.arrays[name] for name in names))
@@ -880,7 +876,7 @@ class ProcessesDriver(CooperativeDriver):
                             self._kill(worker, why)
                             continue
                         _log.warning("%s %s; it is ended", worker, why)
-                        worker.link.kill(worker)
+                        self.link.kill(worker)
                         self._forget(worker)
                 return
             self._pump(left)
@@ -901,11 +897,8 @@ class ProcessesDriver(CooperativeDriver):
         for worker in self.workers:
             if not worker.taken:
                 self._begin(worker)
-        if states is None:  # a worker that is still to come from elsewhere has none
-            workers = [worker for worker in self.workers if worker.link.has_begun(worker)]
-        else:
-            workers = [worker for worker, state in zip(self.workers, states, strict=True) if any(state["agents"].values())]
-        self._await(workers)
+        self._await_hello()
+        workers = self.workers
         for worker in workers:
             worker.states.clear()
         asked: dict[Seat, int] = {}
@@ -916,12 +909,11 @@ class ProcessesDriver(CooperativeDriver):
                     self._order(order, [worker], None if states is None else pack_state(states[worker.number]))
             self._pump()
             self.crew._raise()
-        return [worker.states.popleft() if worker.states else None for worker in self.workers]
+        return [worker.states.popleft() for worker in workers]
 
     def fetch(self) -> list[Any]:
         """The state of every worker: 'agents', 'buffers', 'trace'."""
-        nothing: list[Any] = [{"agents": {str(agent.index): {} for agent in worker.agents}, "buffers": {}, "trace": {}} for worker in self.workers]
-        return [state or instead for state, instead in zip(self._ask("state"), nothing, strict=True)]
+        return self._ask("state")
 
     def load(self, states: Sequence[Any]) -> None:
         self._ask("load", states)
@@ -931,7 +923,7 @@ class ProcessesDriver(CooperativeDriver):
 
     def trace(self) -> dict[int, bytes]:
         """Digests of all agents' traces."""
-        return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in (part or {}).items()}
+        return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
 
     def close(self) -> None:
         """Ends the workers."""
@@ -942,17 +934,16 @@ class ProcessesDriver(CooperativeDriver):
         for worker in self.workers:
             if worker.taken:
                 if not worker.up:  # it has not heard of the end
-                    worker.link.kill(worker)
-                elif not worker.link.wait(worker, end - monotonic()):
+                    self.link.kill(worker)
+                elif not self.link.wait(worker, end - monotonic()):
                     _log.warning("%s did not close its environments within 5 s; it is ended", worker)
-                    worker.link.kill(worker)
+                    self.link.kill(worker)
                 self._forget(worker)
         if self._teachers is not None:
             self._teachers.shutdown()
             self._teachers = None
             os.close(self._bell)
-        for link in self.links:
-            link.close()
+        self.link.close()
         self._areas.clear()
         self._owner = 0
         _open.discard(self)

@@ -16,7 +16,7 @@ from typing import Any
 
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers.links import Link
-from parl_like.drivers.processes import Processes, ProcessesDriver, Seat
+from parl_like.drivers.processes import Processes, ProcessesDriver, Seat, refuses_gone
 from parl_like.drivers.ray_tasks import CONNECTION, RayTask, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.threads import shielded
 from parl_like.drivers.worker import Recipe, Worker
@@ -24,9 +24,8 @@ from parl_like.errors import unknown
 from parl_like.spec import Array, Spec
 from parl_like.wire import WireError
 
-NOT_HERE = ("memory_limit", "remote", "listen", "key", "allow")
 
-
+@refuses_gone
 @dataclass(frozen=True, kw_only=True)
 class Ray(Processes):
     """Options of the driver: `Robot(driver=Ray(workers=8, address="auto"))`; `driver="ray"` takes them as they are here.
@@ -37,7 +36,7 @@ class Ray(Processes):
             local instance that the robot starts nobody waits.
         tasks: Name of a task → what an actor of its own asks for, such as `{"RL": {"num_gpus": 1}}`; tasks without an entry stay here.
 
-    `workers`, the limits and `agent_restarts` are those of `Processes`; its other options are Ray's affair, and refused.
+    `workers`, the limits and `agent_restarts` are those of `Processes`; memory is Ray's affair, and `memory_limit` refused.
     """
 
     address: str | None = None
@@ -47,9 +46,8 @@ class Ray(Processes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in NOT_HERE:
-            if getattr(self, name) != getattr(Processes, name):
-                raise ValueError(f"Ray: {name} is an option of Processes; Ray itself places its workers, on the machines of a cluster (address), and watches their memory")
+        if self.memory_limit is not None:
+            raise ValueError("Ray: memory_limit is an option of Processes; Ray itself watches the memory of its actors")
         if self.num_cpus < 0:
             raise ValueError(f"Ray: num_cpus is {self.num_cpus}; expected at least 0")
 
@@ -108,9 +106,6 @@ class RayLink:
             actor = the_ray().remote(WorkerActor).options(num_cpus=CONNECTION.cpus(self._options.num_cpus), max_restarts=0).remote()
             self._actors[seat], self._calls[seat] = actor, deque()
             self._note(seat, actor.begin.remote(payload))
-
-    def has_begun(self, seat: Seat) -> bool:
-        return seat in self._actors
 
     def send(self, seat: Seat, frames: list[Any]) -> None:
         with shielded():
@@ -188,9 +183,9 @@ class RayDriver(ProcessesDriver):
         super().__init__(sync, failed, on_error, Ray() if options is None else options)
         self._pid = os.getpid()
 
-    def _make_links(self, n_agents: int) -> list[Link]:
+    def _make_link(self) -> Link:
         assert isinstance(self.options, Ray)
-        return [RayLink(self.options)] * min(self.options.workers or os.cpu_count() or 1, n_agents)
+        return RayLink(self.options)
 
     def close(self) -> None:
         """Ends the workers, and the actors of tasks."""

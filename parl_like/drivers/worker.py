@@ -43,7 +43,6 @@ ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (AgentFailed, Dropp
 """Errors that keep their type between processes; others arrive as `AgentFailed` or `TaskFailed`, with their traceback in the text."""
 
 PLAIN = (bool, int, float, str, type(None))
-STATE_LIMIT = 1 << 40
 
 ROUNDS = 16
 """Predictions of replicas after which a worker lets the robot have a say. A number, not a time, so that two runs are the same."""
@@ -491,7 +490,7 @@ class Worker:
 
     def take(self, frames: Sequence[Any]) -> bool:
         """Obeys one message of the robot; False: the end."""
-        message = unpack(split(frames), STATE_LIMIT)
+        message = unpack(split(frames))
         if message.kind is Kind.STATE:
             self._parameters(message)
             return True

@@ -178,49 +178,6 @@ def _verify(args: argparse.Namespace) -> int:
     return 0 if good else ERROR
 
 
-def _worker(args: argparse.Namespace) -> int:
-    import logging
-
-    from parl_like.drivers import keys, remote
-
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    key = Path(args.key) if args.key else None
-    server = args.server or (str(key.with_name("robot.public")) if key is not None else None)
-    try:
-        remote.join(args.connect, _far_robot, key=key, server=server, name=args.name, patience=args.patience)
-    except keys.SetupError as error:
-        raise UsageError(str(error)) from None
-    except remote.JoinError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ERROR
-    return 0
-
-
-def _far_robot(name: str | None, values: dict[str, Any]) -> Any:
-    """The robot of an experiment on another machine, as that names it: looked up here, with the code that is installed here."""
-    from parl_like.lab import config, experiment
-
-    if name is None:
-        raise UsageError("that robot is no experiment of the registry; let its own script call parl_like.drivers.remote.join(address, build, key=...)")
-    chosen = experiment.get(name)
-    here = {"driver": "cooperative", "workers": {}, "n_agents": 1, "run_dir": "", "device": "cpu"}
-    return chosen.module().build(config.resolve(chosen.module().Config, {**values, **here}))
-
-
-def _keys(args: argparse.Namespace) -> int:
-    from parl_like.drivers import keys
-
-    try:
-        secret, public = keys.make_keys(args.dir, args.name)
-    except keys.SetupError as error:
-        raise UsageError(str(error)) from None
-    if args.json:
-        _print_json({"secret": str(secret), "public": str(public)})
-    else:
-        print(f"{secret}  stays on its machine, readable by you alone\n{public}  goes to the other side")
-    return 0
-
-
 def _doctor(args: argparse.Namespace) -> int:
     import importlib.util
     import platform
@@ -354,17 +311,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     one.add_argument("rest", nargs=argparse.REMAINDER, metavar="args", help="passed on to the benchmark")
     one = verb("verify", _verify, "check every checkpoint of a run against its checksums")
     one.add_argument("run", metavar="RUN")
-    one = verb("worker", _worker, "bring agents of this machine to a run on another one (driver=processes workers.remote=N)")
-    one.add_argument("--connect", required=True, metavar="ADDRESS", help="what the run listens on, tcp://HOST:PORT")
-    one.add_argument("--key", metavar="FILE", help="this worker's secret key (`parl-like keys`); without one only an address of this machine")
-    one.add_argument("--server", metavar="FILE", help="the run's public key; default: robot.public beside --key")
-    one.add_argument("--name", default="", metavar="NAME", help="how the run calls this worker where there are no keys; default: the machine's name")
-    one.add_argument("--patience", type=_positive, default=60, metavar="SECONDS", help="how long to go on without the run (default: 60)")
-    one = verb("keys", _keys, "make a key pair for a run or for a worker on another machine")
-    one.add_argument("name", metavar="NAME", help="of whom: robot, worker-1 ...")
-    one.add_argument("--dir", default="keys", metavar="DIR", help="where to put the two files (default: keys)")
     verb("doctor", _doctor, "show versions, cores, memory and the extras found")
 
+    if words[:1] in (["worker"], ["keys"]):
+        raise UsageError(f"there is no command {words[0]!r} any more: workers on other machines are actors of a Ray cluster, which begin with the run: "
+                         "parl-like train NAME driver=ray workers.address=ADDRESS")
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
     split = bool(words) and words[0] in ("train", "resume")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]

@@ -31,23 +31,19 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of the drivers `processes` and `ray`: where the agents are.
 
     Attributes:
-        count: Workers of this machine, or actors of the cluster; 0: one per core, or none where others come.
-        remote: Further workers, which come from other machines: `parl-like worker --connect ADDRESS --key FILE`.
-        listen: Where those come to.
-        key, allow: File of this run's secret key and folder of the public keys that may come (`parl-like keys`); needed unless `listen` is
-            an address of this machine alone.
+        count: Processes of this machine, or actors of the cluster; 0: one per core of this machine.
         address: Of a Ray cluster; empty: an instance of Ray that begins and ends with the run.
         step_limit, agent_restarts: See `parl_like.drivers.processes.Processes`.
     """
 
     count: Annotated[int, msgspec.Meta(ge=0)] = 0
-    remote: Annotated[int, msgspec.Meta(ge=0)] = 0
-    listen: str = "tcp://127.0.0.1:5555"
-    key: str = ""
-    allow: str = ""
     address: str = ""
     step_limit: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     agent_restarts: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+GONE: dict[str, Any] = {"remote": 0, "listen": "tcp://127.0.0.1:5555", "key": "", "allow": ""}
+"""Keys that `Workers` had, with the values by which the run directories of earlier versions say that they were not used."""
 
 
 class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,8 +56,8 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         seed: Root of every random number of the run.
         total_steps: Environment steps at which training ends.
         n_agents: Agents that act at once.
-        driver: How agents run: one thread with greenlets, a thread each, or worker processes (of this and other machines, or of a Ray
-            cluster) with many each.
+        driver: How agents run: one thread with greenlets, a thread each, or worker processes (of this machine, or of a Ray cluster)
+            with many each.
         workers: Of those.
         run_dir: Directory of the run; empty: `runs/<date>_<name>_s<seed>`.
         device: torch device of the tasks.
@@ -97,8 +93,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.driver == "processes":
             from parl_like.drivers.processes import Processes
 
-            return Processes(workers=own.count or (0 if own.remote else None), remote=own.remote, listen=own.listen, key=own.key or None,
-                             allow=own.allow or None, step_limit=own.step_limit, agent_restarts=own.agent_restarts)
+            return Processes(workers=own.count or None, step_limit=own.step_limit, agent_restarts=own.agent_restarts)
         if self.driver == "ray":
             from parl_like.drivers.ray_cluster import Ray
 
@@ -206,6 +201,11 @@ def _fit_keys(struct: type[msgspec.Struct], layer: Mapping[str, Any], name: str,
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     out: dict[str, Any] = {}
     for key, value in layer.items():
+        if struct is Workers and key in GONE:
+            if value == GONE[key]:
+                continue
+            raise ConfigError(f"{name}: {prefix}{key} is no key any more; workers on other machines are actors of a Ray cluster: driver=ray "
+                              "workers.address=ADDRESS (README, 'Other machines')")
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {prefix + near[0]!r}?" if near else f"its keys are {', '.join(sorted(fields))}"

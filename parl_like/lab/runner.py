@@ -42,8 +42,7 @@ FINISHED, FAILED, USAGE, STOPPED, DIVERGED = 0, 1, 2, 3, 4
 
 Report = Callable[[dict[str, Any]], None]
 
-RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "workers.listen", "workers.key", "workers.allow",
-                       "workers.address", "workers.step_limit"})
+RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "workers.address", "workers.step_limit"})
 """What may differ when a run is continued: nothing here changes what happens at a step."""
 
 STANDARD = ("return/mean", "return/last", "episode/length")
@@ -62,8 +61,6 @@ class EvaluationLike(Protocol):
 
 class RobotLike(Protocol):
     """What a robot offers to be run from the lab. Env steps are agent decisions, summed over all agents since step 0."""
-
-    origin: tuple[str, Mapping[str, Any]] | None
 
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """Trains, one iteration per item, until `counters()["env_steps"] >= stop_steps`. It may be left after any item and
@@ -255,7 +252,6 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[RobotLi
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Config: {error}") from error
-    robot.origin = experiment.name, configs.to_dict(config)
     with contextlib.closing(robot):
         yield robot
 

@@ -350,8 +350,8 @@ def test_a_worker_killed_around_its_request_disturbs_nobody_else(moment, tmp_pat
     def kill():
         if not killed and task.algorithm.batches and len(task.algorithm.batches) > 20:
             worker = driver.workers[0]
-            killed.append(worker.link.pid(worker))
-            worker.link.kill(worker)
+            killed.append(driver.link.pid(worker))
+            driver.link.kill(worker)
 
     served, waked = driver._serve, driver._wake
 
@@ -514,7 +514,7 @@ def test_all_workers_killed_at_once_are_all_replaced():
         def post_episode(self, agent, interrupted):
             driver = agent.robot._driver
             if not killed:
-                killed.extend(worker.link.pid(worker) for worker in driver.workers)
+                killed.extend(driver.link.pid(worker) for worker in driver.workers)
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)
 
@@ -642,15 +642,41 @@ def test_a_worker_killed_while_its_state_is_asked_for_is_asked_again(tmp_path):
             else:
                 send(link, seat, frames)
 
-        driver.links[0].send = partial(kill, driver.links[0])
+        driver.link.send = partial(kill, driver.link)
         robot.save(tmp_path / "state")
         assert killed and driver.restarts == 1
         robot.run(StopAfterSteps(200))
 
 
+@pytest.mark.parametrize("option", ["remote", "listen", "key", "allow"])
+def test_options_of_earlier_versions_say_what_has_taken_their_place(option):
+    with pytest.raises(TypeError, match=f"Processes: {option} is no option any more; workers on other machines are actors of a Ray cluster"):
+        Processes(**{option: 1})
+
+
+def test_a_worker_whose_message_cannot_be_read_is_replaced(caplog):
+    """What else it had sent dies with it: its successor does not stand for it."""
+    with drifting(TWO, unrolling) as robot:
+        robot.run(StopAfterSteps(200))
+        driver, receive = robot._driver, robot._driver.link.receive
+        broken = []
+
+        def garbled():
+            came = list(receive())
+            if came and not broken:
+                broken.append(came[0][0])
+                came[:1] = [(came[0][0], [b"PLK?and more"]), (came[0][0], [b"more of it"])]
+            return came
+
+        driver.link.receive = garbled
+        robot.run(StopAfterSteps(200))
+        assert [worker.incarnation for worker in driver.workers] == [worker in broken for worker in driver.workers]
+        assert caplog.text.count("sent a message that cannot be read: version: expected protocol") == 1
+
+
 def frozen(robot, number=0):
     seat = robot._driver.workers[number]
-    pid = seat.link.pid(seat)
+    pid = robot._driver.link.pid(seat)
     os.kill(pid, signal.SIGSTOP)
     return pid
 
@@ -704,7 +730,7 @@ def test_what_environments_have_started_ends_with_their_worker(kill, tmp_path):
         robot.run(StopAfterSteps(100))
         if kill:
             seat = robot._driver.workers[0]
-            seat.link.kill(seat)
+            robot._driver.link.kill(seat)
             robot.run(StopWhen(lambda robot: seat.incarnation and seat.running))
     with open(path + ".pid") as file:
         children = [int(line) for line in file]

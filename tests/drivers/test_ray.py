@@ -210,7 +210,7 @@ def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
         driver = robot._driver
         if robot.env_steps > 500 and driver.restarts == 1 and not killed:
             killed.append([worker for worker in driver.workers if worker.running and not worker.incarnation][0])
-            ray.kill(driver.links[0]._actors[killed[0]])
+            ray.kill(driver.link._actors[killed[0]])
         return driver.restarts == 2 and robot.env_steps > 1000
 
     with Robot(partial(Faulty, tmp_path / "count", "kill"), tasks={"RL": task}, n_agents=4, driver=two()) as robot, caplog.at_level(logging.WARNING):

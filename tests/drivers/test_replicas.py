@@ -188,10 +188,9 @@ def test_a_worker_with_replicas_is_replaced_and_has_the_parameters():
 
         class Kill(Hook):
             def post_episode(self, agent, interrupted):
-                seat = robot._driver.workers[0]
                 if not killed and robot.tasks["RL"].version > 5:
                     killed.append(robot.tasks["RL"].version)
-                    seat.link.kill(seat)
+                    robot._driver.link.kill(robot._driver.workers[0])
 
         def later(robot):
             return bool(killed) and robot._driver.restarts == 1 and robot.tasks["RL"].version > killed[0] + 20
@@ -382,6 +381,6 @@ def test_an_answer_to_a_question_that_was_given_up_is_nobodys(tmp_path):
 def test_a_worker_that_has_ended_may_be_killed_and_closed():
     with drifting(None, n_agents=2) as robot:
         robot.run(StopAfterSteps(20))
-        seat = robot._driver.workers[0]
-        seat.link.kill(seat)
-        seat.link.kill(seat)
+        driver = robot._driver
+        driver.link.kill(driver.workers[0])
+        driver.link.kill(driver.workers[0])

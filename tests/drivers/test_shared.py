@@ -146,7 +146,7 @@ def test_stops_and_killed_workers_leave_no_memory_behind():
         for _ in range(5):
             made.run(StopAfterSteps(100))
         numbers = {key: set() for key in ("0.0", "1.0")}
-        for owner, number in driver.links[0]._reader._columns:
+        for owner, number in driver.link._reader._columns:
             numbers[owner].add(number)
         assert all(len(used) == 1 for used in numbers.values()), numbers
         killed = []
@@ -154,9 +154,9 @@ def test_stops_and_killed_workers_leave_no_memory_behind():
         class Kill(Hook):
             def post_episode(self, agent, interrupted):
                 if not killed:
-                    killed.append(driver.workers[0].link.pid(driver.workers[0]))
+                    killed.append(driver.link.pid(driver.workers[0]))
                     os.kill(killed[0], signal.SIGKILL)
 
-        made.run(StopWhen(lambda robot: driver.restarts == 1 and ("0.1", 0) in driver.links[0]._reader._columns), Kill())
-        assert ("0.0", 0) not in driver.links[0]._reader._columns
+        made.run(StopWhen(lambda robot: driver.restarts == 1 and ("0.1", 0) in driver.link._reader._columns), Kill())
+        assert ("0.0", 0) not in driver.link._reader._columns
     assert entries() == before
