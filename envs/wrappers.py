@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium.utils import RecordConstructorArgs
 
 from parl_like.data.transforms import Moments
+from parl_like.film import write_gif
 from parl_like.spec import Array
 
 MAX_ACTIONS = 100_000  # of a discretised space
@@ -356,18 +357,13 @@ class RecordVideo(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     def _film(self) -> None:
         if self._recording and len(self._images) < self.max_frames:
-            from PIL import Image
-
-            self._images.append(Image.fromarray(np.array(self.env.render(), np.uint8)))
+            self._images.append(np.array(self.env.render(), np.uint8))
 
     def _write(self) -> None:
         images, self._images, self._recording = self._images, [], False
         if images:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Times of a GIF are hundredths of a second, and viewers slow down what is below two.
-            duration = 10 * max(2, round(100 / self.fps))
-            path = self.folder / f"{self.name}-{self.episode:06d}.gif"
-            images[0].save(path, save_all=True, append_images=images[1:], duration=duration, loop=0)
+            write_gif(self.folder / f"{self.name}-{self.episode:06d}.gif", images, self.fps)
 
     def own_state(self) -> dict[str, Any]:
         return {}

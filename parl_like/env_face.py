@@ -67,7 +67,7 @@ class EnvFace:
 
     @property
     def unwrapped(self) -> gym.Env[Any, Any]:
-        return self._env.unwrapped
+        return getattr(self._env, "unwrapped", self._env)
 
     def observe(self, hooks: list[Hook]) -> None:
         """Sets who hears of the stages: the agent's helpers, then `hooks`."""

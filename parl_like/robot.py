@@ -6,8 +6,9 @@ import copy
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +25,7 @@ from parl_like.data.archive import read_archive, write_archive
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transforms
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
+from parl_like.film import Film, drawable, write_gif
 from parl_like.model import Model
 from parl_like.spec import SpecError
 from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
@@ -107,10 +109,10 @@ def make_one(env: EnvSource) -> Any:
     """An environment from a registered id, a factory, or itself. Ids are made without gymnasium's checker: ours checks each step."""
     if isinstance(env, str):
         return gym.make(env, disable_env_checker=True)
-    return env() if callable(env) and not _is_made(env) else env
+    return env() if callable(env) and not is_made(env) else env
 
 
-def _is_made(env: Any) -> bool:
+def is_made(env: Any) -> bool:
     """Whether this is an environment itself, of which there is only one."""
     return isinstance(env, (gym.Env, gym.vector.VectorEnv)) or (hasattr(env, "step") and not isinstance(env, type))
 
@@ -182,7 +184,7 @@ class Crew:
     def _host(self, n: int) -> None:
         """Has the driver make the agents where they will run. One is made here, too, and closed again: it tells the wrappers what the
         agents will ask, and finds a mistake before a process is started."""
-        if _is_made(self._env):
+        if is_made(self._env):
             raise ValueError(f"Robot: an environment itself cannot go to a worker process; driver={self.driver_name!r} needs a factory "
                              "(`lambda: gym.make(...)`) or an id")
         like = self._make_member(-1, np.random.SeedSequence(0))
@@ -485,7 +487,7 @@ class Robot(Crew):
             tasks = driver.place(tasks)
         if not callable(agent):
             raise TypeError(f"Robot: agent is {type(agent).__name__}; expected a function that makes one, such as its class")
-        if _is_made(env) and n_agents > 1:
+        if is_made(env) and n_agents > 1:
             raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
         self.seed, self.eval_env, self.eval_explore = seed, eval_env, eval_explore
         root = np.random.SeedSequence(seed)
@@ -511,7 +513,7 @@ class Robot(Crew):
         """
         if n < 1:
             raise ValueError(f"add_agents: n is {n}; expected at least 1")
-        if _is_made(self._env):
+        if is_made(self._env):
             raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: gym.make(...)`) or an id")
         self._refuse_hosted("add_agents")
         self._cut()
@@ -729,15 +731,10 @@ class Robot(Crew):
             crew.close()
 
     def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> Crew:
-        source = next((choice for choice in (env, self.eval_env, self._env) if choice is not None), None)
-        if source is None:
-            raise ValueError("evaluate: this robot has no environment; give one as env=")
-        borrowed = _is_made(env)
+        source = self._evaluation_source(env)
+        borrowed = is_made(source)
         if borrowed:
             n = 1
-        elif _is_made(source):
-            # The training environment itself is in the middle of an episode.
-            source = _again(source)
         sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
         # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
         sequence = np.random.SeedSequence(entropy=sequence.entropy, spawn_key=sequence.spawn_key)
@@ -748,6 +745,16 @@ class Robot(Crew):
                 for helper in agent.helpers.values():
                     helper.explore()
         return crew
+
+    def _evaluation_source(self, env: EnvSource) -> Any:
+        """Of what evaluations make their environments: a factory, or an environment of the caller that is theirs for the time."""
+        if env is not None:
+            return partial(make_one, env) if isinstance(env, str) else env
+        source = self._env if self.eval_env is None else self.eval_env
+        if source is None:
+            raise ValueError("evaluate: this robot has no environment; give one as env=")
+        # The training environment itself is in the middle of an episode.
+        return _again(source) if is_made(source) else partial(gym.make, source, disable_env_checker=True) if isinstance(source, str) else source
 
     def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
         """One episode as `evaluate` plays them, before the eyes of a hook, with an agent and environment of its own; returns its return.
@@ -774,33 +781,26 @@ class Robot(Crew):
     def play(
         self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30, env: EnvSource = None, max_steps: int = 0,
     ) -> float:
-        """One episode as `evaluate` plays them, as an animated GIF at `path`; returns its return. The environment must render 'rgb_array'.
+        """One episode as `evaluate` plays them, as an animated GIF at `path`; returns its return.
+
+        The factory is called as for `evaluate`, with `render_mode="rgb_array"` where it takes a render mode; an environment that was made
+        for another mode is switched to this one.
 
         Args:
-            seed, env, max_steps: As for `watch`; without `env` the robot's own is made anew, with that render mode.
+            seed, env, max_steps: As for `watch`. An environment itself must draw pictures already.
+
+        Raises:
+            ValueError: the environment does not draw itself, or there is none.
         """
-        from PIL import Image
-
-        if env is None:
-            source = self._env if self.eval_env is None else self.eval_env
-            if source is None:
-                raise ValueError("play: this robot has no environment")
-            probe = make_one(source)
-            env = _again(probe, "rgb_array")
-            if probe is not source:
-                probe.close()
-        frames: list[Image.Image] = []
-
-        class Film(Hook):
-            def pre_episode(self, agent: Agent) -> None:
-                self.post_act(agent)
-
-            def post_act(self, agent: Agent) -> None:
-                picture = agent.env.render()
-                frames.append(Image.fromarray(picture[0] if agent.vector else picture))
-
-        total = self.watch(Film(), seed=seed, env=env, max_steps=max_steps)
-        frames[0].save(path, save_all=True, append_images=frames[1:], duration=1000 // frames_per_second, loop=0)
+        source = self._evaluation_source(env)
+        film = Film()
+        try:
+            total = self.watch(film, seed=seed, env=source if is_made(source) else drawable(source), max_steps=max_steps)
+        except AgentFailed:
+            if film.fault is not None:
+                raise film.fault from None
+            raise
+        write_gif(path, film.pictures, frames_per_second)
         return total
 
     # ----------------------------------------------------------------------------------------------------------- observing
@@ -970,16 +970,20 @@ class Robot(Crew):
         self.close()
 
 
-def _again(env: Any, render_mode: str | None = None) -> Callable[[], Any]:
-    """A function that makes an environment like this one, arguments and registered wrappers included."""
-    if env.spec is None or not isinstance(env, gym.Env):
+def _again(env: Any) -> Callable[..., Any]:
+    """A factory of environments like this one, arguments and registered wrappers included; it takes a render mode."""
+    spec = None
+    if isinstance(env, gym.Env):
+        with suppress(gym.error.Error, ValueError):
+            spec = copy.deepcopy(env.spec)
+    if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
+        why = "is not registered with gymnasium" if spec is None else "has a wrapper that does not say how it was made"
         raise ValueError(
-            "the robot's environment is not registered with gymnasium, so it cannot be made a second time; give the robot a factory "
+            f"the robot's environment {why}, so it cannot be made a second time; give the robot a factory "
             "(`lambda: MyEnv()`), or this call an environment of its own (env=)"
         )
-    spec = copy.deepcopy(env.spec)
     spec.disable_env_checker = True
-    return lambda: gym.make(spec) if render_mode is None else gym.make(spec, render_mode=render_mode)
+    return partial(gym.make, spec)
 
 
 def run_policy(
@@ -1001,5 +1005,5 @@ def run_policy(
                 done = terminated or truncated
 
     with Robot(env, tasks={}, agent=PolicyAgent, seed=seed) as robot:
-        robot._borrowed = _is_made(env)
+        robot._borrowed = is_made(env)
         robot.run(StopAfterEpisodes(1) if stop is None else stop, hooks)

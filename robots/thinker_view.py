@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw
 
 from parl_like.agent import Agent
 from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
+from parl_like.film import write_gif
 from parl_like.lab import plots
 from parl_like.robot import Robot
 from parl_like.spec import Array
@@ -346,5 +347,5 @@ def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0
         total = robot.watch(watch, seed=seed, env=lambda: make_envs(config, 1, config.eval_options), max_steps=max_steps)
     if not draws and stream is not None:
         print(plots.MISSING, file=stream)
-    film[0].save(path, save_all=True, append_images=film[1:], duration=200, loop=0)
+    write_gif(path, film, 5)
     return {"return": total, "steps": watch.steps, "pictures": watch.steps if draws else 0, "plan": str(folder / "plan.txt")}

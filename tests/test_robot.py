@@ -494,7 +494,7 @@ def test_a_picture_of_an_episode(tmp_path, vector):
             assert Image.open(tmp_path / "film.gif").n_frames == 5
     finally:
         gym.registry.pop("Corridor-v0")
-    with robot_of(Recorder()) as robot, pytest.raises(ValueError, match="not registered"):
+    with robot_of(Recorder(), env=Corridor()) as robot, pytest.raises(ValueError, match="not registered"):
         robot.play(tmp_path / "film.gif")
 
 

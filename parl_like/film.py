@@ -1,0 +1,106 @@
+"""Pictures of episodes: environments that can be drawn, what they draw, and the one writer of GIF files."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parl_like.spec import Array
+from parl_like.stages import Hook
+
+MODE = "rgb_array"
+WAY_OUT = ("give play an environment that renders 'rgb_array' (env=), or the robot a factory that takes the mode: "
+           "`def make(render_mode=None): return MyEnv(render_mode=render_mode)`")
+
+
+def drawable(factory: Callable[..., Any]) -> Callable[[], Any]:
+    """A factory of the same environments that draws them, as far as that can be asked for: `render_mode="rgb_array"` where the factory takes
+    a render mode; else what it gives is switched to that mode, if it knows it."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # something that has no signature
+        parameters = []
+    named = any(p.name == "render_mode" for p in parameters)
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def make() -> Any:
+        if named:
+            return factory(render_mode=MODE)
+        if any_name:
+            try:
+                return factory(render_mode=MODE)
+            except TypeError:  # it hands its options on to something that has no such option
+                pass
+        return _switched(factory())
+
+    return make
+
+
+def _switched(env: Any) -> Any:
+    """An environment that was made for another mode, told to draw: environments look at `render_mode` when they render."""
+    for one in getattr(env, "envs", None) or [env]:
+        metadata = getattr(one, "metadata", None) or {}
+        if getattr(one, "render_mode", None) != MODE and MODE in metadata.get("render_modes", ()):
+            getattr(one, "unwrapped", one).render_mode = MODE
+    return env
+
+
+class Film(Hook):
+    """The pictures of an episode, from its reset on; of a vector environment those of its first one.
+
+    Attributes:
+        pictures: [H, W, 3] uint8 each.
+        fault: Why there is none.
+    """
+
+    def __init__(self) -> None:
+        self.pictures: list[Array] = []
+        self.fault: ValueError | None = None
+
+    def pre_episode(self, agent: Any) -> None:
+        self.post_act(agent)
+
+    def post_act(self, agent: Any) -> None:
+        try:
+            self.pictures.append(picture_of(agent.env))
+        except ValueError as error:
+            self.fault = error
+            raise
+
+
+def picture_of(env: Any) -> Array:
+    """What `env.render()` gives now, the first of several: [H, W, 3] or [H, W], uint8.
+
+    Raises:
+        ValueError: the environment does not draw itself.
+    """
+    name = str(getattr(env, "unwrapped", env))
+    try:
+        given = env.render()
+    except Exception as error:
+        raise ValueError(f"{name} cannot be drawn, its render() raised {type(error).__name__}: {error}; {WAY_OUT}") from error
+    if isinstance(given, (tuple, list)) and given:
+        given = given[0]
+    if not isinstance(given, np.ndarray) or given.dtype != np.uint8 or given.ndim not in (2, 3):
+        what = f"{given.shape} {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__
+        mode = getattr(env, "render_mode", None)
+        raise ValueError(f"{name} cannot be drawn: expected render() to give a picture (height, width, 3) uint8, got {what} "
+                         f"(its render_mode is {mode!r}); {WAY_OUT}")
+    return given.copy()
+
+
+def write_gif(path: str | Path, pictures: Sequence[Any], frames_per_second: float) -> None:
+    """Writes an animated GIF that repeats for ever.
+
+    Args:
+        pictures: At least one: arrays [H, W, 3] or [H, W] uint8, or images of Pillow.
+        frames_per_second: A GIF counts hundredths of a second, and viewers slow down what is below two, so 50 is the most.
+    """
+    from PIL import Image
+
+    first, *rest = [Image.fromarray(p) if isinstance(p, np.ndarray) else p for p in pictures]
+    first.save(path, save_all=True, append_images=rest, duration=10 * max(2, round(100 / frames_per_second)), loop=0)

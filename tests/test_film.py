@@ -1,0 +1,125 @@
+"""`Robot.play` films the robot's own environment, however it is made."""
+
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from agent_fakes import ACT, POSITION, Corridor, Recorder, robot_of
+
+from parl_like import Agent, VectorAgent
+from parl_like.film import write_gif
+
+
+def frames(path):
+    from PIL import Image
+
+    return Image.open(path).n_frames
+
+
+def heavy():
+    """A pole that falls faster, and an episode that is over sooner: neither is in the environment's registration."""
+    env = gym.make("CartPole-v1")
+    env.unwrapped.gravity, env.unwrapped.theta_threshold_radians = 50.0, 0.06
+    return env
+
+
+class Brighter(gym.Wrapper):
+    """A wrapper that gymnasium could not make again: it does not record its arguments."""
+
+    def __init__(self, env, by=100):
+        super().__init__(env)
+        self.by = by
+
+    def render(self):
+        return self.env.render() + np.uint8(self.by)
+
+
+def wrapped(render_mode=None):
+    return Brighter(Corridor(3, render_mode=render_mode))
+
+
+def test_what_is_filmed_is_what_is_watched_and_evaluated(tmp_path):
+    with robot_of(Recorder(model_for(heavy)), env=heavy) as robot:
+        assert robot.play(tmp_path / "film.gif", seed=1) == robot.evaluate(1, seed=1).returns[0] < 6
+
+
+def model_for(make):
+    env = make()
+    return type(Recorder().model)(env.observation_space, env.action_space)
+
+
+@pytest.mark.parametrize("env", [Corridor, lambda: Corridor(5), wrapped, partial(Corridor, 5), lambda **options: Corridor(5, **options),
+                                 lambda **options: Corridor(5, end="terminated", **{k: v for k, v in options.items() if k == "length"})])
+@pytest.mark.parametrize("agent", [Agent, lambda: VectorAgent(2)], ids=["single", "vector"])
+def test_factories_classes_and_wrappers_are_filmed(env, agent, tmp_path):
+    with robot_of(Recorder(), env=env, agent=agent) as robot:
+        total = robot.play(tmp_path / "film.gif")
+        assert total == (3.0 if env is wrapped else 5.0) and frames(tmp_path / "film.gif") == total + 1
+
+
+def test_a_factory_is_told_the_render_mode_where_it_takes_one(tmp_path):
+    told = []
+
+    def make(render_mode=None):
+        told.append(render_mode)
+        return Corridor(render_mode=render_mode)
+
+    with robot_of(Recorder(), env=make) as robot:
+        robot.play(tmp_path / "film.gif")
+        assert told == [None, "rgb_array"]
+
+
+class Blind(Corridor):
+    metadata = {"render_modes": ["ansi"]}
+
+    def render(self):
+        return "a corridor"
+
+
+class Broken(Corridor):
+    def render(self):
+        raise OSError("no screen")
+
+
+class NoRender:
+    observation_space, action_space = POSITION, ACT
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, act):
+        return np.zeros(1, np.float32), 1.0, True, False, {}
+
+
+@pytest.mark.parametrize(("env", "message"), [
+    (Blind, r"Blind.* cannot be drawn: expected render\(\) to give a picture .* got str \(its render_mode is 'rgb_array'\); give play an environment"),
+    (Broken, r"Broken.* cannot be drawn, its render\(\) raised OSError: no screen; give play an environment that renders 'rgb_array'"),
+    (NoRender, r"NoRender.* cannot be drawn, its render\(\) raised AttributeError: .*factory that takes the mode"),
+])
+def test_what_cannot_be_drawn_is_named(env, message, tmp_path):
+    with robot_of(Recorder(), env=env) as robot, pytest.raises(ValueError, match=message):
+        robot.play(tmp_path / "film.gif")
+    assert not (tmp_path / "film.gif").exists()
+
+
+def test_an_environment_that_is_lent_is_filmed_itself(tmp_path):
+    env = Corridor(3, render_mode="rgb_array")
+    with robot_of(Recorder()) as robot:
+        assert robot.play(tmp_path / "film.gif", env=env) == 3.0 and env.closed == 0
+        assert robot.play(tmp_path / "again.gif", env=lambda: Corridor(2)) == 2.0
+
+
+def test_a_wrapped_environment_itself_cannot_be_made_again(tmp_path):
+    with robot_of(Recorder(model_for(heavy)), env=Brighter(heavy())) as robot, pytest.raises(ValueError, match="give the robot a factory"):
+        robot.play(tmp_path / "film.gif")
+
+
+def test_a_gif_keeps_its_pace(tmp_path):
+    from PIL import Image
+
+    pictures = [np.full((4, 4, 3), 10 * i, np.uint8) for i in range(3)]
+    for rate, milliseconds in ((10, 100), (30, 30), (1000, 20)):
+        write_gif(tmp_path / "film.gif", pictures, rate)
+        film = Image.open(tmp_path / "film.gif")
+        assert film.n_frames == 3 and film.info["duration"] == milliseconds and film.info["loop"] == 0
