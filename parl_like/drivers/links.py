@@ -6,7 +6,6 @@ is the driver's (`parl_like.drivers.processes`). `LocalLink` is for processes of
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -90,7 +89,7 @@ class LocalLink:
 
     def open(self) -> None:
         place = shared.folder()
-        self._place = tempfile.mkdtemp(prefix="parl_like-", dir=place)  # 0700
+        self._place = NURSERY.make_folder(place or tempfile.gettempdir())
         self.folder = "" if place is None else self._place
         self._reader = shared.Reader(self.folder)
         self._address = f"ipc://{self._place}/robot"
@@ -110,7 +109,7 @@ class LocalLink:
                             "functions or classes that hold no open files, locks or sockets") from error
         payload = cloudpickle.dumps((sys.path, self._address, packed))
         with shielded():  # a worker that nobody knew of would never be ended
-            child = self._children[seat] = NURSERY.start(payload, self._place)
+            child = self._children[seat] = NURSERY.start(payload)
             self._seats[recipe.identity] = seat
             self._descriptors.append(child.pidfd)
 
@@ -177,4 +176,4 @@ class LocalLink:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
-        shutil.rmtree(self._place, ignore_errors=True)
+        NURSERY.remove_folder(self._place)

@@ -5,8 +5,8 @@ runs none of the user's code and has one thread, so a fork of it is clean. It en
 sockets along, when its control pipe closes; whatever its parent dies of, the pipe closes. Where another process has inherited the pipe,
 Linux's death signal does the same. A worker gets that signal when the nursery ends, also while it hangs in an environment's step.
 
-Messages to the nursery: a length, then a worker's payload; or minus a length, then the path of a folder. Messages from it: a worker's
-process id when it is made; when it has ended, minus its id, then its exit code. Every number has 8 bytes.
+Messages to the nursery: a length, then a worker's payload; or minus a length, then the path of a folder, before it is made. Messages from
+it: a worker's process id when it is made; when it has ended, minus its id, then its exit code. Every number has 8 bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -46,9 +47,9 @@ def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
     return [fd for fd, _ in poll.poll(max(seconds, 0.0) * 1000)]
 
 
-def _die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Asks Linux to send this process a signal when the thread that started it ends."""
-    ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
+def _die_with_parent(parent: int) -> None:
+    """Asks Linux to kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it has ended in between
         os._exit(1)
 
@@ -75,33 +76,55 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def main(control: int, reports: int) -> None:
+def main(control: int, reports: int, parent: int, tied: bool) -> None:
+    """The life of the nursery.
+
+    Args:
+        control, reports: The pipes' ends.
+        parent: The robot's process.
+        tied: Whether it was started by the robot's main thread, whose end is then the end of the process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the robot's to answer; it tells the workers
+    # A signal to end is obeyed after the messages that are there: one of them may name a folder that nobody else would remove.
+    told_to_end, tell = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(tell)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    if tied:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     import parl_like.drivers.worker as worker  # what takes long
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the robot's to answer; it tells the workers
+    if os.getppid() != parent:
+        os.write(tell, b"!")
     children: dict[int, int] = {}  # pidfd → process id
     folders: set[str] = set()
 
-    def end(*_: Any) -> None:
+    def end() -> None:
         for pidfd in children:
             _end_group(children[pidfd])
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
-    signal.signal(signal.SIGTERM, end)
+    def report(*numbers: int) -> None:
+        try:
+            os.write(reports, b"".join(map(_NUMBERS.pack, numbers)))
+        except BrokenPipeError:  # the robot has ended
+            end()
+
     while True:
-        ready = readable([control, *children], IDLE)
-        if not ready and not children:
+        ready = readable([control, told_to_end, *children], IDLE)
+        if not ready and not children and not any(map(os.path.exists, folders)):
             end()
         for pidfd in ready:
-            if pidfd != control:
+            if pidfd in children:
                 pid = children.pop(pidfd)
                 os.close(pidfd)
                 _end_group(pid)  # before it is waited for, so that its number is nobody else's
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                os.write(reports, _NUMBERS.pack(-pid) + _NUMBERS.pack(code))
+                report(-pid, code)
         if control not in ready:
+            if told_to_end in ready:
+                end()
             continue
         head = _read(control, 8)
         size = _NUMBERS.unpack(head)[0] if len(head) == 8 else 0
@@ -115,9 +138,10 @@ def main(control: int, reports: int) -> None:
         pid = os.fork()
         if not pid:
             os.setpgid(0, 0)  # what the environments start ends with the worker
+            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _die_with_parent(me)
-            for fd in (control, reports, *children):
+            for fd in (control, reports, told_to_end, tell, *children):
                 os.close(fd)
             code = 1
             try:
@@ -132,7 +156,7 @@ def main(control: int, reports: int) -> None:
                 sys.stderr.flush()
                 os._exit(code)  # not back into the nursery's loop
         children[os.pidfd_open(pid)] = pid
-        os.write(reports, _NUMBERS.pack(pid))
+        report(pid)
 
 
 # ------------------------------------------------------------------------------------------------------- in the robot's process
@@ -178,25 +202,47 @@ class Nursery:
         self._children: weakref.WeakValueDictionary[int, Child] = weakref.WeakValueDictionary()
         self._control = self._reports = -1
         self._owner = 0
+        self._folders: set[str] = set()
 
-    def start(self, payload: bytes, folder: str) -> Child:
-        """Makes a worker.
+    def make_folder(self, where: str) -> str:
+        """A new folder in the folder `where`, that only this user may enter; the nursery removes it when it ends, should nobody have done so before.
 
-        Args:
-            payload: For `parl_like.drivers.worker.work`.
-            folder: Is removed when the nursery ends, should nobody have done so before.
+        Raises:
+            OSError: it cannot be made; this is no Linux; the system has no process left.
+        """
+        path = os.path.join(where, f"parl_like-{secrets.token_hex(6)}")
+        with shielded(), self.lock:
+            self._ensure()
+            self._folders.add(path)
+            with suppress(BrokenPipeError):  # it has just ended; the next one is told
+                self._tell(path)
+            try:
+                os.mkdir(path, 0o700)
+            except OSError:
+                self._folders.discard(path)
+                raise
+        return path
+
+    def remove_folder(self, path: str) -> None:
+        """What `make_folder` made, and all that is in it."""
+        shutil.rmtree(path, ignore_errors=True)
+        self._folders.discard(path)
+
+    def _tell(self, folder: str) -> None:
+        path = folder.encode()
+        self._write(_NUMBERS.pack(-len(path)) + path)
+
+    def start(self, payload: bytes) -> Child:
+        """Makes a worker, from a payload for `parl_like.drivers.worker.work`.
 
         Raises:
             OSError: this is no Linux, or the system has no process left.
         """
-        if sys.platform != "linux":
-            raise OSError(f"driver='processes' needs Linux (pidfd, death signals); this is {sys.platform}. Use driver='cooperative' or 'threads'")
         with shielded(), self.lock:  # Ctrl-C between question and answer would leave the answer to the next who asks
             for _ in range(2):  # once more, should the nursery have been killed
                 self._ensure()
                 try:
-                    path = folder.encode()
-                    self._write(_NUMBERS.pack(-len(path)) + path + _NUMBERS.pack(len(payload)) + payload)
+                    self._write(_NUMBERS.pack(len(payload)) + payload)
                     end = monotonic() + START_LIMIT
                     while monotonic() < end:
                         number = self._next(end - monotonic())
@@ -212,11 +258,15 @@ class Nursery:
     def _ensure(self) -> None:
         if self._owner == os.getpid() and self._process is not None and self._process.poll() is None:
             return
+        if sys.platform != "linux":
+            raise OSError(f"driver='processes' needs Linux (pidfd, death signals); this is {sys.platform}. Use driver='cooperative' or 'threads'")
         self._end()
+        if self._owner != os.getpid():  # a forked copy, which has no folders
+            self._folders.clear()
         read_end, self._control = os.pipe()
         self._reports, write_end = os.pipe()
         parent, from_main = os.getpid(), threading.current_thread() is threading.main_thread()
-        code = "import sys; from parl_like.drivers import nursery as n; a = list(map(int, sys.argv[1:])); a[3] and n._die_with_parent(a[2], 15); n.main(*a[:2])"
+        code = "import sys; from parl_like.drivers.nursery import main; main(*map(int, sys.argv[1:]))"
         where = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([where, *filter(None, [os.environ.get("PYTHONPATH")])])}
         arguments = [sys.executable, "-c", code, *map(str, (read_end, write_end, parent, int(from_main)))]
@@ -224,6 +274,8 @@ class Nursery:
         self._owner = parent
         os.close(read_end)
         os.close(write_end)
+        for folder in self._folders:
+            self._tell(folder)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

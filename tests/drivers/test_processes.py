@@ -53,8 +53,8 @@ def play(program, n_agents=1, tasks=None, driver=TWO, **options):
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch):
     """No worker outlives its robot: the nursery has no child, and the folders of the sockets are gone."""
-    made, make = [], tempfile.mkdtemp
-    monkeypatch.setattr(links.tempfile, "mkdtemp", lambda **options: made.append(make(**options)) or made[-1])
+    made, make = [], NURSERY.make_folder
+    monkeypatch.setattr(NURSERY, "make_folder", lambda where: made.append(make(where)) or made[-1])
     yield
     workers = [c for n in psutil.Process().children() for c in n.children()]
     _, alive = psutil.wait_procs(workers, 2)
@@ -460,13 +460,12 @@ def test_an_idle_nursery_ends_and_the_next_robot_gets_another():
     play(partial(ask, 2), 2)
     NURSERY.close()
     nursery = Nursery()
-    folder = os.environ.get("TMPDIR", "/tmp")
-    first = nursery.start(cloudpickle.dumps((sys.path, b'')), os.path.join(folder, "parl_like-none"))
+    first = nursery.start(cloudpickle.dumps((sys.path, b'')))
     process = nursery._process
     assert first.wait(10) and first.code == 1  # a text is no recipe
     process.terminate()  # as its idle time would
     process.wait(10)
-    second = nursery.start(cloudpickle.dumps((sys.path, b'')), os.path.join(folder, "parl_like-none"))
+    second = nursery.start(cloudpickle.dumps((sys.path, b'')))
     assert second.wait(10) and nursery._process is not process
     nursery.close()
 
@@ -579,6 +578,34 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
         finally:
             process.kill()
     shutil.rmtree(folders)
+
+
+ROBOT = """
+from drivers.test_processes import TWO, drifting, unrolling
+from parl_like.stages import StopAfterSteps
+
+if __name__ == "__main__":
+    with drifting(TWO, unrolling) as robot:
+        robot.run(StopAfterSteps(10**9))
+"""
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.5, 1.0])
+def test_a_robot_killed_while_its_workers_are_prepared_leaves_no_memory(wait_s):
+    """What forks the workers takes a second or two to import everything first."""
+    folders = tempfile.mkdtemp(prefix="t")  # a socket's path may have some 100 characters
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PARL_LIKE_SHM": folders}
+    with subprocess.Popen([sys.executable, "-c", ROBOT], env=environment) as process:
+        try:
+            until(lambda: os.listdir(folders), 30, "the folder")
+            sleep(wait_s)
+            family = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.kill()
+    _, alive = psutil.wait_procs(family, 30)
+    assert not alive
+    until(lambda: not os.listdir(folders), 30, "the end of the folder")
+    os.rmdir(folders)
 
 
 def test_a_robot_in_a_thread_keeps_its_workers_when_the_thread_ends():
