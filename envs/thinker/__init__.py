@@ -1,6 +1,7 @@
 """Thinker: the augmented MDP, in which an agent imagines K − 1 steps in a tree before each real one (arXiv 2307.14993).
 
-`thinker.make(name, env_n=16, …)` is the whole of it behind the interface of the original, with a world model that learns while you step:
+`thinker.make(name, env_n=16, …)` is the whole of it behind the interface of the original, with a world model that learns while
+you step:
 
     from parl_like.envs import thinker
 
@@ -8,7 +9,8 @@
     state = env.reset()
     state, reward, done, info = env.step(primary_action, reset_action)
 
-`thinker.ray_init()` begins a model that several `make(..., ray_obj=...)` share, in actors of Ray. It stands in `parl_like.robots.thinker_make`, above the environments, and is loaded with torch when it is first used.
+`thinker.ray_init()` begins a model that several `make(..., ray_obj=...)` share, in actors of Ray. It stands in
+`parl_like.robots.thinker.make`, above the environments, and is loaded with torch when it is first used.
 """
 
 from importlib import import_module
@@ -24,7 +26,7 @@ __all__ = ["AugmentedEnv", "Layout", "Tree", "make", "ray_init"]  # noqa: F822  
 def __getattr__(name: str) -> Any:
     if name not in ("make", "ray_init"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("parl_like.robots.thinker_make"), name)
+    return getattr(import_module("parl_like.robots.thinker.make"), name)
 
 
 def __dir__() -> list[str]:

@@ -15,8 +15,8 @@ from parl_like.envs.thinker.tree import State, Tree
 from parl_like.spec import Array
 
 Ask = Callable[[dict[str, Array]], Mapping[str, Array]]
-"""Requests to the world model, N rows of `op` (0 initial, 1 recurrent), `obs`, `act` (0 … A − 1), `parent`, `node` (places of hidden
-states), to replies `r`, `done` (a probability), `v` [N], `logits` [N, A], and where they are wanted `hs` and `x`."""
+"""Requests to the world model, N rows of `op` (0 initial, 1 recurrent), `obs`, `act` (0 … A − 1), `parent`, `node` (places of
+hidden states), to replies `r`, `done` (a probability), `v` [N], `logits` [N, A], and where they are wanted `hs` and `x`."""
 
 
 class Snapshots(Protocol):
@@ -33,35 +33,39 @@ class Snapshots(Protocol):
 class AugmentedEnv(VectorEnv[Any, Any, Array]):
     """The augmented MDP: K − 1 imaginary steps in a search tree, then a real one, in n environments in lock-step.
 
-    An action is a pair (primary action, reset): the primary action is imagined or, in the last step of a stage, taken; reset 1 goes back
-    to the root after an imaginary step. Observation, a Dict of [n, ...]:
+    An action is a pair (primary action, reset): the primary action is imagined or, in the last step of a stage, taken; reset 1
+    goes back to the root after an imaginary step. Observation, a Dict of [n, ...]:
 
         tree_reps    float32 (D,)              what the tree knows of root and current node; `tree.layout` names its entries
         real_states  as the environment's      the real observation; the same during a stage
         hs, xs       float32                   hidden state and imagined observation of the current node, zeros at an imagined end, where
-                                               they are wanted; with `return_double` those of the root before them, along the channels
+                                               they are wanted; with `return_double` those of the root before them, along the
+                                               channels
         last_act     int64 (2,)                the last action; 0 at the beginning
         last_rew     float32 (2,)              the last real and planning reward
         step_status  int64                     0: the last step was real; 1: imagined; 2: the same, and the next is real; 3: both are real
 
-    The reward is the real environment's, and 0 in imaginary steps. After an end the next episode begins in the same step (SAME_STEP);
-    `final_obs` of a truncated episode is what the agent would see had it gone on: a tree with only a root, the final observation.
+    The reward is the real environment's, and 0 in imaginary steps. After an end the next episode begins in the same step
+    (SAME_STEP); `final_obs` of a truncated episode is what the agent would see had it gone on: a tree with only a root, the final
+    observation.
 
-    Info, arrays [n] new in each step: `imagined`, the environment was not stepped; `im_reward`, `im_episode_return` (of the stage so
-    far); `baseline`, float32, of the root that the last real step left; `max_rollout_depth`; `episode_return`, `episode_step` of the real
-    episode so far (of the whole, in the step that ends it); `real_done` (the environment's own, else the end), `truncated_done`, `cost`
-    (the environment's own, else False).
+    Info, arrays [n] new in each step: `imagined`, the environment was not stepped; `im_reward`, `im_episode_return` (of the stage
+    so far); `baseline`, float32, of the root that the last real step left; `max_rollout_depth`; `episode_return`, `episode_step`
+    of the real episode so far (of the whole, in the step that ends it); `real_done` (the environment's own, else the end),
+    `truncated_done`, `cost` (the environment's own, else False).
 
     Args:
         envs: The real environments: Discrete actions, observations Box (C, H, W) or (N,); autoreset SAME_STEP.
         ask: The world model.
-        K, max_depth, discounting, layout, tree_carry, reset_mode, stat_mask_type, has_action_seq, test_K, enc_type, enc_f_type, faithful:
+        K, max_depth, discounting, layout, tree_carry, reset_mode, stat_mask_type, has_action_seq, test_K, enc_type, enc_f_type,
+        faithful:
             See `Tree`.
         phase: Imaginary steps that the first stage is short of: several agents then take their real steps at different times.
-        perfect: Number of slots → `Snapshots` of `envs`: transitions are then the environments' own, and the model is asked for `v` and
-            `logits` only. None: it is asked for everything.
+        perfect: Number of slots → `Snapshots` of `envs`: transitions are then the environments' own, and the model is asked for
+            `v` and `logits` only. None: it is asked for everything.
         reward_clip: Real rewards are cut to ± this in the tree and in `last_rew`, not in what `step` returns; None: not at all.
-        h_shape, x_shape: Shapes of the replies' `hs` and `x` (`ThinkerNet.hs_shape`, `x_shape`), which are then shown; None: are not.
+        h_shape, x_shape: Shapes of the replies' `hs` and `x` (`ThinkerNet.hs_shape`, `x_shape`), which are then shown; None: are
+            not.
         return_double: See above.
         nodes: First of the `n_nodes` places that this environment uses in the world model's table.
 
@@ -75,8 +79,10 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
     """
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], ask: Ask, *, K: int = 20, max_depth: int = 5, discounting: float = 0.97, layout: str = "G1",
-        tree_carry: bool = True, reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, test_K: int | None = None,
+        self, envs: VectorEnv[Any, Any, Any], ask: Ask, *, K: int = 20, max_depth: int = 5, discounting: float = 0.97,
+        layout: str = "G1",
+        tree_carry: bool = True, reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True,
+        test_K: int | None = None,
         enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: int = 0,
         perfect: Callable[[int], Snapshots] | None = None,
         reward_clip: float | None = None, h_shape: tuple[int, ...] | None = None, x_shape: tuple[int, ...] | None = None,
@@ -88,7 +94,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         act: Any = envs.single_action_space
         self.n_actions, self.start = int(act.n), int(act.start)
         options: dict[str, Any] = {
-            "max_depth": max_depth, "discounting": discounting, "layout": layout, "tree_carry": tree_carry, "reset_mode": reset_mode,
+            "max_depth": max_depth, "discounting": discounting, "layout": layout, "tree_carry": tree_carry,
+            "reset_mode": reset_mode,
             "stat_mask_type": stat_mask_type, "has_action_seq": has_action_seq, "test_K": test_K, "enc_type": enc_type,
             "enc_f_type": enc_f_type, "faithful": faithful, "perfect": perfect is not None,
         }
@@ -99,7 +106,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self.n_nodes = n * self.tree.capacity + n  # the last n: final observations
         self.perfect = None if perfect is None else perfect(self.n_nodes)
         shapes = {"hs": h_shape, "xs": x_shape}
-        self._kept = {name: np.zeros((self.n_nodes, *shape), np.float32) for name, shape in shapes.items() if shape is not None}  # by slot
+        # by slot
+        self._kept = {name: np.zeros((self.n_nodes, *shape), np.float32) for name, shape in shapes.items() if shape is not None}
         self.single_observation_space, self.single_action_space = augmented_spaces(
             envs.single_observation_space, self.n_actions, self.tree.layout, h_shape, x_shape, return_double)
         self.action_space = batch_space(self.single_action_space, n)
@@ -127,7 +135,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self._begun = True
         self._returns, self._steps, self._im_returns = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.float32)
         self._act, self._rew = np.zeros((n, 2), np.int64), np.zeros((n, 2), np.float32)
-        return self._observation(state), {**info, **self._info(state, np.zeros(n, bool), {}, np.zeros(n, bool), np.zeros(n, bool))}
+        return self._observation(state), {**info, **self._info(state, np.zeros(n, bool), {}, np.zeros(n, bool),
+                                                               np.zeros(n, bool))}
 
     # ------------------------------------------------------------------------------------------------------------------- steps
 
@@ -135,7 +144,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         """One augmented step of all environments.
 
         Args:
-            actions: [n, 2] integers, primary action 0 … A − 1 (whatever number the environment's actions start at) and reset 0 or 1.
+            actions: [n, 2] integers, primary action 0 … A − 1 (whatever number the environment's actions start at) and reset 0 or
+                1.
 
         Raises:
             ValueError: an action is out of its range, or the array has another shape; nothing has happened then.
@@ -145,7 +155,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         actions = np.asarray(actions)
         n = self.num_envs
         if actions.shape != (n, 2) or actions.dtype.kind not in "iub":
-            raise ValueError(f"AugmentedEnv: actions are {actions.shape} {actions.dtype}; expected ({n}, 2) integers: primary action, reset")
+            raise ValueError(f"AugmentedEnv: actions are {actions.shape} {actions.dtype}; expected ({n}, 2) integers: primary "
+                             f"action, reset")
         primary = np.ascontiguousarray(actions[:, 0])
         plan = self.tree.select(primary, np.ascontiguousarray(actions[:, 1]))
         rew, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
@@ -208,7 +219,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         for name, column in self._kept.items():
             there = "hs" if name == "hs" else "x"
             if there not in reply:
-                raise ValueError(f"AugmentedEnv: {name} is wanted, and the world model returns no {there!r}; build it with return_{name[0]}=True")
+                raise ValueError(f"AugmentedEnv: {name} is wanted, and the world model returns no {there!r}; build it with "
+                                 f"return_{name[0]}=True")
             column[node] = reply[there]
         return reply
 
@@ -229,7 +241,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self._steps += real
         self._im_returns += state.im_reward
         out = {
-            "imagined": ~real, "im_reward": state.im_reward, "im_episode_return": self._im_returns.copy(), "baseline": state.baseline,
+            "imagined": ~real, "im_reward": state.im_reward, "im_episode_return": self._im_returns.copy(),
+            "baseline": state.baseline,
             "max_rollout_depth": state.max_rollout_depth, "step_status": state.step_status,
             "episode_return": self._returns.astype(np.float32), "episode_step": self._steps.copy(), "real_done": whole,
             "truncated_done": _own(info, "truncated_done", ended, np.asarray(truncated, bool)),
@@ -282,7 +295,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
 
 def augmented_spaces(
-    obs: gym.Space[Any], n_actions: int, layout: Layout, h_shape: tuple[int, ...] | None = None, x_shape: tuple[int, ...] | None = None,
+    obs: gym.Space[Any], n_actions: int, layout: Layout, h_shape: tuple[int, ...] | None = None,
+    x_shape: tuple[int, ...] | None = None,
     return_double: bool = False,
 ) -> tuple[gym.spaces.Dict, gym.spaces.MultiDiscrete]:
     """Observation and action space of one augmented environment, for whoever builds a network before there is one."""
@@ -304,21 +318,26 @@ def check_envs(envs: Any) -> None:
         TypeError, ValueError: not; the message names what was expected and the way out.
     """
     if not isinstance(envs, VectorEnv):
-        raise TypeError(f"AugmentedEnv: {envs!r} is no vector environment; put environments together with parl_like.envs.vector.make_vector_env")
+        raise TypeError(f"AugmentedEnv: {envs!r} is no vector environment; put environments together with "
+                        f"parl_like.envs.vector.make_vector_env")
     mode = AutoresetMode(getattr(envs.unwrapped, "autoreset_mode", envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)))
     if mode is not AutoresetMode.SAME_STEP:
-        raise ValueError(f"AugmentedEnv: the environments reset by {mode}; expected SAME_STEP: a stage has no step to spare for a reset. Make "
+        raise ValueError(f"AugmentedEnv: the environments reset by {mode}; expected SAME_STEP: a stage has no step to spare for "
+                         f"a reset. Make "
                          "them with autoreset='SameStep'")
     act, obs = envs.single_action_space, envs.single_observation_space
     if not isinstance(act, gym.spaces.Discrete):
-        raise TypeError(f"AugmentedEnv: the action space is {act}; expected Discrete. parl_like.envs.wrappers.Discretize makes a Box discrete")
+        raise TypeError(f"AugmentedEnv: the action space is {act}; expected Discrete. parl_like.envs.wrappers.Discretize makes a "
+                        f"Box discrete")
     if not isinstance(obs, gym.spaces.Box) or len(obs.shape) not in (1, 3):
-        raise TypeError(f"AugmentedEnv: the observation space is {obs}; expected Box (C, H, W), channels first, or Box (N,). Wrap the environment "
+        raise TypeError(f"AugmentedEnv: the observation space is {obs}; expected Box (C, H, W), channels first, or Box (N,). "
+                        f"Wrap the environment "
                         "(gymnasium.wrappers.TransformObservation, FlattenObservation)")
 
 
 def _own(info: Mapping[str, Any], name: str, ended: Array, default: Array) -> Array:
-    """A flag of each environment's info; of those that ended, of the step that ended them. `default` where the environment says nothing."""
+    """A flag of each environment's info; of those that ended, of the step that ended them. `default` where the environment says
+    nothing."""
     out = default.copy()
     for source, mask in ((info, ~ended), (info.get("final_info", {}), ended)):
         if isinstance(source, Mapping) and name in source:

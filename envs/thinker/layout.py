@@ -10,7 +10,8 @@ GENERATIONS = ("G1", "G2")
 
 # Entries that carry a value, a reward or a return: with enc_type ≠ 0 they are seen through the scalar transform.
 ENCODED = frozenset({
-    "root_r", "root_v", "root_qs_mean", "root_qs_max", "root_trail_r", "root_trail_q", "root_max_v", "rollout_return", "max_rollout_return",
+    "root_r", "root_v", "root_qs_mean", "root_qs_max", "root_trail_r", "root_trail_q", "root_max_v", "rollout_return",
+    "max_rollout_return",
     "cur_r", "cur_v", "cur_qs_mean", "cur_qs_max",
 })
 
@@ -27,7 +28,8 @@ def encode(x: Any, f_type: int = 0) -> Any:
 
 
 def decode(y: Any, f_type: int = 0) -> Any:
-    """The inverse of `encode`. For f_type 0, with s = √(|x| + 1), y = s − 1 + ε(s² − 1) is solved for s in the form without cancellation."""
+    """The inverse of `encode`. For f_type 0, with s = √(|x| + 1), y = s − 1 + ε(s² − 1) is solved for s in the form without
+    cancellation."""
     lib = _library(y)
     size = abs(y)
     if f_type == 1:
@@ -50,10 +52,10 @@ def _library(x: Any) -> Any:
 class Layout:
     """The entries of the feature vector by name, in order, for A = `n_actions` primary actions and stages of K steps.
 
-    G1 (version 1.1.0) has 10A + K + 9 entries, G2 (version 1.2.1) 10A + 11 + K + S, where S = A·(L + 1), or A·L with `reset_mode` 1, or 0
-    for unlimited depth and without `has_action_seq`. Sokoban (A=5, K=20, L=5): 79 and 111. Names and order are those of the two
-    generations' own decoders: what G1 calls `root_logits`, `root_trail_q`, `root_max_v`, `reset`, `time`, `derec` is `root_policy`,
-    `rollout_return`, `max_rollout_return`, `cur_reset`, `k`, `deprec` in G2.
+    G1 (version 1.1.0) has 10A + K + 9 entries, G2 (version 1.2.1) 10A + 11 + K + S, where S = A·(L + 1), or A·L with `reset_mode`
+    1, or 0 for unlimited depth and without `has_action_seq`. Sokoban (A=5, K=20, L=5): 79 and 111. Names and order are those of
+    the two generations' own decoders: what G1 calls `root_logits`, `root_trail_q`, `root_max_v`, `reset`, `time`, `derec` is
+    `root_policy`, `rollout_return`, `max_rollout_return`, `cur_reset`, `k`, `deprec` in G2.
 
         layout = Layout(5, 20, 5, "G2")
         layout.size                                    # 111
@@ -85,7 +87,8 @@ class Layout:
         for name, value, ok, expected in (
             ("n_actions", n_actions, n_actions >= 1, "at least 1"), ("K", K, K >= 1, "at least 1"),
             ("generation", generation, generation in GENERATIONS, "'G1' (79 entries for Sokoban) or 'G2' (111)"),
-            ("reset_mode", reset_mode, reset_mode in (0, 1), "0 or 1"), ("enc_type", enc_type, enc_type in (0, 1, 2, 3), "0, 1, 2 or 3"),
+            ("reset_mode", reset_mode, reset_mode in (0, 1), "0 or 1"),
+            ("enc_type", enc_type, enc_type in (0, 1, 2, 3), "0, 1, 2 or 3"),
             ("enc_f_type", enc_f_type, enc_f_type in (0, 1), "0 or 1"),
         ):
             if not ok:
@@ -125,13 +128,15 @@ class Layout:
             tree_reps: [..., size] floats, NumPy or torch.
 
         Returns:
-            Name → [..., width], width 1 for single numbers; and `raw`, the whole vector as it came. Views, where nothing was to be undone.
+            Name → [..., width], width 1 for single numbers; and `raw`, the whole vector as it came. Views, where nothing was to
+            be undone.
 
         Raises:
             ValueError: the last axis is not `size` long.
         """
         if not tree_reps.shape or tree_reps.shape[-1] != self.size:
-            raise ValueError(f"Layout.decode: tree_reps has shape {tuple(tree_reps.shape)}; expected (..., {self.size}), which is {self!r}")
+            raise ValueError(f"Layout.decode: tree_reps has shape {tuple(tree_reps.shape)}; expected (..., {self.size}), which "
+                             f"is {self!r}")
         entries = {name: tree_reps[..., where] for name, where in self.slices.items()}
         if self.enc_type:
             entries |= {name: decode(entry, self.enc_f_type) for name, entry in entries.items() if name in ENCODED}

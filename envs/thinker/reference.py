@@ -1,7 +1,7 @@
 """The augmented MDP's tree of one environment in plain Python: slow, obvious, and what the tests of `tree.Tree` trust.
 
-Written as the rules are told: every node keeps the list of the rollout returns through it, and the path of each; a correction looks up
-every path that holds the changed node. `Tree` keeps none of this and must agree all the same.
+Written as the rules are told: every node keeps the list of the rollout returns through it, and the path of each; a correction
+looks up every path that holds the changed node. `Tree` keeps none of this and must agree all the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from parl_like.envs.thinker.layout import ENCODED, Layout
 
 
 class Node:
-    """A state of the tree: `action` leads to it with reward `r`; `v` is its value; `logits` are the priors of the edges out of it."""
+    """A state of the tree: `action` leads to it with reward `r`; `v` is its value; `logits` are the priors of the edges out of
+    it."""
 
     def __init__(self, action: int, n_actions: int, parent: Node | None = None) -> None:
         self.action, self.parent = action, parent
@@ -46,7 +47,8 @@ class Node:
         self.visited = True
 
     def set(self, r: float, v: float, done: bool, logits: Any, t: int, gamma: float) -> None:
-        """What the model says about this node; a node that had been expanded before has its returns, and its ancestors', corrected."""
+        """What the model says about this node; a node that had been expanded before has its returns, and its ancestors',
+        corrected."""
         if self.visited:
             p: Node | None = self
             d = 0
@@ -65,13 +67,15 @@ class ReferenceTree:
         plan = tree.select(primary, reset)       # {"real": bool, "expand": None or (parent Node, child Node, action)}
         out = tree.update(expanded=(r, v, done, logits) or None, real=(reward, done, v, logits) or None)
 
-    `out` is a dict with the names of `tree.State`; `root` and `cur` are nodes, `cur` the one that is shown. The caller keeps its data in
-    `Node.data`. After `select` of a real step, `root` of the next `out` is where the new data belongs.
+    `out` is a dict with the names of `tree.State`; `root` and `cur` are nodes, `cur` the one that is shown. The caller keeps its
+    data in `Node.data`. After `select` of a real step, `root` of the next `out` is where the new data belongs.
     """
 
     def __init__(
-        self, n_actions: int, K: int, *, max_depth: int = 5, discounting: float = 0.97, layout: str = "G1", tree_carry: bool = True,
-        reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, perfect: bool = False, test_K: int | None = None,
+        self, n_actions: int, K: int, *, max_depth: int = 5, discounting: float = 0.97, layout: str = "G1",
+        tree_carry: bool = True,
+        reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, perfect: bool = False,
+        test_K: int | None = None,
         enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: int = 0,
     ) -> None:
         self.n_actions, self.stage, self.max_depth, self.gamma = n_actions, test_K or K, max_depth, discounting
@@ -159,7 +163,8 @@ class ReferenceTree:
         status = (3 if last and not (self.faithful and self.stage == 1) else 0) if real else 2 if last else 1
         return {
             "features": self.features(shown, flag), "step_status": status, "im_reward": im_reward, "baseline": self.baseline,
-            "max_rollout_depth": deepest, "root": self.root, "cur": shown, "current_done": shown.done, "reset": reset, "forced": forced,
+            "max_rollout_depth": deepest, "root": self.root, "cur": shown, "current_done": shown.done, "reset": reset,
+            "forced": forced,
         }
 
     def features(self, cur: Node, flag: bool) -> np.ndarray[Any, Any]:

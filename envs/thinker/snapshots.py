@@ -18,7 +18,8 @@ def snapshots_of(envs: Any, slots: int, make: Callable[[], Any]) -> Any:
     """The snapshots for `envs`.
 
     Args:
-        envs: A `SokobanVectorEnv`, or one whose environments live in this process and can clone their state (`parl_like.envs.wrappers`).
+        envs: A `SokobanVectorEnv`, or one whose environments live in this process and can clone their state
+            (`parl_like.envs.wrappers`).
         slots: How many there can be.
         make: Makes more of the same, of which planning steps one; not called for Sokoban.
 
@@ -30,7 +31,8 @@ def snapshots_of(envs: Any, slots: int, make: Callable[[], Any]) -> Any:
     real, more = _singles(envs), make()
     sim, *spare = _singles(more) if isinstance(more, gym.vector.VectorEnv) else [more]
     if any(sim is env for env in real):
-        raise TypeError("perfect model: planning needs an environment of its own to step, and there is only this one; give a factory or an id")
+        raise TypeError("perfect model: planning needs an environment of its own to step, and there is only this one; give a "
+                        "factory or an id")
     for env in spare:
         env.close()
     return EnvSnapshots(real, slots, sim)
@@ -43,7 +45,8 @@ def _singles(envs: Any) -> Sequence[gym.Env[Any, Any]]:
         return bare.hosts[0].group.envs
     if isinstance(bare, gym.vector.SyncVectorEnv):
         return bare.envs
-    raise TypeError(f"perfect model: {envs!r} keeps its environments out of reach; put them together with kind 'sync', or plan with a learned model")
+    raise TypeError(f"perfect model: {envs!r} keeps its environments out of reach; put them together with kind 'sync', or plan "
+                    f"with a learned model")
 
 
 class SokobanSnapshots:

@@ -22,7 +22,8 @@ class Plan(NamedTuple):
         expand: int64 [m]. Environments that need one call of the model; m may be 0.
         parent_slot, child_slot: int64 [m]. Where the state to start from lies, where the new one goes.
         action: int64 [m]. The action to imagine.
-        root_slot: int64 [k], one for each true entry of `real`. Where the state of the initial inference on the new observation goes.
+        root_slot: int64 [k], one for each true entry of `real`. Where the state of the initial inference on the new observation
+            goes.
     """
 
     real: Array
@@ -37,15 +38,17 @@ class State(NamedTuple):
     """What an action led to. All arrays are new in every step, but for `features` where the caller gave the array.
 
     Attributes:
-        features: float32 [n, D]: the tree as `tree.layout` describes it, seen from the node that was reached, before a reset takes the
-            pointer back to the root.
-        step_status: int64 [n]. 0: after a real step; 1: after an imaginary one; 2: the same, and the next is real; 3: after a real step,
-            and the next is real.
+        features: float32 [n, D]: the tree as `tree.layout` describes it, seen from the node that was reached, before a reset
+            takes the pointer back to the root.
+        step_status: int64 [n]. 0: after a real step; 1: after an imaginary one; 2: the same, and the next is real; 3: after a
+            real step, and the next is real.
         im_reward: float32 [n]. Planning reward: growth of the root's best rollout return; 0 on real steps.
         baseline: float32 [n]. Mean rollout return of the root that the last real step left; 0 before the first.
-        max_rollout_depth: int64 [n]. Greatest depth of the stage so far, before this step: on a real step, of the stage that it ends.
+        max_rollout_depth: int64 [n]. Greatest depth of the stage so far, before this step: on a real step, of the stage that it
+            ends.
         root_slot, current_slot: int64 [n]. Slots of the root and of the node that is shown.
-        current_done: [n] bool. The node shown is an end, which has no state of its own: zeros stand for it, and its slot holds nothing.
+        current_done: [n] bool. The node shown is an end, which has no state of its own: zeros stand for it, and its slot holds
+            nothing.
         reset: [n] bool. This imaginary step ended with a reset, chosen or forced; the next starts at the root.
         forced: [n] bool. It did so without being chosen.
     """
@@ -76,14 +79,14 @@ class Tree:
             states[plan.root_slot] = h0
             state = tree.update(expanded=(r, v, done, logits), real=(reward, over, v0, logits0))
 
-    An imaginary action goes to the child of the current node: "revisit" if it was expanded in this stage, "absorbing" if the current node
-    is an end (reward 0, value 0, the priors of the end; no model call), else "expand", which also renews a node of an earlier stage and
-    corrects all returns that pass it. A real action makes its child the new root if `tree_carry`, the episode goes on and the child exists;
-    its statistics stay, its siblings go. Otherwise a new root is made. After an end, `v`, `logits` and the state are those of the new
-    episode's first observation.
+    An imaginary action goes to the child of the current node: "revisit" if it was expanded in this stage, "absorbing" if the
+    current node is an end (reward 0, value 0, the priors of the end; no model call), else "expand", which also renews a node of
+    an earlier stage and corrects all returns that pass it. A real action makes its child the new root if `tree_carry`, the
+    episode goes on and the child exists; its statistics stay, its siblings go. Otherwise a new root is made. After an end, `v`,
+    `logits` and the state are those of the new episode's first observation.
 
-    Memory does not grow: every environment has `capacity` slots, enough whatever is done (56 for K=20, L=5, A=5; K without `tree_carry`).
-    A slot keeps its node as long as the node lives, and is given again as soon as it is gone.
+    Memory does not grow: every environment has `capacity` slots, enough whatever is done (56 for K=20, L=5, A=5; K without
+    `tree_carry`). A slot keeps its node as long as the node lives, and is given again as soon as it is gone.
 
     Faults of the original that are mended, unless `faithful`:
         - The planning reward of a step with a reset is paid; G2 sets it to 0 and loses it, for the maximum moves on.
@@ -101,19 +104,21 @@ class Tree:
         K: Steps of a stage, the real one included.
         max_depth: L: at this depth a reset is forced; 0 or less: never.
         discounting: γ in (0, 1].
-        layout: "G1" or "G2": features, counts (G1: expansions below a child; G2: traversals of its edge) and the root's reward (G1: 0).
+        layout: "G1" or "G2": features, counts (G1: expansions below a child; G2: traversals of its edge) and the root's reward
+            (G1: 0).
         tree_carry: Keep the part of the tree that the real step leads to.
-        reset_mode: 0: a step with a reset shows the leaf it reached. 1: it drops the imaginary action and shows the root, and the last
-            imaginary step of a stage is always such a one.
-        stat_mask_type: Features set to 0. 1: statistics of all children, and trail, rollout, and maximum of the root. 2: values and priors
-            as well. 3: all features. 4: maxima, trail, and rollout. 5: statistics of the current node's children.
+        reset_mode: 0: a step with a reset shows the leaf it reached. 1: it drops the imaginary action and shows the root, and the
+            last imaginary step of a stage is always such a one.
+        stat_mask_type: Features set to 0. 1: statistics of all children, and trail, rollout, and maximum of the root. 2: values
+            and priors as well. 3: all features. 4: maxima, trail, and rollout. 5: statistics of the current node's children.
         has_action_seq: G2: the path's actions are part of the features.
-        perfect: Transitions come from the real environment (slots then address snapshots): nodes that were kept are not expanded again.
+        perfect: Transitions come from the real environment (slots then address snapshots): nodes that were kept are not expanded
+            again.
         test_K: Stage length in place of K, while the features keep K slots for the time; None: K.
         enc_type: Not 0: rewards, values and returns in the features go through the scalar transform `enc_f_type` (layout.encode).
         faithful: Repeat the faults above.
-        phase: int [n], 0 … stage length − 1: imaginary steps that each environment's first stage is short of, so that real steps need not
-            coincide. None: 0.
+        phase: int [n], 0 … stage length − 1: imaginary steps that each environment's first stage is short of, so that real steps
+            need not coincide. None: 0.
 
     Attributes:
         n, n_actions, K, discounting, perfect: As given.
@@ -126,8 +131,10 @@ class Tree:
     """
 
     def __init__(
-        self, n: int, n_actions: int, K: int, *, max_depth: int = 5, discounting: float = 0.97, layout: str = "G1", tree_carry: bool = True,
-        reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, perfect: bool = False, test_K: int | None = None,
+        self, n: int, n_actions: int, K: int, *, max_depth: int = 5, discounting: float = 0.97, layout: str = "G1",
+        tree_carry: bool = True,
+        reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, perfect: bool = False,
+        test_K: int | None = None,
         enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: Any = None,
     ) -> None:
         for name, value, ok, expected in (
@@ -146,9 +153,11 @@ class Tree:
             raise ValueError(f"Tree: n · capacity is {n} · {self.capacity}; expected less than 2**31: lower n, K or max_depth")
         phases = np.zeros(n, np.int64) if phase is None else self._integers("phase", phase, "iu", "Tree")
         if phases.min() < 0 or phases.max() >= self.stage:
-            raise ValueError(f"Tree: phase holds {phases.min()} to {phases.max()}; expected 0 to {self.stage - 1}, less than a stage is long")
+            raise ValueError(f"Tree: phase holds {phases.min()} to {phases.max()}; expected 0 to {self.stage - 1}, less than a "
+                             f"stage is long")
         self._options = {
-            "n": n, "n_actions": n_actions, "K": K, "test_K": self.stage, "max_depth": max(max_depth, 0), "discounting": float(discounting),
+            "n": n, "n_actions": n_actions, "K": K, "test_K": self.stage, "max_depth": max(max_depth, 0),
+            "discounting": float(discounting),
             "layout": int(layout[1]), "tree_carry": bool(tree_carry), "reset_mode": reset_mode, "perfect": bool(perfect),
             "faithful": bool(faithful),
         }
@@ -157,7 +166,8 @@ class Tree:
             hidden[self.layout.slices[name]] = 1
         kind = 0 if enc_type == 0 else 1 + enc_f_type
         self._kernel = Kernel(
-            n, n_actions, K, self.stage, max_depth, float(discounting), layout == "G2", bool(tree_carry), bool(reset_mode), bool(perfect),
+            n, n_actions, K, self.stage, max_depth, float(discounting), layout == "G2", bool(tree_carry), bool(reset_mode),
+            bool(perfect),
             bool(faithful), kind, self.capacity, self.layout.seq_slots, _starts(self.layout), hidden, phases.copy(),
         )
         self._begun = False
@@ -214,7 +224,8 @@ class Tree:
         if m < 0:
             e = -1 - m
             if k == 2:  # cannot happen; but a loaded state may be anything
-                raise RuntimeError(f"Tree.select: environment {e} has no free slot among {self.capacity}; its state is damaged: call begin")
+                raise RuntimeError(f"Tree.select: environment {e} has no free slot among {self.capacity}; its state is damaged: "
+                                   f"call begin")
             if k == 0:
                 raise ValueError(f"Tree.select: primary[{e}] is {primary[e]}; expected an action from 0 to {self.n_actions - 1}")
             raise ValueError(f"Tree.select: reset[{e}] is {reset[e]}; expected 0 (go on) or 1 (back to the root)")
@@ -225,14 +236,15 @@ class Tree:
         """Carries the plan of the last `select` out.
 
         Args:
-            expanded: (r, v, done, logits), [m], [m], [m], [m, A], one row for each of `plan.expand`: what the model says about the children.
-                A done child's value is taken as 0. None if m is 0.
-            real: (reward, done, v, logits), [k], [k], [k], [k, A], one row for each true entry of `plan.real`: what the environments
-                returned, and the initial inference on the observations that they now show. None if k is 0.
+            expanded: (r, v, done, logits), [m], [m], [m], [m, A], one row for each of `plan.expand`: what the model says about
+                the children. A done child's value is taken as 0. None if m is 0.
+            real: (reward, done, v, logits), [k], [k], [k], [k, A], one row for each true entry of `plan.real`: what the
+                environments returned, and the initial inference on the observations that they now show. None if k is 0.
             features: float32 [n, D], C-contiguous: is written and returned as `State.features`. None: a new array.
 
         Raises:
-            ValueError: rows are missing or too many, a shape is wrong, or a number is not finite. The tree is as before, the plan stays.
+            ValueError: rows are missing or too many, a shape is wrong, or a number is not finite. The tree is as before, the plan
+                stays.
             RuntimeError: there is no plan: `select` comes first.
         """
         if self._plan is None:
@@ -256,9 +268,11 @@ class Tree:
         self._begun, self._plan = False, None
 
     def state_dict(self) -> dict[str, Array]:
-        """All that the next steps depend on, as copies. A plan that was not carried out is not part of it: `select` again after loading."""
+        """All that the next steps depend on, as copies. A plan that was not carried out is not part of it: `select` again after
+        loading."""
         options = np.array(list(self._options.values()), np.float64)
-        return {name: array.copy() for name, array in self._kernel.arrays.items()} | {"options": options, "begun": np.array(self._begun)}
+        return {name: array.copy() for name, array in self._kernel.arrays.items()} | {"options": options,
+                                                                                      "begun": np.array(self._begun)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on exactly where `state_dict` was called, in a tree with the same options (masks and encodings may differ).
@@ -273,7 +287,8 @@ class Tree:
         given = np.asarray(state["options"])
         for (name, value), other in zip(self._options.items(), given, strict=False):
             if value != other:
-                raise ValueError(f"Tree.load_state_dict: the state is of a tree with {name} = {other:g}; expected {float(value):g}, as here")
+                raise ValueError(f"Tree.load_state_dict: the state is of a tree with {name} = {other:g}; expected "
+                                 f"{float(value):g}, as here")
         arrays = {name: np.asarray(state[name]) for name in own}
         for name, array in arrays.items():
             if array.shape != own[name].shape or array.dtype != own[name].dtype:
@@ -281,7 +296,8 @@ class Tree:
                     f"Tree.load_state_dict: {name} is {array.shape} {array.dtype}; expected {own[name].shape} {own[name].dtype}"
                 )
         if len(given) != len(self._options) or not self._links_hold(arrays):
-            raise ValueError("Tree.load_state_dict: numbers of nodes or steps are out of range; expected a state that state_dict returned")
+            raise ValueError("Tree.load_state_dict: numbers of nodes or steps are out of range; expected a state that state_dict "
+                             "returned")
         for name, array in arrays.items():
             own[name][...] = array
         self._begun, self._plan = bool(state["begun"]), None
@@ -353,9 +369,10 @@ class Tree:
 def _capacity(n_actions: int, stage: int, max_depth: int, carry: bool) -> int:
     """The most nodes that can live at once.
 
-    Every real step that keeps a node takes one off its depth. So of the nodes made j stages ago only those live, beside the root, that
-    were made at depth j + 1 or more. Of the stage's steps fewest are lost to lesser depths if all its rollouts but the last are as long
-    as they can be, D = min(L, stage − 1) steps: a rollout of l steps makes at most l − j of such nodes. Never more than a full tree has.
+    Every real step that keeps a node takes one off its depth. So of the nodes made j stages ago only those live, beside the root,
+    that were made at depth j + 1 or more. Of the stage's steps fewest are lost to lesser depths if all its rollouts but the last
+    are as long as they can be, D = min(L, stage − 1) steps: a rollout of l steps makes at most l − j of such nodes. Never more
+    than a full tree has.
     """
     steps = stage - 1
     if steps == 0:
@@ -375,9 +392,11 @@ def _capacity(n_actions: int, stage: int, max_depth: int, carry: bool) -> int:
 def _starts(layout: Layout) -> Array:
     """Where each entry begins, in the order that _tree.pyx counts them; −1: this layout has no such entry."""
     logits = "policy" if layout.generation == "G2" else "logits"
-    names = [(f"{node}_{entry}",) for node in ("root", "cur") for entry in ("action", "r", "d", "v", logits, "qs_mean", "qs_max", "ns")]
+    names = [(f"{node}_{entry}",) for node in ("root", "cur") for entry in ("action", "r", "d", "v", logits, "qs_mean", "qs_max",
+                                                                            "ns")]
     rest = (
-        ("root_trail_r",), ("root_trail_q", "rollout_return"), ("root_max_v", "max_rollout_return"), ("reset", "cur_reset"), ("time", "k"),
+        ("root_trail_r",), ("root_trail_q", "rollout_return"), ("root_max_v", "max_rollout_return"), ("reset", "cur_reset"),
+        ("time", "k"),
         ("derec", "deprec"), ("action_seq",),
     )
     starts = [[layout.slices[name].start for name in either if name in layout.slices] or [-1] for either in (*names, *rest)]

@@ -152,4 +152,4 @@ def _files() -> dict[str, Path]:
 
 
 def _robots() -> list[str]:
-    return [path.stem for folder in _robots_folders() for path in folder.glob("[a-z]*.py")]
+    return [path.stem for folder in _robots_folders() for path in folder.glob("[a-z]*") if path.suffix == ".py" or (path / "__init__.py").exists()]

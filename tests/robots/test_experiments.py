@@ -30,8 +30,8 @@ def test_these_ship():
     assert any(name.startswith("auxiliary-") for name in NAMES)
 
 
-THINKER = {"n_agents": 2, "n_envs": 3, "total_steps": 240, "unroll": 12, "widths": [4, 4, 4], "model_channels": 4, "model_batch": 4,
-           "model_unroll": 2, "model_return_n": 1, "model_warmup": 60, "model_buffer": 240, "replay_ratio": 0.2}
+THINKER = {"n_agents": 2, "env_n": 3, "total_steps": 240, "actor_unroll_len": 12, "widths": [4, 4, 4], "model_downscale_c": 32, "model_batch_size": 4,
+           "model_unroll_len": 2, "model_return_n": 1, "model_warm_up_n": 60, "model_buffer_n": 240, "max_replay_ratio": 0.2}
 
 
 def short(name):
@@ -42,8 +42,8 @@ def short(name):
         return {"n_agents": 4, "total_steps": 1500}
     if name in ("thinker-sokoban", "thinker-atari"):  # large pictures
         options = {"game": "breakout", "max_frames": 200} if name == "thinker-atari" else {"max_steps": 20}
-        return {**THINKER, "stage": 3, "total_steps": 60, "model_warmup": 30, "model_buffer": 60, "env_options": options}
-    return THINKER if name.startswith("raw") else {**THINKER, "stage": 3}
+        return {**THINKER, "rec_t": 3, "total_steps": 60, "model_warm_up_n": 30, "model_buffer_n": 60, "env_options": options}
+    return THINKER if name.startswith("raw") else {**THINKER, "rec_t": 3}
 
 
 @pytest.mark.parametrize("name", NAMES)

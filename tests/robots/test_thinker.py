@@ -27,8 +27,8 @@ torch.set_num_threads(1)
 SOKOBAN = dict(env_options=dict(size=5, n_boxes=1, obs="planes", max_steps=12))
 LIVES = dict(env="ThinkerLives-v0")
 TINY = dict(
-    n_envs=4, stage=3, depth=2, unroll=12, model_channels=4, model_strides=(1, 1, 1, 1), widths=(4, 4, 4), total_steps=400, model_batch=4,
-    model_unroll=2, model_return_n=2, model_buffer=400, model_warmup=40, replay_ratio=1.0, trace=True,
+    env_n=4, rec_t=3, max_depth=2, actor_unroll_len=12, model_downscale_c=32, model_strides=(1, 1, 1, 1), widths=(4, 4, 4), total_steps=400, model_batch_size=4,
+    model_unroll_len=2, model_return_n=2, model_buffer_n=400, model_warm_up_n=40, max_replay_ratio=1.0, trace=True,
 )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def watch(robot, agent=0):
 
 
 @pytest.mark.parametrize("options", [
-    dict(stage=1), dict(stage=2, carry=False), dict(), dict(layout="G2", reward_clip=1.5), dict(planning="perfect"), dict(n_agents=2),
+    dict(rec_t=1), dict(rec_t=2, tree_carry=False), dict(), dict(layout="G2", reward_clip=1.5), dict(planning="perfect"), dict(n_agents=2),
     dict(driver="threads", n_agents=2),
 ], ids=str)  # fmt: skip
 def test_a_row_of_the_world_model_is_one_real_step(options):
@@ -128,10 +128,10 @@ def test_a_row_of_the_world_model_is_one_real_step(options):
     with build(config_) as robot:
         watched = [watch(robot, i) for i in range(config_.n_agents)]
         go_on(robot, 120)
-        layout = Layout(3, config_.stage, config_.depth, config_.layout)
+        layout = Layout(3, config_.rec_t, config_.max_depth, config_.layout)
         robot.checkpoint_boundary()
         for agent, events in zip(robot.agents, watched, strict=True):
-            assert [bool(e["info"]["imagined"].all()) for e in events[: 2 * config_.stage]] == ([True] * (config_.stage - 1) + [False]) * 2
+            assert [bool(e["info"]["imagined"].all()) for e in events[: 2 * config_.rec_t]] == ([True] * (config_.rec_t - 1) + [False]) * 2
             real = [e for e in events if not e["info"]["imagined"].any()]
             for i, lane in enumerate(agent.helpers["model"].lanes):
                 rows = robot.buffers["model"].lane_rows(lane)
@@ -141,15 +141,15 @@ def test_a_row_of_the_world_model_is_one_real_step(options):
                     assert act == event["act"][i, 0] and act in range(3)
                     np.testing.assert_array_equal(obs, event["obs"]["real_states"][i])
                     assert rows["rew"][j] == (2 * obs[0, 0, 0] + act + 1) / 4  # the same step's, and as the environment gave it
-                    assert event["obs_next"]["last_rew"][i, 0] == min(rows["rew"][j], config_.reward_clip or np.inf)
+                    assert event["obs_next"]["last_rew"][i, 0] == min(rows["rew"][j], config_.clip or np.inf)
                     assert rows["terminated"][j] == event["terminated"][i]
                     seam = j == len(real) - 1
                     assert rows["truncated"][j] == event["truncated"][i] or seam
                     np.testing.assert_allclose(rows["action_prob"][j], event["real"][i], rtol=1e-4)
                     entries = {name: value[i] for name, value in layout.decode(event["obs"]["tree_reps"]).items()}
-                    if config_.stage == 1:  # all that is known of the root is its value
+                    if config_.rec_t == 1:  # all that is known of the root is its value
                         assert rows["baseline"][j] == pytest.approx(entries["root_v"].item(), abs=1e-5)
-                    elif config_.stage == 2:  # and one rollout
+                    elif config_.rec_t == 2:  # and one rollout
                         expected = (entries["root_v"] + entries["root_trail_q"]).item() / 2
                         assert rows["baseline"][j] == pytest.approx(expected, abs=1e-5)
                     assert event["obs_next"]["real_states"][i][0, 0, 0] == obs[0, 0, 0] + 1  # at an end the true final observation
@@ -177,7 +177,7 @@ def slow_vtrace(rew, discount, value, value_next, rho, cut):
 def test_both_streams_learn_from_what_happened():
     """Targets and advantages, computed once more from the events of the run, with the weights of a policy that is not the one that acted."""
     lessons = []
-    with build(config(**LIVES, replay_ratio=0.01)) as robot:
+    with build(config(**LIVES, max_replay_ratio=0.01)) as robot:
         task, events = robot.tasks["plan"], watch(robot)
         algorithm, learn, targets = task.algorithm, task.algorithm.learn, task.algorithm.targets
 
@@ -228,8 +228,8 @@ def test_both_streams_learn_from_what_happened():
     assert counts.reshape(4, 4, 3).tolist() == [[[True, True, False]] * 4] * 4
 
 
-@pytest.mark.parametrize("options", [dict(return_norm="targets"), dict(return_norm="batch", stage=1), dict(tree="lstm"), dict(see_x=True),
-                                     dict(latent=True, see_h=False), dict(model_depth=4), dict(depth=0)], ids=str)
+@pytest.mark.parametrize("options", [dict(return_norm="targets"), dict(return_norm="batch", rec_t=1), dict(tree_rep_rnn=True), dict(see_x=True),
+                                     dict(latent=True, see_h=False), dict(model_decoder_depth=4), dict(max_depth=0)], ids=str)
 def test_variants_run(options):
     with go_on(build(config(**options)), 60) as robot:
         assert robot.counters()["updates/plan"] >= 1 and robot.counters()["updates/model"] >= 1 and robot.trace_hash()
@@ -241,7 +241,7 @@ def test_variants_run(options):
 
 @pytest.mark.parametrize("options", [
     dict(), dict(planning="perfect"), dict(planning="perfect", **LIVES), dict(planning="none", see_real_state=True, **LIVES),
-    dict(n_agents=2, tree="lstm", **LIVES),
+    dict(n_agents=2, tree_rep_rnn=True, **LIVES),
 ], ids=str)  # fmt: skip
 def test_a_run_is_the_same_evaluated_saved_or_resumed(options, tmp_path):
     """Hidden states are in no checkpoint: trees start anew there."""
@@ -323,7 +323,7 @@ def test_an_evaluation_by_a_hook_in_mid_stage_changes_nothing():
 
 
 def test_agents_share_the_batches_of_both_tasks():
-    with go_on(build(config(n_agents=3, carry=False)), 60) as robot:
+    with go_on(build(config(n_agents=3, tree_carry=False)), 60) as robot:
         plan, model = (robot.wrappers[name].predictions.counters for name in ("plan", "model"))
         assert plan.rows == 12 * plan.batches and plan.requests == 3 * plan.batches
         assert model.requests > 2.8 * model.batches > 28  # an agent all of whose trees have the node asks for nothing
@@ -332,7 +332,7 @@ def test_agents_share_the_batches_of_both_tasks():
 def test_lessons_come_as_often_whoever_steps():
     ratios = []
     for n in (1, 3):
-        with go_on(build(config(n_agents=n, replay_ratio=0.5, stage=1)), 240) as robot:
+        with go_on(build(config(n_agents=n, max_replay_ratio=0.5, rec_t=1)), 240) as robot:
             counters = robot.counters()
             ratios.append(counters["rows/model"] * 2 / (counters["env_steps"] - 40))  # model_unroll 2
             assert counters["updates/model"] == counters["rows/model"] / 4
@@ -371,7 +371,7 @@ def test_no_two_agents_use_one_place_of_the_table(driver, monkeypatch):
 def test_a_tree_does_not_depend_on_who_else_plans():
     seen = []
     for n in (1, 3):
-        with build(config(n_agents=n, unroll=100, model_warmup=300, driver="cooperative")) as robot:
+        with build(config(n_agents=n, actor_unroll_len=100, model_warm_up_n=300, driver="cooperative")) as robot:
             events = watch(robot)
             robot.collect(n_step=20 * 4 * n)
             seen.append(events[:60])
@@ -405,7 +405,7 @@ def test_threads_that_are_stopped_in_mid_request_end_quietly(seed):
 
 @pytest.mark.parametrize("n_agents", [1, 2])
 def test_schedules_end_with_the_run(n_agents):
-    with build(config(n_agents=n_agents, beta=0.4, im_cost=2.0, total_steps=240, replay_ratio=0.5)) as robot:
+    with build(config(n_agents=n_agents, priority_beta=0.4, im_cost=2.0, total_steps=240, max_replay_ratio=0.5)) as robot:
         plan, model = (robot.tasks[name].algorithm for name in ("plan", "model"))
         beta = [robot.buffers["model"].beta]
         rates = []
@@ -479,26 +479,26 @@ gym.register("ThinkerUnbounded-v0", entry_point=Unbounded)
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    (dict(stage=0), "'stage' expects `int` >= 1"),
+    (dict(rec_t=0), "'rec_t' expects `int` >= 1"),
     (dict(planning="none"), "set see_real_state=true"),
     (dict(planning="none", see_real_state=True, see_x=True), "see_x=false"),
-    (dict(planning="perfect", latent=True), "leave latent and model_depth out"),
-    (dict(planning="perfect", model_depth=1), "leave latent and model_depth out"),
-    (dict(model_depth=2, see_x=True), "set see_x=false or model_depth=0"),
-    (dict(model_depth=4, latent=True), "set latent=false"),
+    (dict(planning="perfect", latent=True), "leave latent and model_decoder_depth out"),
+    (dict(planning="perfect", model_decoder_depth=1), "leave latent and model_decoder_depth out"),
+    (dict(model_decoder_depth=2, see_x=True), "set see_x=false or model_decoder_depth=0"),
+    (dict(model_decoder_depth=4, latent=True), "set latent=false"),
     (dict(latent=True, see_x=True), "set one of them to false"),
     (dict(model_residual=True, latent=True), "with the latter two latent=false"),
-    (dict(model_markov=True, model_depth=1), "set model_depth=0"),
-    (dict(model_channels=5), "model_channels is 5, model_vp_channels 0; expected even numbers"),
+    (dict(model_markov=True, model_decoder_depth=1), "set model_decoder_depth=0"),
+    (dict(model_downscale_c=5), "numbers of channels; expected even ones"),
     (dict(model_strides=[3, 1, 1, 1]), "'model_strides\\[0\\]' expects `int` <= 2"),
     (dict(widths=[0]), "'widths\\[0\\]' expects"),
-    (dict(gamma=0), "'gamma' expects `float` > 0"),
-    (dict(gamma=1.0, reward_clip=1.0), "with gamma=1 set reward_clip=0"),
-    (dict(alpha=0.0), "'alpha' expects"),
-    (dict(model_batch=500), r"model_batch \(500\) is above 400"),
-    (dict(model_warmup=500), r"model_warmup \(500\).*is above 400"),
-    (dict(total_steps=20), r"model_warmup \(40\).*above 20, the smaller of model_buffer and total_steps"),
-    (dict(model_buffer=40, n_envs=16), "6 steps in a row.*each of 16 environments has 2; raise them, or lower n_envs"),
+    (dict(discounting=0), "'discounting' expects `float` > 0"),
+    (dict(discounting=1.0, reward_clip=1.0), "with discounting=1 set reward_clip=0"),
+    (dict(priority_alpha=0.0), "'priority_alpha' expects"),
+    (dict(model_batch_size=500), r"model_batch_size \(500\) is above 400"),
+    (dict(model_warm_up_n=500), r"model_warm_up_n \(500\).*is above 400"),
+    (dict(total_steps=20), r"model_warm_up_n \(40\).*above 20, the smaller of model_buffer_n and total_steps"),
+    (dict(model_buffer_n=40, env_n=16), "6 steps in a row.*each of 16 environments has 2; raise them, or lower env_n"),
     (dict(env="Nowhere-v0", env_options={}), "'env' and 'env_options'.*Nowhere"),
     (dict(env_options=dict(sizes=5)), "'env' and 'env_options'.*sizes"),
     (dict(env_options=dict(size=1)), "'env' and 'env_options'.*no 'train' levels"),

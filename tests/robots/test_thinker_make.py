@@ -17,7 +17,8 @@ from parl_like.data.archive import read_archive
 from parl_like.envs import thinker
 from parl_like.errors import TaskFailed
 from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file
-from parl_like.robots import thinker_make
+from parl_like.robots.thinker import config as options_
+from parl_like.robots.thinker import env as thinker_env
 
 A, N = 3, 4
 
@@ -370,7 +371,7 @@ def test_resume_takes_everything(tmp_path, parallel):
 
 
 def test_a_saved_run_goes_on_and_is_not_overwritten(tmp_path, monkeypatch):
-    monkeypatch.setattr(thinker_make, "CHECKPOINT_S", 0.0)
+    monkeypatch.setattr(thinker_env, "CHECKPOINT_S", 0.0)
     run = {"savedir": str(tmp_path), "xpid": "run"}
     env = make(**run)
     env.reset()
@@ -459,11 +460,11 @@ def test_a_file_and_keywords_in_both_spellings(tmp_path):
 
 def test_every_published_option_is_known():
     """The two versions have 100 names together; one more is ours."""
-    known = {*thinker_make.ThinkerOptions.__struct_fields__, *thinker_make.UNBUILT, *thinker_make.RENAMED, "model_img_type"}
+    known = {*options_.OPTIONS, *options_.UNBUILT, *options_.RENAMED, "model_img_type"}
     assert len(known - {"layout"}) == 100
-    with make(**thinker_make.UNBUILT):
+    with make(**options_.UNBUILT):
         pass
-    for name, value in thinker_make.UNBUILT.items():
+    for name, value in options_.UNBUILT.items():
         other = not value if isinstance(value, bool) else "x" if isinstance(value, str) else value + 1
         with pytest.raises(ConfigError, match=f"option '{name}' is published, but not built here; it can only be"):
             make(**{name: other})

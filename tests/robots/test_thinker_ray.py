@@ -11,7 +11,7 @@ import pytest
 from parl_like.data.archive import read_archive
 from parl_like.lab.config import ConfigError
 from parl_like.model import Model
-from parl_like.robots import thinker_make
+from parl_like.robots.thinker import make as thinker_make
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux only"), pytest.mark.timeout(120)]

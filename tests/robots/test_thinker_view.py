@@ -19,15 +19,16 @@ from parl_like.lab.cli import main
 from parl_like.lab.experiment import Experiment
 from parl_like.models.planner import PlanningHead
 from parl_like.robots import thinker
-from parl_like.robots import thinker_view as view
+from parl_like.robots.thinker import view
+from parl_like.robots.thinker.build import make_envs
 
 K, DEPTH = 8, 3
 TINY = {
-    "env_options": {"size": 5, "n_boxes": 1, "obs": "planes", "max_steps": 12}, "n_envs": 2, "stage": K, "depth": DEPTH, "widths": [4, 4, 4],
-    "model_channels": 4, "model_strides": [1, 1, 1, 1], "unroll": K, "total_steps": 16, "model_warmup": 16, "model_batch": 4,
-    "model_unroll": 2, "model_return_n": 2, "tensorboard": False,
+    "env_options": {"size": 5, "n_boxes": 1, "obs": "planes", "max_steps": 12}, "env_n": 2, "rec_t": K, "max_depth": DEPTH, "widths": [4, 4, 4],
+    "model_downscale_c": 32, "model_strides": [1, 1, 1, 1], "actor_unroll_len": K, "total_steps": 16, "model_warm_up_n": 16, "model_batch_size": 4,
+    "model_unroll_len": 2, "model_return_n": 2, "tensorboard": False,
 }
-KINDS = {"learned": {}, "perfect": {"planning": "perfect"}, "latent": {"latent": True}, "features": {"model_depth": 2}}
+KINDS = {"learned": {}, "perfect": {"planning": "perfect"}, "latent": {"latent": True}, "features": {"model_decoder_depth": 2}}
 
 
 def config(**options):
@@ -139,7 +140,7 @@ def test_images_are_shown_in_colour_or_grey_and_of_stacks_the_newest(shape, chan
 def stages_of(robot, settings, steps):
     out = []
     film = view.Film(out.append)
-    robot.watch(film, seed=3, env=lambda: thinker.make_envs(settings, 1, {}), max_steps=steps)
+    robot.watch(film, seed=3, env=lambda: make_envs(settings, 1, {}), max_steps=steps)
     return out, film
 
 
@@ -148,7 +149,7 @@ def test_imagined_frames_are_those_of_the_model(whims, kind):
     settings = config(**KINDS[kind])
     with thinker.build(settings) as robot:
         (stage,), _ = stages_of(robot, settings, 1)
-        envs = thinker.make_envs(settings, 1, {})
+        envs = make_envs(settings, 1, {})
         net = robot.tasks["model"].algorithm.acting
         obs, _ = envs.reset(seed=0)
         assert len(stage.rollouts) > 1 and stage.frames.keys() == {node.id for node in stage.nodes[1:]}
@@ -237,7 +238,7 @@ def test_text_video_and_pictures_tell_what_was_done(tmp_path, whims, taken, kind
 
 
 def test_stages_without_imagination_and_a_whole_episode(tmp_path):
-    settings = config(stage=1, depth=0)
+    settings = config(rec_t=1, max_depth=0)
     with thinker.build(settings) as robot:
         stages, _ = stages_of(robot, settings, 0)
     assert stages[-1].end in ("terminated", "truncated") and not any(stage.end or stage.rollouts for stage in stages[:-1])

@@ -1,7 +1,7 @@
 """What Thinker thinks: `parl-like play RUN` for a robot of `parl_like.robots.thinker`.
 
-Per real step a picture of the plan and its rollouts as text; of the episode a video, in which imagined frames stand beside real ones.
-Everything is read off an ordinary greedy episode: the tree, the actions, and hidden states, which are decoded for display.
+Per real step a picture of the plan and its rollouts as text; of the episode a video, in which imagined frames stand beside real
+ones. Everything is read off an ordinary greedy episode: the tree, the actions, and hidden states, which are decoded for display.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
 from parl_like.film import write_gif
 from parl_like.lab import plots
 from parl_like.robot import Robot
+from parl_like.robots.thinker.build import make_envs
 from parl_like.spec import Array
 from parl_like.stages import Hook
 
-COLOURS = {"reset": "#e6b800", "forced reset": "#d62728", "": "#b8b8b8", "real": "#1f77b4"}  # by how an imaginary step ended ('' goes on)
-POLICIES = {"world model": "0.6", "imagining, at the root": "#ffcf70", "rollouts begun so": "#c98a00", "real action": COLOURS["real"]}
+# by how an imaginary step ended ('' goes on)
+COLOURS = {"reset": "#e6b800", "forced reset": "#d62728", "": "#b8b8b8", "real": "#1f77b4"}
+POLICIES = {"world model": "0.6", "imagining, at the root": "#ffcf70", "rollouts begun so": "#c98a00",
+            "real action": COLOURS["real"]}
 SIDE, EDGE, CAPTION = 180, 6, 16  # pixels of the video: a frame (about), the border around it, the text below
 NODE, CELL = 0.85, 1.2  # inches of a picture: a leaf of the tree, an imagined frame
 
 
 class Node(NamedTuple):
-    """A node of a tree and the edge to it: its `action`, reward `r`, and `visits` (traversals, in earlier stages, too, if the tree was carried).
+    """A node of a tree and the edge to it: its `action`, reward `r`, and `visits` (traversals, in earlier stages, too, if the
+    tree was carried).
 
-    `id` is its place in the tree's arrays, −1 the root's parent; `v` the model's value, `done` that the episode is over here; `mean` and
-    `max` are of the rollout returns through the edge, r included.
+    `id` is its place in the tree's arrays, −1 the root's parent; `v` the model's value, `done` that the episode is over here;
+    `mean` and `max` are of the rollout returns through the edge, r included.
     """
 
     id: int
@@ -65,8 +69,8 @@ def tree_nodes(arrays: Mapping[str, Array], e: int = 0) -> list[Node]:
 
 
 def rollouts_of(nodes: Sequence[Node], actions: Sequence[tuple[int, int]], max_depth: int) -> list[Rollout]:
-    """The imaginary steps of a stage, (primary action, reset) each, as rollouts. `nodes`: the tree at the end of the stage. At `max_depth`
-    a reset is forced (0 or less: never)."""
+    """The imaginary steps of a stage, (primary action, reset) each, as rollouts. `nodes`: the tree at the end of the stage. At
+    `max_depth` a reset is forced (0 or less: never)."""
     children = {(node.parent, node.action): node for node in nodes}
     out: list[Rollout] = []
     at = root = nodes[0]
@@ -83,8 +87,8 @@ def rollouts_of(nodes: Sequence[Node], actions: Sequence[tuple[int, int]], max_d
 class Stage(NamedTuple):
     """A real step, number 1 … of the episode, and the thoughts before it.
 
-    `before` and `after` are real observations as pictures [h, w, 3] uint8, `frames` those of nodes, where there can be one; `policies`
-    whose → [A] probabilities. `act`, `rew`, `end` (if the episode is over) are the real step's.
+    `before` and `after` are real observations as pictures [h, w, 3] uint8, `frames` those of nodes, where there can be one;
+    `policies` whose → [A] probabilities. `act`, `rew`, `end` (if the episode is over) are the real step's.
     """
 
     number: int
@@ -132,7 +136,8 @@ class Film(Hook):
         nodes = tree_nodes(arrays)
         rollouts = rollouts_of(nodes, [thought[:2] for thought in self.thoughts], self.augmented.tree.layout.max_depth)
         first = np.cumsum([0, *map(len, rollouts)])[:-1].tolist()
-        rows = {"world model": [arrays["logits"][nodes[0].id]], "imagining, at the root": [self.thoughts[i][2] for i in first], "real action": [logits]}
+        rows = {"world model": [arrays["logits"][nodes[0].id]], "imagining, at the root": [self.thoughts[i][2] for i in first],
+                "real action": [logits]}
         policies = {name: torch.tensor(np.stack(row)).softmax(-1).mean(0).numpy() for name, row in rows.items() if row}
         begun = [rollout[0][0].action for rollout in rollouts]
         policies["rollouts begun so"] = np.bincount(begun, minlength=len(logits)) / max(len(begun), 1)
@@ -175,14 +180,15 @@ def rollouts_text(stage: Stage, names: Sequence[str], gamma: float) -> str:
         total = rollout[-1][0].v
         for node, _ in reversed(rollout):
             total = node.r + gamma * total
-        words, r, v = (" ".join(each) for each in zip(*((names[n.action], number(n.r), number(n.v)) for n, _ in rollout), strict=True))
+        words, r, v = (" ".join(each) for each in zip(*((names[n.action], number(n.r), number(n.v)) for n, _ in rollout),
+                                                      strict=True))
         lines.append(f"  rollout {k}: {words} | {rollout[-1][1] or 'end of stage'} | r {r} | v {v} | return {number(total)}")
     return "\n".join([*lines, f"  real: {names[stage.act]} | reward {number(stage.rew)}{stage.end and ' | ' + stage.end}"])
 
 
 def picture(x: Array, envs: Any) -> Array:
-    """An observation of `envs`, real or imagined, normalised to [0, 1], as [h, w, 3] uint8: Sokoban's planes as tiles, images in colour
-    or grey (of a stack the newest), numbers as grey squares."""
+    """An observation of `envs`, real or imagined, normalised to [0, 1], as [h, w, 3] uint8: Sokoban's planes as tiles, images in
+    colour or grey (of a stack the newest), numbers as grey squares."""
     x = x.clip(0.0, 1.0)
     if isinstance(envs.unwrapped, SokobanVectorEnv) and len(x) == 5:
         return tiles(x)
@@ -194,19 +200,22 @@ def picture(x: Array, envs: Any) -> Array:
 
 
 def tiles(planes: Array) -> Array:
-    """Sokoban's board [8 h, 8 w, 3] uint8 from planes [5, h, w]: wall, target, box, player, danger; each the chance of one, tiles are blended."""
+    """Sokoban's board [8 h, 8 w, 3] uint8 from planes [5, h, w]: wall, target, box, player, danger; each the chance of one, tiles
+    are blended."""
     wall, target, box, player, danger = planes
     ground = np.stack([(1 - target) * (1 - danger), target, (1 - target) * danger])
     above = np.stack([(1 - player) * (1 - box), (1 - player) * box, player])
     weight = np.zeros((10, *wall.shape))
-    weight[[[1, 2, 4], [6, 3, 5], [7, 8, 9]]] = ground[:, None] * above * (1 - wall)  # [floor, target, danger] × [nothing, box, player]
+    # [floor, target, danger] × [nothing, box, player]
+    weight[[[1, 2, 4], [6, 3, 5], [7, 8, 9]]] = ground[:, None] * above * (1 - wall)
     weight[0] = wall
     image: Array = np.einsum("khw,kcyx->hywxc", weight, SPRITES.astype(np.float64)).round().astype(np.uint8)
     return image.reshape(8 * wall.shape[0], 8 * wall.shape[1], 3)
 
 
 def video_frames(stage: Stage, names: Sequence[str]) -> Iterator[Image.Image]:
-    """A frame per augmented step: left the real observation, right the imagined one; of a real step what had been imagined of it."""
+    """A frame per augmented step: left the real observation, right the imagined one; of a real step what had been imagined of
+    it."""
     scale = max(1, round(SIDE / max(stage.before.shape[:2])))
     height, width = (scale * n for n in stage.before.shape[:2])
     steps = [step for rollout in stage.rollouts for step in rollout]
@@ -217,7 +226,8 @@ def video_frames(stage: Stage, names: Sequence[str]) -> Iterator[Image.Image]:
     for real, node_id, end, text in shown:
         page = Image.new("RGB", (2 * width + 3 * EDGE, height + 2 * EDGE + CAPTION), COLOURS[end])
         for k, image in enumerate((real, stage.frames.get(node_id, np.zeros((1, 1, 3), np.uint8)))):
-            page.paste(Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST), (EDGE + k * (width + EDGE), EDGE))
+            page.paste(Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST),
+                       (EDGE + k * (width + EDGE), EDGE))
         draw = ImageDraw.Draw(page)
         draw.rectangle((0, height + 2 * EDGE, page.width, page.height), "black")
         draw.text((EDGE, height + 2 * EDGE + 2), f"{stage.number}{text}", "white")
@@ -225,7 +235,8 @@ def video_frames(stage: Stage, names: Sequence[str]) -> Iterator[Image.Image]:
 
 
 def draw_plan(stage: Stage, names: Sequence[str], path: Path) -> None:
-    """Writes the picture of a stage; needs matplotlib. Top: real frame and policies; middle: the tree; bottom: what was imagined."""
+    """Writes the picture of a stage; needs matplotlib. Top: real frame and policies; middle: the tree; bottom: what was
+    imagined."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no window
     places = tree_places(stage.nodes)
     leaves, levels = max(x for x, _ in places.values()) + 1, max(depth for _, depth in places.values()) + 1
@@ -235,7 +246,8 @@ def draw_plan(stage: Stage, names: Sequence[str], path: Path) -> None:
     figure = Figure(figsize=(width, sum(heights)))
 
     def area(x: float, row: int, w: float, margin: float) -> Any:  # axes in one of the three rows, from x inches on, w wide
-        return figure.add_axes((x / width, (sum(heights[row + 1 :]) + margin) / sum(heights), w / width, (heights[row] - 2 * margin) / sum(heights)))
+        return figure.add_axes((x / width, (sum(heights[row + 1 :]) + margin) / sum(heights), w / width,
+                                (heights[row] - 2 * margin) / sum(heights)))
 
     axes = area(0.2, 0, 2.4, 0.35)
     axes.imshow(stage.before, interpolation="nearest")
@@ -246,7 +258,8 @@ def draw_plan(stage: Stage, names: Sequence[str], path: Path) -> None:
         axes.bar(np.arange(len(names)) + 0.2 * k - 0.3, stage.policies.get(name, 0.0), 0.2, label=name, color=colour)
     ticks = [f"[{name}]" if i == stage.act else name for i, name in enumerate(names)]
     axes.set(ylim=(0, 1), xticks=range(len(names)), xticklabels=ticks)
-    axes.legend(fontsize=7, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)  # above the bars, which may fill the axes
+    # above the bars, which may fill the axes
+    axes.legend(fontsize=7, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.set_title("policies", fontsize=9, loc="left")
     _draw_tree(area(0.0, 1, width, 0.1), stage, names, places, width / NODE)
     if cells:
@@ -255,7 +268,8 @@ def draw_plan(stage: Stage, names: Sequence[str], path: Path) -> None:
 
 
 def tree_places(nodes: Sequence[Node]) -> dict[int, tuple[float, int]]:
-    """Node → (x, depth): leaves one unit apart, parents above the middle of their children. `nodes` in the order of `tree_nodes`."""
+    """Node → (x, depth): leaves one unit apart, parents above the middle of their children. `nodes` in the order of
+    `tree_nodes`."""
     leaves = len(nodes) - len({node.parent for node in nodes[1:]})
     below: dict[int, list[float]] = {}
     out: dict[int, tuple[float, int]] = {}
@@ -281,7 +295,8 @@ def _draw_tree(axes: Any, stage: Stage, names: Sequence[str], places: Mapping[in
         box = {"boxstyle": "round,pad=0.3", "linewidth": 2.0 if taken or node.done else 0.6,
                "edgecolor": COLOURS["real"] if taken else "black" if node.done else "0.5",
                "facecolor": colormaps["YlGn"](0.05 + 0.5 * (node.max - low) / max(high - low, 1e-9)) if depth else "white"}
-        axes.text(x, -depth, f"{head}v {number(node.v)}\nmean {number(node.mean)}\nmax {number(node.max)}", ha="center", va="center",
+        axes.text(x, -depth, f"{head}v {number(node.v)}\nmean {number(node.mean)}\nmax {number(node.max)}", ha="center",
+                  va="center",
                   fontsize=min(7.0, 7.0 * columns / (last + 1)), linespacing=1.15, zorder=2, bbox=box)
     room = max(0.5, (columns - last) / 2)  # small trees stay in the middle, as narrow as large ones
     axes.set(xlim=(-room, last + room), ylim=(-max(depth for _, depth in places.values()) - 0.5, 0.5))
@@ -300,17 +315,20 @@ def _cells(rollouts: Sequence[Rollout], columns: float) -> list[tuple[float, int
     return out
 
 
-def _draw_rollouts(axes: Any, stage: Stage, names: Sequence[str], cells: Sequence[tuple[float, int, Node, str, str]], columns: float) -> None:
+def _draw_rollouts(axes: Any, stage: Stage, names: Sequence[str], cells: Sequence[tuple[float, int, Node, str, str]],
+                   columns: float) -> None:
     h, w = (0.9 * n / max(stage.before.shape[:2]) for n in stage.before.shape[:2])
     for column, row, node, end, heading in cells:
         x, y = column + 0.05, 1.25 * row + 0.2
         if node.id in stage.frames:
             axes.imshow(stage.frames[node.id], extent=(x, x + w, y + h, y), interpolation="nearest")
         axes.plot([x, x + w, x + w, x, x], [y, y, y + h, y + h, y], color=COLOURS[end], linewidth=3.0 if end else 1.0)
-        axes.text(x, y - 0.04, f"{heading}{names[node.action]}{' †' if node.done else ''}", fontsize=8, weight="bold" if heading else "normal")
+        axes.text(x, y - 0.04, f"{heading}{names[node.action]}{' †' if node.done else ''}", fontsize=8, weight="bold" if heading
+                  else "normal")
         axes.text(x, y + h + 0.03, f"r {number(node.r)}  v {number(node.v)}", fontsize=7, va="top")
     bottom = 1.25 * (cells[-1][1] + 1) + 0.08
-    for k, (end, name) in enumerate((("reset", "■ chosen reset"), ("forced reset", "■ forced reset"), ("", "■ goes on"), ("", "† episode over"))):
+    for k, (end, name) in enumerate((("reset", "■ chosen reset"), ("forced reset", "■ forced reset"), ("", "■ goes on"),
+                                     ("", "† episode over"))):
         axes.text(0.05 + 1.1 * k, bottom, name, fontsize=7, color=COLOURS[end], va="center")
     axes.set(xlim=(0.0, columns), ylim=(bottom + 0.12, -0.05), aspect="equal", anchor="NW")
     axes.set_axis_off()
@@ -319,12 +337,10 @@ def _draw_rollouts(axes: Any, stage: Stage, names: Sequence[str], cells: Sequenc
 def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0, stream: TextIO | None = None) -> dict[str, Any]:
     """Plays one greedy episode in one environment, and shows how it was planned.
 
-    `path` is the video, a GIF; a folder of the same name beside it gets `plan.txt` and, with matplotlib, `step_0001.png` … It stops after
-    `max_steps` real steps (0: at the end of the episode). The rollouts are told on `stream` while it plays. Returns `return` and `steps` of
-    what was played, `pictures`, how many, and `plan`, the text file; without planning only `return`.
+    `path` is the video, a GIF; a folder of the same name beside it gets `plan.txt` and, with matplotlib, `step_0001.png` … It
+    stops after `max_steps` real steps (0: at the end of the episode). The rollouts are told on `stream` while it plays. Returns
+    `return` and `steps` of what was played, `pictures`, how many, and `plan`, the text file; without planning only `return`.
     """
-    from parl_like.robots.thinker import make_envs  # it offers this function as its own
-
     if config.planning == "none":
         options = {**config.eval_options, "render_mode": "rgb_array"}
         return {"return": robot.play(path, seed=seed, env=lambda: make_envs(config, 1, options), max_steps=max_steps)}
@@ -336,7 +352,7 @@ def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0
     with open(folder / "plan.txt", "w", encoding="utf-8") as plan:
 
         def show(stage: Stage) -> None:
-            text = rollouts_text(stage, watch.names, config.gamma)
+            text = rollouts_text(stage, watch.names, config.discounting)
             for file in (plan,) if stream is None else (plan, stream):
                 print(text, file=file, flush=True)
             film.extend(frame.quantize(128, Image.Quantize.FASTOCTREE) for frame in video_frames(stage, watch.names))

@@ -5,8 +5,9 @@
     def actor(ray_obj):
         with thinker.make("Sokoban-v0", env_n=16, ray_obj=ray_obj) as env: ...
 
-The model is a computation task in an actor of its own (`parl_like.drivers.ray_tasks`). Every maker has its environments, its trees and its
-replay; it learns in its own rhythm, but what it learns from changes the one model, and every prediction comes from that.
+The model is a computation task in an actor of its own (`parl_like.drivers.ray_tasks`). Every maker has its environments, its
+trees and its replay; it learns in its own rhythm, but what it learns from changes the one model, and every prediction comes from
+that.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers.ray_tasks import CONNECTION, LESSONS, RayTask, RemoteAlgorithm, TaskActor, start, the_ray
-from parl_like.robots.thinker import Places
+from parl_like.lab.config import ConfigError
+from parl_like.robots.thinker.agent import Places
+from parl_like.robots.thinker.config import ThinkerOptions
 
 
 class ModelActor(TaskActor):
@@ -102,7 +106,8 @@ class SharedTask(RayTask):
 
     def _send(self, method: str, *arguments: Any) -> Any:
         call = self._actor.serve
-        return (call.options(concurrency_group=LESSONS) if method == "learn" else call).remote(self.rank, self.own_steps, method, *arguments)
+        return (call.options(concurrency_group=LESSONS) if method == "learn" else call).remote(self.rank, self.own_steps, method,
+                                                                                               *arguments)
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         super()._note(facts)
@@ -150,19 +155,58 @@ class SharedModel:
         self.close()
 
 
+OWN = {"ckp", "savedir", "xpid", "preload", "parallel"}
+"""Options in which makers of one shared model may differ."""
+
+
+class Maker:
+    """One maker's place at a shared model.
+
+    Raises:
+        ConfigError: the first maker had other options.
+    """
+
+    def __init__(self, model: SharedModel, o: ThinkerOptions) -> None:
+        self.model = model
+        mine = {key: value for key, value in o.given().items() if key not in OWN}
+        self.rank, first = model.enter(mine)
+        for key, value in mine.items():
+            if value != first[key]:
+                self.leave()
+                raise ConfigError(f"thinker.make: the shared model's first maker has {key} {first[key]!r}, not {value!r}; makers "
+                                  f"of one model have the same options")
+
+    def share(self, task: ComputationTask, o: ThinkerOptions, envs: VectorEnv[Any, Any, Any]) -> SharedTask:
+        """The task as it is shared; built now, if this maker is the first to."""
+        task.name = "model"
+        shared = SharedTask(task, self.model, self.rank)
+        shared.build(seeds(o.base_seed, self.rank)[1])
+        for kind, there, here in (("observations", shared.algorithm.model.obs_space, envs.single_observation_space),
+                                  ("actions", shared.algorithm.model.act_space, envs.single_action_space)):
+            if there != here:
+                raise ConfigError(f"thinker.make: the shared model has {kind} {there}, these environments {here}; makers of one "
+                                  f"model have the same")
+        return shared
+
+    def leave(self) -> None:
+        self.model.leave(self.rank)
+
+
 def ray_init(
     address: str | None = None, *, ray_mem: float = -1, ray_cpu: int = -1, ray_gpu: int = -1, gpu_learn: float | None = None,
 ) -> SharedModel:
     """Connects to Ray, and starts the actor of a world model that several `make(ray_obj=…)` share.
 
-    Who comes first decides on the options, which the others must have, too (but for `ckp`, `savedir`, `xpid`, `preload`, `parallel` and
-    `env_n`), and builds the model; the others wait for it. `total_steps` and the learning rate follow the real steps of all makers;
-    `model_warm_up_n` and `model_buffer_n` are those of each. The maker of rank 0 alone writes checkpoints, and goes on with them: of its own
-    replay and the model. A maker that dies disturbs nobody; when this process ends, so does the model.
+    Who comes first decides on the options, which the others must have, too (but for `ckp`, `savedir`, `xpid`, `preload`,
+    `parallel` and `env_n`), and builds the model; the others wait for it. `total_steps` and the learning rate follow the real
+    steps of all makers; `model_warm_up_n` and `model_buffer_n` are those of each. The maker of rank 0 alone writes checkpoints,
+    and goes on with them: of its own replay and the model. A maker that dies disturbs nobody; when this process ends, so does the
+    model.
 
     Args:
         address: Of a running cluster; None: as this process is connected already, or a new local instance.
-        ray_mem: Gigabytes of a new instance's object store; below 0: 0.27. ray_cpu, ray_gpu: What it may use; below 0: what there is.
+        ray_mem: Gigabytes of a new instance's object store; below 0: 0.27. ray_cpu, ray_gpu: What it may use; below 0: what there
+            is.
         gpu_learn: Share of a GPU for the model; None: 0.5 if the cluster has any, else 0, which is the CPU.
 
     Raises:

@@ -1,0 +1,95 @@
+"""Who plans: an agent that steps n environments in their augmented MDP, and stores what each of the two tasks learns from."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from parl_like.envs.thinker.augmented import AugmentedEnv
+from parl_like.envs.thinker.snapshots import snapshots_of
+from parl_like.spec import Array
+from parl_like.vector_agent import VectorAgent, VectorFace
+
+
+class Places:
+    """Owns nodes in the table of hidden states, as long as it lives."""
+
+
+class ThinkerFace(VectorFace):
+    """Gives its nodes back when it is closed: agent and environment refer to each other, so they themselves live until Python
+    looks for such."""
+
+    def __init__(self, env: AugmentedEnv, agent: ThinkerAgent) -> None:
+        super().__init__(env, agent)
+        self.places: Places | None = Places()
+
+    def close(self) -> None:
+        super().close()
+        self.places = None
+        snapshots = getattr(self._env, "perfect", None)
+        if snapshots is not None:
+            snapshots.close()
+
+
+class ThinkerAgent(VectorAgent):
+    """Plans in n environments at once: each step of the helper `plan` is an augmented one, whose model calls go through the
+    helper `model`.
+
+    Real steps are stored for the model, all augmented ones for the planner; only real ones are counted.
+
+    Args:
+        n_envs: Environments that are made where the robot's are single ones.
+        perfect: Transitions of the tree come from the environments; the model says what they are worth.
+        planning: Arguments of `AugmentedEnv`.
+    """
+
+    def __init__(self, n_envs: int = 16, *, perfect: bool = False, planning: Mapping[str, Any] | None = None) -> None:
+        super().__init__(n_envs)
+        self.perfect, self.planning = perfect, dict(planning or {})
+
+    def join(self, make: Callable[[], Any]) -> None:
+        env = make()
+        made = env if isinstance(env, VectorEnv) else self._copies(env, make)
+        self.n_envs = int(made.num_envs)
+        algorithm: Any = self.robot.tasks["model"].algorithm
+        if getattr(made, "copy", True) is False:
+            raise ValueError(f"{self}: the environments overwrite their observations, which are remembered until a stage is "
+                             f"over; make them with copy=True")
+        perfect = partial(snapshots_of, made, make=make) if self.perfect else None
+        augmented = AugmentedEnv(made, self._ask, perfect=perfect, **self.planning)
+        # Hidden states of all agents lie in one table of the task; an agent whose environments are closed leaves its part to
+        # others.
+        face = ThinkerFace(augmented, self)
+        augmented.nodes = algorithm.claim_nodes(face.places, augmented.n_nodes)
+        self.augmented = augmented
+        self._algorithm: Any = weakref.proxy(algorithm)
+        self.env = face
+
+    def _ask(self, rows: dict[str, Array]) -> Mapping[str, Array]:
+        return self.helpers["model"].ask(rows)
+
+    def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
+        plan = self.helpers["plan"]
+        logits = plan.outputs["logits"][:, : self.augmented.n_actions]
+        self.remember_real(obs, act, rew, terminated, truncated, info, logits)
+        plan.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
+
+    def remember_real(
+        self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any], logits: Array,
+    ) -> None:
+        """Stores the real steps among the last ones for the world model; `logits` [n, A] are what the primary actions were drawn
+        from."""
+        env, model = self.env, self.helpers["model"]
+        real = env.valid & ~info["imagined"]
+        if real.any() and model.mode != "test":  # an evaluation leaves no trace, also not in the learning rate
+            odds = np.exp(logits - logits.max(1, keepdims=True))
+            extra = {"baseline": info["baseline"], "action_prob": odds / odds.sum(1, keepdims=True)}
+            self._algorithm.real_steps = self.robot.env_steps
+            model.store(obs["real_states"], act[:, 0] + int(model.model.act_space.start), rew, env.obs_next["real_states"],
+                        terminated, truncated,
+                        info, real, extra)

@@ -1,0 +1,181 @@
+"""The two tasks of Thinker, and the robot that they make; `thinker.make` builds its one task and its trees with the same
+functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from parl_like.agent_helper import AgentHelper, OffPolicyHelper, OnPolicyHelper
+from parl_like.algorithm import Linear, create_algorithm_func
+from parl_like.algorithms.impala import IMPALA, thinker_streams
+from parl_like.algorithms.world_model import WorldModel
+from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.data.transforms import RewardClipping
+from parl_like.envs.make import make_env
+from parl_like.envs.thinker.augmented import augmented_spaces
+from parl_like.envs.thinker.layout import Layout
+from parl_like.envs.vector import EnvFailed, make_vector_env
+from parl_like.lab.config import ConfigError
+from parl_like.models.planner import Planner
+from parl_like.models.thinker_net import ThinkerNet
+from parl_like.robot import Robot
+from parl_like.robots.thinker.agent import ThinkerAgent
+from parl_like.robots.thinker.config import ENCODINGS, Config, PlanningConfig
+from parl_like.vector_agent import VectorAgent
+
+
+def make_envs(config: Config, n: int, options: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
+    """n environments: Sokoban is batched already, others are put together. `options` go before those of the configuration.
+
+    Raises:
+        ConfigError: there is no such environment, or it refuses its options.
+    """
+    kwargs = {**config.env_options, **options}
+    try:
+        if config.env.startswith("Sokoban-"):
+            return gym.make_vec(config.env, n, vectorization_mode="vector_entry_point", autoreset_mode=AutoresetMode.SAME_STEP,
+                                **kwargs)
+        return make_vector_env(partial(make_env, config.env, **kwargs), n, "sync", autoreset=AutoresetMode.SAME_STEP)
+    except (gym.error.Error, EnvFailed, OSError, ImportError, TypeError, ValueError) as error:
+        keys = "'env', 'env_options' and 'eval_options'" if options else "'env' and 'env_options'"
+        said = str(error).splitlines()
+        raise ConfigError(f"Config: keys {keys}: {said[0] if said else type(error).__name__}") from error
+
+
+def network(config: PlanningConfig, obs: gym.Space[Any], act: gym.Space[Any], *, perfect: bool, frame_stack: int,
+            **extras: Any) -> Callable[[], ThinkerNet]:
+    """What makes the world model; `perfect`: only judges. `extras`: further arguments of `ThinkerNet`."""
+    channels, vp_channels = config.channels()
+    dual = config.dual_net and not perfect
+    return partial(
+        ThinkerNet, obs, act, net="perfect" if perfect else "dual" if dual else "single", channels=channels,
+        vp_channels=vp_channels,
+        blocks=config.model_size_nn, decoder_depth=config.model_decoder_depth if dual else 0,
+        predict_done=config.model_done_loss_cost > 0,
+        value_encoding=ENCODINGS[config.model_enc_type], squash="log" if config.model_enc_f_type else "sqrt",
+        frame_stack=frame_stack,
+        recurrent_norm=not config.model_disable_bn, zero_init=config.model_zero_init, half=config.float16,
+        gamma=config.discounting,
+        reward_clip=config.clip, **extras)  # fmt: skip
+
+
+def world_model(
+    config: PlanningConfig, net: Callable[[], ThinkerNet], *, perfect: bool, return_h: bool, return_x: bool, learns: bool = True,
+    **options: Any,
+) -> ComputationTask:
+    """The task `model`: it learns from prioritised replay, `max_replay_ratio` learned steps for each real one; `options` are the
+    task's."""
+    def algorithm() -> WorldModel:
+        return WorldModel(
+            net, unroll=config.model_unroll_len, return_n=config.model_return_n, gamma=config.discounting,
+            lr=config.model_learning_rate,
+            reward=config.model_rs_loss_cost, done=config.model_done_loss_cost, image=0.0 if perfect
+            else config.model_img_loss_cost,
+            feature=config.model_fea_loss_cost, value=config.model_vs_loss_cost, policy=config.model_policy_loss_cost,
+            reg=config.model_reg_loss_cost, total_steps=config.total_steps, return_h=return_h, return_x=return_x,
+            max_grad_norm=config.model_grad_norm_clipping if config.model_grad_norm_clipping > 0 else None)  # fmt: skip
+
+    if not learns:
+        return ComputationTask(algorithm, AgentHelper, train=False, **options)
+    batch, warmup, steps, beta = config.model_batch_size, config.model_warm_up_n, config.total_steps, config.priority_beta
+    learn_every = max(round(batch * config.model_unroll_len / config.max_replay_ratio), 1)
+    lessons = max((steps - warmup) // learn_every, 1)
+    first = beta + (1.0 - beta) * min(warmup / steps, 1.0)  # β follows real steps, and rises in the warmup, too
+    with torch.device("meta"):
+        extras = WorldModel(net).extras()
+    buffer = partial(PrioritizedReplayBuffer, alpha=config.priority_alpha, beta=Linear(first, 1.0, lessons), ignore_obs_next=True)
+    helper = partial(OffPolicyHelper, size=config.model_buffer_n, batch_size=batch, learn_every=learn_every, warmup=warmup,
+                     buffer=buffer,
+                     extras=extras)
+    return ComputationTask(algorithm, helper, training_rule=BatchRule(max_rows=batch), **options)
+
+
+def planning(config: PlanningConfig, net: Callable[[], ThinkerNet], *, return_h: bool, return_x: bool) -> dict[str, Any]:
+    """Arguments of `AugmentedEnv`."""
+    with torch.device("meta"):
+        shapes = net()
+    return {
+        "K": config.rec_t, "max_depth": config.max_depth, "discounting": config.discounting, "layout": config.layout,
+        "tree_carry": config.tree_carry, "reset_mode": config.reset_mode, "stat_mask_type": config.stat_mask_type,
+        "has_action_seq": config.has_action_seq, "enc_type": config.model_enc_type, "enc_f_type": config.model_enc_f_type,
+        "return_double": config.return_double, "reward_clip": config.clip, "h_shape": shapes.hs_shape if return_h else None,
+        "x_shape": shapes.x_shape if return_x else None,
+    }  # fmt: skip
+
+
+def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTask:
+    """The task `plan`."""
+    raw = config.planning == "none"
+    per_update = config.n_agents * config.env_n * config.actor_unroll_len / (1 if raw else config.rec_t)
+    updates = max(int(config.total_steps / per_update), 1)
+    streams = None if raw else thinker_streams(config.discounting, config.rec_t, Linear(config.im_cost, 0.0, updates),
+                                               config.im_entropy_cost)
+    seen = {"see_tree_rep": not raw, "see_h": config.see_h and not raw, "see_x": config.see_x and not raw,
+            "see_real_state": config.see_real_state}
+    bound = None if config.clip is None else config.clip / (1.0 - config.discounting)
+    func = create_algorithm_func(
+        Planner, dict(**spaces, **seen, tree="lstm" if config.tree_rep_rnn else "mlp", widths=config.widths, value_bound=bound),
+        IMPALA,
+        dict(streams=streams, gamma=config.discounting, entropy=config.entropy_cost, value_weight=config.baseline_cost,
+             reg=config.reg_cost, reduction="sum",
+             return_norm=None if config.return_norm == "none" else config.return_norm,
+             max_grad_norm=config.actor_grad_norm_clipping,
+             lr=Linear(config.actor_learning_rate, config.actor_learning_rate * (1.0 - config.lr_decay), updates)))
+
+    def helper() -> OnPolicyHelper:
+        clip = [] if config.clip is None else [RewardClipping(-config.clip, config.clip)]
+        return OnPolicyHelper(unroll=config.actor_unroll_len, store_policy=True, transforms=clip)
+
+    return ComputationTask(func, helper, device=config.device)
+
+
+def build(config: Config) -> Robot:
+    """The robot of a configuration.
+
+    Raises:
+        ConfigError: the environment does not exist, or does not fit.
+    """
+    spaces = spaces_of(config, {})
+    # not to be found out when training is over
+    if config.eval_options and (evaluated := spaces_of(config, config.eval_options)) != spaces:
+        raise ConfigError(f"Config: key 'eval_options': the robot learns with {spaces[0]} and {spaces[1]}, and would be "
+                          f"evaluated with "
+                          f"{' and '.join(map(str, evaluated))}")
+    obs, act = spaces
+    common: dict[str, Any] = {
+        "n_agents": config.n_agents, "driver": config.robot_driver(), "seed": config.seed, "trace": config.trace,
+        "eval_explore": config.eval_explore, "env": lambda: make_envs(config, config.env_n, {}),
+        "eval_env": lambda: make_envs(config, config.env_n, config.eval_options),
+    }
+    if config.planning == "none":
+        return Robot(tasks={"plan": actor(config, {"obs": obs, "act": act})}, agent=partial(VectorAgent, config.env_n), **common)
+    if not isinstance(act, gym.spaces.Discrete):
+        raise ConfigError(f"Config: key 'env': the actions of {config.env} are {act}; expected Discrete: a tree has a branch for "
+                          f"each")
+    perfect = config.planning == "perfect"
+    # how they are decoded
+    images = {"sigmoid": config.model_sigmoid, "residual": config.model_residual, "markov": config.model_markov}
+    # the tree counts from 0
+    net = network(config, obs, gym.spaces.Discrete(act.n), perfect=perfect, frame_stack=config.frame_stack_n,
+                  strides=config.model_strides, latent_planning=config.latent, **({} if perfect else images))
+    tree = planning(config, net, return_h=config.see_h, return_x=config.see_x)
+    layout = Layout(int(act.n), config.rec_t, config.max_depth, config.layout, config.has_action_seq, config.reset_mode,
+                    config.model_enc_type, config.model_enc_f_type)
+    seen, acts = augmented_spaces(obs, int(act.n), layout, tree["h_shape"], tree["x_shape"], config.return_double)
+    model = world_model(config, net, perfect=perfect, return_h=config.see_h, return_x=config.see_x, device=config.device)
+    return Robot(tasks={"plan": actor(config, {"obs": seen, "act": acts}), "model": model},
+                 agent=partial(ThinkerAgent, config.env_n, perfect=perfect, planning=tree), **common)
+
+
+def spaces_of(config: Config, options: Mapping[str, Any]) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """Observations and actions of one environment."""
+    probe = make_envs(config, 1, options)
+    probe.close()
+    return probe.single_observation_space, probe.single_action_space

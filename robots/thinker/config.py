@@ -1,0 +1,313 @@
+"""What can be set of Thinker. One set of names: those of the published options, where there is one; `Config` is the robot's,
+`ThinkerOptions` that of `thinker.make`, and both share `PlanningConfig`. What is only said in another way (version 1.1, options
+that are not built) is translated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from parl_like.errors import unknown
+from parl_like.lab.config import ConfigError, ExperimentConfig, to_dict
+
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Stride = Annotated[int, Meta(ge=1, le=2)]
+Weight = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+ENCODINGS = {0: "scalar", 2: "two_hot", 3: "two_hot_biased"}
+
+
+class PlanningConfig(ExperimentConfig, frozen=True, kw_only=True):
+    """The tree and the world model.
+
+    Attributes:
+        layout: Of the tree's features: "G1" as in version 1.1 (79 entries for Sokoban), "G2" as in 1.2 (111).
+        rec_t: K, steps from one real action to the next. max_depth: imaginary steps after which a reset is forced, 0: none.
+        tree_carry: Keep the chosen subtree. reset_mode, stat_mask_type, has_action_seq, return_double: see `AugmentedEnv`.
+        discounting: γ. reward_clip: Rewards are kept within ± this; 0 or below: as they are.
+        dual_net: Imagine with one network and judge with another; false: one network for both, which makes no images.
+        float16: Plan and learn the model in 16 bits.
+        model_size_nn: Blocks of the world model. model_downscale_c: 128 // this are its channels; model_downscale_c_vp: those of
+            the network that judges, 0: the same. model_decoder_depth: stages of the decoder that are left out. model_enc_type,
+            model_enc_f_type: how values are encoded: 0 numbers, 2 or 3 two-hot; 0 √, 1 logarithm. model_disable_bn: no batch
+            normalisation in the recurrent blocks. model_zero_init: first predictions are 0 and uniform.
+        model_batch_size, model_unroll_len, model_return_n: Sequences per update, their steps, and steps of a return.
+            model_learning_rate, model_grad_norm_clipping: Of the model; clipping 0 or below: none.
+        model_buffer_n, model_warm_up_n: Rows kept; rows before learning. max_replay_ratio: learned steps per real step.
+            priority_alpha, priority_beta: Of prioritised replay.
+        model_policy_loss_cost, …: Weights of the losses of policy, values, rewards, ends (0: not predicted), images, features of
+            images, and squared weights.
+    """
+
+    layout: Literal["G1", "G2"] = "G1"
+    rec_t: Positive = 20
+    max_depth: int = 5
+    tree_carry: bool = True
+    reset_mode: Annotated[int, Meta(ge=0, le=1)] = 0
+    has_action_seq: bool = True
+    stat_mask_type: Annotated[int, Meta(ge=0, le=5)] = 0
+    return_double: bool = False
+    discounting: Annotated[float, Meta(gt=0, le=1)] = 0.97
+    reward_clip: float = -1.0
+    dual_net: bool = True
+    float16: bool = False
+    model_size_nn: Positive = 1
+    model_downscale_c: Annotated[int, Meta(ge=1, le=64)] = 2
+    model_downscale_c_vp: Annotated[int, Meta(ge=0, le=64)] = 0
+    model_decoder_depth: Annotated[int, Meta(ge=0, le=4)] = 0
+    model_enc_type: int = 0
+    model_enc_f_type: Annotated[int, Meta(ge=0, le=1)] = 0
+    model_disable_bn: bool = True
+    model_zero_init: bool = True
+    model_batch_size: Positive = 128
+    model_learning_rate: Rate = 1e-4
+    model_grad_norm_clipping: float = 0.0
+    max_replay_ratio: Rate = 5.0
+    priority_alpha: Rate = 0.6
+    priority_beta: Share = 0.4
+    model_unroll_len: Positive = 5
+    model_return_n: Positive = 5
+    model_warm_up_n: Count = 10_000
+    model_buffer_n: Positive = 200_000
+    model_policy_loss_cost: Weight = 0.5
+    model_vs_loss_cost: Weight = 0.25
+    model_rs_loss_cost: Weight = 1.0
+    model_done_loss_cost: Weight = 1.0
+    model_img_loss_cost: Weight = 0.0
+    model_fea_loss_cost: Weight = 10.0
+    model_reg_loss_cost: Weight = 0.0
+
+    @property
+    def clip(self) -> float | None:
+        """`reward_clip` where there is one."""
+        return self.reward_clip if self.reward_clip > 0 else None
+
+    def channels(self) -> tuple[int, int]:
+        """Of the network that imagines, and of the one that judges."""
+        return 128 // self.model_downscale_c, 128 // (self.model_downscale_c_vp or self.model_downscale_c)
+
+    def __post_init__(self) -> None:
+        refuse(
+            (self.model_enc_type not in ENCODINGS,
+             f"model_enc_type is {self.model_enc_type}; expected 0 (numbers), 2 or 3 (two-hot)"),
+            (any(n % 2 for n in self.channels()),
+             "128 // model_downscale_c and 128 // model_downscale_c_vp are numbers of channels; expected even ones"),
+            (self.clip is not None and self.discounting == 1,
+             "reward_clip bounds values by reward_clip / (1 - discounting); with discounting=1 set reward_clip=0"),
+        )
+
+
+def refuse(*rules: tuple[bool, str]) -> None:
+    """Raises the ValueError of the first rule that is broken."""
+    for broken, message in rules:
+        if broken:
+            raise ValueError(message)
+
+
+class Config(PlanningConfig, frozen=True, kw_only=True):
+    """Of the robot. Steps are real steps; each of `n_agents` agents drives `env_n` environments.
+
+    Attributes:
+        env: gymnasium id; env_options: for its constructor. eval_options: what differs where the robot is evaluated.
+        eval_explore: it is
+            evaluated with drawn actions, not the best ones.
+        planning: "learned": with a world model. "perfect": with the environments themselves (they must clone their state).
+        "none": the
+            same actor-critic without a tree. (wrapper_type 0, 2, 1.)
+        see_h, see_x, see_real_state: What the planner sees beside the tree. tree_rep_rnn: the tree goes through an LSTM with
+            attention; false: an MLP. widths: channels of the planner's image encoders.
+        actor_unroll_len: Augmented steps of each environment between two updates of the planner. actor_learning_rate, lr_decay
+            (share of it that is gone by the end of the run), actor_grad_norm_clipping: Of the planner.
+        im_cost: Weight of the planning reward, falling to 0 by the end of the run. entropy_cost, im_entropy_cost: of real and
+            imaginary actions. baseline_cost: of values. reg_cost: of large features and logits. return_norm: see `IMPALA`.
+        frame_stack_n: Frames in an observation, of which the model predicts the newest. model_strides: of its encoder (published:
+            2, 2, 2, 2).
+        latent: Imagine without decoding images. model_sigmoid: for planes of 0 and 1, with model_img_loss_cost above 0;
+            model_residual: only what changes is learned; model_markov: each imagined image is a new start; see `ThinkerNet`.
+    """
+
+    env: str = "Sokoban-v0"
+    env_options: dict[str, Any] = {}
+    eval_options: dict[str, Any] = {}
+    eval_explore: bool = True
+    env_n: Positive = 16
+    planning: Literal["learned", "perfect", "none"] = "learned"
+    see_h: bool = True
+    see_x: bool = False
+    see_real_state: bool = False
+    tree_rep_rnn: bool = False
+    widths: tuple[Positive, ...] = (64, 64, 32)
+    actor_unroll_len: Positive = 200
+    actor_learning_rate: Rate = 6e-4
+    lr_decay: Share = 1.0
+    actor_grad_norm_clipping: Rate = 1200.0
+    im_cost: Weight = 1.0
+    entropy_cost: Weight = 1e-3
+    im_entropy_cost: Weight = 1e-4
+    baseline_cost: Weight = 0.5
+    reg_cost: Weight = 1e-3
+    return_norm: Literal["targets", "advantages", "batch", "none"] = "none"
+    frame_stack_n: Positive = 1
+    model_strides: tuple[Stride, Stride, Stride, Stride] = (2, 2, 2, 2)
+    latent: bool = False
+    model_sigmoid: bool = False
+    model_residual: bool = False
+    model_markov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        none = self.planning == "none"
+        refuse((none and not self.see_real_state, "planning 'none' leaves the actor nothing to see; set see_real_state=true"),
+               (none and self.see_x, "planning 'none' imagines nothing; set see_x=false"))
+        if none:
+            return
+        depth, starts = self.model_decoder_depth, self.model_residual or self.model_markov
+        images = self.dual_net and not depth
+        rows, lanes = min(self.model_buffer_n, self.total_steps), self.n_agents * self.env_n
+        sequence = self.model_unroll_len + self.model_return_n + 2
+        refuse(
+            (self.latent and self.see_x,
+             "see_x shows imagined observations, and latent planning makes none; set one of them to false"),
+            (self.planning == "perfect" and (self.latent or depth > 0),
+             "planning 'perfect' asks the environments, so no image is decoded; leave latent and model_decoder_depth out"),
+            (bool(depth) and self.see_x,
+             f"model_decoder_depth {depth} imagines features, no observations; set see_x=false or model_decoder_depth=0"),
+            (not self.dual_net and self.planning == "learned" and (self.see_x or self.latent or bool(self.model_img_loss_cost)),
+             "see_x, latent and model_img_loss_cost are about decoded images, which dual_net=false does not make; leave them "
+             "out"),
+            (self.planning == "learned" and ((not images and (starts or self.model_sigmoid)) or (self.latent and starts)),
+             "model_sigmoid, model_residual and model_markov are about decoded images; set model_decoder_depth=0 and "
+             "dual_net=true, and with "
+             "the latter two latent=false"),
+            (depth == 4 and self.latent,
+             "model_decoder_depth 4 decodes nothing, so there is nothing for latent planning to leave out; set latent=false"),
+            (max(self.model_warm_up_n, self.model_batch_size) > rows,
+             f"model_warm_up_n ({self.model_warm_up_n}) or model_batch_size ({self.model_batch_size}) is above {rows}, the "
+             f"smaller of "
+             "model_buffer_n and total_steps; the model would never learn"),
+            (sequence * lanes > rows,
+             f"the model learns from {sequence} steps in a row (model_unroll_len + model_return_n + 2), and of the {rows} rows, "
+             f"the smaller of "
+             f"model_buffer_n and total_steps, each of {lanes} environments has {rows // lanes}; raise them, or lower env_n"),
+        )
+
+
+class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
+    """Of `thinker.make`; where the two published versions differ in a default, that of 1.2, except for `layout`.
+
+    Learned steps per real step are exactly `max_replay_ratio`: learning is part of the rhythm of real steps, so it cannot fall
+    behind `min_replay_ratio`, which is only checked. Faults of the original are not repeated (see `Tree`, `model_targets`).
+    """
+
+    wrapper_type: int = 0  # 0: learned model; 1: the real environment, no tree; 2: transitions from the environment itself
+    has_model: bool = True
+    train_model: bool = True
+    parallel: bool = False  # learn in a thread, beside the steps
+    require_prob: bool = False  # the model's policy target is a distribution, so `step` needs action_prob
+    total_steps: Positive = 50_000_000  # real steps after which learning ends; the learning rate falls to 0 until then
+    base_seed: Count = 1
+    test_rec_t: int = -1  # stage length in place of rec_t; below 1: rec_t
+    im_enable: bool = True  # whether info holds im_reward and im_episode_return
+    return_h: bool = True
+    return_x: bool = False
+    sokoban_pomdp: bool = False
+    min_replay_ratio: Weight = 4.0
+    xpid: str = ""
+    savedir: str = "logs"
+    ckp: bool = False
+    preload: str = ""  # folder of a run, whose weights this one begins with
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        learns = self.has_model and self.train_model and self.wrapper_type != 1
+        images = self.wrapper_type != 0 or (self.dual_net and self.model_decoder_depth == 0)
+        steps, ratio = self.model_batch_size * self.model_unroll_len, self.max_replay_ratio
+        refuse(
+            (self.wrapper_type not in (0, 1, 2),
+             f"wrapper_type is {self.wrapper_type}; expected 0 (learned model), 1 (no tree) or 2 (the "
+                                                 "environment as model); 3 and 4 were announced and never published"),
+            (not self.has_model and self.wrapper_type != 1,
+             f"has_model is false, but wrapper_type {self.wrapper_type} plans with a model; use wrapper_type=1"),
+            (self.return_x and not images, "return_x shows imagined images; it needs dual_net=true and model_decoder_depth=0"),
+            (bool(self.model_img_loss_cost) and not images,
+             "model_img_loss_cost is for decoded images; it needs dual_net=true and model_decoder_depth=0"),
+            (learns and self.min_replay_ratio > ratio,
+             f"min_replay_ratio {self.min_replay_ratio} is above max_replay_ratio {ratio}"),
+            (learns and ratio > steps,
+             f"max_replay_ratio is {ratio}; expected at most model_batch_size · model_unroll_len ({steps})"),
+            (learns and max(self.model_warm_up_n, self.model_batch_size) > self.model_buffer_n,
+             f"model_buffer_n is {self.model_buffer_n}; expected at least model_warm_up_n ({self.model_warm_up_n}) and "
+             f"model_batch_size "
+             f"({self.model_batch_size})"),
+            (self.ckp and not self.xpid, "ckp=true goes on with a run; give its xpid (and savedir)"),
+            (self.ckp and bool(self.preload), "ckp takes all of a run, preload the weights of another; give one of them"),
+        )
+
+    def given(self) -> dict[str, Any]:
+        """Every option by its name."""
+        return {key: value for key, value in to_dict(self).items() if key in OPTIONS}
+
+
+OPTIONS = {*ThinkerOptions.__struct_fields__} - {*ExperimentConfig.__struct_fields__} | {"total_steps"}
+"""What `thinker.make` takes: no word of the lab's about drivers, run directories and the like."""
+
+RENAMED = {"model_logits_loss_cost": "model_policy_loss_cost"}
+"""Names of version 1.1 → those of 1.2, which are used here. For `model_img_type` see `published`."""
+
+UNBUILT: dict[str, Any] = {
+    "model_optimizer": "adam", "model_sgd_momentum": 0.9, "model_sgd_weight_decay": 1e-4, "buffer_traj_len": 50,
+    "model_mem_unroll_len": 0,
+    "model_noise_loss_cost": 0, "fea_loss_inf_bn": False, "img_fea_cos": False, "model_has_memory": False, "model_ordinal": False,
+    "vp_fix_bootstrap": False, "discrete_k": -1, "obs_norm": False, "obs_clip": -1, "reward_norm": False, "se_query_size": 20,
+    "se_td_lambda": 0.9, "se_query_cur": 2, "se_buffer_n": 20, "se_tree_carry": True, "se_manual_stat": False, "sample_n": -1,
+    "sample_temp": 4, "sample_replace": True, "cur_enable": False, "cur_reward_cost": 0, "cur_v_cost": 0, "cur_enc_cost": 0,
+    "cur_done_gate": False, "noise_enable": False, "noise_n": 16, "noise_d": 10, "noise_alpha": 0.8, "noise_mlp": False,
+    "atari": False,
+    "grayscale": False, "repeat_action_n": 0, "rand_action_eps": 0, "dm_rgb": False, "profile": False, "project": "",
+    "ray_mem": -1,
+    "ray_gpu": -1, "ray_cpu": -1, "gpu_learn": 0.5,
+}  # fmt: skip
+"""Published options that have no effect here → their defaults, the only values that are taken."""
+
+WAYS_OUT = {
+    "discrete_k": "wrap the environment in parl_like.envs.wrappers.Discretize and give it as env_fn",
+    "atari": "give env_fn=lambda: parl_like.envs.atari.Atari(game)",
+    "grayscale": "give env_fn=lambda: parl_like.envs.atari.Atari(game, …)",
+    "project": "give savedir and xpid",
+    **dict.fromkeys(("obs_norm", "obs_clip", "reward_norm", "repeat_action_n", "rand_action_eps"),
+                    "wrap the environment and give it as env_fn"),
+    **dict.fromkeys(("ray_mem", "ray_gpu", "ray_cpu", "gpu_learn"), "give it to thinker.ray_init"),
+}
+
+
+def published(given: Mapping[str, Any]) -> dict[str, Any]:
+    """One layer of options by the names of `ThinkerOptions`: those of version 1.1 translated, those that are not built checked
+    and left out."""
+    known = {*OPTIONS, *UNBUILT, *RENAMED, "model_img_type"}
+    out: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError("thinker.make: " + unknown("option", key, known | {"name", "env_fn", "env_n", "gpu", "config"}))
+        if key in UNBUILT:
+            if value != UNBUILT[key] or isinstance(value, bool) != isinstance(UNBUILT[key], bool):
+                raise ConfigError(f"thinker.make: option {key!r} is published, but not built here; it can only be "
+                                  f"{UNBUILT[key]!r}, got {value!r}; "
+                                  f"{WAYS_OUT.get(key, 'leave it out')}")
+        elif RENAMED.get(key) in given:
+            raise ConfigError(f"thinker.make: {key!r} and {RENAMED[key]!r} are one option; give one of them")
+        else:
+            out[RENAMED.get(key, key)] = value
+    if "model_img_type" in out:  # version 1.1: which of the two losses has the weight model_img_loss_cost
+        kind = out.pop("model_img_type")
+        if kind not in (0, 1) or "model_fea_loss_cost" in out:
+            raise ConfigError(f"thinker.make: 'model_img_type' is {kind!r}; expected 0 (pixels) or 1 (features), and no "
+                              f"'model_fea_loss_cost'")
+        cost = out.pop("model_img_loss_cost", 10.0)
+        out |= {"model_img_loss_cost": 0.0 if kind else cost, "model_fea_loss_cost": cost if kind else 0.0}
+    return out

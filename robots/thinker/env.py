@@ -1,0 +1,284 @@
+"""What `thinker.make` gives: `LearningEnv`, the augmented environments as gymnasium knows vector environments, and around it
+`ThinkerEnv`, the interface of Thinker's own package. The world model learns from inside of `step`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from parl_like.data.archive import write_archive
+from parl_like.envs.thinker.augmented import AugmentedEnv
+from parl_like.envs.thinker.layout import Layout
+from parl_like.robot import Robot
+from parl_like.robots.thinker.config import ThinkerOptions
+from parl_like.robots.thinker.ray import Maker, SharedTask
+from parl_like.spec import Array
+
+CHECKPOINT_S = 600.0
+"""Seconds between two checkpoints of a run that keeps any; another is made when it is closed."""
+
+
+class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
+    """The augmented environments of `thinker.make` as a vector environment of gymnasium; what really happened is learned from
+    inside of `step`.
+
+    Observations, rewards and infos are those of `AugmentedEnv`, arrays. wrapper_type 1: stages of one step, and a tree with
+    nothing in it.
+
+    Args:
+        source: The robot, or for wrapper_type 1 the environments.
+        options: The options.
+        folder: Where checkpoints go; None: nowhere.
+        maker: Its place at a shared model.
+    """
+
+    def __init__(self, source: Robot | VectorEnv[Any, Any, Any], options: ThinkerOptions, folder: Path | None,
+                 maker: Maker | None = None) -> None:
+        self.options, self.folder, self._maker, self._ended = options, folder, maker, False
+        self.robot = source if isinstance(source, Robot) else None
+        self._saved_at, self._first = time.monotonic(), True
+        if isinstance(source, Robot):
+            agent: Any = source.agents[0]
+            self._agent, self._helper = agent, agent.helpers["model"]
+            super().__init__(agent.augmented)
+        else:
+            n_actions = int(source.single_action_space.n)  # type: ignore[attr-defined]
+            super().__init__(AugmentedEnv(source, partial(_nothing, n_actions), K=1, max_depth=0, discounting=options.discounting,
+                                          reward_clip=options.clip))
+        if folder is not None:
+            atexit.register(self.close)
+
+    @property
+    def learns(self) -> bool:
+        return self.robot is not None and self.options.train_model
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Begins episodes and trees; without `seed` the first time with one from `base_seed`, later with none."""
+        self._check_open()
+        if self.robot is not None:
+            self._obs, info = self._agent.env.reset(seed=seed, options=options)
+        else:
+            seed = self.options.base_seed if seed is None and self._first else seed
+            self._obs, info = self.env.reset(seed=seed, options=options)
+        self._first = False
+        return self._obs, info
+
+    def step(self, actions: Any, action_prob: Array | None = None) -> tuple[dict[str, Array], Array, Array, Array,
+                                                                            dict[str, Any]]:
+        """One augmented step, and what there is to learn then.
+
+        Args:
+            actions: [n, 2] integers, see `AugmentedEnv.step`.
+            action_prob: [n, A] float, the distributions that the primary actions were drawn from; None: they count as certain.
+
+        Raises:
+            TaskFailed: learning failed, with parallel=True an earlier lesson. AgentFailed: an environment or the model raised.
+        """
+        self._check_open()
+        if self._first:
+            raise gym.error.ResetNeeded("thinker: step() before reset()")
+        if self.robot is None:
+            return self.env.step(actions)
+        face, helper = self._agent.env, self._helper
+        before, acts = self._obs, np.asarray(actions)
+        if self.learns and self.options.require_prob and action_prob is None and (before["step_status"] >= 2).any():
+            raise ValueError("thinker: require_prob is true, and this real step has no action_prob [n, A]; give it, or make with "
+                             "require_prob=False")
+        self._obs, rew, terminated, truncated, info = face.step(acts)
+        if self.learns:
+            real = not info["imagined"].all()
+            prob = np.eye(self._agent.augmented.n_actions, dtype=np.float32)[acts[:, 0]] if action_prob is None else action_prob
+            helper.collecting = self.real_steps >= self.options.total_steps  # the learning rate is 0 from there on
+            try:
+                with np.errstate(divide="ignore"):
+                    self._agent.remember_real(before, acts, rew, terminated, truncated, info,
+                                              np.log(np.asarray(prob, np.float32)))
+            finally:
+                face.end_episodes()
+            if real and self.folder is not None and time.monotonic() - self._saved_at > CHECKPOINT_S:
+                self.save()
+        else:
+            face.end_episodes()
+        return self._obs, rew, terminated, truncated, info
+
+    @property
+    def real_steps(self) -> int:
+        """So far, with those of the other makers of a shared model, of which its last reply told."""
+        if self.robot is None:
+            return 0
+        task = self.robot.tasks["model"]
+        return self.robot.env_steps + (task.others if isinstance(task, SharedTask) else 0)
+
+    def status(self) -> dict[str, Any]:
+        """`processed_n` real steps so far, `warm_up_n` before the first lesson, whether learning is `running` or has come to its
+        `finish`, and `replay_ratio`, steps learned from per real step after the warm-up. Of a shared model: of all its makers."""
+        o, n, task = self.options, self.real_steps, None if self.robot is None else self.robot.tasks["model"]
+        updates = 0 if task is None else task.algorithm.updates
+        warm, finish = self._helper.warmup if self.learns else o.model_warm_up_n, n >= o.total_steps
+        warm *= task.makers if isinstance(task, SharedTask) else 1
+        ratio = updates * o.model_batch_size * o.model_unroll_len / max(n - warm + 1, 1)
+        return {"processed_n": n, "warm_up_n": warm, "running": self.learns and n >= warm and not finish, "finish": finish,
+                "replay_ratio": ratio}
+
+    def save(self) -> Path:
+        """Writes the checkpoint of the run; episodes go on. A lesson that is open is waited for.
+
+        Raises:
+            ValueError: there is no folder. OSError: the disk refuses; the checkpoint before is intact. TaskFailed: the open
+            lesson failed.
+        """
+        if self.folder is None or self.robot is None:
+            raise ValueError("thinker: there is no place for a checkpoint; make with xpid (and savedir), and a model that learns")
+        self._helper.settle()
+        write_archive(self.folder / "checkpoint", self.robot.state_dict())
+        self._saved_at = time.monotonic()
+        return self.folder / "checkpoint"
+
+    def close(self, **kwargs: Any) -> None:
+        """Saves, ends threads, closes the environments. May be called twice."""
+        if self._ended:
+            return
+        self._ended = True
+        atexit.unregister(self.close)
+        try:
+            if self.folder is not None:
+                self.save()
+        finally:
+            if self.robot is not None:
+                self.robot.close()
+            self.env.close(**kwargs)
+            if self._maker is not None:
+                self._maker.leave()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise gym.error.ClosedEnvironmentError("thinker: the environment is closed; make another one (ckp=True goes on with "
+                                                   "a run)")
+
+
+def _nothing(n_actions: int, rows: Mapping[str, Array]) -> dict[str, Array]:
+    """A model that knows nothing, for stages of one step."""
+    zeros = np.zeros(len(rows["op"]), np.float32)
+    return {"r": zeros, "done": zeros, "v": zeros, "logits": np.zeros((len(zeros), n_actions), np.float32)}
+
+
+class ThinkerEnv:
+    """n environments with Thinker's own interface: torch tensors, and the four values of the classic `step`.
+
+    State: `tree_reps` [n, D] float32, `real_states` [n, ...] as the environment's; with return_h `hs`, with return_x `xs`,
+    float32. With wrapper_type 1 real_states only. Made by `make`; a context manager.
+
+    Attributes:
+        env_n: Environments, n. num_actions: A.
+        vector: The same object for gymnasium, see `LearningEnv`; both may be used by turns. layout: Of tree_reps.
+        action_space, observation_space: As the original has them.
+        robot: Whose task `model` learns; None with wrapper_type 1.
+        options, device: As they are.
+    """
+
+    def __init__(self, vector: LearningEnv, options: ThinkerOptions, device: torch.device) -> None:
+        self.vector, self.options, self.device, self.robot = vector, options, device, vector.robot
+        augmented: Any = vector.env
+        self.env_n, self.num_actions = int(augmented.num_envs), int(augmented.n_actions)
+        self.layout: Layout = augmented.tree.layout
+        self._keys = [key for key in ("tree_reps", "real_states", "hs", "xs") if key in augmented.single_observation_space.spaces]
+        if self.robot is None:
+            self._keys = ["real_states"]
+        choices = (gym.spaces.Tuple([gym.spaces.Discrete(k)] * self.env_n) for k in (self.num_actions, 2))
+        self.action_space = gym.spaces.Tuple(tuple(choices))
+        self.observation_space = gym.spaces.Dict({key: augmented.observation_space[key] for key in self._keys})
+
+    def reset(self, seed: int | None = None) -> dict[str, torch.Tensor]:
+        """Begins episodes and trees in all environments; see `LearningEnv.reset`."""
+        return self._state(self.vector.reset(seed=seed)[0])
+
+    def step(
+        self, primary_action: Any, reset_action: Any = None, action_prob: Any = None,
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """One augmented step.
+
+        Args:
+            primary_action: [n] integers 0 … A − 1, imagined or, in the last step of a stage, taken.
+            reset_action: [n] 0 or 1: back to the root after an imaginary step. May be left out with wrapper_type 1, where it
+                means nothing.
+            action_prob: [n, A] what the primary actions were drawn from: the target of the model's policy. None: the actions
+                themselves.
+
+        Returns:
+            State; reward [n] float32; done [n] bool, terminated or truncated; and info, [n] each: real_done, truncated_done, cost
+            bool; step_status, max_rollout_depth, episode_step int64; baseline, im_reward, im_episode_return, episode_return
+            float32; real_states_np, array; model_status, see `LearningEnv.status`; initial_per_state, {} (no model here has a
+            memory).
+
+        Raises:
+            ValueError: an argument does not fit; nothing has happened then. Else as `LearningEnv.step`.
+        """
+        if reset_action is None and self.robot is not None:
+            raise ValueError("thinker: step: reset_action is missing; expected [n] 0 or 1, zeros for no reset")
+        primary = self._choices("primary_action", primary_action, self.num_actions)
+        resets = self._choices("reset_action", np.zeros(self.env_n, np.int64) if reset_action is None else reset_action, 2)
+        prob = None if action_prob is None else self._probabilities(action_prob)
+        obs, rew, terminated, truncated, seen = self.vector.step(np.stack([primary, resets], 1), prob)
+        state = self._state(obs)
+        keys = ["real_done", "truncated_done", "cost", "step_status", "max_rollout_depth", "baseline", "episode_return",
+                "episode_step"]
+        keys += ["im_reward", "im_episode_return"] if self.options.im_enable else []
+        info: dict[str, Any] = {key: self._tensor(seen[key]) for key in keys}
+        info |= {"model_status": self.vector.status(), "real_states_np": np.array(obs["real_states"]), "initial_per_state": {}}
+        return state, self._tensor(rew.astype(np.float32)), self._tensor(np.logical_or(terminated, truncated)), info
+
+    def decode_tree_reps(self, tree_reps: Any) -> dict[str, Any]:
+        """The entries of tree_reps [..., D] by name, see `Layout.decode`."""
+        return self.layout.decode(tree_reps)
+
+    def render(self) -> Any:
+        return self.vector.render()
+
+    def save(self) -> Path:
+        """See `LearningEnv.save`."""
+        return self.vector.save()
+
+    def close(self) -> None:
+        """See `LearningEnv.close`."""
+        self.vector.close()
+
+    def __enter__(self) -> ThinkerEnv:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        return torch.tensor(array, device=self.device)  # copies: whatever is done to a state, the environment does not see it
+
+    def _state(self, obs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        return {key: self._tensor(obs[key]) for key in self._keys}
+
+    def _choices(self, name: str, value: Any, n: int) -> Array:
+        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+        fits = array.shape == (self.env_n,) and array.dtype.kind in "iub"
+        if not fits or array.min() < 0 or array.max() >= n:
+            got = f"{array.min()} … {array.max()}" if fits else f"shape {array.shape} {array.dtype}"
+            raise ValueError(f"thinker: step: {name} has {got}; expected ({self.env_n},) integers, 0 … {n - 1}, one for each of "
+                             f"env_n environments")
+        return array.astype(np.int64)
+
+    def _probabilities(self, value: Any) -> Array:
+        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value, np.float64)
+        shape = (self.env_n, self.num_actions)
+        if array.shape != shape or not (array >= 0).all() or not np.allclose(array.sum(1), 1.0, atol=1e-3):
+            got = f"shape {array.shape}"
+            if array.shape == shape:
+                got = f"rows that sum to {array.sum(1).min():g} … {array.sum(1).max():g}, the least number {array.min():g}"
+            raise ValueError(f"thinker: step: action_prob has {got}; expected {shape}, rows of probabilities that sum to 1")
+        return array

@@ -1,0 +1,243 @@
+"""`thinker.make`: n environments with a search tree and a world model, behind the interface of Thinker's own package (arXiv
+2307.14993).
+
+    from parl_like.envs import thinker
+
+    env = thinker.make("Sokoban-v0", env_n=16)
+    state = env.reset()             # state["tree_reps"] [16, 79], state["real_states"] [16, 3, 80, 80]
+    state, reward, done, info = env.step(primary_action, reset_action)      # the policy is yours; the model learns inside of step
+
+Behind it is a robot with the one task `model`; its agent does not run, for the caller's loop acts in its place. The model learns
+inside of step (mode 1), in a thread beside it (mode 2: `parallel=True`), or is shared with others (mode 3:
+`ray_obj=thinker.ray_init()`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from parl_like.data.archive import clean_partial, replace_file
+from parl_like.envs.make import make_env
+from parl_like.envs.thinker.augmented import check_envs
+from parl_like.envs.vector import EnvFailed, make_vector_env
+from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file, resolve
+from parl_like.robot import Robot
+from parl_like.robots.thinker.agent import ThinkerAgent
+from parl_like.robots.thinker.build import make_envs, network, planning, world_model
+from parl_like.robots.thinker.config import Config, ThinkerOptions, published
+from parl_like.robots.thinker.env import LearningEnv, ThinkerEnv
+from parl_like.robots.thinker.ray import Maker, SharedModel, ray_init, seeds
+
+FREE = {
+    "ckp", "savedir", "xpid", "parallel", "train_model", "total_steps", "model_learning_rate", "test_rec_t", "return_h",
+    "return_x", "return_double",
+}  # fmt: skip
+"""Options that may change where a run goes on: nothing in a checkpoint depends on them."""
+__all__ = ["LearningEnv", "ThinkerEnv", "ThinkerOptions", "make", "ray_init"]
+
+
+def make(
+    name: str | None = None, env_fn: Callable[[], Any] | None = None, env_n: int | None = None, gpu: bool | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None, ray_obj: SharedModel | None = None, **options: Any,
+) -> ThinkerEnv:
+    """n environments seen through a search tree. See `ThinkerEnv` for what they do, `ThinkerOptions` for the options.
+
+    Files are written only if `xpid` or `savedir` is given (and the model learns): savedir/xpid holds `config_c.yaml`, all
+    options, and `checkpoint`: networks, optimiser, replay, counters, generators; no code, and nothing of the machine. It is saved
+    every 10 minutes, when the environment is closed, and when the interpreter ends. `ckp=True` goes on with such a run: options
+    that are not given are then the run's, and episodes and trees begin anew. `ckp=True, train_model=False` takes its networks
+    only.
+
+    Args:
+        name: gymnasium id, such as "Sokoban-v0".
+        env_fn: Makes one environment, in place of `name`: observations Box (C, H, W) or (N,) with finite limits, Discrete
+            actions, `step` of five or of four values. Its `frame_stack_n`, if any, says how many frames are stacked along C, of
+            which the model imagines the newest. For wrapper_type 2 it must clone its state
+            (`parl_like.envs.wrappers.clone_state`).
+        env_n: Environments; None: 1, or those of the run that goes on.
+        gpu: Whether the model computes, and tensors are returned, on CUDA; None: if there is any.
+        config: YAML file of options, or a mapping.
+        ray_obj: What `ray_init` gave, for a model that several makers share: it computes where `ray_init` said. None: a model of
+            its own.
+        options: Options by name, before those of `config`.
+
+    Raises:
+        ConfigError: an option is unknown (the nearest name is said), not built, out of its range, or not that of the checkpoint;
+        an
+            environment does not fit; it is not that of the shared model.
+    """
+    layer = {} if config is None else dict(config) if isinstance(config, Mapping) else load_yaml_file(Path(config))
+    own = {key: layer.pop(key, None) for key in ("name", "env_n", "spaces")}  # of a `config_c.yaml`
+    given = {**published(layer), **published(options)}
+    saved: dict[str, Any] = {}
+    if given.get("ckp") and given.get("xpid"):
+        saved = _saved(Path(given.get("savedir", "logs"), given["xpid"]))
+    run: dict[str, Any] = {"name": own["name"] if name is None else name, "env_n": own["env_n"] if env_n is None else env_n}
+    kept = {key: value for key, value in saved.items() if key not in ("name", "env_n", "spaces", "preload")}
+    o = resolve(ThinkerOptions, kept, given)
+    for key in given:
+        if key in kept and key not in FREE and (value := getattr(o, key)) != kept[key]:
+            raise ConfigError(_differs(o, key, kept[key], value))
+    for key, value in run.items():
+        if saved and value not in (None, saved[key]):
+            raise ConfigError(_differs(o, key, saved[key], value))
+        run[key] = saved.get(key) if value is None else value
+    n = 1 if run["env_n"] is None else run["env_n"]
+    if not isinstance(n, int) or n < 1:
+        raise ConfigError(f"thinker.make: env_n is {n!r}; expected a number of environments, at least 1")
+    if o.wrapper_type == 1 and any(given.get(key) for key in ("has_model", "train_model")):
+        raise ConfigError("thinker.make: wrapper_type 1 has no tree, and no model is learned beside it; leave has_model and "
+                          "train_model out")
+    if gpu and not torch.cuda.is_available():
+        raise ConfigError("thinker.make: gpu is True, but torch sees no CUDA device; use gpu=False, or leave it out")
+    if ray_obj is not None and o.wrapper_type == 1:
+        raise ConfigError("thinker.make: wrapper_type 1 has no model to share; leave ray_obj out")
+    maker = None if ray_obj is None else Maker(ray_obj, o)
+    try:
+        return _make(o, run, n, env_fn, gpu, given, saved, maker)
+    except BaseException:
+        if maker is not None:
+            maker.leave()
+        raise
+
+
+def _make(
+    o: ThinkerOptions, run: dict[str, Any], n: int, env_fn: Callable[[], Any] | None, gpu: bool | None, given: Mapping[str, Any],
+    saved: Mapping[str, Any], maker: Maker | None,
+) -> ThinkerEnv:
+    learns = o.train_model and o.wrapper_type != 1
+    folder = None
+    if learns and given.keys() & {"xpid", "savedir"} and (maker is None or maker.rank == 0):
+        folder = Path(o.savedir, o.xpid or f"thinker-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    if folder is not None and not o.ckp and _holds_run(folder):
+        raise ConfigError(f"thinker.make: there is a run in {folder}; ckp=True goes on with it, another xpid begins a new one")
+    device = torch.device("cuda" if gpu or (gpu is None and torch.cuda.is_available()) else "cpu")
+    stacks: list[int] = []
+
+    def one() -> Any:
+        env = env_fn()  # type: ignore[misc]  # only called where there is one
+        stacks.append(int(getattr(env, "frame_stack_n", 1)))
+        return env
+
+    again = partial(_environments, run["name"], None if env_fn is None else one, n, o)
+    envs = again()
+    try:
+        spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
+        if saved and saved["spaces"] != spaces:
+            raise ConfigError(_differs(o, "name" if env_fn is None else "env_fn", saved["spaces"], spaces))
+        robot = None if o.wrapper_type == 1 else _robot(o, envs, again, device, n, stacks[0] if stacks else 1, maker)
+        vector = LearningEnv(envs if robot is None else robot, o, folder, maker)
+    except BaseException:
+        envs.close()
+        raise
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        clean_partial(folder)
+        text = dump_yaml({**run, "env_n": n, "spaces": spaces, **o.given()})
+        replace_file(folder / "config_c.yaml", text.encode())
+    return ThinkerEnv(vector, o, device)
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether there is a checkpoint, be it one that was just being replaced when the process was killed."""
+    return (folder / "checkpoint").exists() or any(folder.glob(".replaced.checkpoint.*"))
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    if not (folder / "config_c.yaml").exists() or not _holds_run(folder):
+        raise ConfigError(f"thinker.make: ckp=True, but there is no checkpoint in {folder}; give savedir and xpid of the run, or "
+                          f"leave ckp out")
+    return load_yaml_file(folder / "config_c.yaml")
+
+
+def _differs(o: ThinkerOptions, key: str, there: Any, here: Any) -> str:
+    return (f"thinker.make: the checkpoint in {Path(o.savedir, o.xpid)} was made with {key} {there!r}, not {here!r}; leave {key} "
+            f"as it was, or "
+            "begin a new run with another xpid and ckp=False")
+
+
+def _environments(name: str | None, env_fn: Callable[[], Any] | None, n: int, o: ThinkerOptions) -> VectorEnv[Any, Any, Any]:
+    which = "name" if env_fn is None else "env_fn"
+    if env_fn is None and name is None:
+        raise ConfigError("thinker.make: there is no environment; give name (a gymnasium id) or env_fn (a function that makes "
+                          "one)")
+    if o.sokoban_pomdp and not (env_fn is None and str(name).startswith("Sokoban-")):
+        raise ConfigError(f"thinker.make: sokoban_pomdp is for the names Sokoban-…; leave it out for {which}")
+    try:
+        if env_fn is not None:
+            envs = make_vector_env(partial(make_env, env_fn), n, "sync", autoreset=AutoresetMode.SAME_STEP)
+        else:
+            envs = make_envs(Config(env=str(name), env_options={"pomdp": True} if o.sokoban_pomdp else {}), n, {})
+    except (EnvFailed, gym.error.Error, ValueError, TypeError) as error:
+        raise ConfigError(f"thinker.make: {which}: {str(error).splitlines()[0]}") from error
+    try:
+        check_envs(envs)
+        box: Any = envs.single_observation_space
+        if o.wrapper_type != 1 and not (np.abs([box.low, box.high]) < 1e30).all():
+            raise ValueError(f"the observation space is {box}; the model needs finite limits, by which it normalises; wrap the "
+                             f"environment "
+                             "(gymnasium.wrappers.RescaleObservation, TransformObservation)")
+    except (TypeError, ValueError) as error:
+        envs.close()
+        raise ConfigError(f"thinker.make: {which}: {str(error).removeprefix('AugmentedEnv: ')}") from None
+    return envs
+
+
+class _Caller(ThinkerAgent):
+    """The agent of a loop that is not its own."""
+
+    def run(self) -> None:
+        """Leaves the stage to the caller of `thinker.make`, who acts with this agent's environment and helpers."""
+
+
+def _robot(
+    o: ThinkerOptions, envs: VectorEnv[Any, Any, Any], again: Callable[[], Any], device: torch.device, n: int, frame_stack: int,
+    maker: Maker | None,
+) -> Robot:
+    rows = o.model_unroll_len + o.model_return_n + 3
+    if o.train_model and o.model_buffer_n // n < rows:
+        raise ConfigError(f"thinker.make: model_buffer_n is {o.model_buffer_n}; expected at least {rows * n}: {n} environments, "
+                          f"and what "
+                          "model_unroll_len and model_return_n look at")
+    perfect = o.wrapper_type == 2
+    net = network(o, envs.single_observation_space, envs.single_action_space, perfect=perfect, frame_stack=frame_stack)
+    shown = {"return_h": o.return_h, "return_x": o.return_x}
+    tree = {**planning(o, net, **shown), "test_K": o.test_rec_t if o.test_rec_t > 0 else None}
+    # A lesson that fails in its thread is told by the next step that teaches, so nothing is stopped for it.
+    task = world_model(o, net, perfect=perfect, learns=o.train_model, on_error="fail_batch",
+                       device=device if maker is None else torch.device(maker.model.device), **shown)
+    seed = o.base_seed
+    made = [envs]
+    if maker is not None:
+        task, seed = maker.share(task, o, envs), seeds(o.base_seed, maker.rank)[0]
+    try:
+        robot = Robot(
+            lambda: made.pop() if made else again(), tasks={"model": task}, seed=seed,
+            agent=partial(_Caller, n, perfect=perfect, planning=tree), driver="threads" if o.parallel else "cooperative",
+            mode="async" if o.parallel else "sync")  # fmt: skip
+    except TypeError as error:
+        if o.wrapper_type != 2:
+            raise
+        raise ConfigError(f"thinker.make: wrapper_type=2: {str(error).removeprefix('perfect model: ')}") from error
+    if (o.ckp or o.preload) and (maker is None or maker.rank == 0):
+        folder = Path(o.savedir, o.xpid) if o.ckp else Path(o.preload)
+        left_out = robot.load(folder / "checkpoint", partial=not (o.ckp and o.train_model))
+        if left_out:
+            raise ConfigError(f"thinker.make: {'ckp' if o.ckp else 'preload'}: the weights in {folder} are those of another "
+                              f"network; "
+                              f"{', '.join(left_out[:3])} differ")
+        robot.agents[0].cut()  # the episodes that were open then do not go on
+    if o.parallel:
+        for _ in robot.iterate(robot.env_steps + 1):  # starts the task's threads; there is no agent to run
+            pass
+    return robot
