@@ -50,6 +50,9 @@ STOP_PATIENCE = 3.0
 SLOW_TIMES, SLOW_SECONDS = 10.0, 0.05
 """A worker is called slow when its turns take so many times as long as those of the others, and so many seconds."""
 
+LISTEN_S = 0.5
+"""Seconds that the robot waits for messages at most before it looks after its workers."""
+
 _log = logging.getLogger("parl_like.processes")
 
 _open: weakref.WeakSet[ProcessesDriver] = weakref.WeakSet()
@@ -176,7 +179,7 @@ class Seat:
         self.paused = False  # its agents could go on without the robot, which has a say first
         self.sent = self.seen = 0  # messages to it, and how many of them it had taken in at its last turn
         self.inbox: deque[Message] = deque()
-        self.heard = 0.0  # when it last said something, or began to owe it
+        self.silent = 0.0  # seconds since it last said something, or began to owe it, in which the robot listened
         self.owes = 0.0  # since when it has owed a turn
         self.pace = 0.0  # seconds of a turn, a running mean
         self.slow = False  # has been called slow
@@ -282,7 +285,7 @@ class ProcessesDriver(CooperativeDriver):
         worker.sent = worker.seen = 0
         worker.inbox.clear()
         worker.states.clear()
-        worker.heard, worker.pace, worker.slow = monotonic(), 0.0, False
+        worker.silent, worker.pace, worker.slow = 0.0, 0.0, False
         recipe = self._recipes(worker)
         with shielded():  # a worker that nobody knew of would never be ended
             self.link.begin(worker, recipe)
@@ -315,7 +318,7 @@ class ProcessesDriver(CooperativeDriver):
             return
         if kind is not Kind.STATE:  # parameters call for no answer
             if worker.sent == worker.seen:
-                worker.heard = worker.owes = monotonic()  # from now on it owes a sign of life
+                worker.silent, worker.owes = 0.0, monotonic()  # from now on it owes a sign of life
             worker.sent += 1
             worker.paused = False
         self.link.send(worker, join(pack(kind, **parts)))
@@ -336,12 +339,11 @@ class ProcessesDriver(CooperativeDriver):
         ended = False
         if not self._drain() and seconds > 0:
             # Some descriptors (of ZeroMQ) tell of changes only, so `_drain` came first.
-            told = readable([*self.link.descriptors(), *([self._bell] if self.lessons else [])], min(seconds, 0.5))
+            told = readable([*self.link.descriptors(), *([self._bell] if self.lessons else [])], min(seconds, LISTEN_S))
             ended = not self._drain() and bool(told)
         if self.lessons:
             self._end_lessons()
         if ended or monotonic() - self._checked > 0.05:
-            self._checked = monotonic()
             self._supervise()
 
     def _drain(self) -> bool:
@@ -360,7 +362,7 @@ class ProcessesDriver(CooperativeDriver):
     def _hear(self, worker: Seat, frames: list[Any]) -> None:
         if not worker.taken:
             return
-        worker.heard = monotonic()
+        worker.silent = 0.0
         message = unpack(split(frames))
         kind = message.kind
         if kind is Kind.HELLO:
@@ -454,7 +456,9 @@ class ProcessesDriver(CooperativeDriver):
 
     def _supervise(self) -> None:
         """Replaces workers that have ended, hang, have grown too large, or have never come up."""
-        now, options = monotonic(), self.options
+        options, now = self.options, monotonic()
+        # Of the time in which this process did something else, or stood still, no worker's silence is known.
+        listened, self._checked = min(now - self._checked, LISTEN_S), now
         for worker, how in self.link.ended():
             self._drain()  # what it had sent
             if worker.taken:
@@ -462,10 +466,10 @@ class ProcessesDriver(CooperativeDriver):
         for worker in self.workers:
             if not worker.taken:
                 continue
-            silent = now - worker.heard
-            if worker.up and worker.seen != worker.sent and silent > options.step_limit:
+            worker.silent += listened
+            if worker.up and worker.seen != worker.sent and worker.silent > options.step_limit:
                 self._kill(worker, f"said nothing for {options.step_limit:g} s; an environment hangs, or takes longer than step_limit")
-            elif not worker.up and silent > options.start_limit:
+            elif not worker.up and worker.silent > options.start_limit:
                 self._kill(worker, f"was not ready after {options.start_limit:g} s (start_limit)")
             elif options.memory_limit is not None:
                 used = self.link.memory(worker)
@@ -865,21 +869,22 @@ class ProcessesDriver(CooperativeDriver):
 
     def _until_quiet(self, seconds: float, again: bool = False) -> None:
         """Waits until the workers have obeyed; one that does not in time is ended, and replaced at once (`again`) or at the next start."""
-        end = monotonic() + seconds
-        while any(worker.up and worker.seen != worker.sent for worker in self.workers):
-            left = end - monotonic()
-            if left <= 0:
-                for worker in self.workers:
-                    if worker.up and worker.seen != worker.sent:
-                        why = f"did not obey within {seconds:g} s"
-                        if again:
-                            self._kill(worker, why)
-                            continue
-                        _log.warning("%s %s; it is ended", worker, why)
-                        self.link.kill(worker)
-                        self._forget(worker)
-                return
-            self._pump(left)
+        end, late = monotonic() + seconds, False
+        while busy := [worker for worker in self.workers if worker.up and worker.seen != worker.sent]:
+            if not late:
+                left = end - monotonic()
+                late = left <= 0  # and what came while this process stood still is read first
+                self._pump(max(left, 0.0))
+                continue
+            for worker in busy:
+                why = f"did not obey within {seconds:g} s"
+                if again:
+                    self._kill(worker, why)
+                    continue
+                _log.warning("%s %s; it is ended", worker, why)
+                self.link.kill(worker)
+                self._forget(worker)
+            return
 
     def refuse_agents(self) -> None:
         """See `CooperativeDriver.refuse_agents`; here the callers are hooks and stop conditions."""

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as error:  # argparse: help was printed, or the usage was wrong
         return error.code if isinstance(error.code, int) else 0
     except KeyboardInterrupt:
+        if argv is None:  # this process ends now; the next Ctrl-C ends it at once, without tracebacks of what is being cleaned up
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `| head` has seen enough

@@ -30,7 +30,7 @@ PROGRAM = dedent("""
         told.learning = False
         driver, mode = sys.argv[1:]
         if driver == "processes":
-            driver = Processes(workers=2, step_limit=1.0)  # less than the pause
+            driver = Processes(workers=2, step_limit=1.5)  # less than the pause
         with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), helper=replaying)}, n_agents=4, driver=driver, mode=mode) as robot:
             robot.run(StopWhen(told))
             print("restarts", getattr(robot._driver, "restarts", 0), flush=True)
@@ -39,7 +39,7 @@ PROGRAM = dedent("""
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(("driver", "whole_family"), [("cooperative", False), ("threads", False), ("processes", False)])
+@pytest.mark.parametrize(("driver", "whole_family"), [("cooperative", False), ("threads", False), ("processes", False), ("processes", True)])
 def test_a_run_goes_on_after_its_process_stood_still(driver, whole_family, mode):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     words = [sys.executable, "-c", PROGRAM, driver, mode]

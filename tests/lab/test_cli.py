@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -263,3 +264,26 @@ def test_an_unexpected_error_is_one_line_unless_debugged(command, monkeypatch):
     code, _, err = command("list --debug")
     assert code == 1
     assert "Traceback" in err
+
+
+LEAVING = """
+import atexit, signal, sys, time
+from parl_like.lab import cli
+
+def interrupted(words):
+    raise KeyboardInterrupt
+
+atexit.register(lambda: (print("leaving", flush=True), time.sleep(60)))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli._parse = interrupted
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_second_ctrl_c_while_everything_ends_leaves_at_once_and_without_a_traceback():
+    with subprocess.Popen([sys.executable, "-c", LEAVING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "leaving\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert said == "interrupted\n" and process.returncode == -signal.SIGINT
