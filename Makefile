@@ -1,23 +1,32 @@
-# make train: venv, install, the main job on a real environment, where the results are.
-# make test:  venv, install, lint, types, the wheel, all tests (marked `slow`: make test-slow).
+# make train:   venv, install, the main job on a real environment, where the results are (four minutes on two cores).
+# make test:    venv, install, lint, types, the wheel, all tests (ten minutes on two cores; marked `slow`: make test-slow).
+# make thinker: Thinker learns a model of small Sokoban and plans with it (a quarter of an hour on two cores).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The whole experiment has 100,000 steps: make train ARGS=
-EXPERIMENT ?= thinker-sokoban-mini
-ARGS ?= $(if $(filter thinker-sokoban-mini,$(EXPERIMENT)),total_steps=50000)
+EXPERIMENT ?= hierarchy-doorkey
+ARGS ?=
+# Tests at a time: many of them wait, so twice the cores.
+JOBS ?= 4
 
-.PHONY: train test test-slow lint types check wheel-check bench clean
+.PHONY: train thinker test test-slow lint types check wheel-check figures architecture bench clean
 
+# What `train` and `thinker` do: train, film an episode, say where everything is.
 train: $(VENV)/.installed
-	@$(BIN)/parl-like train $(EXPERIMENT) $(ARGS)
+	@BIN=$(BIN) bash docs/first_run.sh $(EXPERIMENT) $(ARGS)
 
-# All tests run once: on the installed wheel, and here those that need the checkout itself.
-test: lint types wheel-check
-	@$(BIN)/python -m pytest -q -m "checkout and not slow"
+# The whole experiment has 100,000 steps: make thinker ARGS=
+thinker: EXPERIMENT := thinker-sokoban-mini
+thinker: ARGS := total_steps=50000
+thinker: train
 
+# All tests run once, on the installed wheel; lint and types beside its build.
+test: $(VENV)/.installed
+	@BIN=$(BIN) JOBS=$(JOBS) bash tests/all.sh
+
+# Learning over seeds, and everything that has an example drawn for it, with many more of them.
 test-slow: $(VENV)/.installed
-	@$(BIN)/python -m pytest -q -m slow
+	@HYPOTHESIS_PROFILE=many $(BIN)/python -m pytest -q -m "slow or hypothesis"
 
 lint: $(VENV)/.installed
 	@$(BIN)/ruff check .
@@ -30,7 +39,15 @@ check: lint types
 
 # The sdist, the wheel made from it, installed in a venv of its own, and the tests from an empty folder: what a user gets.
 wheel-check: $(VENV)/.installed
-	@PYTHON=$(PYTHON) BIN=$(BIN) bash tests/wheel_check.sh
+	@BIN=$(BIN) JOBS=$(JOBS) bash tests/all.sh wheel
+
+# The picture of the rooms, after an import between rooms has come or gone.
+architecture: $(VENV)/.installed
+	@$(BIN)/python tests/architecture.py
+
+# Every figure of the documents, measured on this machine: quiet, please. A quick look: make figures ARGS=--quick
+figures: $(VENV)/.installed
+	@$(BIN)/python -m benchmarks.figures $(ARGS)
 
 bench: $(VENV)/.installed
 	@for name in transport ppo-cartpole dqn-cartpole replay returns memory; do $(BIN)/parl-like bench $$name; done
@@ -44,4 +61,4 @@ $(VENV)/.installed: setup.py pyproject.toml constraints.txt $(shell find parl_li
 	@touch $@
 
 clean:
-	rm -rf build dist *.egg-info .wheel-venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

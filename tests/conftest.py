@@ -1,12 +1,31 @@
-"""One torch thread for all tests: the networks are small, and a second thread costs more than it gives."""
+"""What all tests share: one torch thread (the networks are small, and a second costs more than it gives), shared memory of their own, examples."""
 
+import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # A shell that starts a job in the background makes it ignore Ctrl-C, and the children with it; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests run beside others (`pytest -n`): each process has a folder of /dev/shm for itself, so that one sees nothing of another.
+MEMORY = tempfile.mkdtemp(prefix="parl-like-tests-", dir="/dev/shm") if os.path.isdir("/dev/shm") else ""
+if MEMORY:
+    os.environ["PARL_LIKE_SHM"] = MEMORY
+
+# How long an example takes depends on the machine, so none has a deadline. `many` is for `make test-slow`.
+settings.register_profile("few", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("many", settings.get_profile("few"), max_examples=400)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
+
+
+def pytest_unconfigure():
+    if MEMORY:
+        shutil.rmtree(MEMORY, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

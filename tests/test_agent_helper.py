@@ -6,7 +6,7 @@ import pytest
 import torch
 from agent_fakes import ACT, POSITION, Corridor, Noisy, Plain, Recorder, dqn, ppo, robot_of, rows, weights
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like import (
@@ -367,7 +367,6 @@ def test_an_action_from_elsewhere_is_stored_in_the_policys_units():
         np.testing.assert_array_equal(rows(robot)["act"], [[0.5, -0.5]])
 
 
-@settings(max_examples=60, deadline=None)
 @given(low=st.floats(-1e6, 1e6, width=32), width=st.floats(0, 1e6, width=32, allow_subnormal=False), raw=st.floats(-3, 3, width=32),
        dtype=st.sampled_from([np.float32, np.float64]))
 def test_scaled_actions_stay_inside_whatever_the_bounds(low, width, raw, dtype):

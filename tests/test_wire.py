@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 import zmq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -71,7 +71,6 @@ def refused(frames, text):
 # ------------------------------------------------------------------------------------------------ round trips
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_every_dtype_shape_and_layout_comes_back(data):
     arrays = {}
@@ -503,7 +502,6 @@ def test_only_a_wire_error_comes_of_a_million_mutated_messages():
     fuzz(1_000_000, 2)
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=4), st.sampled_from([b"", MAGIC, PREFIX, PREFIX + b"\x96\x03\xa0\0\0"]))
 def test_only_a_wire_error_comes_of_raw_bytes(frames, start):
     frames[:1] = [start + frame for frame in frames[:1]]
@@ -513,7 +511,6 @@ def test_only_a_wire_error_comes_of_raw_bytes(frames, start):
         pass
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=80), st.binary(max_size=40))
 def test_array_frames_may_hold_any_bytes_of_the_right_number(one, two):
     head = sent(Kind.LEARN, rows=1, arrays=rows(1))[0]
@@ -525,7 +522,6 @@ def test_array_frames_may_hold_any_bytes_of_the_right_number(one, two):
         well_typed(message, frames)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=80) | st.text(st.sampled_from('[]{}",:$arytensofl01 \n\\u'), max_size=60).map(str.encode), st.binary(max_size=16))
 def test_only_a_wire_error_comes_of_raw_bytes_as_a_state(text, data):
     for table in (b"", b"[]\n", b'[["a","u1",[1],0]]\n'):
@@ -699,7 +695,6 @@ def test_any_value_is_a_state(value):
     assert same(expected, unpack_state(pack_state(value)))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from agent_fakes import Recorder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like import ComputationTask, OfflineHelper, Robot
@@ -63,7 +63,6 @@ def test_rows_whose_next_observation_is_unknown_are_left_out():
     assert len(full) == 8 and full[:].obs_next.tolist() == list(range(1, 9)) and full[:].truncated.tolist() == data["truncated"].tolist()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(["go", "end", "cut"]), min_size=1, max_size=12))
 def test_every_next_observation_is_true(kinds):
     """Observation i follows i − 1 inside an episode; a row that is neither terminated nor known to lead to i + 1 may not be there."""

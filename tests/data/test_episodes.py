@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.batch import Batch
@@ -545,7 +545,6 @@ def play(buffer, events, way):
     return done, opened
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     EVENTS, st.sampled_from(["push", "push_rows", "add"]), st.none() | st.integers(1, 12), st.none() | st.integers(1, 4), st.integers(0, 3),
     st.booleans(),
@@ -577,7 +576,6 @@ def test_episodes_as_in_a_list(events, way, max_rows, max_episodes, pops, reload
     assert acts(buffer)[-1:] == (left or [numbers for _, numbers, _ in kept])[-1:]
 
 
-@settings(max_examples=100, deadline=None)
 @given(EVENTS, st.sampled_from(["push", "push_rows", "add"]), st.sampled_from([1, 3]))
 def test_cached_rows_reach_main_by_episode(events, way, main_lanes):
     main = ReplayBuffer(60 * main_lanes, main_lanes)

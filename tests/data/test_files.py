@@ -104,7 +104,7 @@ def test_the_seed_buffer_has_three_rows_again(tmp_path, form):
     go_on_alike(buffer, loaded)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_kind_goes_on_as_the_saved_one(tmp_path, data):
     lanes, size, n = data.draw(st.integers(1, 3)), data.draw(st.integers(6, 20)), data.draw(st.integers(0, 30))
@@ -147,7 +147,7 @@ def buffers_of_episodes(draw):
     return lambda rng: CachedReplayBuffer(kind(size * main_lanes, main_lanes, rng, **options), lanes, longest)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(make=buffers_of_episodes(), n=st.integers(0, 40), every=st.integers(3, 6), form=st.sampled_from(FORMS), chunk=st.sampled_from([None, 1, 3, 7]))
 def test_whole_and_open_episodes_go_on_as_the_saved_ones(tmp_path, make, n, every, form, chunk):
     buffer = make(5)

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like import Batch, ReplayBuffer, Spec
@@ -225,7 +225,6 @@ settings_of_a_buffer = dict(
 )
 
 
-@settings(max_examples=200)
 @given(**settings_of_a_buffer, n=st.integers(1, 5))
 def test_rows_equal_the_list_of_transitions(history, lanes, size, stack, ignore, only_last, way, n):
     buffer, model = filled(history, lanes, size, stack, ignore, only_last, way)

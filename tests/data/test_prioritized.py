@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like import PrioritizedReplayBuffer, ReplayBuffer
@@ -185,7 +185,6 @@ def test_rows_of_another_buffer_are_taken_over():
     assert plain[:].obs.tolist() == [0, 1, 2, 3, 4] and "weight" not in plain.columns
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 40), st.integers(0, 2**31))
 def test_saved_pickled_and_gone_on_alike(lanes, size, n, seed):
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.batch import Batch
@@ -483,7 +483,6 @@ def test_n_step_of_vector_rewards_and_its_errors():
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_n_step_and_neighbours_follow_the_history(data):
     """Against plain lists: what each lane still remembers of what was pushed to it."""
     n_lanes, size, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 12)), data.draw(st.integers(1, 5))

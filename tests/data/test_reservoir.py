@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.batch import Batch
@@ -68,7 +68,6 @@ def test_every_item_is_kept_equally_often():
 
 
 @given(st.integers(1, 8), st.integers(0, 40), st.integers(0, 5))
-@settings(deadline=None)
 def test_push_says_where_the_row_is(size, n, seed):
     buffer, model = ReservoirBuffer(size, seed), {}
     buffer.allocate(SPECS)

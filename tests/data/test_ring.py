@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.data.rows import Ring, RingReference
@@ -76,13 +76,11 @@ def check_equal(ring, reference, stack=3, ahead=2):
             np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-@settings(max_examples=150)
 @given(histories, st.integers(1, 4), st.integers(1, 7), st.integers(1, 5), st.integers(0, 4))
 def test_both_hold_the_same_and_see_the_same(history, lanes, size, stack, ahead):
     check_equal(*played(history, lanes, size), stack, ahead)
 
 
-@settings(max_examples=40)
 @given(histories, st.integers(1, 4), st.integers(1, 7))
 def test_a_pickled_ring_goes_on(history, lanes, size):
     ring, reference = played(history, lanes, size)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.data.rows import RowBlock, RowBlockReference
@@ -75,7 +75,6 @@ def assert_same_columns(block, reference):
 
 
 @given(fields, st.data())
-@settings(max_examples=400, deadline=None)
 def test_a_row_is_stored_or_refused_as_by_the_reference(specs, data):
     block, reference = RowBlock(specs, 3), RowBlockReference(specs, 3)
     for _ in range(3):
@@ -86,7 +85,6 @@ def test_a_row_is_stored_or_refused_as_by_the_reference(specs, data):
 
 
 @given(fields, st.data())
-@settings(max_examples=100, deadline=None)
 def test_fitting_rows_are_stored(specs, data):
     block, reference = RowBlock(specs, 2), RowBlockReference(specs, 2)
     values = tuple(data.draw(fitting(spec)) for spec in specs)
@@ -99,7 +97,6 @@ def test_fitting_rows_are_stored(specs, data):
 
 
 @given(fields, st.data())
-@settings(max_examples=200, deadline=None)
 def test_several_rows_are_stored_or_refused_as_by_the_reference(specs, data):
     block, reference = RowBlock(specs, 5), RowBlockReference(specs, 5)
     n = data.draw(st.integers(1, 3))

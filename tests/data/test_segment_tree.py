@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from gil import let_others_run
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from parl_like.data.segment_tree import SegmentTree, SegmentTreeReference
@@ -97,7 +97,6 @@ def apply(tree, step):
 
 
 @given(histories(), st.data())
-@settings(max_examples=300, deadline=None)
 def test_tree_and_twin_agree(history, data):
     n, kind, steps = history
     tree, twin = SegmentTree(n, kind), SegmentTreeReference(n, kind)
@@ -225,7 +224,6 @@ weights_of_any_size = st.one_of(
 
 
 @given(st.lists(weights_of_any_size, min_size=1, max_size=40), st.data())
-@settings(max_examples=500, deadline=None)
 def test_a_weight_of_zero_is_never_found(weights, data):
     tree = SegmentTree(len(weights))
     tree.fill(weights)

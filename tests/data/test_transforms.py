@@ -9,7 +9,7 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.batch import Batch
@@ -406,7 +406,6 @@ def test_stacked_space():
     assert FrameStacker(2).space(gym.spaces.MultiBinary(2)) == gym.spaces.Box(0, 1, (2, 2), np.int8)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**20), n_lanes=st.integers(1, 3), lane_size=st.integers(1, 9), ticks=st.integers(1, 25),
     stack=st.integers(1, 4), end=st.sampled_from([0.0, 0.2, 0.6]), extra_tick=st.booleans(),

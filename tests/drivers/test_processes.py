@@ -488,7 +488,7 @@ def test_200_starts_and_stops_of_a_worker_leak_nothing():
 
     def used():
         gc.collect()
-        return process.num_fds(), process.num_threads(), len(os.listdir("/dev/shm")), process.memory_info().rss
+        return process.num_fds(), process.num_threads(), len(os.listdir(os.environ.get("PARL_LIKE_SHM", "/dev/shm"))), process.memory_info().rss
 
     def cycle():
         with Robot("CartPole-v1", tasks={"RL": ComputationTask(partial(DQN, MLPQ(*spaces)))}, driver=one) as robot:

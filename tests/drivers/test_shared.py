@@ -30,7 +30,7 @@ SPECS = [Spec("noise", (), np.dtype(np.float64)), IMAGE, Spec("flag", (), np.dty
 
 
 def entries():
-    return sorted(os.listdir("/dev/shm"))
+    return sorted(os.listdir(shared.folder()))
 
 
 def test_a_block_is_read_as_it_was_written(tmp_path):

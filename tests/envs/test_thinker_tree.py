@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.envs.thinker.layout import ENCODED, Layout, decode, encode
@@ -335,7 +335,6 @@ OPTIONS = st.fixed_dictionaries({
 })
 
 
-@settings(max_examples=40, deadline=None)
 @given(OPTIONS, st.integers(0, 2**16), st.integers(1, 4))
 def test_compiled_trees_equal_the_plain_one(options, seed, n):
     stage = options["test_K"] or options["K"]

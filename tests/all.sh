@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# What `make test` runs: lint, types and the wheel's build at once, then all tests on the installed wheel, several at a time.
+#
+#   BIN=.venv/bin JOBS=4 bash tests/all.sh           everything
+#   BIN=.venv/bin JOBS=4 bash tests/all.sh wheel     no lint and no types
+#   ... bash tests/all.sh wheel tests/lab -x         more words are for pytest
+#
+# The wheel is built from the sdist and installed in a venv of its own, which sees the packages of the development venv; the tests run from an
+# empty folder. So what is tested is what a user gets.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+bin=$(cd "$root/$BIN" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$root"
+checks=
+if [ "${1:-}" = wheel ]; then shift; else
+    ("$bin/ruff" check . && "$bin/mypy") >"$work/checks" 2>&1 && echo "lint and types: nothing found" &
+    checks=$!
+fi
+
+"$bin/python" -m build --no-isolation --sdist --outdir "$work" . >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
+tar -xzf "$work"/parl_like-*.tar.gz -C "$work"
+cd "$work"/parl_like-*/
+"$bin/python" -m build --no-isolation --wheel --outdir "$work" . >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
+"$bin/python" -m venv --without-pip "$work/venv"
+site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+"$bin/python" -m zipfile -e "$work"/parl_like-*.whl "$site"
+echo "$packages" >"$site/development.pth"  # dependencies; searched after what the wheel brought, and .pth files in it are not read
+mkdir "$work/empty"
+cd "$work/empty"
+"$work/venv/bin/python" - <<PY
+import parl_like, pathlib
+assert pathlib.Path(parl_like.__file__).is_relative_to("$site"), parl_like.__file__
+PY
+if [ -n "$checks" ] && ! wait "$checks"; then cat "$work/checks"; exit 1; fi
+tests=("$root/tests")
+for word in "$@"; do [ -e "$root/${word%%::*}" ] && { tests=(); break; }; done
+for word in "$@"; do if [ -e "$root/${word%%::*}" ]; then tests+=("$root/$word"); else tests+=("$word"); fi; done
+"$work/venv/bin/python" -m pytest -q -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" -o pythonpath= \
+    -n "${JOBS:-4}" --dist loadgroup "${tests[@]}"
