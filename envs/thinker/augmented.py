@@ -38,12 +38,13 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
         tree_reps    float32 (D,)              what the tree knows of root and current node; `tree.layout` names its entries
         real_states  as the environment's      the real observation; the same during a stage
-        hs, xs       float32                   hidden state and imagined observation of the current node, zeros at an imagined end, where
-                                               they are wanted; with `return_double` those of the root before them, along the
-                                               channels
+        hs, xs       float32                   hidden state and imagined observation of the current node, zeros at an imagined
+                                               end, where they are wanted; with `return_double` those of the root before them,
+                                               along the channels
         last_act     int64 (2,)                the last action; 0 at the beginning
         last_rew     float32 (2,)              the last real and planning reward
-        step_status  int64                     0: the last step was real; 1: imagined; 2: the same, and the next is real; 3: both are real
+        step_status  int64                     0: the last step was real; 1: imagined; 2: the same, and the next is real; 3: both
+                                               are real
 
     The reward is the real environment's, and 0 in imaginary steps. After an end the next episode begins in the same step
     (SAME_STEP); `final_obs` of a truncated episode is what the agent would see had it gone on: a tree with only a root, the final
@@ -58,7 +59,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         envs: The real environments: Discrete actions, observations Box (C, H, W) or (N,); autoreset SAME_STEP.
         ask: The world model.
         K, max_depth, discounting, layout, tree_carry, reset_mode, stat_mask_type, has_action_seq, test_K, enc_type, enc_f_type,
-        faithful:
+            faithful:
             See `Tree`.
         phase: Imaginary steps that the first stage is short of: several agents then take their real steps at different times.
         perfect: Number of slots → `Snapshots` of `envs`: transitions are then the environments' own, and the model is asked for
@@ -80,10 +81,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
     def __init__(
         self, envs: VectorEnv[Any, Any, Any], ask: Ask, *, K: int = 20, max_depth: int = 5, discounting: float = 0.97,
-        layout: str = "G1",
-        tree_carry: bool = True, reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True,
-        test_K: int | None = None,
-        enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: int = 0,
+        layout: str = "G1", tree_carry: bool = True, reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True,
+        test_K: int | None = None, enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: int = 0,
         perfect: Callable[[int], Snapshots] | None = None,
         reward_clip: float | None = None, h_shape: tuple[int, ...] | None = None, x_shape: tuple[int, ...] | None = None,
         return_double: bool = False, nodes: int = 0,
@@ -95,9 +94,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self.n_actions, self.start = int(act.n), int(act.start)
         options: dict[str, Any] = {
             "max_depth": max_depth, "discounting": discounting, "layout": layout, "tree_carry": tree_carry,
-            "reset_mode": reset_mode,
-            "stat_mask_type": stat_mask_type, "has_action_seq": has_action_seq, "test_K": test_K, "enc_type": enc_type,
-            "enc_f_type": enc_f_type, "faithful": faithful, "perfect": perfect is not None,
+            "reset_mode": reset_mode, "stat_mask_type": stat_mask_type, "has_action_seq": has_action_seq, "test_K": test_K,
+            "enc_type": enc_type, "enc_f_type": enc_f_type, "faithful": faithful, "perfect": perfect is not None,
         }
         self.tree = Tree(n, self.n_actions, K, phase=np.full(n, phase), **options)
         # Shows what a final observation looks like as the root of a tree; one step of a stage, for no step of it is ever taken.
@@ -156,7 +154,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         n = self.num_envs
         if actions.shape != (n, 2) or actions.dtype.kind not in "iub":
             raise ValueError(f"AugmentedEnv: actions are {actions.shape} {actions.dtype}; expected ({n}, 2) integers: primary "
-                             f"action, reset")
+                             "action, reset")
         primary = np.ascontiguousarray(actions[:, 0])
         plan = self.tree.select(primary, np.ascontiguousarray(actions[:, 1]))
         rew, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
@@ -242,8 +240,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self._im_returns += state.im_reward
         out = {
             "imagined": ~real, "im_reward": state.im_reward, "im_episode_return": self._im_returns.copy(),
-            "baseline": state.baseline,
-            "max_rollout_depth": state.max_rollout_depth, "step_status": state.step_status,
+            "baseline": state.baseline, "max_rollout_depth": state.max_rollout_depth, "step_status": state.step_status,
             "episode_return": self._returns.astype(np.float32), "episode_step": self._steps.copy(), "real_done": whole,
             "truncated_done": _own(info, "truncated_done", ended, np.asarray(truncated, bool)),
             "cost": _own(info, "cost", ended, np.zeros(n, bool)),
@@ -296,8 +293,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
 def augmented_spaces(
     obs: gym.Space[Any], n_actions: int, layout: Layout, h_shape: tuple[int, ...] | None = None,
-    x_shape: tuple[int, ...] | None = None,
-    return_double: bool = False,
+    x_shape: tuple[int, ...] | None = None, return_double: bool = False,
 ) -> tuple[gym.spaces.Dict, gym.spaces.MultiDiscrete]:
     """Observation and action space of one augmented environment, for whoever builds a network before there is one."""
     act = gym.spaces.MultiDiscrete([n_actions, 2])
@@ -319,20 +315,18 @@ def check_envs(envs: Any) -> None:
     """
     if not isinstance(envs, VectorEnv):
         raise TypeError(f"AugmentedEnv: {envs!r} is no vector environment; put environments together with "
-                        f"parl_like.envs.vector.make_vector_env")
+                        "parl_like.envs.vector.make_vector_env")
     mode = AutoresetMode(getattr(envs.unwrapped, "autoreset_mode", envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)))
     if mode is not AutoresetMode.SAME_STEP:
         raise ValueError(f"AugmentedEnv: the environments reset by {mode}; expected SAME_STEP: a stage has no step to spare for "
-                         f"a reset. Make "
-                         "them with autoreset='SameStep'")
+                         "a reset. Make them with autoreset='SameStep'")
     act, obs = envs.single_action_space, envs.single_observation_space
     if not isinstance(act, gym.spaces.Discrete):
         raise TypeError(f"AugmentedEnv: the action space is {act}; expected Discrete. parl_like.envs.wrappers.Discretize makes a "
-                        f"Box discrete")
+                        "Box discrete")
     if not isinstance(obs, gym.spaces.Box) or len(obs.shape) not in (1, 3):
         raise TypeError(f"AugmentedEnv: the observation space is {obs}; expected Box (C, H, W), channels first, or Box (N,). "
-                        f"Wrap the environment "
-                        "(gymnasium.wrappers.TransformObservation, FlattenObservation)")
+                        "Wrap the environment (gymnasium.wrappers.TransformObservation, FlattenObservation)")
 
 
 def _own(info: Mapping[str, Any], name: str, ended: Array, default: Array) -> Array:

@@ -94,7 +94,8 @@ class Layout:
             if not ok:
                 raise ValueError(f"Layout: {name} is {value!r}; expected {expected}")
         self.n_actions, self.K, self.max_depth, self.generation = n_actions, K, max_depth, generation
-        self.has_action_seq, self.reset_mode, self.enc_type, self.enc_f_type = bool(has_action_seq), reset_mode, enc_type, enc_f_type
+        self.has_action_seq, self.reset_mode = bool(has_action_seq), reset_mode
+        self.enc_type, self.enc_f_type = enc_type, enc_f_type
         a, newer = n_actions, generation == "G2"
         logits = "policy" if newer else "logits"
         widths = {"root_action": a, "root_r": 1} | ({"root_d": 1} if newer else {})

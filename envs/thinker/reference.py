@@ -73,10 +73,8 @@ class ReferenceTree:
 
     def __init__(
         self, n_actions: int, K: int, *, max_depth: int = 5, discounting: float = 0.97, layout: str = "G1",
-        tree_carry: bool = True,
-        reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, perfect: bool = False,
-        test_K: int | None = None,
-        enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: int = 0,
+        tree_carry: bool = True, reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, perfect: bool = False,
+        test_K: int | None = None, enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: int = 0,
     ) -> None:
         self.n_actions, self.stage, self.max_depth, self.gamma = n_actions, test_K or K, max_depth, discounting
         self.newer, self.tree_carry, self.reset_mode, self.mask = layout == "G2", tree_carry, reset_mode, stat_mask_type

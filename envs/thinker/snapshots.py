@@ -46,7 +46,7 @@ def _singles(envs: Any) -> Sequence[gym.Env[Any, Any]]:
     if isinstance(bare, gym.vector.SyncVectorEnv):
         return bare.envs
     raise TypeError(f"perfect model: {envs!r} keeps its environments out of reach; put them together with kind 'sync', or plan "
-                    f"with a learned model")
+                    "with a learned model")
 
 
 class SokobanSnapshots:

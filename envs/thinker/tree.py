@@ -75,7 +75,7 @@ class Tree:
         while True:
             plan = tree.select(primary, reset)
             r, v, done, logits, h = recurrent(states[plan.parent_slot], plan.action);  states[plan.child_slot] = h
-            ...                                                     # environments step where plan.real, initial inference: v0, logits0, h0
+            ...                        # environments step where plan.real, initial inference: v0, logits0, h0
             states[plan.root_slot] = h0
             state = tree.update(expanded=(r, v, done, logits), real=(reward, over, v0, logits0))
 
@@ -132,10 +132,8 @@ class Tree:
 
     def __init__(
         self, n: int, n_actions: int, K: int, *, max_depth: int = 5, discounting: float = 0.97, layout: str = "G1",
-        tree_carry: bool = True,
-        reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, perfect: bool = False,
-        test_K: int | None = None,
-        enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: Any = None,
+        tree_carry: bool = True, reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True, perfect: bool = False,
+        test_K: int | None = None, enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: Any = None,
     ) -> None:
         for name, value, ok, expected in (
             ("n", n, n >= 1, "at least 1"),
@@ -154,12 +152,11 @@ class Tree:
         phases = np.zeros(n, np.int64) if phase is None else self._integers("phase", phase, "iu", "Tree")
         if phases.min() < 0 or phases.max() >= self.stage:
             raise ValueError(f"Tree: phase holds {phases.min()} to {phases.max()}; expected 0 to {self.stage - 1}, less than a "
-                             f"stage is long")
+                             "stage is long")
         self._options = {
             "n": n, "n_actions": n_actions, "K": K, "test_K": self.stage, "max_depth": max(max_depth, 0),
-            "discounting": float(discounting),
-            "layout": int(layout[1]), "tree_carry": bool(tree_carry), "reset_mode": reset_mode, "perfect": bool(perfect),
-            "faithful": bool(faithful),
+            "discounting": float(discounting), "layout": int(layout[1]), "tree_carry": bool(tree_carry), "reset_mode": reset_mode,
+            "perfect": bool(perfect), "faithful": bool(faithful),
         }
         hidden = np.zeros(self.layout.size, np.uint8)
         for name in _hidden(self.layout, stat_mask_type):
@@ -167,8 +164,8 @@ class Tree:
         kind = 0 if enc_type == 0 else 1 + enc_f_type
         self._kernel = Kernel(
             n, n_actions, K, self.stage, max_depth, float(discounting), layout == "G2", bool(tree_carry), bool(reset_mode),
-            bool(perfect),
-            bool(faithful), kind, self.capacity, self.layout.seq_slots, _starts(self.layout), hidden, phases.copy(),
+            bool(perfect), bool(faithful), kind, self.capacity, self.layout.seq_slots, _starts(self.layout), hidden,
+            phases.copy(),
         )
         self._begun = False
         self._plan: tuple[int, int] | None = None  # rows that the open plan asks for: expansions, real steps
@@ -225,7 +222,7 @@ class Tree:
             e = -1 - m
             if k == 2:  # cannot happen; but a loaded state may be anything
                 raise RuntimeError(f"Tree.select: environment {e} has no free slot among {self.capacity}; its state is damaged: "
-                                   f"call begin")
+                                   "call begin")
             if k == 0:
                 raise ValueError(f"Tree.select: primary[{e}] is {primary[e]}; expected an action from 0 to {self.n_actions - 1}")
             raise ValueError(f"Tree.select: reset[{e}] is {reset[e]}; expected 0 (go on) or 1 (back to the root)")

@@ -56,8 +56,7 @@ def network(config: PlanningConfig, obs: gym.Space[Any], act: gym.Space[Any], *,
     dual = config.dual_net and not perfect
     return partial(
         ThinkerNet, obs, act, net="perfect" if perfect else "dual" if dual else "single", channels=channels,
-        vp_channels=vp_channels,
-        blocks=config.model_size_nn, decoder_depth=config.model_decoder_depth if dual else 0,
+        vp_channels=vp_channels, blocks=config.model_size_nn, decoder_depth=config.model_decoder_depth if dual else 0,
         predict_done=config.model_done_loss_cost > 0,
         value_encoding=ENCODINGS[config.model_enc_type], squash="log" if config.model_enc_f_type else "sqrt",
         frame_stack=frame_stack,
@@ -92,8 +91,7 @@ def world_model(
         extras = WorldModel(net).extras()
     buffer = partial(PrioritizedReplayBuffer, alpha=config.priority_alpha, beta=Linear(first, 1.0, lessons), ignore_obs_next=True)
     helper = partial(OffPolicyHelper, size=config.model_buffer_n, batch_size=batch, learn_every=learn_every, warmup=warmup,
-                     buffer=buffer,
-                     extras=extras)
+                     buffer=buffer, extras=extras)
     return ComputationTask(algorithm, helper, training_rule=BatchRule(max_rows=batch), **options)
 
 
@@ -124,8 +122,7 @@ def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTa
         Planner, dict(**spaces, **seen, tree="lstm" if config.tree_rep_rnn else "mlp", widths=config.widths, value_bound=bound),
         IMPALA,
         dict(streams=streams, gamma=config.discounting, entropy=config.entropy_cost, value_weight=config.baseline_cost,
-             reg=config.reg_cost, reduction="sum",
-             return_norm=None if config.return_norm == "none" else config.return_norm,
+             reg=config.reg_cost, reduction="sum", return_norm=None if config.return_norm == "none" else config.return_norm,
              max_grad_norm=config.actor_grad_norm_clipping,
              lr=Linear(config.actor_learning_rate, config.actor_learning_rate * (1.0 - config.lr_decay), updates)))
 
@@ -146,8 +143,7 @@ def build(config: Config) -> Robot:
     # not to be found out when training is over
     if config.eval_options and (evaluated := spaces_of(config, config.eval_options)) != spaces:
         raise ConfigError(f"Config: key 'eval_options': the robot learns with {spaces[0]} and {spaces[1]}, and would be "
-                          f"evaluated with "
-                          f"{' and '.join(map(str, evaluated))}")
+                          f"evaluated with {' and '.join(map(str, evaluated))}")
     obs, act = spaces
     common: dict[str, Any] = {
         "n_agents": config.n_agents, "driver": config.robot_driver(), "seed": config.seed, "trace": config.trace,

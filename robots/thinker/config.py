@@ -183,14 +183,12 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
              "out"),
             (self.planning == "learned" and ((not images and (starts or self.model_sigmoid)) or (self.latent and starts)),
              "model_sigmoid, model_residual and model_markov are about decoded images; set model_decoder_depth=0 and "
-             "dual_net=true, and with "
-             "the latter two latent=false"),
+             "dual_net=true, and with the latter two latent=false"),
             (depth == 4 and self.latent,
              "model_decoder_depth 4 decodes nothing, so there is nothing for latent planning to leave out; set latent=false"),
             (max(self.model_warm_up_n, self.model_batch_size) > rows,
              f"model_warm_up_n ({self.model_warm_up_n}) or model_batch_size ({self.model_batch_size}) is above {rows}, the "
-             f"smaller of "
-             "model_buffer_n and total_steps; the model would never learn"),
+             "smaller of model_buffer_n and total_steps; the model would never learn"),
             (sequence * lanes > rows,
              f"the model learns from {sequence} steps in a row (model_unroll_len + model_return_n + 2), and of the {rows} rows, "
              f"the smaller of "
@@ -243,8 +241,7 @@ class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
              f"max_replay_ratio is {ratio}; expected at most model_batch_size · model_unroll_len ({steps})"),
             (learns and max(self.model_warm_up_n, self.model_batch_size) > self.model_buffer_n,
              f"model_buffer_n is {self.model_buffer_n}; expected at least model_warm_up_n ({self.model_warm_up_n}) and "
-             f"model_batch_size "
-             f"({self.model_batch_size})"),
+             f"model_batch_size ({self.model_batch_size})"),
             (self.ckp and not self.xpid, "ckp=true goes on with a run; give its xpid (and savedir)"),
             (self.ckp and bool(self.preload), "ckp takes all of a run, preload the weights of another; give one of them"),
         )
@@ -270,8 +267,7 @@ UNBUILT: dict[str, Any] = {
     "cur_done_gate": False, "noise_enable": False, "noise_n": 16, "noise_d": 10, "noise_alpha": 0.8, "noise_mlp": False,
     "atari": False,
     "grayscale": False, "repeat_action_n": 0, "rand_action_eps": 0, "dm_rgb": False, "profile": False, "project": "",
-    "ray_mem": -1,
-    "ray_gpu": -1, "ray_cpu": -1, "gpu_learn": 0.5,
+    "ray_mem": -1, "ray_gpu": -1, "ray_cpu": -1, "gpu_learn": 0.5,
 }  # fmt: skip
 """Published options that have no effect here → their defaults, the only values that are taken."""
 
@@ -297,8 +293,7 @@ def published(given: Mapping[str, Any]) -> dict[str, Any]:
         if key in UNBUILT:
             if value != UNBUILT[key] or isinstance(value, bool) != isinstance(UNBUILT[key], bool):
                 raise ConfigError(f"thinker.make: option {key!r} is published, but not built here; it can only be "
-                                  f"{UNBUILT[key]!r}, got {value!r}; "
-                                  f"{WAYS_OUT.get(key, 'leave it out')}")
+                                  f"{UNBUILT[key]!r}, got {value!r}; {WAYS_OUT.get(key, 'leave it out')}")
         elif RENAMED.get(key) in given:
             raise ConfigError(f"thinker.make: {key!r} and {RENAMED[key]!r} are one option; give one of them")
         else:

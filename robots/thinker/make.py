@@ -162,8 +162,7 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 def _differs(o: ThinkerOptions, key: str, there: Any, here: Any) -> str:
     return (f"thinker.make: the checkpoint in {Path(o.savedir, o.xpid)} was made with {key} {there!r}, not {here!r}; leave {key} "
-            f"as it was, or "
-            "begin a new run with another xpid and ckp=False")
+            "as it was, or begin a new run with another xpid and ckp=False")
 
 
 def _environments(name: str | None, env_fn: Callable[[], Any] | None, n: int, o: ThinkerOptions) -> VectorEnv[Any, Any, Any]:
@@ -185,8 +184,7 @@ def _environments(name: str | None, env_fn: Callable[[], Any] | None, n: int, o:
         box: Any = envs.single_observation_space
         if o.wrapper_type != 1 and not (np.abs([box.low, box.high]) < 1e30).all():
             raise ValueError(f"the observation space is {box}; the model needs finite limits, by which it normalises; wrap the "
-                             f"environment "
-                             "(gymnasium.wrappers.RescaleObservation, TransformObservation)")
+                             "environment (gymnasium.wrappers.RescaleObservation, TransformObservation)")
     except (TypeError, ValueError) as error:
         envs.close()
         raise ConfigError(f"thinker.make: {which}: {str(error).removeprefix('AugmentedEnv: ')}") from None
@@ -207,8 +205,7 @@ def _robot(
     rows = o.model_unroll_len + o.model_return_n + 3
     if o.train_model and o.model_buffer_n // n < rows:
         raise ConfigError(f"thinker.make: model_buffer_n is {o.model_buffer_n}; expected at least {rows * n}: {n} environments, "
-                          f"and what "
-                          "model_unroll_len and model_return_n look at")
+                          "and what model_unroll_len and model_return_n look at")
     perfect = o.wrapper_type == 2
     net = network(o, envs.single_observation_space, envs.single_action_space, perfect=perfect, frame_stack=frame_stack)
     shown = {"return_h": o.return_h, "return_x": o.return_x}
@@ -234,8 +231,7 @@ def _robot(
         left_out = robot.load(folder / "checkpoint", partial=not (o.ckp and o.train_model))
         if left_out:
             raise ConfigError(f"thinker.make: {'ckp' if o.ckp else 'preload'}: the weights in {folder} are those of another "
-                              f"network; "
-                              f"{', '.join(left_out[:3])} differ")
+                              f"network; {', '.join(left_out[:3])} differ")
         robot.agents[0].cut()  # the episodes that were open then do not go on
     if o.parallel:
         for _ in robot.iterate(robot.env_steps + 1):  # starts the task's threads; there is no agent to run

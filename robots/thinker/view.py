@@ -296,8 +296,7 @@ def _draw_tree(axes: Any, stage: Stage, names: Sequence[str], places: Mapping[in
                "edgecolor": COLOURS["real"] if taken else "black" if node.done else "0.5",
                "facecolor": colormaps["YlGn"](0.05 + 0.5 * (node.max - low) / max(high - low, 1e-9)) if depth else "white"}
         axes.text(x, -depth, f"{head}v {number(node.v)}\nmean {number(node.mean)}\nmax {number(node.max)}", ha="center",
-                  va="center",
-                  fontsize=min(7.0, 7.0 * columns / (last + 1)), linespacing=1.15, zorder=2, bbox=box)
+                  va="center", fontsize=min(7.0, 7.0 * columns / (last + 1)), linespacing=1.15, zorder=2, bbox=box)
     room = max(0.5, (columns - last) / 2)  # small trees stay in the middle, as narrow as large ones
     axes.set(xlim=(-room, last + room), ylim=(-max(depth for _, depth in places.values()) - 0.5, 0.5))
     axes.set_axis_off()
