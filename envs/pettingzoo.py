@@ -33,7 +33,7 @@ class AECPlayer(gym.Env[Any, Any]):
     """One player of a PettingZoo AEC environment; the others act by given rules between its turns.
 
     Observation: PettingZoo's own of this player. Where that is a Dict of `observation` and `action_mask`, it is called `obs` and `mask` ([A] int8)
-    instead. Where the mask comes in the infos (`mask=True`), the observation is put beside it in the same way. At the end the mask is zeros.
+    instead. Where the mask comes in the infos (`mask=True`), the observation is put beside it in the same way. After a true end the mask is zeros.
 
     Reward: of this player since its last turn; what it got before its first turn comes with its first step. Games that are over before its
     first turn are played again. `terminated` and `truncated` are this player's own. Info: this player's.
@@ -111,16 +111,17 @@ class AECPlayer(gym.Env[Any, Any]):
             obs, reward, terminated, truncated, info = env.last()
             over = bool(terminated or truncated)
             if agent == self.player:
-                return self._converted(obs, info, over), float(reward), bool(terminated), bool(truncated), info
+                return self._converted(obs, info, bool(terminated)), float(reward), bool(terminated), bool(truncated), info
             env.step(None if over else self.rules[agent](self._plain(agent, obs, info), self.np_random))
         raise RuntimeError(f"AECPlayer: {env} ended without a last turn of {self.player}, so its last reward is unknown; agents that are "
                            "done must be stepped once more, with None")
 
-    def _converted(self, obs: Any, info: Mapping[str, Any], over: bool) -> Any:
-        """What the player sees. After the end nothing is legal, whatever the environment says."""
+    def _converted(self, obs: Any, info: Mapping[str, Any], terminated: bool) -> Any:
+        """What the player sees. After a true end nothing is legal, whatever the environment says; a game that was only cut keeps its mask,
+        for its value is asked for."""
         if not self._masked:
             return obs
-        if over:
+        if terminated or (not self._named and "action_mask" not in info):
             mask = np.zeros(int(self.action_space.n), np.int8)
         else:
             mask = np.asarray(obs["action_mask"] if self._named else info["action_mask"], np.int8)

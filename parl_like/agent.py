@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +16,6 @@ from parl_like.spec import Array, SpecError
 
 if TYPE_CHECKING:
     from parl_like.robot import Robot
-
-log = logging.getLogger(__name__)
 
 STUCK = 1000
 """Calls of `run_one_episode` in a row that did nothing, after which an agent is declared stuck."""
@@ -85,7 +82,7 @@ class Agent:
         self.learns = False
         self.bad_values = 0
         self.fault: SpecError | None = None  # why an episode was dropped last
-        self.told: set[str] = set()  # what of the process its environment changed, and a warning has said so
+        self.told: set[str] = set()  # what of the process its environment has changed
 
     def __str__(self) -> str:
         return self._label
@@ -97,11 +94,9 @@ class Agent:
         self.env: Any = EnvFace(env, self)
 
     def count_bad(self, text: str) -> None:
-        """Counts a value that was dropped or replaced; the log has the 1st, 2nd, 4th, 8th …, so that it stays small."""
+        """Counts a value that was dropped or replaced."""
         self.bad_values += 1
-        self.robot.bad_values += 1
-        if not self.bad_values & (self.bad_values - 1):
-            log.warning("%s; bad values so far: %d", text, self.bad_values)
+        self.robot.count_bad(text)
 
     # ------------------------------------------------------------------------------------------------------ what users write
 

@@ -18,6 +18,7 @@ from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
 from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer
+from parl_like.one_player import OnePlayer
 from parl_like.spec import Array, Spec, SpecError, leaves, specs_of
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ class AgentHelper:
         inputs = self.model.inputs()
         self._obs_names = [n for n in inputs if n == "obs" or n.startswith("obs.")]
         self.transforms = transforms.for_helper(len(lanes), mode)
+        along = self.window.in_order or self.window.rows > 1 or self.transforms.behind or getattr(buffer, "stack_num", 1) > 1
+        self._player = OnePlayer(f"{agent}, task {name!r}") if along and not agent.vector else None
         raw = self._raw_specs(inputs)
         self._raw_names = list(raw)
         self._changes = bool(len(transforms))
@@ -210,6 +213,8 @@ class AgentHelper:
 
     def pre_episode(self, agent: Agent) -> None:
         """Stage PRE_EPISODE: recurrent memory starts from zero; of a vector environment that of `env.env_index`."""
+        if self._player is not None:
+            self._player.begin()
         if self._changes:
             self.transforms.begin(agent.env.env_index if self._vector else 0)
         if not self._vector:
@@ -228,6 +233,8 @@ class AgentHelper:
         Args:
             rows: Numbers of the environments of a vector environment that this is about; None: all.
         """
+        if self._player is not None:
+            self._player.begin()
         if self.buffer is not None:
             for lane in self.lanes if rows is None else self._lane_numbers[rows].tolist():
                 self.buffer.truncate_open(lane)
@@ -414,6 +421,8 @@ class AgentHelper:
             if self._vector:
                 n, ended = self._store_rows(buffer, values, np.logical_or(terminated, truncated), mask)
             else:
+                if self._player is not None:
+                    self._player.row(head, tail, terminated or truncated)
                 buffer.push(self.lane, values)
                 n, ended = 1, terminated or truncated
         except ValueError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +31,8 @@ from parl_like.film import Film, drawable, write_gif
 from parl_like.model import Model
 from parl_like.spec import SpecError
 from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
+
+log = logging.getLogger(__name__)
 
 DRIVERS = {
     "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
@@ -133,6 +137,8 @@ class Crew:
         # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`. The
         # value of a call (next() of a counter) could be stored late, over a larger one.
         self.env_steps = self.episodes = self.bad_values = 0
+        self._bad_so_far = 0  # a worker's `bad_values` are counted off
+        self.told: set[str] = set()  # what of the process the environments changed, and a warning has said so
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self._stop: StopCondition | None = None
@@ -142,6 +148,7 @@ class Crew:
         self.transforms = dict(transforms or {})
         self._driver = self._make_driver()
         self._started = False
+        self._runs, self._runner = threading.RLock(), ""  # held by the thread that runs the agents, and its name
         self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
         self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
         self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
@@ -174,6 +181,8 @@ class Crew:
         member = self._make_agent()
         if not isinstance(member, Agent):
             raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
+        if hasattr(member, "robot"):
+            raise ValueError(f"Robot: agent() gave one {type(member).__name__} several times; expected a new one at every call, such as its class")
         member.bind(self, index, np.random.default_rng(seed), self._label)  # type: ignore[arg-type]
         if env is None:
             member.env = None
@@ -214,6 +223,8 @@ class Crew:
         """A helper of one task for every new agent; for the first of them the task's wrapper and, where rows are stored, its buffer, too."""
         make = task.helper or AgentHelper
         helpers = [make() for _ in agents]
+        if len({id(helper) for helper in helpers}) < len(helpers) or hasattr(helpers[0], "comm"):
+            raise ValueError(f"Robot: task {name!r}: helper() gave one {type(helpers[0]).__name__} to several agents; expected a new one at every call")
         training = self.mode != "test" and task.train
         lane = sum(agent.n_envs for agent in self.agents)
         new_lanes = sum(agent.n_envs for agent in agents)
@@ -263,6 +274,27 @@ class Crew:
             self._driver.start(self.agents, list(self.wrappers.values()))
 
     @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """Around whatever runs or ends the agents.
+
+        Raises:
+            RuntimeError: another thread does so, or began with agents that can only go on there.
+        """
+        if not self._runs.acquire(blocking=False):
+            self._driver.refuse_agents()
+            raise RuntimeError(f"thread {self._runner!r} runs this robot; only one thread at a time may run, save or close it. To end the run from "
+                               "another one call request_stop()")
+        try:
+            here = threading.current_thread()
+            if self._started and self.driver_name == "cooperative" and self._runner != here.name:
+                raise RuntimeError(f"thread {self._runner!r} has begun with the agents of this robot, and greenlets cannot change threads; go on, "
+                                   "or close() it, there. A run that came to its end, by run(stop), may be followed by one in another thread")
+            self._runner = here.name
+            yield
+        finally:
+            self._runs.release()
+
+    @contextmanager
     def _uninterrupted(self) -> Iterator[None]:
         """Around what leaves agents in a state that nothing else understands: where Ctrl-C strikes inside, all of them end before the
         next thing is done."""
@@ -282,6 +314,13 @@ class Crew:
         self.recent_returns.append(episode_return)
         self.recent_lengths.append(length)
         self.episodes += 1
+
+    def count_bad(self, text: str) -> None:
+        """A value of an environment was dropped or replaced; the log has the robot's 1st, 2nd, 4th, 8th …, so that it stays small."""
+        self.bad_values += 1
+        self._bad_so_far += 1
+        if not self._bad_so_far & (self._bad_so_far - 1):
+            log.warning("%s; bad values so far: %d", text, self._bad_so_far)
 
     def count_offline_step(self) -> None:
         """An agent without an environment begins a round of learning; it counts as a step, so that stop conditions work."""
@@ -315,7 +354,7 @@ class Crew:
     def _advance(self) -> bool:
         """One iteration of the driver; raises what an agent or a task raised."""
         self._driver.refuse_agents()
-        with self._uninterrupted():
+        with self._one_thread(), self._uninterrupted():
             self._ensure_started()
             able = [a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
             # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
@@ -338,7 +377,7 @@ class Crew:
             RuntimeError: an agent is still busy in its environment after `patience` seconds.
         """
         self._driver.refuse_agents()
-        with self._uninterrupted():
+        with self._one_thread(), self._uninterrupted():
             late = self._driver.halt(self.agents, "interrupt", patience) if self._started else []
             if late:
                 raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: {', '.join(map(str, late))}")
@@ -354,6 +393,10 @@ class Crew:
 
     def _halt(self) -> None:
         """All agents end; open requests are answered with `Stopped`. The crew may start again."""
+        with self._one_thread():
+            self._end_all()
+
+    def _end_all(self) -> None:
         late: list[Any] = []
         self._unsound = True
         if self._started:
@@ -378,6 +421,10 @@ class Crew:
         Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
         """
         self._driver.refuse_agents()
+        with self._one_thread():
+            return self._gathered(n_step, n_episode)
+
+    def _gathered(self, n_step: int | None, n_episode: int | None) -> Episodes:
         begin, steps_before = perf_counter(), self.env_steps
         result = Episodes()
         watch = _Watch(self.agents)
@@ -483,6 +530,10 @@ class Robot(Crew):
         for name, task in tasks.items():
             if not isinstance(task, ComputationTask):
                 raise TypeError(f"Robot: task {name!r} is {type(task).__name__}; expected ComputationTask(algorithm or function, helper=…)")
+        for name, task in tasks.items():
+            twin = next((other for other, one in tasks.items() if one is task and other != name), None)
+            if twin is not None:
+                raise ValueError(f"Robot: tasks {name!r} and {twin!r} are one ComputationTask; make one for each (`Shared` lets tasks have one network)")
         if not isinstance(driver, str):
             tasks = driver.place(tasks)
         if not callable(agent):
@@ -562,7 +613,12 @@ class Robot(Crew):
         if stop is not None and not isinstance(stop, StopCondition):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a StopCondition, e.g. StopAfterSteps(1000) of parl_like.stages")
         self._driver.refuse_agents()
-        hooks = [hooks] if isinstance(hooks, Hook) else list(hooks)
+        with self._one_thread():
+            self._run(stop, [hooks] if isinstance(hooks, Hook) else list(hooks))
+        for name, why in self.never_learned().items():
+            log.warning("task %r never learned: %s", name, why)
+
+    def _run(self, stop: StopCondition | None, hooks: list[Hook]) -> None:
         if self._unsound:
             self._halt()
         self._saves.clear()
@@ -593,6 +649,26 @@ class Robot(Crew):
             self._observe()
             for call in overridden(hooks, "post_experiment"):
                 call(self)
+
+    def never_learned(self) -> dict[str, str]:
+        """Tasks that could learn, but have not done a single optimiser step since they were built or loaded: name → why."""
+        return {name: self._why_not(name, task) for name, task in self.tasks.items() if task.train and not task.algorithm.updates
+                and any(next(network.parameters(), None) is not None for network in task.algorithm.networks().values())}
+
+    def _why_not(self, name: str, task: ComputationTask) -> str:
+        """Why a task has not learned."""
+        helper = (task.helper or AgentHelper)()
+        if not helper.learns:
+            return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, or train=False "
+                    "where that is meant")
+        if self._driver.hosted:
+            return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
+        rows, warmup = sum(agent.helpers[name].steps for agent in self.agents), getattr(helper, "warmup", 0)
+        if not rows:
+            return f"no row was stored for it: no agent calls helpers[{name!r}].store(...)"
+        if warmup > rows:
+            return f"{rows} rows were stored, and it begins with {warmup} (warmup, batch_size); train for longer, or lower them"
+        return f"{rows} rows were stored, but no lesson was due yet; train for longer, or learn more often"
 
     def train_iter(self) -> dict[str, float]:
         """One iteration of a sync robot: every learning agent unrolls with unchanged parameters, then the tasks train.
@@ -739,7 +815,7 @@ class Robot(Crew):
         # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
         sequence = np.random.SeedSequence(entropy=sequence.entropy, spawn_key=sequence.spawn_key)
         crew = Crew(self.tasks, source, self._make_agent, n, sequence, "cooperative", True, "test", "evaluator", self.transforms)
-        crew._borrowed = borrowed
+        crew._borrowed, crew.told = borrowed, self.told
         if self.eval_explore:
             for agent in crew.agents:
                 for helper in agent.helpers.values():

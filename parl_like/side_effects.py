@@ -21,7 +21,7 @@ _LEFT = "left so: nothing of the framework draws from it, but then reset(seed=..
 
 @contextmanager
 def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
-    """Around code of an environment: tells, once per agent and thing, what it changed that belongs to the whole process.
+    """Around code of an environment: tells, once per robot and thing, what it changed that belongs to the whole process.
 
     The working directory and the handler of Ctrl-C are put back, except in a thread beside others that may rely on them. The global
     random generators are left as they are: an environment that draws from them would else repeat itself in every episode. Ours
@@ -43,9 +43,10 @@ def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
                 os.chdir(before[DIRECTORY])
             if CTRL_C in changed:
                 signal.signal(signal.SIGINT, before[CTRL_C])
-        new = sorted(changed - agent.told)
+        agent.told |= changed
+        new = sorted(changed - agent.robot.told)
         if new:
-            agent.told.update(new)
+            agent.robot.told.update(new)
             hints = [f"{name} ({_PUT_BACK if alone else _SHARED})" if name in (DIRECTORY, CTRL_C) else f"{name} ({_LEFT})" for name in new]
             warnings.warn(f"{agent}: while its environment was {doing}, something changed {' and '.join(hints)}", RuntimeWarning, stacklevel=4)
 

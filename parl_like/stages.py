@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from enum import Enum
+from functools import cache
 from hashlib import blake2b
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
@@ -373,7 +375,22 @@ class StopWhen(StopCondition):
 
 
 def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]:
-    """The bound methods `name` of those observers that have one and do more than `Hook` at this stage."""
+    """The bound methods `name` of those observers that have one and do more than `Hook` at this stage.
+
+    Raises:
+        TypeError: an observer has a method whose name is nearly that of a stage, so that nobody would call it.
+    """
     base = getattr(Hook, name)
+    for observer in observers:
+        _refuse_misspelt(observer.__class__)
     methods = [getattr(o, name) for o in observers if hasattr(o, name)]
     return [m for m in methods if getattr(m, "__func__", m) is not base]
+
+
+@cache
+def _refuse_misspelt(kind: type) -> None:
+    stages = [stage.value for stage in Stage]
+    for name in dir(kind):
+        near = () if name.startswith("_") or name in stages else get_close_matches(name, stages, 1, 0.8)
+        if near and callable(getattr(kind, name, None)):
+            raise TypeError(f"{kind.__name__}.{name} is no stage; did you mean {near[0]!r}? A method that is none needs a name less like it")

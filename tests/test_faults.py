@@ -198,6 +198,25 @@ def test_an_environment_that_is_never_right_ends_the_run():
         assert robot.collect(n_step=7).n_steps == 7
 
 
+def test_one_cause_is_told_once_and_not_by_every_agent(caplog):
+    class Rude(Corridor):
+        def reset(self, **options):
+            np.random.seed(1)
+            return super().reset(**options)
+
+        def step(self, act):
+            return *super().step(act)[:1], math.nan, False, self.at == self.length, {}
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with robot_of(Recorder(), env=Rude, agent=partial(Agent, on_bad_value="replace"), n_agents=4) as robot:
+            robot.run(StopAfterSteps(32))
+            for _ in range(2):
+                robot.evaluate(2)
+    assert len([w for w in told if "the global generator of numpy" in str(w.message)]) == 1
+    assert sum("replaced" in record.getMessage() for record in caplog.records if "agent" in record.getMessage()[:6]) == 6  # 1, 2, 4 … 32
+
+
 def test_counts_of_bad_values_are_saved():
     with corridor_robot(dict(obs=f32(np.nan)), "drop") as robot, corridor_robot({}, "drop") as other:
         robot.run(StopAfterEpisodes(1))
@@ -296,7 +315,7 @@ def test_directory_and_handler_are_put_back_and_each_thing_is_said_once(place, a
             robot.run(StopAfterEpisodes(6))
     assert os.getcwd() == str(tmp_path) and signal.getsignal(signal.SIGINT) is handler
     said = [str(one.message) for one in caught if "while its environment was" in str(one.message)]
-    assert [text.partition(":")[0] for text in said] == ["agent 0", "agent 1"]
+    assert [text.partition(":")[0] for text in said] == ["agent 0"]  # agent 1 does the same
     for part in (f"was {place}", "the working directory (put back)", "the handler of Ctrl-C (put back)", "generator of random (left so",
                  "generator of numpy (left so", "generator of torch (left so"):
         assert part in said[0]

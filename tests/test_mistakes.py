@@ -1,0 +1,227 @@
+"""Mistakes in using a robot that would show in nothing but its numbers: each is refused, or said, by name."""
+
+import logging
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from agent_fakes import ACT, Corridor, Recorder, dqn, ppo, robot_of
+
+from parl_like import (
+    Agent,
+    AgentHelper,
+    ComputationTask,
+    EpisodicHelper,
+    Hook,
+    OffPolicyHelper,
+    OnPolicyHelper,
+    Robot,
+    VectorAgent,
+)
+from parl_like.errors import AgentFailed
+from parl_like.stages import StopAfterSteps, StopSignal, StopWhen
+
+
+def off(**options):
+    return lambda: OffPolicyHelper(**{"size": 200, "batch_size": 4, "learn_every": 4, **options})
+
+
+# --------------------------------------------------------------------------------------------------------------- the same twice
+
+
+def test_one_task_under_two_names_is_refused():
+    task = ComputationTask(dqn(), off())
+    with pytest.raises(ValueError, match="tasks 'RL' and 'twin' are one ComputationTask; make one for each"):
+        Robot(Corridor, tasks={"RL": task, "twin": task})
+
+
+def test_one_helper_or_agent_for_several_agents_is_refused():
+    helper = OffPolicyHelper()
+    with pytest.raises(ValueError, match=r"task 'RL': helper\(\) gave one OffPolicyHelper to several agents; expected a new one at every call"):
+        robot_of(dqn(), lambda: helper, n_agents=2)
+    agent = Agent()
+    with pytest.raises(ValueError, match=r"agent\(\) gave one Agent several times; expected a new one at every call"):
+        robot_of(dqn(), agent=lambda: agent, n_agents=2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- misspelt stages
+
+
+@pytest.mark.parametrize(("name", "right"), [("post_epsiode", "post_episode"), ("pre_action", "pre_act"), ("post_experimnt", "post_experiment")])
+def test_a_misspelt_stage_of_a_hook_is_refused(name, right):
+    mine = type("Mine", (Hook,), {name: lambda self, *rest: None, "process": lambda self: None})
+    with robot_of(Recorder()) as robot, pytest.raises(TypeError, match=f"Mine.{name} is no stage; did you mean {right!r}"):
+        robot.run(StopAfterSteps(1), mine())
+
+
+def test_a_misspelt_stage_of_a_helper_is_refused():
+    class Hears(AgentHelper):
+        def pre_epsiode(self, agent):
+            """Never called."""
+
+    with pytest.raises(TypeError, match="Hears.pre_epsiode is no stage; did you mean 'pre_episode'"):
+        robot_of(Recorder(), Hears)
+
+
+# -------------------------------------------------------------------------------------------------------------- learns nothing
+
+
+class Forgetful(Agent):
+    """Stores nothing."""
+
+    def run_one_episode(self):
+        obs, _ = self.env.reset()
+        over = False
+        while not over:
+            obs, _, terminated, truncated, _ = self.env.step(self.helpers["RL"].predict(obs))
+            over = terminated or truncated
+
+
+@pytest.mark.parametrize(("helper", "agent", "why"), [
+    (None, Agent, "its agents have no helper that learns"),
+    (AgentHelper, Agent, "its agents have no helper that learns"),
+    (off(), Forgetful, r"no row was stored for it: no agent calls helpers\['RL'\].store"),
+    (off(warmup=100), Agent, "20 rows were stored, and it begins with 100"),
+    (lambda: EpisodicHelper(episodes=50), Agent, "20 rows were stored, but no lesson was due yet"),
+])
+def test_a_learner_that_never_learns_is_told(helper, agent, why, caplog):
+    with robot_of(dqn() if helper is not None and helper().learns and not isinstance(helper(), OnPolicyHelper) else ppo(), helper, agent=agent) as robot:
+        with caplog.at_level(logging.WARNING, "parl_like"):
+            robot.run(StopAfterSteps(20))
+        assert list(robot.never_learned()) == ["RL"]
+        assert [r.getMessage() for r in caplog.records if "never learned" in r.getMessage()] == [f"task 'RL' never learned: {robot.never_learned()['RL']}"]
+        import re
+
+        assert re.search(why, robot.never_learned()["RL"])
+
+
+def test_tasks_that_learned_or_were_not_to_learn_are_not_told(caplog):
+    with robot_of(dqn(), off()) as robot, caplog.at_level(logging.WARNING, "parl_like"):
+        robot.run(StopAfterSteps(40))
+        assert robot.never_learned() == {}
+    with Robot(Corridor, tasks={"RL": ComputationTask(dqn(), train=False)}) as robot, caplog.at_level(logging.WARNING, "parl_like"):
+        robot.run(StopAfterSteps(40))
+        assert robot.never_learned() == {}
+    assert "never learned" not in caplog.text
+
+
+# -------------------------------------------------------------------------------------------------------------------- two threads
+
+
+@pytest.mark.parametrize("second", ["run", "train_iter", "collect", "save", "close"])
+def test_a_robot_that_another_thread_runs_is_refused(second, tmp_path):
+    stop, running, errors = StopSignal(), threading.Event(), []
+
+    def begun(robot):
+        running.set()
+        return False
+
+    with robot_of(dqn(), off()) as robot:
+        first = threading.Thread(target=lambda: robot.run(stop | StopWhen(begun)), name="first")
+        first.start()
+        assert running.wait(30)
+        calls = {"run": lambda: robot.run(StopAfterSteps(10)), "train_iter": robot.train_iter, "collect": lambda: robot.collect(n_step=4),
+                 "save": lambda: robot.save(tmp_path / "there"), "close": robot.close}
+        try:
+            with pytest.raises(RuntimeError, match=r"thread 'first' runs this robot; .* request_stop\(\)"):
+                calls[second]()
+            robot.evaluate(1)  # has agents of its own
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            stop.set()
+            first.join(30)
+        assert not first.is_alive() and not errors
+        robot.run(StopAfterSteps(10))  # and then it is free again
+
+
+# -------------------------------------------------------------------------------------------------------------------- two players
+
+
+class Duel(gym.Env):
+    """Two players see different numbers; each move of theirs adds to their own."""
+
+    observation_space = gym.spaces.Box(-1000.0, 1000.0, (2,), np.float32)
+    action_space = ACT
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = np.array([[0.0, 0.0], [100.0, 0.0]], np.float32)
+        return self.at.copy(), {}
+
+    def step(self, act):
+        self.at += 1.0
+        return self.at.copy(), 1.0, bool(self.at[0, 0] == 9), False, {}
+
+
+class BothAtOnce(Agent):
+    def run_one_episode(self):
+        obs, _ = self.env.reset()
+        over = False
+        while not over:
+            acts = [self.helpers["RL"].predict(one) for one in obs]
+            obs_next, rew, over, truncated, _ = self.env.step(int(acts[0]))
+            for player in range(2):
+                self.helpers["RL"].store(obs[player], acts[player], rew, obs_next[player], over, truncated)
+            obs = obs_next
+
+
+class InTurns(Agent):
+    """A player's row is stored when it is its turn again."""
+
+    def run_one_episode(self):
+        helper, waiting, player, over = self.helpers["RL"], [None, None], 0, False
+        obs, _ = self.env.reset()
+        while not over:
+            if waiting[player] is not None:
+                helper.store(*waiting[player], 1.0, obs[player], False, False)
+            act = helper.predict(obs[player])
+            waiting[player] = obs[player], act
+            obs, _, over, _, _ = self.env.step(act)
+            player = 1 - player
+
+
+@pytest.mark.parametrize("agent", [BothAtOnce, InTurns])
+@pytest.mark.parametrize(("algorithm", "helper"), [
+    (lambda: dqn(Duel, n_step=3), off()), (lambda: ppo(Duel), lambda: OnPolicyHelper(unroll=16)),
+], ids=["n-step", "on-policy"])
+def test_two_players_of_one_helper_are_refused(agent, algorithm, helper):
+    with robot_of(algorithm(), helper, env=Duel, agent=agent) as robot:
+        with pytest.raises(AgentFailed, match=r"agent 0, task 'RL': rows of two players come by turns, .* a task of its own"):
+            robot.run(StopAfterSteps(40))
+
+
+def test_one_step_rows_of_two_players_do_no_harm():
+    with robot_of(dqn(Duel), off(), env=Duel, agent=BothAtOnce) as robot:
+        robot.run(StopAfterSteps(40))
+        assert robot.tasks["RL"].learns > 0
+
+
+class Revisits(Corridor):
+    """Back and forth between two places, so that every observation is also the one of two steps ago."""
+
+    def obs(self):
+        return np.array([self.at % 2], np.float32)
+
+
+class Skips(Agent):
+    """Stores every other step only."""
+
+    def run_one_episode(self):
+        obs, _ = self.env.reset()
+        over, number = False, 0
+        while not over:
+            act = self.helpers["RL"].predict(obs)
+            obs_next, rew, over, truncated, _ = self.env.step(act)
+            if number % 2:
+                self.helpers["RL"].store(obs, act, rew, obs_next, over, truncated)
+            obs, number = obs_next, number + 1
+
+
+@pytest.mark.parametrize("env", [Corridor, Revisits])
+@pytest.mark.parametrize("agent", [Agent, Skips, lambda: VectorAgent(2)], ids=["all", "every other", "vector"])
+def test_one_player_is_never_taken_for_two(env, agent):
+    with robot_of(dqn(n_step=3), off(), env=lambda: env(12), agent=agent) as robot:
+        robot.run(StopAfterSteps(100))
+        assert robot.tasks["RL"].learns > 0
