@@ -32,6 +32,8 @@ class DQN(Algorithm):
         lr: Adam's learning rate, or a schedule over optimiser steps.
     """
 
+    transient = ("_before",)
+
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500, tau: float | None = None,
         double: bool = True, epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,

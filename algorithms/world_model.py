@@ -133,6 +133,8 @@ class WorldModel(Algorithm):
         table: State name → [nodes, ...] float32.
     """
 
+    transient = ("table", "_claims", "_before")
+
     def __init__(
         self, model: Model | Callable[[], Model], *, unroll: int = 5, return_n: int = 5, gamma: float = 0.97, reward: float = 1.0,
         done: float = 1.0, image: float = 0.0, feature: float = 10.0, latent: float = 10.0, value: float = 0.25, policy: float = 0.5,
@@ -162,7 +164,7 @@ class WorldModel(Algorithm):
         self.sync_every, self.capacity, self.return_h, self.return_x = sync_every, nodes, return_h, return_x
         self.window = Window(sequence=unroll + 1 + return_n, burn_in=1)
         # Convolutions that learn nothing are some 15 % faster so; an optimiser would need its moments in the same format, after loading too.
-        self.acting = self.model.clone().eval().to(memory_format=torch.channels_last)
+        self.acting = self.model.clone().eval().requires_grad_(False).to(memory_format=torch.channels_last)
         self.table: dict[str, Tensor] = {}
         self._claims: list[tuple[int, int, weakref.ref[Any]]] = []
         self._before = 0

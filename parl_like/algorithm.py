@@ -14,6 +14,7 @@ import torch
 from parl_like.batch import same
 from parl_like.model import reinitialise, sync
 from parl_like.optim import FusedAdam
+from parl_like.task_state import Attributes
 
 if TYPE_CHECKING:
     from parl_like.batch import Batch
@@ -103,9 +104,11 @@ class Algorithm:
         updates: Optimiser steps done.
         rng: Generator for minibatches and the like; the task gives it its own.
         torch_rng: The same for torch.
+        transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
     """
 
     window = Window()
+    transient: tuple[str, ...] = ()
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
         self.model: Any = model if isinstance(model, torch.nn.Module) else model()
@@ -115,6 +118,7 @@ class Algorithm:
         self.updates = 0
         self.rng = np.random.default_rng(0)
         self.torch_rng = torch.Generator()
+        self._attributes: Attributes | None = None
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         """Forward pass for a batch of requests; runs under `torch.inference_mode`.
@@ -164,6 +168,31 @@ class Algorithm:
         """Everything that has state to save and a device to live on, by name: the model and, say, its target copy."""
         return {"model": self.model}
 
+    def watch(self, owner: str) -> None:
+        """From now on `state_dict` gives what has changed; called when the task is built, before anything is learned.
+
+        Raises:
+            TypeError: an attribute cannot be saved, and this class has no `state_dict` of its own.
+        """
+        self._attributes = Attributes(self, owner, strict=type(self).state_dict is Algorithm.state_dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of this algorithm beside `networks()`, `updates` and the two generators.
+
+        By default every attribute that has changed since the task was built: numbers, text, arrays, tensors and parameters, generators,
+        optimisers, objects of plain Python or with a `state_dict`, and collections of these; but for those that `transient` names.
+        """
+        return {} if self._attributes is None else self._attributes.changed(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict()`; attributes that are not in it become what they were when the task was built.
+
+        Raises:
+            ValueError: something does not fit; nothing has been changed.
+        """
+        if self._attributes is not None:
+            self._attributes.load(self, state)
+
     def clone(self, copy: bool = True) -> Algorithm:
         """A second algorithm with parameters of its own, equal in value (`copy=True`) or newly initialised.
 
@@ -183,13 +212,14 @@ class Algorithm:
 
 
 def _copy_without_sharing(algorithm: Algorithm) -> Algorithm:
-    memo: dict[int, Any] = {}
+    other = copy.copy(algorithm)
+    other._attributes = None
+    memo: dict[int, Any] = {id(algorithm): other}
     for value in vars(algorithm).values():
         if isinstance(value, torch.Generator):  # deepcopy knows no generators
             memo[id(value)] = torch.Generator(device=value.device)
             memo[id(value)].set_state(value.get_state())
-    other = copy.copy(algorithm)
-    other.__dict__.update(copy.deepcopy(vars(algorithm), memo))
+    other.__dict__.update(copy.deepcopy(vars(other), memo))
     return other
 
 

@@ -875,7 +875,7 @@ def same(a: Any, b: Any) -> bool:
         if x.shape != y.shape:
             return False
         if "O" in (x.dtype.kind, y.dtype.kind):
-            return all(same(i, j) for i, j in zip(x.flat, y.flat, strict=True))
+            return all(same(i, j) for i, j in zip(x.flat, y.flat, strict=True)) if x.ndim else bool(a == b)  # one integer beyond 64 bits
         return np.array_equal(x, y, equal_nan=x.dtype.kind in "fc" and y.dtype.kind in "fc")
     if isinstance(a, _MAPPINGS) and isinstance(b, _MAPPINGS):
         return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())

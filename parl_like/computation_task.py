@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,21 @@ import numpy as np
 import torch
 
 from parl_like.acting import ActingCopies, tensors_of
-from parl_like.algorithm import Algorithm, value_of
+from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
+from parl_like.data.archive import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 from parl_like.errors import Diverged
+from parl_like.lesson import ROW, Returns, to_numpy
 from parl_like.spec import Array, Spec, nest
+from parl_like.task_state import (
+    attribute_parameters,
+    check_network,
+    checked_optimizer,
+    clones,
+    counters_of,
+    differing,
+    optimizer_state,
+)
 from parl_like.transfer import fetch, send
 
 if TYPE_CHECKING:
@@ -179,7 +191,10 @@ class ComputationTask:
         self._try_out()
         for network in algorithm.networks().values():
             network.to(self.device).eval()
+        for parameter in attribute_parameters(algorithm).values():
+            parameter.data = parameter.data.to(self.device)
         self._has_modes = any(_has_modes(type(m)) for n in algorithm.networks().values() for m in n.modules())  # type: ignore[arg-type]
+        algorithm.watch(f"task {self.name!r}")
         self.claim()
 
     def _try_out(self) -> None:
@@ -190,7 +205,7 @@ class ComputationTask:
         rows = {name: torch.from_numpy(spec.legal(2)) for name, spec in inputs.items()}
         with torch.no_grad():
             out = self._flat(self.algorithm.predict(Batch(nest(rows))))
-        self.check_output({name: _to_numpy(value) for name, value in out.items()}, 2)
+        self.check_output({name: to_numpy(value) for name, value in out.items()}, 2)
         self.output_shapes = {name: tuple(value.shape[1:]) for name, value in out.items()}
 
     def claim(self) -> None:
@@ -212,6 +227,7 @@ class ComputationTask:
         buffers = [buffer for network in self.algorithm.networks().values() for buffer in network.buffers()]
         self._buffers = [buffer for buffer in buffers if not torch.nn.parameter.is_lazy(buffer)]
         self.optimizer = self.algorithm.optimizer(mine) if mine else None
+        self._shares = self._shares_of_rate()
         self._optimizers = [t.optimizer for t in (self, *owners) if t.optimizer is not None]
         if owners:
             tensors = {id(p) for p in self._parameters}
@@ -221,6 +237,38 @@ class ComputationTask:
                     self._sharers.add(other)
             for task in self._related():
                 task.lock = owners[0].lock  # one lock for everybody who reads or writes the shared tensors
+        self._report_unheld()
+
+    def _shares_of_rate(self) -> list[float]:
+        """Learning rate of each group of parameters, as a share of the schedule's; so groups keep rates of their own."""
+        schedule = self.algorithm.lr
+        if self.optimizer is None or not callable(schedule):
+            return []
+        first, rates = schedule(0), [group["lr"] for group in self.optimizer.param_groups]
+        if not first and any(rates):
+            raise ValueError(f"task {self.name!r}: the schedule of the learning rate begins at 0, and a group of parameters at {max(rates)}, which "
+                             "is no share of it; begin above 0, or give all groups the schedule's rate")
+        return [rate / first if first else 1.0 for rate in rates]
+
+    def _report_unheld(self) -> None:
+        """Warns of parameters that should learn and that no optimiser holds."""
+        algorithm = self.algorithm
+        if not self.train or type(algorithm).learn is Algorithm.learn:
+            return
+        kept = [value for value in vars(algorithm).values() if isinstance(value, torch.optim.Optimizer)]
+        optimizers = [optimizer for optimizer in (self.optimizer, *kept) if optimizer is not None]
+        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        parameters = dict(attribute_parameters(algorithm))
+        for name, network in algorithm.networks().items():
+            if not name.startswith("target"):  # a copy that follows
+                parameters |= {f"{name}.{key}": parameter for key, parameter in network.named_parameters()}
+        for parameter in self._parameters:
+            owner = getattr(parameter, "_parl_like_owner", lambda: None)()
+            held |= {id(parameter)} if owner not in (None, self) else set()
+        unheld = [name for name, parameter in parameters.items() if parameter.requires_grad and id(parameter) not in held]
+        if unheld:
+            warnings.warn(f"task {self.name!r}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them from parameters() of "
+                          f"{type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not to learn", RuntimeWarning, stacklevel=2)
 
     def _related(self) -> list[ComputationTask]:
         """This task, those that share parameters with it, those that share with these, and so on."""
@@ -322,8 +370,9 @@ class ComputationTask:
             rows: Flat field name → [N, ...] array.
 
         Returns:
-            Means of the scalars that `learn` returned, as floats; and arrays with N rows as they are. Of the steps that were taken; where
-            none was, of the last one that was left out, with 0 for what is no number in its arrays (such as priorities of rows).
+            Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the lesson had several
+            minibatches (of several passes the last counts). Of the steps that were taken; where none was, of those that were left out,
+            with 0 for what is no number in their arrays (such as priorities of rows).
 
         Raises:
             Diverged: no step could be taken, as in the `max_skips` lessons before.
@@ -331,11 +380,15 @@ class ComputationTask:
         algorithm = self.algorithm
         n = len(next(iter(rows.values())))
         batch = Batch.nest(send(rows, self.device))
+        divided = type(algorithm).minibatches is not Algorithm.minibatches
+        if divided:
+            batch[ROW] = torch.arange(n, device=self.device)
         with self._updating(), torch.no_grad():
             batch = algorithm.process(batch)
-        results: dict[str, list[Any]] = {}
+        if divided and ROW not in batch and len(batch) == n:
+            batch[ROW] = torch.arange(n, device=self.device)
+        returns = Returns(f"task {self.name!r}", n)
         fault: Diverged | None = None
-        left_out: Mapping[str, Any] = {}
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
             with self._updating():
@@ -345,27 +398,21 @@ class ComputationTask:
                     loss = self.step(self._loss(out))
                 except Diverged as error:
                     self._skip(error, before)
-                    fault, left_out = error, out
+                    returns.add_left_out(out, minibatch)
+                    fault = error
                     continue
-            for name, value in out.items():
-                if name == "loss":
-                    value = loss
-                elif isinstance(value, torch.Tensor):
-                    value = value.detach()
-                results.setdefault(name, []).append(value)
-        if results:
+            returns.add(out, minibatch, loss)
+        if returns.steps:
             self.skips = 0
         elif fault is not None:
             self.skips += 1
             if self.skips > self.max_skips:
                 raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
-            values = {name: _to_numpy(value) for name, value in left_out.items()}
-            results = {name: [np.nan_to_num(value, posinf=0.0, neginf=0.0) if value.ndim else value] for name, value in values.items()}
         with self._updating(), torch.no_grad():
             algorithm.post_process(batch)
         self.learns += 1
         self.rows_learned += n
-        return {k: _to_numpy(v[-1]) if np.ndim(v[-1]) else _mean(v) for k, v in results.items()}
+        return returns.result()
 
     def _loss(self, out: Mapping[str, Any]) -> torch.Tensor:
         loss = out.get("loss")
@@ -390,8 +437,9 @@ class ComputationTask:
         # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
         self._check_finite("norm of the gradient", clip_gradients(self._parameters, algorithm.max_grad_norm))
         if self.optimizer is not None and callable(algorithm.lr):
-            for group in self.optimizer.param_groups:
-                group["lr"] = value_of(algorithm.lr, algorithm.updates)
+            rate = algorithm.lr(algorithm.updates)
+            for group, share in zip(self.optimizer.param_groups, self._shares, strict=False):
+                group["lr"] = rate * share
         # An owner's optimiser steps only what has a gradient here: the shared parameters.
         for optimizer in optimizers:
             optimizer.step()
@@ -434,36 +482,47 @@ class ComputationTask:
             self._new_version()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that learning depends on: networks, optimiser, counters, generators; copies, so that later learning leaves it as it is."""
-        from parl_like.data.archive import rng_state, torch_rng_state
+        """Everything that learning depends on: networks, optimiser, counters, generators, and what else of the algorithm has changed.
 
+        Copies, so that later learning leaves it as it is.
+        """
         algorithm = self.algorithm
         with self.lock:
             return {
-                "networks": {name: _clones(network.state_dict()) for name, network in algorithm.networks().items()},
-                "optimizer": _plain_optimizer_state(self.optimizer),
+                "networks": {name: clones(network.state_dict()) for name, network in algorithm.networks().items()},
+                "optimizer": optimizer_state(self.optimizer),
                 "counters": {"updates": algorithm.updates, "version": self.version, "learns": self.learns, "rows": self.rows_learned,
                              "skipped": self.skipped, "skips": self.skips},
                 "rng": rng_state(algorithm.rng),
                 "torch_rng": torch_rng_state(algorithm.torch_rng),
+                "algorithm": algorithm.state_dict(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict()`; networks of other shapes are refused with the names of all tensors that differ."""
-        from parl_like.data.archive import set_rng_state, set_torch_rng_state
+        """Restores `state_dict()`.
 
-        algorithm = self.algorithm
+        Raises:
+            ValueError: it is of another model (with the names of all tensors that differ), has wrong types, or weights that are no
+                numbers; nothing has been changed.
+        """
+        owner, algorithm, networks = f"task {self.name!r}", self.algorithm, self.algorithm.networks()
+        parts = ("networks", "optimizer", "counters", "rng", "torch_rng")
+        if not isinstance(state, Mapping) or not all(part in state for part in parts) or not isinstance(state["networks"], Mapping):
+            raise ValueError(f"{owner}: expected the state of a task with {', '.join(parts)}, got {str(state):.80}")
         with self.lock:
-            for name, network in algorithm.networks().items():
-                _load_network(f"task {self.name!r}, network {name!r}", network, state["networks"][name])
-            _load_optimizer(self.optimizer, state["optimizer"])
-            counters = state["counters"]
-            algorithm.updates, self.version = counters["updates"], counters["version"]
-            self.learns, self.rows_learned = counters["learns"], counters["rows"]
-            self.skipped, self.skips = counters.get("skipped", 0), counters.get("skips", 0)  # a checkpoint of before has none
+            for name, network in networks.items():
+                check_network(f"{owner}, network {name!r}", network, state["networks"].get(name))
+            load_optimizer = checked_optimizer(f"{owner}, optimizer", self.optimizer, state["optimizer"])
+            counters = counters_of(owner, state["counters"], ("updates", "version", "learns", "rows", "skipped", "skips"), ("skipped", "skips"))
+            set_rng_state(np.random.default_rng(0), state["rng"])
+            set_torch_rng_state(torch.Generator(algorithm.torch_rng.device), state["torch_rng"])
+            algorithm.load_state_dict(state.get("algorithm", {}))  # a checkpoint of before has none
+            for name, network in networks.items():
+                network.load_state_dict(dict(state["networks"][name]))
+            load_optimizer()
+            algorithm.updates, self.version, self.learns, self.rows_learned, self.skipped, self.skips = counters.values()
             set_rng_state(algorithm.rng, state["rng"])
             set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
-
 
     def load_fitting(self, state: Mapping[str, Any]) -> list[str]:
         """Takes over those tensors of the networks of `state_dict()` that have the same name and shape, and nothing else.
@@ -475,9 +534,9 @@ class ComputationTask:
         with self.lock:
             for name, network in self.algorithm.networks().items():
                 saved = state["networks"].get(name, {})
-                differing = _differing(network, saved)
-                left_out += [f"{name} {key}" for key in differing]
-                network.load_state_dict({key: value for key, value in saved.items() if key not in differing}, strict=False)
+                unlike = differing(network, saved)
+                left_out += [f"{name} {key}" for key in unlike]
+                network.load_state_dict({key: value for key, value in saved.items() if key not in unlike}, strict=False)
             self._new_version()
         return left_out
 
@@ -561,18 +620,6 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
     return norm
 
 
-def _mean(values: list[Any]) -> float:
-    if len(values) == 1:
-        return float(values[0])
-    return float(torch.stack(values).mean() if isinstance(values[0], torch.Tensor) else np.mean(values))
-
-
-def _to_numpy(value: Any) -> Array:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
-    return np.asarray(value)
-
-
 def _copied(value: Any) -> Array:
     """An array that shares memory with no tensor outside of inference mode; the caller is in it."""
     if not isinstance(value, torch.Tensor):
@@ -580,43 +627,3 @@ def _copied(value: Any) -> Array:
     value = value.detach().cpu()
     array: Array = (value if value.is_inference() else value.clone()).numpy()
     return array
-
-
-def _clones(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.detach().clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
-
-
-def _plain_optimizer_state(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    if optimizer is None:
-        return {}
-    state = optimizer.state_dict()
-    return {
-        "state": {str(k): _clones(v) for k, v in state["state"].items()},
-        "groups": [{k: v for k, v in g.items() if isinstance(v, (int, float, bool))} for g in state["param_groups"]],
-    }
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer | None, saved: Mapping[str, Any]) -> None:
-    if optimizer is None or not saved:
-        return
-    own = optimizer.state_dict()
-    own["state"] = {int(k): _clones(v) for k, v in saved["state"].items()}  # else the optimiser would go on in the caller's tensors
-    own["param_groups"] = [{**mine, **theirs} for mine, theirs in zip(own["param_groups"], saved["groups"], strict=True)]
-    optimizer.load_state_dict(own)
-
-
-def _load_network(owner: str, network: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-    differing = _differing(network, saved)
-    if differing:
-        listed = ", ".join(f"{key!r} is {theirs} there and {mine} here" for key, (theirs, mine) in differing.items())
-        raise ValueError(f"{owner}: the checkpoint is of another model: {listed}; build the same model to load it, or load what fits with "
-                         "robot.load(path, partial=True)")
-    network.load_state_dict(dict(saved))
-
-
-def _differing(network: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
-    """Tensor name → (saved shape, own shape) where they differ; None: not there."""
-    own = network.state_dict()
-    shapes = {key: (tuple(saved[key].shape) if key in saved else None, tuple(own[key].shape) if key in own else None)
-              for key in sorted(own.keys() | saved.keys())}
-    return {key: (theirs, mine) for key, (theirs, mine) in shapes.items() if theirs != mine}

@@ -637,6 +637,8 @@ class Config(configs.ExperimentConfig, frozen=True, kw_only=True):
 class Turning(Square):
     """Its loss is no number between two counts of lessons; those are not saved, so a robot that is loaded does not come there again."""
 
+    transient = ("count",)
+
     def __init__(self, begin, end):
         super().__init__(partial(Plain, Noisy.observation_space))
         self.begin, self.end, self.count = begin, end, 0

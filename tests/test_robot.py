@@ -429,7 +429,7 @@ def test_the_trace_covers_networks_that_are_no_models():
     class Counting(Recorder):
         def __init__(self):
             super().__init__()
-            self.bn = torch.nn.BatchNorm1d(1)
+            self.bn = torch.nn.BatchNorm1d(1, affine=False)
 
         def networks(self):
             return {**super().networks(), "statistics": self.bn}
