@@ -739,7 +739,7 @@ def held(process: psutil.Process) -> dict[str, int]:
 
 
 def leak(options: Any) -> Line:
-    """Start and stop of the smallest robot with worker processes; also what the nursery, which stays, holds. Growth since a warm-up."""
+    """Start and stop of the smallest robot with worker processes; also what the fork server, which stays, holds. Growth since a warm-up."""
     cycles = 10 if options.quick else 200
     task = ComputationTask(Ledger())
     me = psutil.Process()
@@ -752,7 +752,7 @@ def leak(options: Any) -> Line:
         out = held(me) | {"shm": len(os.listdir("/dev/shm")), "folders": len(sockets_in(Path(tempfile.gettempdir())))}
         children = me.children()
         out |= {"children": len(children)}
-        return out | {f"nursery {what}": n for what, n in (held(children[0]) if children else {}).items()}
+        return out | {f"fork server {what}": n for what, n in (held(children[0]) if children else {}).items()}
 
     with temporary_files_in_one_place():
         for _ in range(max(cycles // 10, 5)):  # caches and pools of threads fill
@@ -761,11 +761,11 @@ def leak(options: Any) -> Line:
         for _ in range(cycles):
             cycle()
         growth = {name: (n - before[name]) / cycles for name, n in holding().items() if name in before}
-    mb = {"robot": growth["bytes"] / 1e6, "nursery": growth.get("nursery bytes", 0.0) / 1e6}
+    mb = {"robot": growth["bytes"] / 1e6, "fork server": growth.get("fork server bytes", 0.0) / 1e6}
     counts = {name: n for name, n in growth.items() if "bytes" not in name}
     whole = {name: round(n * cycles) for name, n in counts.items() if round(n * cycles)}
     return Line(f"{', '.join(f'{n:+d} {name}' for name, n in whole.items()) or '0 fds, 0 threads, 0 files'} in {cycles} cycles; {mb['robot']:.3f} MB per cycle "
-                f"(nursery {mb['nursery']:.3f})", not any(n > 0 for n in whole.values()) and max(mb.values()) < 0.1, {"per_cycle": growth, "cycles": cycles})
+                f"(fork server {mb['fork server']:.3f})", not any(n > 0 for n in whole.values()) and max(mb.values()) < 0.1, {"per_cycle": growth, "cycles": cycles})
 
 
 # ------------------------------------------------------------------------------------------------------------- unsafe calls

@@ -23,7 +23,7 @@ from drivers.transport_fakes import (
     echo_task,
     framework_threads,
     lesson,
-    no_nursery_stays,  # noqa: F401 - a fixture of this module, too
+    no_fork_server_stays,  # noqa: F401 - a fixture of this module, too
     play,
     row,
     until,

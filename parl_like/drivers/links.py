@@ -16,14 +16,17 @@ import psutil
 import zmq
 
 from parl_like.drivers import shared
-from parl_like.drivers.nursery import NURSERY, readable
-from parl_like.drivers.threads import shielded
+from parl_like.process.child import readable, shielded
+from parl_like.process.fork_server import ForkServer
 from parl_like.spec import Array, Spec
 
 if TYPE_CHECKING:
-    from parl_like.drivers.nursery import Child
     from parl_like.drivers.processes import Seat
     from parl_like.drivers.worker import Recipe
+    from parl_like.process.child import Child
+
+FORK_SERVER = ForkServer("parl_like.drivers.worker:work")
+"""Makes the workers of all robots of this process."""
 
 
 class Link(Protocol):
@@ -78,7 +81,7 @@ class Link(Protocol):
 
 
 class LocalLink:
-    """Forks of the nursery, and a ZeroMQ socket in a folder that only this user may enter."""
+    """Forks of the fork server, and a ZeroMQ socket in a folder that only this user may enter."""
 
     folder = ""
 
@@ -89,7 +92,7 @@ class LocalLink:
 
     def open(self) -> None:
         place = shared.folder()
-        self._place = NURSERY.make_folder(place or tempfile.gettempdir())
+        self._place = FORK_SERVER.make_folder(place or tempfile.gettempdir())
         self.folder = "" if place is None else self._place
         self._reader = shared.Reader(self.folder)
         self._address = f"ipc://{self._place}/robot"
@@ -109,7 +112,7 @@ class LocalLink:
                             "functions or classes that hold no open files, locks or sockets") from error
         payload = cloudpickle.dumps((sys.path, self._address, packed))
         with shielded():  # a worker that nobody knew of would never be ended
-            child = self._children[seat] = NURSERY.start(payload)
+            child = self._children[seat] = FORK_SERVER.start(payload)
             self._seats[recipe.identity] = seat
             self._descriptors.append(child.pidfd)
 
@@ -176,4 +179,4 @@ class LocalLink:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
-        NURSERY.remove_folder(self._place)
+        FORK_SERVER.remove_folder(self._place)

@@ -18,9 +18,9 @@ from parl_like.computation_task import ComputationTask
 from parl_like.drivers.links import Link
 from parl_like.drivers.processes import Processes, ProcessesDriver, Seat, refuses_gone
 from parl_like.drivers.ray_tasks import CONNECTION, RayTask, packed, said_by_ray, the_ray, unpacked
-from parl_like.drivers.threads import shielded
 from parl_like.drivers.worker import Recipe, Worker
 from parl_like.errors import unknown
+from parl_like.process.child import shielded
 from parl_like.spec import Array, Spec
 from parl_like.wire import WireError
 

@@ -10,12 +10,10 @@ threads per batch are saved. A wrapper's prediction thread serves what the clock
 from __future__ import annotations
 
 import atexit
-import signal as signals
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ import torch
 
 from parl_like.drivers.cooperative import CALLED_BY_AGENT
 from parl_like.errors import TaskFailed
+from parl_like.process.child import shielded
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
@@ -49,23 +48,6 @@ def _end_all() -> None:
         driver.halt(list(driver.agents), "stop")
     for driver in list(_started):
         driver.join(5.0)
-
-
-@contextmanager
-def shielded() -> Iterator[None]:
-    """Ctrl-C in the main thread is heard at the end of the block: in its middle it would leave tickets that nobody wakes."""
-    handler = signals.getsignal(signals.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    heard: list[Any] = []
-    try:
-        signals.signal(signals.SIGINT, lambda *struck: heard.append(struck))
-        yield
-    finally:
-        signals.signal(signals.SIGINT, handler)
-        if heard:
-            handler(*heard[-1])
 
 
 def _has_ended(thread: threading.Thread | None, end: float = 0.0) -> bool:

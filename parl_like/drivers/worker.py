@@ -2,7 +2,7 @@
 
 The agents' requests gather in the same queues as everywhere. When all of them wait, every open batch leaves as one message, and
 the last message of such a turn says so; replies wake the agents again. The worker obeys the robot's orders and never answers for
-itself: if the robot's process ends, in whatever way, so does this one (`parl_like.drivers.nursery`).
+itself: if the robot's process ends, in whatever way, so does this one (`parl_like.process`).
 """
 
 from __future__ import annotations

@@ -22,18 +22,19 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from drivers.transport_fakes import BAD, Drift, Elementwise, Programmed, echo_task, lesson, no_nursery_stays, row, until  # noqa: F401 - the fixture is for this module, too
+from drivers.transport_fakes import BAD, Drift, Elementwise, Programmed, echo_task, lesson, no_fork_server_stays, row, until  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithm import Algorithm
 from parl_like.algorithms import DQN
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers import links
-from parl_like.drivers.nursery import NURSERY, Nursery
+from parl_like.drivers.links import FORK_SERVER
 from parl_like.drivers.processes import Processes
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.model import Model
 from parl_like.models import MLPQ
+from parl_like.process.fork_server import ForkServer
 from parl_like.spec import SpecError
 from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterSteps, StopWhen
 
@@ -52,9 +53,9 @@ def play(program, n_agents=1, tasks=None, driver=TWO, **options):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch):
-    """No worker outlives its robot: the nursery has no child, and the folders of the sockets are gone."""
-    made, make = [], NURSERY.make_folder
-    monkeypatch.setattr(NURSERY, "make_folder", lambda where: made.append(make(where)) or made[-1])
+    """No worker outlives its robot: the fork server has no child, and the folders of the sockets are gone."""
+    made, make = [], FORK_SERVER.make_folder
+    monkeypatch.setattr(FORK_SERVER, "make_folder", lambda where: made.append(make(where)) or made[-1])
     yield
     workers = [c for n in psutil.Process().children() for c in n.children()]
     _, alive = psutil.wait_procs(workers, 2)
@@ -456,18 +457,18 @@ def test_a_worker_that_dies_again_and_again_ends_the_run():
         assert robot._driver.restarts == 3
 
 
-def test_an_idle_nursery_ends_and_the_next_robot_gets_another():
+def test_an_idle_fork_server_ends_and_the_next_robot_gets_another():
     play(partial(ask, 2), 2)
-    NURSERY.close()
-    nursery = Nursery()
-    first = nursery.start(cloudpickle.dumps((sys.path, b'')))
-    process = nursery._process
+    FORK_SERVER.close()
+    server = ForkServer(FORK_SERVER.target)
+    first = server.start(cloudpickle.dumps((sys.path, b'')))
+    process = server._process
     assert first.wait(10) and first.code == 1  # a text is no recipe
     process.terminate()  # as its idle time would
     process.wait(10)
-    second = nursery.start(cloudpickle.dumps((sys.path, b'')))
-    assert second.wait(10) and nursery._process is not process
-    nursery.close()
+    second = server.start(cloudpickle.dumps((sys.path, b'')))
+    assert second.wait(10) and server._process is not process
+    server.close()
 
 
 def test_many_starts_and_stops_leave_nothing_behind():

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from drivers.test_processes import Broken, Cursed, Elementwise, Faulty, Fragile
-from drivers.transport_fakes import BAD, Drift, Echo, Programmed, lesson, no_nursery_stays, row  # noqa: F401 - the fixture is for this module, too
+from drivers.transport_fakes import BAD, Drift, Echo, Programmed, lesson, no_fork_server_stays, row  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Shared

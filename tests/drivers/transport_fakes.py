@@ -176,12 +176,12 @@ class Drift(gym.Env):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_nursery_stays():
+def no_fork_server_stays():
     """Of modules that import it; other tests count this process's children."""
     yield
-    from parl_like.drivers.nursery import NURSERY
+    from parl_like.drivers.links import FORK_SERVER
 
-    NURSERY.close()
+    FORK_SERVER.close()
 
 
 class Weighted(Model):

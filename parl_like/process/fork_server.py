@@ -1,0 +1,298 @@
+"""ForkServer: a process that has imported once what its children need, and forks them from there.
+
+A child so begins in some 10 ms instead of the seconds that imports take, and shares their memory with its siblings. The server runs none
+of the user's code and has one thread, so a fork of it is clean. It ends, kills its children and removes the folders that it was told of,
+when its parent ends, whatever that dies of: then the socket between them closes, or, where another process has inherited that, the
+parent's pidfd tells.
+
+To the server goes `_HEAD`, then as many bytes as it says: the path of a folder, before that is made; or, with the child's file descriptors,
+a JSON text and the child's payload. From it comes `_REPORT`: the process id of a child that was made and 0, with its pidfd; or, when it has
+ended, minus its id and its exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from parl_like.process.child import Child, end_group, readable, run_forked, shielded
+
+_HEAD = struct.Struct("<qqq")
+"""Bytes of a folder's path, of the JSON text, of the payload."""
+_REPORT = struct.Struct("<qq")
+_MAX_FDS = 16
+
+START_LIMIT = 60.0
+"""Seconds that a fork server may take to begin, which imports, and to fork."""
+
+IDLE = 30.0
+"""Seconds that a fork server without children waits for the next one before it ends; another is started where one is wanted after that."""
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    """`size` bytes. Raises EOFError where the other end was closed before."""
+    parts = []
+    while size:
+        part = sock.recv(min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------------- in the server's process
+
+
+def serve(control_fd: int, parent: int, target: str) -> None:
+    """The life of a fork server; never returns.
+
+    Args:
+        control_fd: Its end of the socket.
+        parent: Process id of who started it.
+        target: "module:function". The module is imported at once, the function called in each child with the payload and its file descriptors.
+    """
+    control = socket.socket(fileno=control_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    # A signal to end is obeyed after the messages that are there: one of them may name a folder that nobody else would remove.
+    told_to_end, tell = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(tell)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        parent_fd = os.pidfd_open(parent)
+    except ProcessLookupError:  # it has ended already
+        parent_fd = told_to_end
+        os.write(tell, b"!")
+    module, _, function = target.partition(":")
+    work = getattr(importlib.import_module(module), function)  # what takes long
+    children: dict[int, int] = {}  # pidfd → process id
+    folders: set[str] = set()
+
+    def end() -> None:
+        for pid in children.values():
+            end_group(pid)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+    def report(*numbers: int, fds: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(control, [_REPORT.pack(*numbers)], fds)
+        except OSError:  # the parent has ended
+            end()
+
+    while True:
+        ready = readable([control_fd, told_to_end, parent_fd, *children], IDLE)
+        if not ready and not children and not any(map(os.path.exists, folders)):
+            end()
+        for pidfd in ready:
+            if pidfd in children:
+                pid = children.pop(pidfd)
+                os.close(pidfd)
+                end_group(pid)  # before it is waited for, so that its number is nobody else's
+                report(-pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        if control_fd not in ready:
+            if told_to_end in ready or parent_fd in ready:
+                end()
+            continue
+        try:
+            head, fds, *_ = socket.recv_fds(control, _HEAD.size, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            folder, given, payload = (_read(control, size) for size in _HEAD.unpack(head))
+        except (OSError, EOFError, struct.error):  # the other end was closed, in the middle of a message or before
+            end()
+        if folder:
+            folders.add(os.fsdecode(folder))
+            continue
+        me, pid = os.getpid(), os.fork()
+        if not pid:
+            closing = [control_fd, told_to_end, tell, *children, *({parent_fd} - {told_to_end})]
+            run_forked(me, closing, fds[:2], **json.loads(given), work=partial(work, payload, *fds[2:]))
+        pidfd = os.pidfd_open(pid)
+        children[pidfd] = pid
+        for fd in fds:
+            os.close(fd)
+        report(pid, 0, fds=[pidfd])
+
+
+# ---------------------------------------------------------------------------------------------------------- in the parent's process
+
+_BOOT = "import sys; from parl_like.process.fork_server import serve; serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+
+
+class ForkServer:
+    """The parent's end: `start` makes children, and a server where there is none.
+
+    Args:
+        target: "module:function", what a child does: function(payload, *fds). Importing the module must start no thread.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._children: weakref.WeakValueDictionary[int, Child] = weakref.WeakValueDictionary()
+        self._folders: set[str] = set()
+        self._owner = 0  # the process that started it: a forked copy of that has none
+        atexit.register(self.close)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server; None where none runs."""
+        running = self._owner == os.getpid() and self._process is not None and self._process.poll() is None
+        return self._process.pid if running and self._process is not None else None
+
+    def make_folder(self, where: str) -> str:
+        """A new folder in the folder `where`, that only this user may enter; the server removes it when it ends, should nobody have done so before.
+
+        Raises:
+            OSError: it cannot be made; this is no Linux; the system has no process left.
+        """
+        path = os.path.join(where, f"parl_like-{secrets.token_hex(6)}")
+        with shielded(), self.lock:
+            self._ensure()
+            self._folders.add(path)
+            with suppress(BrokenPipeError):  # it has just ended; the next one is told
+                self._tell(path)
+            try:
+                os.mkdir(path, 0o700)
+            except OSError:
+                self._folders.discard(path)
+                raise
+        return path
+
+    def remove_folder(self, path: str) -> None:
+        """What `make_folder` made, and all that is in it."""
+        shutil.rmtree(path, ignore_errors=True)
+        self._folders.discard(path)
+
+    def _tell(self, folder: str) -> None:
+        path = os.fsencode(folder)
+        self._control.sendall(_HEAD.pack(len(path), 0, 0) + path)
+
+    def start(self, payload: bytes, fds: Sequence[int] = ()) -> Child:
+        """Makes a child. It has this process's `sys.path`, environment, working directory and output as they are now.
+
+        Args:
+            payload: For the target.
+            fds: File descriptors that the child gets copies of; their numbers there follow the payload.
+
+        Raises:
+            OSError: this is no Linux, or the system has no process left.
+        """
+        try:
+            directory = os.getcwd()
+        except OSError:  # it was deleted
+            directory = "/"
+        path = [p for p in sys.path if isinstance(p, str)]
+        given = json.dumps({"path": path, "environment": dict(os.environ), "directory": directory}).encode()
+        with shielded(), self.lock:  # Ctrl-C between question and answer would leave the answer to the next who asks
+            for _ in range(2):  # once more, should the server have been killed
+                self._ensure()
+                try:
+                    with open(os.devnull, "wb") as nothing:
+                        output = [fd if _is_open(fd) else nothing.fileno() for fd in (1, 2)]
+                        socket.send_fds(self._control, [_HEAD.pack(0, len(given), len(payload))], [*output, *fds])
+                    self._control.sendall(given + payload)
+                    end = monotonic() + START_LIMIT
+                    while monotonic() < end:
+                        if child := self._next(end - monotonic()):
+                            return child
+                    self._process.kill()  # type: ignore[union-attr]  # it is stopped, or the machine stands still
+                    raise EOFError
+                except (BrokenPipeError, ConnectionResetError, EOFError):
+                    self._end()
+            raise OSError("the process that starts the workers ends at once; look at what it has printed above")
+
+    def _ensure(self) -> None:
+        if self.pid is not None:
+            return
+        if sys.platform != "linux":
+            raise OSError(f"worker processes need Linux (pidfd, death signals); this is {sys.platform}. Use driver='cooperative' or 'threads', "
+                          "and vector environments of kind 'sync' or 'thread'")
+        self._end()
+        if self._owner != os.getpid():  # a forked copy, which has no folders
+            self._folders.clear()
+        self._owner = os.getpid()
+        self._control, theirs = socket.socketpair()
+        where = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([where, *filter(None, [os.environ.get("PYTHONPATH")])])}
+        arguments = [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(self._owner), self.target]
+        with theirs:
+            self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+        for folder in self._folders:
+            self._tell(folder)
+
+    def _next(self, seconds: float) -> Child | None:
+        """The child that the server tells of next; None when it tells of an end, which is noted, or the time is over.
+
+        Raises:
+            EOFError: the server has ended.
+        """
+        if not readable([self._control.fileno()], seconds):
+            return None
+        data, fds, *_ = socket.recv_fds(self._control, _REPORT.size, 1, socket.MSG_CMSG_CLOEXEC)
+        if len(data) < _REPORT.size:
+            raise EOFError
+        pid, code = _REPORT.unpack(data)
+        if pid > 0:
+            child = self._children[pid] = Child(pid, fds[0], self._wait_for_code)
+            return child
+        ended = self._children.pop(-pid, None)
+        if ended is not None:
+            ended.code = code
+        return None
+
+    def _wait_for_code(self, child: Child) -> None:
+        """Notes what the server tells, until it has told of the end of `child`; for a second."""
+        with self.lock:
+            end = monotonic() + 1.0
+            try:
+                while child.code is None and monotonic() < end:
+                    self._next(0.05)
+            except (EOFError, OSError):
+                child.code = -int(signal.SIGKILL)  # by the server's own end
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        self._control.close()
+        if self._owner == os.getpid():
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        else:
+            self._process.returncode = 0  # another process's child; else Popen warns that it still runs
+        for child in self._children.values():  # they end with it, and nobody tells how
+            child.code = -int(signal.SIGKILL)
+        self._children.clear()
+        self._process = None
+
+    def close(self) -> None:
+        """Ends the server and every child; the next `start` makes another."""
+        with self.lock:
+            self._end()
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
