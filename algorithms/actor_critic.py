@@ -50,7 +50,7 @@ class ActorCritic(Algorithm):
             return Categorical()
         if self.model.head.explorer == "multi_categorical":
             return MultiCategorical(self.model.head.nvec)
-        return Gaussian(int(np.prod(self.model.act_space.shape)))
+        return Gaussian(self.model.act_space.shape)
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         out, state = self.model.policy(inputs.obs, inputs.get("state"))

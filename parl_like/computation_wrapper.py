@@ -311,7 +311,10 @@ class PredictionQueue(RequestQueue):
         acts = None
         if "act" in out:
             act = out["act"] if self.to_env is None else self.to_env(out["act"])
-            acts = act.tolist() if act.ndim == 1 else list(act)
+            if act.ndim == 1:  # Python integers; of a Box of shape () arrays, as its environment expects
+                acts = [act[i, ...] for i in range(len(act))] if act.dtype.kind == "f" else act.tolist()
+            else:
+                acts = list(act)
         for ticket in tickets:
             ticket.out = out
             ticket.acts = acts

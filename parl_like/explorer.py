@@ -218,29 +218,29 @@ class Gaussian(Explorer):
     """act = `mean` + exp(`log_std`) · ε, ε standard normal. The mean itself is the best action.
 
     Args:
-        size: Numbers in one action.
+        shape: Of one action, or how many numbers it has. `mean` and `log_std` are [N, numbers], the actions [N, *shape].
     """
 
-    def __init__(self, size: int, log_prob: bool = False) -> None:
-        self.size, self.log_prob = size, log_prob
-        self.noise = Spec("noise", (size,), np.dtype(np.float32))
+    def __init__(self, shape: int | Sequence[int], log_prob: bool = False) -> None:
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.log_prob = log_prob
+        self.noise = Spec("noise", self.shape, np.dtype(np.float32))
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
-        return rng.standard_normal((n, self.size), dtype=np.float32)
+        return rng.standard_normal((n, *self.shape), dtype=np.float32)
 
     def greedy(self) -> Any:
-        return np.zeros(self.size, np.float32)
+        return np.zeros(self.shape, np.float32)
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
         assert noise is not None
         mean, log_std = _read(out, "mean", self), _read(out, "log_std", self)
-        act = mean + np.exp(log_std) * noise
+        flat = noise.reshape(mean.shape)
+        act = (mean + np.exp(log_std) * flat).reshape(noise.shape)
         if not self.log_prob:
             return {"act": act}
-        log_prob = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
+        log_prob = -0.5 * flat**2 - log_std - 0.5 * np.log(2 * np.pi)
         return {"act": act, "log_prob": log_prob.sum(axis=1)}
 
     def kind(self) -> tuple[Any, ...]:
-        return (type(self), self.size, self.log_prob)
-
-
+        return (type(self), self.shape, self.log_prob)
