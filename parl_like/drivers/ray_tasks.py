@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import os
 import re
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +30,8 @@ from parl_like.spec import Array
 LESSONS = "lessons"
 STORE = 256 << 20
 """Bytes of the object store of a local instance; what does not fit is written to disk by Ray."""
+KNOCK_SECONDS = 5.0
+"""Seconds in which a cluster has to answer."""
 
 
 def the_ray() -> Any:
@@ -45,6 +49,31 @@ def the_ray() -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------------------ the connection
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """An instance of Ray that is started meanwhile listens on 127.0.0.1 only.
+
+    Ray has one switch for this, meant for systems whose firewall asks the user about every port. The instance's own processes read it from
+    the environment, this one has read it when Ray was imported; clusters need it as it was.
+    """
+    constants, switch = import_module("ray._private.ray_constants"), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before, enabled = os.environ.get(switch), constants.ENABLE_RAY_CLUSTER
+    os.environ[switch], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+        del os.environ[switch]
+        if before is not None:
+            os.environ[switch] = before
+
+
+def _knock(address: str) -> None:
+    """Raises an OSError or ValueError if nobody answers at HOST:PORT: Ray itself would take two minutes, and end the process."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
 
 
 class _Connection:
@@ -73,10 +102,16 @@ class _Connection:
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             if self.local:
-                # 'local': a new instance also where the environment variable RAY_ADDRESS names a cluster.
-                ray.init(address="local", include_dashboard=False, logging_level="WARNING", **{"object_store_memory": STORE, **size})
+                with _loopback():  # 'local': a new instance also where the environment variable RAY_ADDRESS names a cluster
+                    ray.init(address="local", include_dashboard=False, logging_level="WARNING", **{"object_store_memory": STORE, **size})
             else:
-                ray.init(address=address, logging_level="WARNING")
+                try:
+                    if address != "auto":
+                        _knock(str(address))
+                    ray.init(address=address, logging_level="WARNING")
+                except (OSError, ValueError) as error:
+                    raise ConnectionError(f"Ray: there is no cluster at {address} ({error}); start one with `ray start --head --port=6379`, and give the address "
+                                          "that it prints") from error
         elif address is not None and address not in ("auto", ray.get_runtime_context().gcs_address):
             raise ValueError(f"Ray: address is {address!r}, but this process is connected to {ray.get_runtime_context().gcs_address}; close what uses that, "
                              "or leave address out")

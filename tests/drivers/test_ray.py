@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -281,6 +282,16 @@ def script(tmp_path, text, **environment):
     return done.stdout
 
 
+def looked_at(processes):
+    """The command line of each, and the addresses at which it listens."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            sockets = [one for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+            found.append((" ".join(process.cmdline()), {one.laddr.ip.removeprefix("::ffff:") for one in sockets}))
+    return found
+
+
 @pytest.mark.slow
 def test_a_robot_finds_a_cluster_by_its_address_alone(cluster, tmp_path):
     said = script(tmp_path, f"""
@@ -297,9 +308,8 @@ def test_a_robot_finds_a_cluster_by_its_address_alone(cluster, tmp_path):
     assert ray.nodes()[0]["Alive"]
 
 
-@pytest.mark.slow
-def test_nothing_is_left_of_a_local_instance(tmp_path):
-    """It ends with the last robot that uses it; nobody waits for room there."""
+def test_a_local_instance_listens_to_this_machine_alone_and_nothing_is_left_of_it(tmp_path):
+    """It serves no dashboard, ends with the last robot that uses it, and nobody waits for room there."""
     said = script(tmp_path, """
         robot = drifting(Ray(workers=1, num_cpus=100, tasks={"RL": {"num_cpus": 100}}), ppo())
         with robot, drifting(Ray(workers=1), ppo(), n_agents=1) as other:
@@ -309,10 +319,32 @@ def test_nothing_is_left_of_a_local_instance(tmp_path):
             other.train_iter()
             family = psutil.Process().children(recursive=True)
             print(ray.is_initialized(), any("raylet" in process.name() for process in family))
+            found = looked_at([psutil.Process(), *family])
+            print(len(found) > 4, {ip for _, addresses in found for ip in addresses}, any(at for program, at in found if "dashboard.py" in program))
         _, alive = psutil.wait_procs(family, 30)
         print(ray.is_initialized(), [process.name() for process in alive])
     """, RAY_ADDRESS="10.0.0.1:1")  # is not asked for
-    assert said == "True True\nFalse []\n"
+    assert said == "True True\nTrue {'127.0.0.1'} False\nFalse []\n"
+
+
+def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path):
+    with socket.socket() as bound:  # a port at which nobody listens
+        bound.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{bound.getsockname()[1]}", "no-such-host.invalid:6379", "nonsense"]
+        said = script(tmp_path, f"""
+            begin = monotonic()
+            for address in {addresses!r}:
+                try:
+                    with drifting(Ray(workers=1, address=address), ppo()) as robot:
+                        robot.train_iter()
+                except ConnectionError as error:
+                    print(error)
+            print(monotonic() - begin < 40, ray.is_initialized())
+        """)
+    lines = said.splitlines()
+    for line, address in zip(lines, addresses, strict=False):
+        assert line.startswith(f"Ray: there is no cluster at {address} (") and "`ray start --head --port=6379`" in line
+    assert lines[3:] == ["True False"]
 
 
 @pytest.mark.slow
