@@ -41,8 +41,8 @@ class AgentHelper:
 
     Args:
         explorer: How predictions become actions; None: the algorithm's default.
-        store_policy: Extra outputs of the explorer to store with each row (`log_prob`); needed when rows are learned from after
-            the parameters have changed.
+        store_policy: Whether the explorer's `log_prob` is stored with each row; needed when rows are learned from after the parameters
+            have changed. None: where that may happen (`OnPolicyHelper`) and the explorer has log-probabilities.
         extras: Further columns of the buffer, for values that the agent gives to `store` by name. One of them the algorithms
             know: `DURATION`, the steps that a row's action took; its next state is discounted by γ to that power.
         transforms: What is done to raw observations and rewards on their way to the model (`parl_like.data.transforms`), on rollout and
@@ -62,11 +62,12 @@ class AgentHelper:
     acts_in_step = False
 
     def __init__(
-        self, *, explorer: Explorer | None = None, store_policy: bool = False, extras: Sequence[Spec] = (),
+        self, *, explorer: Explorer | None = None, store_policy: bool | None = None, extras: Sequence[Spec] = (),
         transforms: Iterable[Transform] = (), obs_space: gym.Space[Any] | None = None,
     ) -> None:
         self.explorer = explorer
         self.store_policy = store_policy
+        self._may_give_up = False  # whether rows without a log-probability are fine, too
         self.extras = tuple(extras)
         self.transforms = Transforms(transforms)
         self.obs_space = obs_space
@@ -108,6 +109,9 @@ class AgentHelper:
         self.window = algorithm.window
         if self.explorer is None:
             self.explorer = algorithm.explorer()
+        if self.store_policy is None:
+            self._may_give_up = True
+            self.store_policy = mode != "test" and hasattr(self.explorer, "log_prob") and self._learns_late()
         if self.store_policy:
             if not hasattr(self.explorer, "log_prob"):
                 raise ValueError(f"{agent}, task {name!r}: store_policy needs an explorer with log-probabilities; {self.explorer!r} has none")
@@ -163,6 +167,7 @@ class AgentHelper:
                 specs.append(Spec("policy.log_prob", (), np.dtype(np.float32)))
             if self._versioned:
                 specs.append(PARAM_VERSION)
+            self._keeps_policy = bool(self.store_policy)
             self.allocate(buffer, [s.owned_by(f"task {name!r}") for s in (*specs, *self.extras)])
             self._check_buffer(buffer, raw)
 
@@ -180,6 +185,10 @@ class AgentHelper:
 
     def _check_window(self) -> None:
         """Refuses an algorithm that asks for rows which this schedule does not send."""
+
+    def _learns_late(self) -> bool:
+        """Whether parameters may change between an action and its lesson, and this schedule cares."""
+        return False
 
     def _raw_specs(self, inputs: Mapping[str, Spec]) -> dict[str, Spec]:
         """The observations as they come, by flat names: the model's inputs, or what the transforms make them from."""
@@ -435,20 +444,28 @@ class AgentHelper:
     def _more(self, act: Any, extra: Mapping[str, Any]) -> tuple[Any, ...]:
         """Memory before the action, its log-probability, the version of the parameters, and the extras: the columns after `obs_next`."""
         values: tuple[Any, ...] = self._stored_state
-        if self.store_policy:
-            last, out, row = self._last
-            if act is not last:
-                raise ValueError(f"{self.agent}, task {self.name!r}: store_policy keeps the log-probability of what predict returned "
-                                 f"last; store that action, {act!r} is another")
-            assert out is not None
-            log_prob = out["log_prob"]
-            values += (log_prob[row] if row >= 0 else log_prob,)
+        if self._keeps_policy:
+            values += (self._log_prob(act),)
         if self._versioned:
             values += (self._version if not self._vector else np.full(len(self.lanes), self._version),)
         if extra.keys() != {s.name for s in self.extras}:
             raise ValueError(f"{self.agent}, task {self.name!r}: store got extra {sorted(extra)}; expected {[s.name for s in self.extras]}, "
                              "as the helper's `extras` say")
         return values + tuple(extra[s.name] for s in self.extras)
+
+    def _log_prob(self, act: Any) -> Any:
+        """The log-probability of the action that is stored."""
+        last, out, row = self._last
+        if act is last and out is not None:
+            log_prob = out["log_prob"]
+            return log_prob[row] if row >= 0 else log_prob
+        if not self._may_give_up:
+            raise ValueError(f"{self.agent}, task {self.name!r}: store_policy keeps the log-probability of what predict returned "
+                             f"last; store that action, {act!r} is another")
+        # A task that learns from the actions of another has none, and stores none from here on; all helpers of a task send the same fields.
+        for agent in self.agent.robot.agents:
+            agent.helpers[self.name].store_policy = False
+        return np.zeros(len(self.lanes), np.float32) if self._vector else 0.0
 
     def _store_rows(self, buffer: ReplayBuffer, values: tuple[Any, ...], ended: Array, mask: Array | None) -> tuple[int, int]:
         """Stores the real rows; returns how many, and how many of them end an episode."""
@@ -708,7 +725,9 @@ class OnPolicyHelper(AgentHelper):
 
     Where learning waits, rows that more than one update of the task has made old are dropped unlearned, unless they carry the
     log-probability they were taken with (`store_policy`). That can only happen when agents of one robot learn at different times,
-    such as those whose task of another rhythm makes them wait for its updates.
+    such as those whose task of another rhythm makes them wait for its updates. So the log-probability is stored by default where
+    the robot has several tasks that may learn, where learning does not wait (mode 'async'), and where replicas predict with
+    parameters of before (`sync_every` above 1). A robot that drops more than 5 % of a task's rows says so.
 
     Args:
         unroll: Steps of this agent (of each of its environments) between two training requests.
@@ -744,6 +763,18 @@ class OnPolicyHelper(AgentHelper):
             raise ValueError(f"{self.agent}, task {self.name!r}: {type(self.task.algorithm).__name__} learns from random rows of all that is remembered "
                              f"(off-policy), {type(self).__name__} sends the newest in order, once; use OffPolicyHelper")
 
+    def _check_buffer(self, buffer: ReplayBuffer, raw: Mapping[str, Spec]) -> None:
+        super()._check_buffer(buffer, raw)
+        if buffer.lane_size < self.unroll + self.transforms.behind:
+            raise ValueError(f"{self.agent}, task {self.name!r}: unroll is {self.unroll}, but the task's first helper made a buffer with lanes of "
+                             f"{buffer.lane_size} rows; give all helpers of the task the same unroll, or the first the largest")
+
+    def _learns_late(self) -> bool:
+        robot, task = self.agent.robot, self.task
+        learners = sum(other.train and other.helper is not None for other in robot.tasks.values())
+        lags = robot.remote and task.serve == "replica" and task.sync_every > 1
+        return not self.wait or learners > 1 or lags
+
     def _after_store(self, rows: int, ended: int) -> None:
         if self.task.learns != self._learns:
             self._learns = self.task.learns
@@ -773,8 +804,10 @@ class OnPolicyHelper(AgentHelper):
             NotEnoughRows: there are none.
         """
         segments_and_stale = self._segments()
-        self.dropped += sum(stale for _, _, stale in segments_and_stale)
+        dropped = sum(stale for _, _, stale in segments_and_stale)
+        self.dropped += dropped
         found = [(at, rows) for at, rows, _ in segments_and_stale if len(at)]
+        self.agent.robot.rows.count(self.name, sum(len(at) for at, _ in found), dropped)
         if not found:
             raise NotEnoughRows(f"{self.agent}, task {self.name!r}: {self._nothing}; store more steps before learning")
         if self._changes:
@@ -791,6 +824,8 @@ class OnPolicyHelper(AgentHelper):
         copy = copy or len(segments) > 1 or self._keeps()
         out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]} if copy else segments[0]
         self._forget()
+        if self._keeps_policy and not self.store_policy:
+            del out["policy.log_prob"]
         return out
 
     def ready(self) -> bool:
@@ -846,11 +881,12 @@ class OnPolicyHelper(AgentHelper):
         return context, [column[n - context :].copy() for column in rows.values()]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "unrolled": self._unrolled, "learns": self._learns, "renewed": list(self._renewed),
+        return {**super().state_dict(), "store_policy": self.store_policy, "unrolled": self._unrolled, "learns": self._learns, "renewed": list(self._renewed),
                 "dropped": self.dropped, "context": {str(lane): rows for lane, rows in self._context.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        self.store_policy = state.get("store_policy", self.store_policy)
         self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
         self._renewed = list(state["renewed"])
         self._context = {int(lane): rows for lane, rows in state.get("context", {}).items()}

@@ -29,6 +29,7 @@ from parl_like.data.transforms import Transforms
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.film import Film, drawable, write_gif
 from parl_like.model import Model
+from parl_like.row_counts import RowCounts
 from parl_like.spec import SpecError
 from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
 
@@ -139,6 +140,7 @@ class Crew:
         self.env_steps = self.episodes = self.bad_values = 0
         self._bad_so_far = 0  # a worker's `bad_values` are counted off
         self.told: set[str] = set()  # what of the process the environments changed, and a warning has said so
+        self.rows = RowCounts()
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self._stop: StopCondition | None = None
@@ -253,6 +255,8 @@ class Crew:
                 raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent waits for its own; "
                                  "use when_full='block', or mode='async'")
             self.wrappers[name] = wrapper
+        if training and isinstance(helpers[0], OnPolicyHelper):
+            self.rows.add_task(name)
         wrapper = self.wrappers[name]
         chain = self.transforms.setdefault(name, helpers[0].transforms)
         for agent, helper, helper_seed in zip(agents, helpers, seeds, strict=True):
@@ -914,10 +918,12 @@ class Robot(Crew):
         for name, wrapper in self.wrappers.items():
             out |= {f"{name}/{key}": float(value) for key, value in wrapper.trainings.last_result.items()}
             out |= {f"{name}/{key}": float(value) for key, value in wrapper.summary().items()}
-            helpers = [agent.helpers[name] for agent in self.agents if name in agent.helpers]
-            if helpers and isinstance(helpers[0], OnPolicyHelper):
-                out[f"{name}/dropped"] = float(sum(h.dropped for h in helpers if isinstance(h, OnPolicyHelper)))
+        out |= {f"{name}/dropped": float(dropped) for name, dropped in self.rows.dropped().items()}
         return {**out, **{key: float(value) for key, value in self.counters().items()}}
+
+    def remarks(self) -> list[str]:
+        """What a user should know at the end of a run and may not have seen: a sentence each; usually none."""
+        return self.rows.remarks()
 
     def trace_hash(self) -> str | None:
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
@@ -956,7 +962,7 @@ class Robot(Crew):
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
             "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
             "trace": {} if self._trace is None else {str(i): d.hex() for i, d in self._trace.digests.items()},
-            "departed_time_steps": self._departed_time_steps, "wrappers": {name: wrapper.state_dict() for name, wrapper in self.wrappers.items()},
+            "rows": self.rows.state_dict(), "departed_time_steps": self._departed_time_steps, "wrappers": {name: wrapper.state_dict() for name, wrapper in self.wrappers.items()},
         }
         return out
 
@@ -996,6 +1002,7 @@ class Robot(Crew):
         self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
         self.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters["returns"]), maxlen=100)
         self.recent_lengths = deque(counters["lengths"], maxlen=100)
+        self.rows.load_state_dict(counters.get("rows", {}))
         self._departed_time_steps = counters.get("departed_time_steps", 0)
         for name, counted in counters.get("wrappers", {}).items():
             self.wrappers[name].load_state_dict(counted)

@@ -1,5 +1,7 @@
 """Rows of one lesson belong together: one set of statistics, none lost without a word, none changed behind the buffer's back."""
 
+import logging
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -8,11 +10,13 @@ from agent_fakes import ACT, POSITION, Corridor, Noisy, Recorder, dqn, ppo, robo
 
 from parl_like import (
     Agent,
+    ComputationTask,
     EpisodicHelper,
     OffPolicyHelper,
     OnPolicyHelper,
     PrioritizedReplayBuffer,
     ReplayBuffer,
+    Robot,
     VectorAgent,
     create_algorithm_func,
 )
@@ -145,6 +149,94 @@ def test_statistics_that_wait_for_their_lesson_are_saved():
         a, b = (robot.tasks["RL"].algorithm.model.weights_hash() for robot in (straight, second))
         assert a == b
         assert [x.tolist() for x, _, _ in straight.tasks["RL"].algorithm.lessons[3:]] == [x.tolist() for x, _, _ in second.tasks["RL"].algorithm.lessons]
+
+
+# ------------------------------------------------------------------------------------------------------- rows that get old
+
+
+class AtTwoPaces(Agent):
+    """Task 'slow' takes a row now and then, so the agents wait for its lessons at different steps, and 'fast' learns with some of them."""
+
+    def run_one_episode(self):
+        obs, _ = self.env.reset()
+        done = False
+        while not done:
+            now = {"fast", *(["slow"] if self.rng.random() < 0.2 else [])}
+            acts = {name: self.helpers[name].predict(obs) for name in self.helpers if name in now}
+            obs_next, rew, terminated, truncated, _ = self.env.step(acts["fast"])
+            for name, act in acts.items():
+                self.helpers[name].store(obs, act, rew, obs_next, terminated, truncated)
+            obs, done = obs_next, terminated or truncated
+
+
+def two_paces(store_policy=None, **options):
+    unrolls = {"slow": 2, "fast": 32}
+    tasks = {name: ComputationTask(ppo(Noisy, epochs=1, minibatches=1), lambda unroll=unroll: OnPolicyHelper(unroll=unroll, store_policy=store_policy))
+             for name, unroll in unrolls.items()}
+    return Robot(Noisy, tasks=tasks, agent=AtTwoPaces, n_agents=6, **options)
+
+
+def test_no_row_is_lost_where_several_tasks_learn():
+    with two_paces() as robot:
+        robot.run(StopAfterSteps(3000))
+        assert robot.metrics()["fast/dropped"] == robot.metrics()["slow/dropped"] == 0 and robot.remarks() == []
+        assert all("policy.log_prob" in robot.buffers[name].columns for name in ("slow", "fast"))
+        assert robot.tasks["fast"].rows_learned >= 3000 - 6 * 32
+
+
+def test_a_warning_says_once_and_plainly_that_rows_are_lost(caplog):
+    with caplog.at_level(logging.WARNING), two_paces(store_policy=False) as robot:
+        robot.run(StopAfterSteps(3000))
+        lost = robot.metrics()["fast/dropped"]
+        (remark,) = robot.remarks()
+        saved = robot.state_dict()
+    assert lost > 300 and robot.tasks["fast"].rows_learned + lost >= 3000 - 6 * 32
+    (text,) = [record.getMessage() for record in caplog.records if "store_policy" in record.getMessage()]
+    for said in (text, remark):
+        assert said.startswith("task 'fast': ") and "% of its rows" in said and "Give its helper store_policy=True" in said
+    assert f"({int(lost):,} of" in remark
+    with two_paces(store_policy=False) as robot:
+        robot.load_state_dict(saved)
+        assert robot.metrics()["fast/dropped"] == lost
+
+
+def test_what_was_lost_in_worker_processes_is_counted_and_said(caplog):
+    with caplog.at_level(logging.WARNING), two_paces(store_policy=False, driver="processes") as robot:
+        robot.run(StopAfterSteps(3000))
+        assert robot.metrics()["fast/dropped"] > 300
+    assert sum("store_policy=True" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_helpers_of_one_task_with_a_longer_unroll_than_the_first_are_refused():
+    unrolls = iter([2, 6])
+    with pytest.raises(ValueError, match=r"agent 1, task 'RL': unroll is 6, .* lanes of 3 rows"):
+        robot_of(Recorder(), lambda: OnPolicyHelper(unroll=next(unrolls)), n_agents=2)
+
+
+@pytest.mark.parametrize(("options", "stored"), [
+    (dict(), False),
+    (dict(mode="async"), True),
+])
+def test_one_task_stores_the_policy_only_where_it_may_learn_meanwhile(options, stored):
+    with robot_of(ppo(), lambda: OnPolicyHelper(unroll=4), **options) as robot:
+        robot.run(StopAfterSteps(8))
+        assert ("policy.log_prob" in robot.buffers["RL"].columns) == stored
+
+
+def test_an_explorer_without_log_probabilities_stores_none_by_itself():
+    tasks = {name: ComputationTask(Recorder(), lambda: OnPolicyHelper(unroll=4)) for name in "ab"}
+    with Robot(Corridor, tasks=tasks) as robot:
+        robot.run(StopAfterSteps(8))
+        assert "policy.log_prob" not in robot.buffers["a"].columns
+
+
+def test_a_task_that_learns_from_the_actions_of_another_keeps_to_what_it_can_know():
+    """The default agent acts with its first task, and all of them store: the second has no log-probability of these actions."""
+    tasks = {name: ComputationTask(ppo(), lambda: OnPolicyHelper(unroll=4)) for name in ("acts", "watches")}
+    with Robot(Corridor, tasks=tasks, n_agents=2) as robot:
+        robot.run(StopAfterSteps(40))
+        assert all(task.learns == 5 for task in tasks.values())
+        assert robot.agents[0].helpers["acts"].store_policy and not robot.agents[1].helpers["watches"].store_policy
 
 
 # --------------------------------------------------------------------------------------------- algorithms and schedules

@@ -749,6 +749,9 @@ class ProcessesDriver(CooperativeDriver):
                                 queue.counters.late += int(message.notes.get(f"late.{queue.kind}.{name}", 0))  # type: ignore[arg-type]
                     self._count_served(message.notes)
                     self.crew.bad_values += int(message.notes.get("bad", 0))  # type: ignore[arg-type]
+                    for name in self.crew.wrappers:
+                        if f"learned.{name}" in message.notes:
+                            self.crew.rows.count(name, int(message.notes[f"learned.{name}"]), int(message.notes[f"dropped.{name}"]))  # type: ignore[arg-type]
                     if "stop" in message.notes:
                         self.crew.request_stop()
                 if message.kind is Kind.EVENT or not requests:

@@ -102,7 +102,7 @@ class TaskCard:
         self.output_shapes = dict(task.output_shapes)
         self.version, self.learns = task.version, task.learns
         self.algorithm = AlgorithmCard(task.algorithm)
-        self.serve, self.bisect = task.serve, task.bisect
+        self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
         self.source = task._source if task.serve == "replica" else None
 
     def make(self, seed: np.random.SeedSequence) -> Any:
@@ -110,7 +110,7 @@ class TaskCard:
         if self.source is None:
             return self
         task = Replica(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule, on_error=self.on_error,
-                               train=self.train, serve="replica", bisect=self.bisect)
+                               train=self.train, serve="replica", sync_every=self.sync_every, bisect=self.bisect)
         task.name, task.learns = self.name, self.learns
         task.build(seed)
         task.acting = ActingCopies(task.algorithm, self.version)
@@ -423,6 +423,8 @@ class Worker:
             self.steps, self.time_steps = crew.env_steps, time_steps
         if crew.bad_values:
             notes["bad"], crew.bad_values = crew.bad_values, 0
+        for name, (learned, dropped) in crew.rows.take().items():
+            notes[f"learned.{name}"], notes[f"dropped.{name}"] = learned, dropped
         if crew.wants_stop:
             notes["stop"], crew.wants_stop = True, False
         if driver.late:
