@@ -23,7 +23,8 @@ def compare(contestants: Mapping[str, Callable[[], float]], rounds: int = 3) -> 
     for _ in range(rounds):
         for name, work in contestants.items():
             rates[name].append(work())
-    return {name: {"median": median(r), "best": max(r), "spread": (max(r) - min(r)) / median(r), "rounds": r} for name, r in rates.items()}
+    return {name: {"median": median(r), "best": max(r), "spread": (max(r) - min(r)) / median(r), "rounds": r}
+            for name, r in rates.items()}
 
 
 def ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:

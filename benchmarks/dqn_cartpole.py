@@ -6,8 +6,10 @@ from benchmarks.training import dqn_by_hand, dqn_ours, dqn_sb3, run
 
 
 def main(argv: list[str] | None = None) -> int:
-    cases = {f"learn every {k}": {"parl_like": lambda k=k: dqn_ours(k, 3000 * k), "by hand": lambda k=k: dqn_by_hand(k, 3000 * k),
-                                  "stable-baselines3": lambda k=k: dqn_sb3(k, 3000 * k)} for k in (1, 4)}
+    ways = {"parl_like": dqn_ours, "by hand": dqn_by_hand, "stable-baselines3": dqn_sb3}
+    cases = {f"learn every {k}": {name: lambda scale, k=k, way=way: way(k, max(round(3000 * scale), 100) * k)
+                                  for name, way in ways.items()}
+             for k in (1, 4)}
     return run("dqn-cartpole", cases, argv)
 
 

@@ -1,12 +1,12 @@
 """Environment steps per second: Sokoban in one thread, generated levels, worker processes, and what passing through costs.
 
-Sokoban, Boxoban's size (10×10, 4 boxes), random actions, automatic reset with the same step: `fresh` draws whole images into a new
-array, `in place` only what changes into the same array, `planes` are symbolic; `boards` is the bare call, `vector env` gymnasium's
-interface on top; those of other libraries where they are installed. A reset is of all boards, observations included. Actions are drawn
-beforehand.
+Sokoban, Boxoban's size (10×10, 4 boxes), random actions, automatic reset with the same step: `fresh` draws whole images into a
+new array, `in place` only what changes into the same array, `planes` are symbolic; `boards` is the bare engine, `vector env`
+gymnasium's interface on top, which is what a run uses; those of other libraries, where they are installed, beside the latter. A
+reset is of all boards, observations included. Actions are drawn beforehand.
 
-Uneven: environments that wait 1 ms a step, and one in four 10 ms: many agents on one task (driver "threads", whoever answers first is
-served first) against one VectorAgent in lock-step (kind="thread"); environment steps/s of `Robot.run`.
+Uneven: environments that wait 1 ms a step, and one in four 10 ms: many agents on one task (driver "threads", whoever answers
+first is served first) against one VectorAgent in lock-step (kind="thread"); environment steps/s of `Robot.run`.
 
 kind="process": `burn` is an environment whose step takes 1 ms of CPU, counted in useful cores (steps/s × 1 ms); CartPole against
 gymnasium's AsyncVectorEnv. Pass-through: whether `make_vector_env` puts anything around a vector environment.
@@ -135,9 +135,11 @@ def uneven(rounds: int) -> tuple[dict[str, Any], list[str]]:
             one.run(StopAfterSteps(UNEVEN_STEPS))
             return (one.env_steps - before) / (perf_counter() - begin)
 
-    rates = compare({"agents apart": lambda: pace_of(driver="threads"), "lock-step": lambda: pace_of(driver="cooperative", agent=VectorAgent)}, rounds)
+    rates = compare({"agents apart": lambda: pace_of(driver="threads"),
+                     "lock-step": lambda: pace_of(driver="cooperative", agent=VectorAgent)}, rounds)
     share = 1 / ratio(rates["agents apart"], rates["lock-step"])
-    return {**rates, "time_share": share}, [f"uneven environments: {share:.2f} of the wall time of lock-step (goal: below {6 / 7:.2f})"]
+    line = f"uneven environments: {share:.2f} of the wall time of lock-step (goal: below {6 / 7:.2f})"
+    return {**rates, "time_share": share}, [line]
 
 
 def stepping(envs: Any, n: int, n_actions: int) -> Callable[[int], Any]:
@@ -154,17 +156,19 @@ def workers(rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]
     theirs = AsyncVectorEnv([cartpole] * CARTPOLES, autoreset_mode=AutoresetMode.SAME_STEP)
     try:
         steps = {name: stepping(burn, BURNING, 2) for name, burn in burns.items()}
-        cores = compare({name: lambda call=call: rate(call, BURNING, 5 * milliseconds) * BURN for name, call in steps.items()}, rounds)
+        cores = compare({name: lambda call=call: rate(call, BURNING, 5 * milliseconds) * BURN for name, call in steps.items()},
+                        rounds)
         sides = {"ours": stepping(ours, CARTPOLES, 2), "AsyncVectorEnv": stepping(theirs, CARTPOLES, 2)}
         rates = compare({name: lambda call=call: rate(call, CARTPOLES, milliseconds) for name, call in sides.items()}, rounds)
     finally:
         for envs in (*burns.values(), ours, theirs):
             envs.close()
     faster = ratio(rates["ours"], rates["AsyncVectorEnv"])
-    lines = [*(f"process, {BURNING} environments of 1 ms CPU a step, {name}: {r['median']:.2f} cores used (spread {r['spread']:.2f})"
+    lines = [*(f"process, {BURNING} environments of 1 ms CPU a step, {name}: {r['median']:.2f} cores used (spread "
+               f"{r['spread']:.2f})"
                for name, r in cores.items()),
-             f"process, CartPole, {CARTPOLES} environments: {rates['ours']['median']:,.0f} steps/s, {faster:.2f} x AsyncVectorEnv "
-             f"({rates['AsyncVectorEnv']['median']:,.0f})"]
+             f"process, CartPole, {CARTPOLES} environments: {rates['ours']['median']:,.0f} steps/s, {faster:.2f} x "
+             f"AsyncVectorEnv ({rates['AsyncVectorEnv']['median']:,.0f})"]
     return {"cores_used": cores, "cartpole": {**rates, "ratio": faster}}, lines
 
 
@@ -172,11 +176,12 @@ def passing(levels: Levels) -> tuple[dict[str, Any], list[str]]:
     """What passing through `make_vector_env` costs: it returns the very same object, so there is nothing to time."""
     bare = SokobanVectorEnv(COUNTS[-1], levels, autoreset_mode="SameStep")
     same = make_vector_env(bare) is bare
-    return {"same_object": same}, [f"passed through make_vector_env: {'the same object, nothing in between' if same else 'something in between'}"]
+    between = "the same object, nothing in between" if same else "something in between"
+    return {"same_object": same}, [f"passed through make_vector_env: {between}"]
 
 
-def peers(rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]]:
-    """Sokoban of other libraries, those that are installed."""
+def peers(levels: Levels, rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]]:
+    """Sokoban of other libraries, those that are installed, each beside ours behind gymnasium's vector interface."""
     result: dict[str, Any] = {}
     lines = []
     for name, make in PEERS.items():
@@ -187,18 +192,24 @@ def peers(rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]]:
                 result[name] = {"skipped": str(error)}
                 lines.append(f"Sokoban, {name}: skipped ({error})")
                 break
-            found = compare({name: lambda step=step, per_call=per_call: rate(step, per_call, milliseconds)}, rounds)[name]
-            result.setdefault(name, {})[str(n)] = found
-            lines.append(f"Sokoban, {name}, {n} boards: {found['median']:,.0f} steps/s (spread {found['spread']:.2f})")
+            ours = vector_of(n, levels, "planes", True)
+            rates = compare({name: partial(rate, step, per_call, milliseconds),
+                             "ours": partial(rate, ours, n, milliseconds)}, rounds)
+            faster = ratio(rates["ours"], rates[name])
+            result.setdefault(name, {})[str(n)] = {"rates": rates, "ours_vs": faster}
+            lines.append(f"Sokoban, {name}, {n} boards: {rates[name]['median']:,.0f} steps/s (spread "
+                         f"{rates[name]['spread']:.2f}); ours through gymnasium's vector interface, fresh planes: {faster:.2f} x")
     return result, lines
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="parl-like bench envs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(prog="parl-like bench envs", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the calls, for a quick look")
-    parser.add_argument("--levels", default=None, help="a Boxoban file or folder; without it: the levels that ship with the package")
+    parser.add_argument("--levels", default=None,
+                        help="a Boxoban file or folder; without it: the levels that ship with the package")
     options = parser.parse_args(argv)
     levels = Levels.load(options.levels) if options.levels else Levels.shipped(10, 4)
     result, lines = measure(levels, options.rounds, MILLISECONDS * options.scale)
@@ -207,27 +218,33 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(levels: Levels, rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]]:
-    result: dict[str, Any] = {"bench": "envs", "unit": "steps/s", "machine": machine(), "sokoban": {}, "reset_us": {}, "levels_per_s": {}}
+    result: dict[str, Any] = {"bench": "envs", "unit": "steps/s", "machine": machine(), "sokoban": {}, "reset_us": {},
+                              "levels_per_s": {}}
     lines = []
     for n in COUNTS:
         calls = {
             "boards, fresh": steps_of(n, levels, False, False), "boards, in place": steps_of(n, levels, False, True),
             "boards, planes fresh": steps_of(n, levels, True, False), "boards, planes in place": steps_of(n, levels, True, True),
-            "vector env, fresh": vector_of(n, levels, "image", True), "vector env, in place": vector_of(n, levels, "image", False),
-            "vector env, planes fresh": vector_of(n, levels, "planes", True), "vector env, planes in place": vector_of(n, levels, "planes", False),
+            "vector env, fresh": vector_of(n, levels, "image", True),
+            "vector env, in place": vector_of(n, levels, "image", False),
+            "vector env, planes fresh": vector_of(n, levels, "planes", True),
+            "vector env, planes in place": vector_of(n, levels, "planes", False),
         }
         rates = compare({name: lambda call=call: rate(call, n, milliseconds) for name, call in calls.items()}, rounds)
         result["sokoban"][str(n)] = rates
-        lines += [f"Sokoban, {n} boards, {name}: {r['median']:,.0f} steps/s (spread {r['spread']:.2f})" for name, r in rates.items()]
+        lines += [f"Sokoban, {n} boards, {name}: {r['median']:,.0f} steps/s (spread {r['spread']:.2f})"
+                  for name, r in rates.items()]
         resets = {"image": resets_of(n, levels, False), "planes": resets_of(n, levels, True)}
         rates = compare({name: lambda call=call: rate(call, n, milliseconds) for name, call in resets.items()}, rounds)
         result["reset_us"][str(n)] = {name: 1e6 / r["median"] for name, r in rates.items()}
-        lines += [f"Sokoban, {n} boards, reset, {name}: {1e6 / r['median']:.2f} µs (spread {r['spread']:.2f})" for name, r in rates.items()]
-    rates = compare({f"{size}x{size}, {n_boxes} boxes": lambda size=size, n_boxes=n_boxes: rate(making(size, n_boxes), 20, milliseconds)
-                     for size, n_boxes in GENERATED}, rounds)
+        lines += [f"Sokoban, {n} boards, reset, {name}: {1e6 / r['median']:.2f} µs (spread {r['spread']:.2f})"
+                  for name, r in rates.items()]
+    rates = compare({f"{size}x{size}, {boxes} boxes": partial(rate, making(size, boxes), 20, milliseconds)
+                     for size, boxes in GENERATED}, rounds)
     result["levels_per_s"] = rates
-    lines += [f"Sokoban generator, {name}: {r['median']:,.0f} solvable levels/s (spread {r['spread']:.2f})" for name, r in rates.items()]
-    for key, part in (("passed_through", passing(levels)), ("peers", peers(rounds, milliseconds)),
+    lines += [f"Sokoban generator, {name}: {r['median']:,.0f} solvable levels/s (spread {r['spread']:.2f})"
+              for name, r in rates.items()]
+    for key, part in (("passed_through", passing(levels)), ("peers", peers(levels, rounds, milliseconds)),
                       ("uneven", uneven(rounds)), ("process", workers(rounds, milliseconds))):
         result[key], more = part
         lines += more

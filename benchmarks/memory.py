@@ -25,7 +25,8 @@ helper = lambda: OffPolicyHelper(size=100_000, batch_size=64, learn_every=16)
 with Robot("CartPole-v1", n_agents=int(sys.argv[1]), tasks={"RL": ComputationTask(func, helper=helper)}) as robot:
     for _ in robot.iterate(50_000):
         pass
-    print(json.dumps({"torch_alone_mib": base, "robot_mib": rss(), "threads": threading.active_count(), "env_steps": robot.env_steps}))
+    print(json.dumps({"torch_alone_mib": base, "robot_mib": rss(), "threads": threading.active_count(),
+                      "env_steps": robot.env_steps}))
 """
 
 IMPORT = """
@@ -35,7 +36,8 @@ before = dict(os.environ), threading.active_count()
 begin = time.perf_counter()
 import parl_like
 seconds = time.perf_counter() - begin
-print(json.dumps({"import_s": seconds, "loads_torch": "torch" in sys.modules, "untouched": before == (dict(os.environ), threading.active_count())}))
+untouched = before == (dict(os.environ), threading.active_count())
+print(json.dumps({"import_s": seconds, "loads_torch": "torch" in sys.modules, "untouched": untouched}))
 """
 
 LIST = """
@@ -61,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     result = {"bench": "memory", "machine": machine(), "agents": options.agents, **measured(AGENTS, str(options.agents)),
               "import": measured(IMPORT), "list": measured(LIST)}
     report(result, options.json, [
-        f"{options.agents} agents after {result['env_steps']:,} steps: {result['robot_mib']:.0f} MiB (torch alone {result['torch_alone_mib']:.0f} MiB)",
+        f"{options.agents} agents after {result['env_steps']:,} steps: {result['robot_mib']:.0f} MiB (torch alone "
+        f"{result['torch_alone_mib']:.0f} MiB)",
         f"import parl_like: {result['import']['import_s'] * 1e3:.0f} ms, torch loaded: {result['import']['loads_torch']}, "
         f"nothing else touched: {result['import']['untouched']}",
         f"parl-like list: {result['list']['list_s'] * 1e3:.0f} ms, torch loaded: {result['list']['loads_torch']}"])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.training import ppo_by_hand, ppo_ours, ppo_sb3, run
+from benchmarks.training import BATCH, ppo_by_hand, ppo_careful, ppo_ours, ppo_sb3, run
 
-STEPS = 40 * 1024
+ITERATIONS = 40
 
 
 def main(argv: list[str] | None = None) -> int:
-    cases = {f"{n} environments": {"parl_like": lambda n=n: ppo_ours(n, STEPS), "by hand": lambda n=n: ppo_by_hand(n, STEPS),
-                                   "stable-baselines3": lambda n=n: ppo_sb3(n, STEPS)} for n in (8, 64)}
+    ways = {"parl_like": ppo_ours, "by hand": ppo_by_hand, "by hand, tuned": ppo_careful, "stable-baselines3": ppo_sb3}
+    cases = {f"{n} environments": {name: lambda scale, n=n, way=way: way(n, max(round(ITERATIONS * scale), 1) * BATCH)
+                                   for name, way in ways.items()} for n in (8, 64)}
     return run("ppo-cartpole", cases, argv)
 
 

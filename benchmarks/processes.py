@@ -1,13 +1,18 @@
-"""The drivers `processes` and `ray` with 2 workers, beside the least code that could do the work (`parl-like bench transport --driver processes`).
+"""The drivers `processes` and `ray` with 2 workers, beside the least code that could do the work.
 
-  small      64 agents, MLP 4-64-64-2, an environment that does nothing: requests/s and the 99th percentile of a request's time; beside one
-             process per agent that talks over `multiprocessing.Queue` to one that serves, and the cooperative driver; central serving, and
-             replicas (`serve="replica"`), whose workers predict by themselves
-  images     the same agents with observations of 84 x 84 x 4 bytes and a task that only looks at their sum: bytes/s beside a bare copy
-             from one process to another through shared memory
-  busy       64 agents whose environment burns 200 us of CPU per step: steps/s beside the cooperative driver
-  weights    the published Thinker network (26.6 MB) given to the replicas of 2 workers while their agents predict: ms from the beginning of the
-             copy until a worker's predictions use it, and what the longest pause between two predictions of an agent is with and without
+    parl-like bench transport --driver processes [--part NAME]
+
+  small      64 agents, MLP 4-64-64-2, an environment that does nothing: requests/s and the 99th percentile of a request's
+             time; beside one process per agent that talks over `multiprocessing.Queue` to one that serves (all begun before the
+             clock, as our workers are), and the cooperative driver; central serving, and replicas (`serve="replica"`), whose
+             workers predict by themselves
+  images     the same agents with observations of 84 x 84 x 4 bytes and a task that looks at one number of each: bytes/s beside a
+             bare copy from one process to another through shared memory (both begun and warm before the clock)
+  busy       64 agents whose environment burns 200 us of CPU per step: steps/s beside the cooperative driver, acting only, and
+             training with PPO (lessons are given in one process, so training gains less)
+  weights    the published Thinker network (26.6 MB) given to the replicas of 2 workers while their agents predict: ms from the
+             beginning of the copy until a worker's predictions use it, and what the longest pause between two predictions of an
+             agent is with and without
   recovery   seconds from the kill of a worker to the next step of its agents, with half of 64 agents in it
   ray        (--driver ray) the small work, beside the driver `processes` and beside 16 actors that call one that serves
 """
@@ -18,7 +23,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -30,12 +35,12 @@ import numpy as np
 import torch
 
 from benchmarks.common import compare, ratio
-from parl_like import Agent, ComputationTask, Robot, create_algorithm_func
+from parl_like import Agent, ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Algorithm
-from parl_like.algorithms import DQN
+from parl_like.algorithms import DQN, PPO
 from parl_like.drivers.processes import Processes
 from parl_like.model import Model
-from parl_like.models import MLPQ
+from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.stages import StopAfterSteps, StopWhen
 
 AGENTS = 64
@@ -151,7 +156,8 @@ def weights(publish: bool, seconds: float = 3.0) -> dict[str, float]:
     delays = [when - sent[version] for one in found for version, when in one["seen"] if version in sent]
     pauses = np.concatenate([one["pauses"] for one in found])
     out = {"longest_pause_s": float(pauses.max()), "pauses_above_2_ms": int((pauses > 2e-3).sum())}
-    return out | ({"delay_s": float(np.median(delays)), "copying_s": float(np.median(copying)), "publications": len(copying)} if publish else {})
+    return out | ({"delay_s": float(np.median(delays)), "copying_s": float(np.median(copying)), "publications": len(copying)}
+                  if publish else {})
 
 
 def ray_calls(each: int, callers: int = 16) -> float:
@@ -186,34 +192,47 @@ def ray_calls(each: int, callers: int = 16) -> float:
     return callers * each / seconds
 
 
-def measure_ray(rounds: int) -> tuple[dict[str, Any], list[str]]:
+def measure_ray(rounds: int, scale: float = 1.0) -> tuple[dict[str, Any], list[str]]:
     import ray
 
     from parl_like.drivers.ray_cluster import Ray
 
-    small = gym.spaces.Box(-1, 1, (4,), np.float32)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
     try:
         rates = compare({
-            "ray": lambda: asking(Ray(workers=2), 1500, small, mlp)[0], "processes": lambda: asking(Processes(workers=2), 3000, small, mlp)[0],
-            "ray, replicas": lambda: asking(Ray(workers=2), 6000, small, partial(mlp, "replica"))[0], "plain ray calls": lambda: ray_calls(100)}, rounds)
+            "ray": lambda: asking(Ray(workers=2), round(1500 * scale), SMALL, mlp)[0],
+            "processes": lambda: asking(Processes(workers=2), round(3000 * scale), SMALL, mlp)[0],
+            "ray, replicas": lambda: asking(Ray(workers=2), round(6000 * scale), SMALL, partial(mlp, "replica"))[0],
+            "plain ray calls": lambda: ray_calls(round(100 * scale))}, rounds)
     finally:
         ray.shutdown()
     result = {"rates": rates, "vs processes": ratio(rates["ray"], rates["processes"]),
               "processes vs plain ray calls": ratio(rates["processes"], rates["plain ray calls"])}
-    return result, [f"ray: {rates['ray']['median']:,.0f} requests/s, {result['vs processes']:.2f}x processes; with replicas {rates['ray, replicas']['median']:,.0f}; "
-                    f"16 actors that call one {rates['plain ray calls']['median']:,.0f}; processes {result['processes vs plain ray calls']:.0f}x these"]
+    return result, [f"ray: {rates['ray']['median']:,.0f} requests/s, {result['vs processes']:.2f}x processes; with replicas "
+                    f"{rates['ray, replicas']['median']:,.0f}; 16 actors that call one "
+                    f"{rates['plain ray calls']['median']:,.0f}; processes {result['processes vs plain ray calls']:.0f}x these"]
+
+
+SPACES: dict[str, Any] = {"obs": gym.spaces.Box(-1, 1, (4,), np.float32), "act": gym.spaces.Discrete(2)}
 
 
 def mlp(serve: Any = "central") -> ComputationTask:
-    return ComputationTask(serve=serve, algorithm=create_algorithm_func(MLPQ, dict(obs=gym.spaces.Box(-1, 1, (4,), np.float32), act=gym.spaces.Discrete(2), hidden=[64, 64]),
-                                                 DQN, dict(target_period=0)))
+    """A task that only predicts."""
+    return ComputationTask(create_algorithm_func(MLPQ, {**SPACES, "hidden": [64, 64]}, DQN, {"target_period": 0}), serve=serve)
+
+
+def ppo(serve: Any = "central") -> ComputationTask:
+    """A task that learns from 16 steps of each agent."""
+    func = create_algorithm_func(MLPActorCritic, {**SPACES, "hidden": [64, 64], "activation": "tanh"}, PPO,
+                                 {"epochs": 4, "minibatches": 4})
+    return ComputationTask(func, partial(OnPolicyHelper, unroll=16), serve=serve)
 
 
 def asking(driver: Any, each: int, space: gym.Space[Any], task: Callable[[], ComputationTask]) -> tuple[float, float]:
     """Requests/s of the second run, whose workers are there, and the 99th percentile of a request's seconds."""
     with tempfile.TemporaryDirectory() as folder, Robot(
-        partial(Still, space), tasks={"RL": task()}, agent=partial(Asking, each, folder), n_agents=AGENTS, driver=driver, mode="async",
+        partial(Still, space), tasks={"RL": task()}, agent=partial(Asking, each, folder), n_agents=AGENTS, driver=driver,
+        mode="async",
     ) as robot:
         robot.run(StopWhen(lambda robot: False))
         begin = perf_counter()
@@ -225,13 +244,16 @@ def asking(driver: Any, each: int, space: gym.Space[Any], task: Callable[[], Com
 
 def _one_agent(requests: Any, replies: Any, i: int, each: int) -> None:
     obs = np.zeros(4, np.float32)
-    for _ in range(each):
+    for _ in range(1 + each):  # the first comes before the clock
         requests.put((i, obs))
         replies.get()
 
 
 def queues(each: int) -> float:
-    """One process per agent and `multiprocessing.Queue`, as most would write it; the forward pass is the same."""
+    """One process per agent and `multiprocessing.Queue`, as most would write it; the forward pass is the same.
+
+    Requests/s once all processes are there: the clock starts when each has asked once, and before any of these is answered.
+    """
     from benchmarks.transport import network
 
     context = multiprocessing.get_context("fork")
@@ -239,18 +261,24 @@ def queues(each: int) -> float:
     replies: list[Any] = [context.Queue() for _ in range(AGENTS)]
     processes = [context.Process(target=_one_agent, args=(requests, replies[i], i, each), daemon=True) for i in range(AGENTS)]
     net = network()
-    begin = perf_counter()
     for process in processes:
         process.start()
-    left = AGENTS * each
+
+    def serve(batch: list[Any]) -> None:
+        out = net(torch.from_numpy(np.stack([obs for _, obs in batch]))).argmax(1).tolist()
+        for (i, _), act in zip(batch, out, strict=True):
+            replies[i].put(act)
+
     with torch.inference_mode():
+        there = [requests.get() for _ in range(AGENTS)]
+        begin = perf_counter()
+        serve(there)
+        left = AGENTS * each
         while left:
             batch = [requests.get()]
             while not requests.empty() and len(batch) < AGENTS:
                 batch.append(requests.get())
-            out = net(torch.from_numpy(np.stack([obs for _, obs in batch]))).argmax(1).tolist()
-            for (i, _), act in zip(batch, out, strict=True):
-                replies[i].put(act)
+            serve(batch)
             left -= len(batch)
     seconds = perf_counter() - begin
     for process in processes:
@@ -258,10 +286,13 @@ def queues(each: int) -> float:
     return AGENTS * each / seconds
 
 
+WARM = 20  # blocks that a bare copy hands over before the clock
+
+
 def _copy_in(name: str, size: int, times: int, full: Any, free: Any) -> None:
     block = shared_memory.SharedMemory(name)
     target, source = np.frombuffer(block.buf, np.uint8)[:size], np.ones(size, np.uint8)
-    for _ in range(times):
+    for _ in range(WARM + times):
         free.acquire()
         target[:] = source
         full.release()
@@ -270,16 +301,18 @@ def _copy_in(name: str, size: int, times: int, full: Any, free: Any) -> None:
 
 
 def bare_copy(times: int) -> float:
-    """Bytes/s of 32 images at a time, copied into shared memory by one process and out of it by another."""
+    """Bytes/s of 32 images at a time, copied into shared memory by one process and out of it by another, both of them warm."""
     size = AGENTS // 2 * int(np.prod(IMAGE.shape))
     context = multiprocessing.get_context("fork")
     full, free = context.Semaphore(0), context.Semaphore(1)
     block = shared_memory.SharedMemory(create=True, size=size)
     source, target = np.frombuffer(block.buf, np.uint8)[:size], np.empty(size, np.uint8)
     process = context.Process(target=_copy_in, args=(block.name, size, times, full, free))
-    begin = perf_counter()
     process.start()
-    for _ in range(times):
+    begin = 0.0
+    for number in range(WARM + times):
+        if number == WARM:
+            begin = perf_counter()
         full.acquire()
         target[:] = source
         free.release()
@@ -291,10 +324,15 @@ def bare_copy(times: int) -> float:
     return size * times / seconds
 
 
-def busy(driver: Any, steps: int, serve: Any = "central") -> float:
-    """Steps/s of the second half of a run."""
+def busy(driver: Any, steps: int, serve: Any = "central", learns: bool = False) -> float:
+    """Steps/s of the second half of a run, whose environments burn 200 us a step.
+
+    `learns`: PPO in sync mode, 16 steps of each agent, 4 epochs of 4 minibatches; else the agents only act, in async mode.
+    """
     space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    with Robot(partial(Still, space, 200e-6), tasks={"RL": mlp(serve)}, n_agents=AGENTS, driver=driver, mode="async") as robot:
+    task = ppo(serve) if learns else mlp(serve)
+    with Robot(partial(Still, space, 200e-6), tasks={"RL": task}, n_agents=AGENTS, driver=driver, mode="sync" if learns
+               else "async") as robot:
         robot.run(StopAfterSteps(steps))
         before, begin = robot.env_steps, perf_counter()
         robot.run(StopAfterSteps(steps))
@@ -328,45 +366,83 @@ def recovery() -> float:
     return moments[1] - moments[0]
 
 
-def measure(rounds: int) -> tuple[dict[str, Any], list[str]]:
-    """Everything above; ratios are of neighbouring runs."""
+SMALL = gym.spaces.Box(-1, 1, (4,), np.float32)
+Found = tuple[dict[str, Any], list[str]]
+
+
+def measure_small(rounds: int, scale: float) -> Found:
     two = Processes(workers=2)
-    small = gym.spaces.Box(-1, 1, (4,), np.float32)
     late: list[float] = []
 
     def ours() -> float:
-        rate, p99 = asking(two, 6000, small, mlp)
+        rate, p99 = asking(two, round(6000 * scale), SMALL, mlp)
         late.append(p99)
         return rate
 
-    def images() -> float:
-        return asking(two, 300, IMAGE, lambda: ComputationTask(Sum()))[0] * float(np.prod(IMAGE.shape))
-
     rates = compare({
-        "processes": ours, "replicas": lambda: asking(two, 12_000, small, partial(mlp, "replica"))[0], "multiprocessing.Queue": lambda: queues(200), "cooperative": lambda: asking("cooperative", 3000, small, mlp)[0]}, rounds)
-    def replicas() -> float:
-        return asking(two, 1500, IMAGE, lambda: ComputationTask(Sum, serve="replica"))[0] * float(np.prod(IMAGE.shape))
+        "processes": ours, "replicas": lambda: asking(two, round(12_000 * scale), SMALL, partial(mlp, "replica"))[0],
+        "multiprocessing.Queue": lambda: queues(round(200 * scale)),
+        "cooperative": lambda: asking("cooperative", round(3000 * scale), SMALL, mlp)[0]}, rounds)
+    result = {"rates": rates, "p99_s": late, "vs multiprocessing.Queue": ratio(rates["processes"],
+                                                                               rates["multiprocessing.Queue"])}
+    return result, [f"small: {rates['processes']['median']:,.0f} requests/s, p99 {1e3 * float(np.median(late)):.2f} ms; "
+                    f"{result['vs multiprocessing.Queue']:.1f}x a process per agent on multiprocessing.Queue; with replicas "
+                    f"{rates['replicas']['median']:,.0f}; cooperative {rates['cooperative']['median']:,.0f}"]
 
-    large = compare({"processes": images, "replicas": replicas, "bare copy": lambda: bare_copy(200)}, rounds)
-    burnt = compare({"processes": lambda: busy(two, 20_000), "replicas": lambda: busy(two, 20_000, "replica"), "cooperative": lambda: busy("cooperative", 10_000)}, rounds)
-    back = [recovery() for _ in range(rounds)]
-    still, given = weights(False), weights(True)
-    result = {
-        "small": {"rates": rates, "p99_s": late, "vs multiprocessing.Queue": ratio(rates["processes"], rates["multiprocessing.Queue"])},
-        "images": {"bytes_per_s": large, "vs bare copy": ratio(large["processes"], large["bare copy"])},
-        "busy": {"steps_per_s": burnt, "vs cooperative": ratio(burnt["processes"], burnt["cooperative"]),
-                 "replicas vs cooperative": ratio(burnt["replicas"], burnt["cooperative"])},
-        "recovery_s": back, "weights": {"without": still, "with": given},
-    }
-    lines = [
-        f"small: {rates['processes']['median']:,.0f} requests/s, p99 {1e3 * float(np.median(late)):.2f} ms; {result['small']['vs multiprocessing.Queue']:.1f}x a "
-        f"process per agent on multiprocessing.Queue; with replicas {rates['replicas']['median']:,.0f}; cooperative {rates['cooperative']['median']:,.0f}",
-        f"images: {large['processes']['median'] / 1e9:.2f} GB/s, {result['images']['vs bare copy']:.2f}x a bare copy; with replicas "
-        f"{large['replicas']['median'] / 1e9:.2f}",
-        f"busy: {burnt['processes']['median']:,.0f} steps/s, {result['busy']['vs cooperative']:.2f}x cooperative; with replicas {result['busy']['replicas vs cooperative']:.2f}x",
-        f"weights of 26.6 MB: {1e3 * given['delay_s']:.1f} ms until a worker acts with them ({1e3 * given['copying_s']:.1f} ms of the robot's process); longest "
-        f"pause {1e3 * given['longest_pause_s']:.1f} ms, {given['pauses_above_2_ms']} above 2 ms in {given['publications']} publications; without any "
-        f"{1e3 * still['longest_pause_s']:.1f} ms, {still['pauses_above_2_ms']}",
-        f"recovery: {', '.join(f'{1e3 * s:.0f}' for s in back)} ms",
-    ]
+
+def measure_images(rounds: int, scale: float) -> Found:
+    two, size = Processes(workers=2), float(np.prod(IMAGE.shape))
+    rates = compare({
+        "processes": lambda: asking(two, round(300 * scale), IMAGE, lambda: ComputationTask(Sum))[0] * size,
+        "replicas": lambda: asking(two, round(1500 * scale), IMAGE, lambda: ComputationTask(Sum, serve="replica"))[0] * size,
+        "bare copy": lambda: bare_copy(round(1000 * scale))}, rounds)
+    result = {"bytes_per_s": rates, "vs bare copy": ratio(rates["processes"], rates["bare copy"])}
+    return result, [f"images: {rates['processes']['median'] / 1e9:.2f} GB/s, {result['vs bare copy']:.2f}x a bare copy "
+                    f"({rates['bare copy']['median'] / 1e9:.1f} GB/s); with replicas {rates['replicas']['median'] / 1e9:.2f}"]
+
+
+def measure_busy(rounds: int, scale: float) -> Found:
+    two = Processes(workers=2)
+    result: dict[str, Any] = {}
+    lines: list[str] = []
+    for name, learns in (("acting", False), ("training", True)):
+        rates = compare({
+            "processes": lambda learns=learns: busy(two, round(20_000 * scale), learns=learns),
+            "replicas": lambda learns=learns: busy(two, round(20_000 * scale), "replica", learns),
+            "cooperative": lambda learns=learns: busy("cooperative", round(10_000 * scale), learns=learns)}, rounds)
+        found = {"steps_per_s": rates, "vs cooperative": ratio(rates["processes"], rates["cooperative"]),
+                 "replicas vs cooperative": ratio(rates["replicas"], rates["cooperative"])}
+        result[name] = found
+        lines.append(f"busy, {name}: {rates['processes']['median']:,.0f} steps/s, {found['vs cooperative']:.2f}x cooperative; "
+                     f"with replicas {found['replicas vs cooperative']:.2f}x")
+    return result, lines
+
+
+def measure_weights(rounds: int, scale: float) -> Found:
+    seconds = max(3 * scale, 1.0)
+    still, given = weights(False, seconds), weights(True, seconds)
+    return {"without": still, "with": given}, [
+        f"weights of 26.6 MB: {1e3 * given['delay_s']:.1f} ms until a worker acts with them ({1e3 * given['copying_s']:.1f} ms "
+        f"of the robot's process); longest pause {1e3 * given['longest_pause_s']:.1f} ms, {given['pauses_above_2_ms']} above 2 "
+        f"ms in {given['publications']} publications; without any {1e3 * still['longest_pause_s']:.1f} ms, "
+        f"{still['pauses_above_2_ms']}"]
+
+
+def measure_recovery(rounds: int, scale: float) -> Found:
+    seconds = [recovery() for _ in range(rounds)]
+    return {"seconds": seconds}, [f"recovery: {', '.join(f'{1e3 * s:.0f}' for s in seconds)} ms"]
+
+
+PARTS: dict[str, Callable[[int, float], Found]] = {
+    "small": measure_small, "images": measure_images, "busy": measure_busy, "weights": measure_weights,
+    "recovery": measure_recovery}
+
+
+def measure(rounds: int, scale: float = 1.0, parts: Sequence[str] = ()) -> Found:
+    """The parts (default: all); ratios are of neighbouring runs. `scale`: share of the work."""
+    result: dict[str, Any] = {}
+    lines: list[str] = []
+    for name in parts or PARTS:
+        result[name], more = PARTS[name](rounds, scale)
+        lines += more
     return result, lines

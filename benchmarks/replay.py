@@ -1,11 +1,13 @@
-"""Rows per second into and out of replay buffers: ours, a plain dict of arrays, and those of Tianshou, stable-baselines3, TorchRL and cpprb.
+"""Rows per second into and out of replay buffers: ours, a plain dict of arrays, and those of Tianshou, stable-baselines3, TorchRL
+and cpprb.
 
-Inserting rows one by one and in batches of 64 lanes; sampling batches of 256: float32[4], stacks of 4 frames 84 × 84, 3-step returns,
-prioritised with an update. `push` is what agents store with; `add` takes a dict of fields, as most of the others do. The dict of
-arrays has no checks, no episodes and no lanes: the least that can be done. Libraries that are not installed are skipped with a word.
+Inserting rows one by one and in batches of 64 lanes; sampling batches of 256: float32[4], stacks of 4 frames 84 × 84, 3-step
+returns, prioritised with an update. `push` is what agents store with; `add` takes a dict of fields, as most of the others do. The
+dict of arrays has no checks, no episodes and no lanes: the least that can be done. Libraries that are not installed are skipped
+with a word.
 
-At the end the memory of a stored Atari transition, and the time of prioritised writing, sampling and updating among 10⁶ rows against
-10⁴ rows.
+At the end the memory of a stored Atari transition, and the time of prioritised writing, sampling and updating among 10⁶ rows
+against 10⁴ rows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ CALLS = {INSERT_ONE: 20_000, INSERT_MANY: 5_000, **dict.fromkeys(SAMPLES, 4_000)
 
 class DictOfArrays:
     def __init__(self) -> None:
-        values = {"obs": OBS, "act": np.int64(1), "rew": np.float64(1), "terminated": np.False_, "truncated": np.False_, "obs_next": OBS}
+        values = {"obs": OBS, "act": np.int64(1), "rew": np.float64(1), "terminated": np.False_, "truncated": np.False_,
+                  "obs_next": OBS}
         self.columns = {name: np.zeros((SIZES["rows"], *value.shape), value.dtype) for name, value in values.items()}
         self.row = OBS, 1, 1.0, False, False, OBS
         self.rows = [np.stack([value] * LANES) for value in values.values()]
@@ -120,7 +123,8 @@ def atari_bytes(rows: int) -> float:
 
 def growth(calls: int) -> float:
     """Time of a prioritised write, sample and update of a batch among 10⁶ rows, over that among 10⁴ rows."""
-    rows = {name: np.zeros(4096, dtype) for name, dtype in (("obs", np.int64), ("act", np.int64), ("rew", float), ("terminated", bool), ("truncated", bool))}
+    rows = {name: np.zeros(4096, dtype) for name, dtype in (("obs", np.int64), ("act", np.int64), ("rew", float),
+                                                            ("terminated", bool), ("truncated", bool))}
 
     def filled(size: int) -> PrioritizedReplayBuffer:
         buffer = PrioritizedReplayBuffer(size)
@@ -138,7 +142,8 @@ def growth(calls: int) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="parl-like bench replay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(prog="parl-like bench replay", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the calls and rows, for a quick look")
@@ -159,7 +164,8 @@ def main(argv: list[str] | None = None) -> int:
             continue
         work, missing = contestants(case, peers)
         per_call = 1 if case == INSERT_ONE else LANES if case == INSERT_MANY else BATCH
-        rates = compare({name: partial(rate, call, max(int(calls * options.scale), 1), per_call) for name, call in work.items()}, options.rounds)
+        rates = compare({name: partial(rate, call, max(int(calls * options.scale), 1), per_call) for name, call in work.items()},
+                        options.rounds)
         mine = [name for name in rates if name in ("push", "add", "sample")]
         ratios = {f"{own} vs {other}": ratio(rates[own], rates[other]) for own in mine for other in rates if other not in mine}
         result["cases"][case] = {"rates": rates, "ratios": ratios, "missing": missing}
@@ -171,7 +177,8 @@ def main(argv: list[str] | None = None) -> int:
         result["atari_bytes_per_row"], result["atari_rows"] = atari_bytes(rows), rows
         result["prioritised_growth"] = growth(max(int(2_000 * options.scale), 10))
         lines += [f"an Atari transition in a buffer of {rows:,}: {result['atari_bytes_per_row']:,.0f} bytes",
-                  f"prioritised write + sample + update of {BATCH}: among 10⁶ rows {result['prioritised_growth']:.2f}× the time among 10⁴"]
+                  f"prioritised write + sample + update of {BATCH}: among 10⁶ rows {result['prioritised_growth']:.2f}× the time "
+                  "among 10⁴"]
     report(result, options.json, lines)
     return 0
 

@@ -1,9 +1,11 @@
 """The contestants of `bench replay`: ours, and the replay buffers of other libraries, each behind the same three calls.
 
-    one(i)     stores row i      many(i)    stores a row for each of LANES environments      sample()   BATCH rows as they are learned from
+    one(i)     stores row i
+    many(i)    stores a row for each of LANES environments
+    sample()   BATCH rows as they are learned from
 
-A contestant is made for one kind of rows: 'rows' (float32[4]), 'images' (uint8 84 × 84, 4 frames), 'n-step' (3 rewards, γ = 0.99) or
-'prioritised' (`sample` then also sets new priorities). It raises NotImplementedError where its library has no such thing.
+A contestant is made for one kind of rows: 'rows' (float32[4]), 'images' (uint8 84 × 84, 4 frames), 'n-step' (3 rewards, γ = 0.99)
+or 'prioritised' (`sample` then also sets new priorities). It raises NotImplementedError where its library has no such thing.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ class Tianshou:
 
     def row(self, i: int) -> dict[str, Any]:
         done = i % EPISODE == EPISODE - 1
-        return dict(obs=observation(self.kind, i), act=1, rew=1.0, terminated=done, truncated=False, obs_next=observation(self.kind, i + 1), info={})
+        return dict(obs=observation(self.kind, i), act=1, rew=1.0, terminated=done, truncated=False,
+                    obs_next=observation(self.kind, i + 1), info={})
 
     def one(self, i: int) -> None:
         self.buffer.add(self.Batch(self.row(i)))
@@ -125,7 +128,8 @@ class StableBaselines3:
 
     def one(self, i: int) -> None:
         done = np.array([i % EPISODE == EPISODE - 1])
-        self.buffer.add(observation(self.kind, i)[None], observation(self.kind, i + 1)[None], self.act, self.rew, done, self.infos)
+        self.buffer.add(observation(self.kind, i)[None], observation(self.kind, i + 1)[None], self.act, self.rew, done,
+                        self.infos)
 
     def many(self, i: int) -> None:
         self.buffer.add(self.obs, self.obs, self.act, self.rew, np.zeros(self.lanes, bool), self.infos)
@@ -155,7 +159,8 @@ class TorchRL:
         tensor = self.torch.as_tensor
         return self.TensorDict({
             "observation": tensor(observation(self.kind, i)), "action": tensor(1), "next": {
-                "reward": tensor([1.0]), "done": tensor([i % EPISODE == EPISODE - 1]), "observation": tensor(observation(self.kind, i + 1)),
+                "reward": tensor([1.0]), "done": tensor([i % EPISODE == EPISODE - 1]),
+                "observation": tensor(observation(self.kind, i + 1)),
             },
         })  # fmt: skip
 
@@ -196,7 +201,8 @@ class Cpprb:
         return observation(kind, i).transpose(1, 2, 0) if kind == "images" else OBS  # it wants the frames last
 
     def row(self, i: int) -> dict[str, Any]:
-        return dict(obs=self.of(self.kind, i), act=1, rew=1.0, next_obs=self.of(self.kind, i + 1), done=float(i % EPISODE == EPISODE - 1))
+        return dict(obs=self.of(self.kind, i), act=1, rew=1.0, next_obs=self.of(self.kind, i + 1),
+                    done=float(i % EPISODE == EPISODE - 1))
 
     def one(self, i: int) -> None:
         row = self.row(i)

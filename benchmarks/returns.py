@@ -24,7 +24,8 @@ GAMMA, LAM, MILLISECONDS = 0.99, 0.95, 100.0
 class Unroll:
     """Rows of [steps, lanes]; the chain is cut at about one in fifty. No row terminates, so that V counts at each cut.
 
-    V of the next observation is that of the next row inside a segment, as in a real unroll: TorchRL's V-trace takes it from there.
+    V of the next observation is that of the next row inside a segment, as in a real unroll: TorchRL's V-trace takes it from
+    there.
     """
 
     def __init__(self, steps: int, lanes: int) -> None:
@@ -64,7 +65,8 @@ def tensors(x: Unroll) -> dict[str, Any]:
     import torch
 
     names = {"state_value": x.value, "next_state_value": x.value_next, "reward": x.rew, "done": x.last}
-    return {name: torch.from_numpy(field) for name, field in names.items()} | {"terminated": torch.zeros(x.last.shape, dtype=torch.bool)}
+    return {name: torch.from_numpy(field) for name, field in names.items()} | {"terminated": torch.zeros(x.last.shape,
+                                                                                                         dtype=torch.bool)}
 
 
 def torchrl_gae(x: Unroll) -> dict[str, Callable[[], Any]]:
@@ -92,7 +94,8 @@ def torchrl_vtrace(x: Unroll) -> dict[str, Callable[[], Any]]:
     return {"torchrl loop": run}
 
 
-CASES: dict[str, tuple[Callable[[Unroll], dict[str, Callable[[], Any]]], list[Callable[[Unroll], dict[str, Callable[[], Any]]]]]] = {
+CASES: dict[str, tuple[Callable[[Unroll], dict[str, Callable[[], Any]]],
+                       list[Callable[[Unroll], dict[str, Callable[[], Any]]]]]] = {
     "gae": (of_gae, [tianshou_gae, torchrl_gae]),
     "vtrace": (of_vtrace, [torchrl_vtrace]),
 }
@@ -110,7 +113,8 @@ def rate(call: Callable[[], Any], rows: int, milliseconds: float) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="parl-like bench returns", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(prog="parl-like bench returns", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the calls, for a quick look")
@@ -142,7 +146,8 @@ def measure(rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]
             expected = calls["numpy"]()
             for name, call in calls.items():  # numba compiles here
                 np.testing.assert_allclose(call(), expected, rtol=1e-3, atol=1e-3, err_msg=f"{case} of {name} differs")
-            rates = compare({name: lambda call=call: rate(call, steps * lanes, milliseconds) for name, call in calls.items()}, rounds)
+            rates = compare({name: lambda call=call: rate(call, steps * lanes, milliseconds) for name, call in calls.items()},
+                            rounds)
             ratios = {f"vs {name}": ratio(rates["ours"], rates[name]) for name in rates if name != "ours"}
             result["cases"][f"{case} [{steps}, {lanes}]"] = {"rates": rates, "ratios": ratios}
             took = ", ".join(f"{name} {steps * lanes / r['median'] * 1e6:,.1f} µs" for name, r in rates.items())

@@ -1,11 +1,14 @@
 """Thinker: the tree alone, augmented steps and model updates against the bare network, what variants of the network give, memory.
 
-tree      µs of `Tree.select` and `update` with features (A = 5, K = 20, L = 5) per environment and step: random actions, recorded replies.
-acting    A stage of `AugmentedEnv.step` on Sokoban through `ComputationTask.predict`, hidden states shown. After each step the bare network
-          (the task's own) does the same number of initial inferences and expansions, in the same batches: time ratio, sums over the stage.
+tree      µs of `Tree.select` and `update` with features (A = 5, K = 20, L = 5) per environment and step: random actions, resets
+          with one step in two, recorded replies.
+acting    A stage of `AugmentedEnv.step` on Sokoban through `ComputationTask.predict`, hidden states shown. After each step the
+          bare network (the task's own) does the same number of initial inferences and expansions, in the same batches: time
+          ratio, sums over the stage. One augmented step in two goes back to the root, as the original's
+          untrained agent does ("decoding" and "latent"); "one reset in ten" is an agent that plans deep.
 variants  The bare network's imaginary step at 16 rows, in other formats and precisions, against float32 as it is.
-learning  `helper.lesson` (a prioritised buffer of real steps), `ComputationTask.learn`, priorities back, against zero_grad, forward, losses,
-          backward and Adam on the same batch, ready.
+learning  `helper.lesson` (a prioritised buffer of real steps), `ComputationTask.learn`, priorities back, against zero_grad,
+          forward, losses, backward and Adam on the same batch, ready.
 memory    Resident memory of a process after N and 10 N augmented steps with a fake model.
 
 Networks: `published`, (3, 80, 80), 6.6 million parameters; `small`, 10 × 10 planes, 16 channels, strides (1, 1, 2, 1).
@@ -52,7 +55,8 @@ from parl_like.envs.sokoban import Levels, SokobanVectorEnv
 from parl_like.envs.thinker.augmented import AugmentedEnv
 n, first = int(sys.argv[1]), int(sys.argv[2])
 rng = np.random.default_rng(0)
-replies = {"r": rng.random(n) - 0.5, "done": rng.random(n) < 0.02, "v": rng.random(n), "logits": rng.random((n, 5)), "hs": np.zeros((n, 8, 2, 2))}
+replies = {"r": rng.random(n) - 0.5, "done": rng.random(n) < 0.02, "v": rng.random(n), "logits": rng.random((n, 5)),
+           "hs": np.zeros((n, 8, 2, 2))}
 replies = {name: value.astype(np.float32) for name, value in replies.items()}
 def ask(rows):
     return {name: value[np.arange(len(rows["op"])) % n] for name, value in replies.items()}
@@ -78,7 +82,8 @@ def tree_steps(n: int) -> Callable[[int], None]:
     tree.begin(rng.random(n), rng.random((n, ACTIONS)))
     count = 16 * STAGE
     primary, reset = rng.integers(0, ACTIONS, (count, n)), rng.integers(0, 2, (count, n))
-    columns = [(rng.random(n, np.float32), rng.random(n, np.float32), rng.random(n) < 0.02, rng.random((n, ACTIONS), np.float32)) for _ in range(count)]
+    columns = [(rng.random(n, np.float32), rng.random(n, np.float32), rng.random(n) < 0.02, rng.random((n, ACTIONS), np.float32))
+               for _ in range(count)]
 
     def step(k: int) -> None:
         plan = tree.select(primary[k % count], reset[k % count])
@@ -93,8 +98,8 @@ def trees(rounds: int, scale: float) -> tuple[dict[str, Any], list[str]]:
     calls = {str(n): (tree_steps(n), n) for n in TREE_GOALS}
     rates = compare({name: lambda call=call, n=n: rate(call, n, 300 * scale) for name, (call, n) in calls.items()}, rounds)
     result = {name: {"us": 1e6 / r["median"], "best_us": 1e6 / r["best"], "spread": r["spread"]} for name, r in rates.items()}
-    return result, [f"tree, {name} environments: {r['us']:.2f} µs per environment and step, best {r['best_us']:.2f} (goal: ≤ {TREE_GOALS[int(name)]:g}; "
-                    f"spread {r['spread']:.2f})" for name, r in result.items()]
+    return result, [f"tree, {name} environments: {r['us']:.2f} µs per environment and step, best {r['best_us']:.2f} (goal: ≤ "
+                    f"{TREE_GOALS[int(name)]:g}; spread {r['spread']:.2f})" for name, r in result.items()]
 
 
 # --------------------------------------------------------------------------------------------------------------------- acting
@@ -109,15 +114,16 @@ def make_net(kind: str, **options: Any) -> ThinkerNet:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = ThinkerNet(probe.single_observation_space, probe.single_action_space, zero_init=False, **NETS[kind], **options)
-    torch.nn.init.constant_(net.sr_heads.linear["done"].bias, -10.0)  # ends are rare for one that has learned; nothing is expanded behind them
+    # ends are rare for one that has learned; nothing is expanded behind them
+    torch.nn.init.constant_(net.sr_heads.linear["done"].bias, -10.0)
     return net
 
 
 class Acting:
     """An augmented environment with a task, and the bare network beside it."""
 
-    def __init__(self, kind: str, n: int, **options: Any) -> None:
-        self.n = n
+    def __init__(self, kind: str, n: int, resets: float = 0.5, **options: Any) -> None:
+        self.n, self.resets = n, resets
         net = make_net(kind, **options)
         self.task = ComputationTask(WorldModel(net))
         self.envs = AugmentedEnv(make_envs(kind, n), self.ask, K=STAGE, max_depth=DEPTH, h_shape=net.hs_shape)
@@ -151,14 +157,15 @@ class Acting:
                 self.net.initial(self.obs[:m], self.act[:m])
                 initial -= m
             if recurrent:
-                self.net.recurrent({name: value[:recurrent] for name, value in self.state.items()}, self.act[:recurrent], decode=False)
+                self.net.recurrent({name: value[:recurrent] for name, value in self.state.items()}, self.act[:recurrent],
+                                   decode=False)
 
     def stage(self, steps: int) -> float:
         """Environment steps per second of so many augmented steps."""
         ours = theirs = self.seconds = 0.0
         for _ in range(steps):
             self.asked.clear()
-            actions = np.stack([self.rng.integers(0, ACTIONS, self.n), self.rng.random(self.n) < 0.1], 1)
+            actions = np.stack([self.rng.integers(0, ACTIONS, self.n), self.rng.random(self.n) < self.resets], 1)
             begin = perf_counter()
             self.envs.step(actions)
             middle = perf_counter()
@@ -174,29 +181,35 @@ def acting(kinds: Sequence[str], rounds: int, scale: float) -> tuple[dict[str, A
     lines = []
     for kind in kinds:
         for n in COUNTS:
-            sides = {"decoding": Acting(kind, n), "latent": Acting(kind, n, latent_planning=True)}
+            sides = {"decoding": Acting(kind, n), "latent": Acting(kind, n, latent_planning=True),
+                     "one reset in ten": Acting(kind, n, resets=0.1)}
             steps = max(round(STAGE * scale), 2)
             for side in sides.values():
                 side.stage(1)
                 side.bare.clear(), side.asking.clear()
             rates = compare({name: partial(side.stage, steps) for name, side in sides.items()}, rounds)
             found: dict[str, Any] = {
-                name: {"steps_per_s": rates[name]["median"], "spread": rates[name]["spread"], "predict_share": median(side.asking),
-                       "over_bare": median(b / r for b, r in zip(side.bare, rates[name]["rounds"], strict=True))} for name, side in sides.items()}
+                name: {"steps_per_s": rates[name]["median"], "spread": rates[name]["spread"],
+                       "predict_share": median(side.asking),
+                       "over_bare": median(b / r for b, r in zip(side.bare, rates[name]["rounds"], strict=True))}
+                       for name, side in sides.items()}
             found["latent_vs_decoding"] = ratio(rates["latent"], rates["decoding"])
             result.setdefault(kind, {})[str(n)] = found
             goal, faster = (" (goal: ≤ 1.10)", " (goal: ≥ 5)") if kind == "published" else ("", "")
-            lines += [f"acting, {kind}, {n} environments, {name}: {f['steps_per_s']:,.1f} augmented steps/s, {f['over_bare']:.3f} x the bare network's "
-                      f"time{goal if name == 'decoding' else ''}, {1 - f['predict_share']:.3f} outside of predict (spread {f['spread']:.2f})"
+            lines += [f"acting, {kind}, {n} environments, {name}: {f['steps_per_s']:,.1f} augmented steps/s, "
+                      f"{f['over_bare']:.3f} x the bare network's time{goal if name == 'decoding' else ''}, "
+                      f"{1 - f['predict_share']:.3f} outside of predict (spread {f['spread']:.2f})"
                       for name, f in found.items() if name in sides]
-            lines.append(f"acting, {kind}, {n} environments: latent planning {found['latent_vs_decoding']:.2f} x decoding{faster}")
+            lines.append(f"acting, {kind}, {n} environments: latent planning {found['latent_vs_decoding']:.2f} x "
+                         f"decoding{faster}")
     return result, lines
 
 
 # ------------------------------------------------------------------------------------------------------------------- variants
 
 
-def imagining(net: ThinkerNet, call: Callable[..., Any], rows: int, form: torch.memory_format, latent: bool) -> Callable[[], float]:
+def imagining(net: ThinkerNet, call: Callable[..., Any], rows: int, form: torch.memory_format, latent: bool,
+              ) -> Callable[[], float]:
     """A function that says how many imaginary steps/s the network makes."""
     act = torch.zeros(rows, dtype=torch.int64)
     with torch.inference_mode():
@@ -226,7 +239,8 @@ def variants(kinds: Sequence[str], rounds: int, scale: float) -> tuple[dict[str,
 
             way = "latent" if latent else "decoding"
             plain, last = torch.contiguous_format, torch.channels_last
-            made = {"float32": (net(), plain), "channels_last": (net().to(memory_format=last), last), "bfloat16": (net(half=True), plain)}
+            made = {"float32": (net(), plain), "channels_last": (net().to(memory_format=last), last),
+                    "bfloat16": (net(half=True), plain)}
             for name, (one, form) in made.items():
                 contestants[f"{way}, {name}"] = imagining(one, one.recurrent, COUNTS[0], form, latent)
             if scale < 1:
@@ -238,10 +252,12 @@ def variants(kinds: Sequence[str], rounds: int, scale: float) -> tuple[dict[str,
             except Exception as error:  # whatever the compiler of this machine says
                 skipped[f"{way}, compiled"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         rates = compare(contestants, rounds)
-        result[kind] = {name: {"steps_per_s": r["median"], "spread": r["spread"], "ratio": ratio(r, rates[f"{name.split(',')[0]}, float32"])}
+        result[kind] = {name: {"steps_per_s": r["median"], "spread": r["spread"],
+                               "ratio": ratio(r, rates[f"{name.split(',')[0]}, float32"])}
                         for name, r in rates.items()} | {name: {"skipped": why} for name, why in skipped.items()}
         lines += [f"bare network, {kind}, {name}: " + (f"skipped ({r['skipped']})" if "skipped" in r else
-                  f"{r['steps_per_s']:,.1f} imaginary steps/s, {r['ratio']:.2f} x float32 (spread {r['spread']:.2f})") for name, r in result[kind].items()]
+                  f"{r['steps_per_s']:,.1f} imaginary steps/s, {r['ratio']:.2f} x float32 (spread {r['spread']:.2f})")
+                  for name, r in result[kind].items()]
     return result, lines
 
 
@@ -310,8 +326,8 @@ def learning(kinds: Sequence[str], rounds: int, scale: float) -> tuple[dict[str,
             ours = compare({"ours": case.lesson}, times)["ours"]
         over = median(b / a for a, b in zip(ours["rounds"], case.theirs, strict=True))
         result[kind] = {"sequences": case.sequences, "updates_per_s": ours["median"], "spread": ours["spread"], "over_bare": over}
-        lines.append(f"learning, {kind}, {case.sequences} sequences: {ours['median']:.2f} updates/s, {over:.3f} x the time of the bare lesson "
-                     f"(goal: ≤ 1.15; spread {ours['spread']:.2f})")
+        lines.append(f"learning, {kind}, {case.sequences} sequences: {ours['median']:.2f} updates/s, {over:.3f} x the time of "
+                     f"the bare lesson (goal: ≤ 1.15; spread {ours['spread']:.2f})")
     return result, lines
 
 
@@ -323,17 +339,20 @@ def memory(steps: int) -> tuple[dict[str, Any], list[str]]:
     mib = json.loads(out.stdout.splitlines()[-1])
     first, last = mib.values()
     result = {"mib": mib, "growth": last / first - 1}
-    return result, [f"memory: {first:.1f} MiB after {steps:,} augmented steps, {last:.1f} MiB after {10 * steps:,}: {result['growth']:+.2%} (goal: < 2 %)"]
+    return result, [f"memory: {first:.1f} MiB after {steps:,} augmented steps, {last:.1f} MiB after {10 * steps:,}: "
+                    f"{result['growth']:+.2%} (goal: < 2 %)"]
 
 
 PARTS = ("tree", "acting", "variants", "learning", "memory")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="parl-like bench thinker", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(prog="parl-like bench thinker", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the work, for a quick look; below 1 nothing is compiled")
+    parser.add_argument("--scale", type=float, default=1.0,
+                        help="share of the work, for a quick look; below 1 nothing is compiled")
     parser.add_argument("--net", choices=tuple(NETS), action="append", help="one network only")
     parser.add_argument("--part", choices=PARTS, action="append", help="one part only")
     parser.add_argument("--threads", type=int, default=2, help="of torch")
@@ -344,8 +363,9 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     try:
         parts: dict[str, Callable[[], tuple[dict[str, Any], list[str]]]] = {
-            "tree": lambda: trees(rounds, scale), "acting": lambda: acting(kinds, rounds, scale), "variants": lambda: variants(kinds, rounds, scale),
-            "learning": lambda: learning(kinds, rounds, scale), "memory": lambda: memory(100_000 if options.full else max(round(20_000 * scale), 1000))}
+            "tree": lambda: trees(rounds, scale), "acting": lambda: acting(kinds, rounds, scale),
+            "variants": lambda: variants(kinds, rounds, scale), "learning": lambda: learning(kinds, rounds, scale),
+            "memory": lambda: memory(100_000 if options.full else max(round(20_000 * scale), 1000))}
         result: dict[str, Any] = {"bench": "thinker", "machine": machine()}
         lines: list[str] = []
         for name in PARTS:

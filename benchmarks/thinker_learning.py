@@ -1,9 +1,11 @@
-"""What planning is worth on small Sokoban: the mini experiments of Thinker, several seeds each, after the same number of real steps.
+"""What planning is worth on small Sokoban: the mini experiments of Thinker, several seeds each, after the same number of real
+steps.
 
     python -m benchmarks.thinker_learning --json docs/thinker-mini.json --plot docs/thinker-mini.png
 
-Solve rate over the last 500 training episodes along the run, and of 500 episodes on held-out levels at its end, with drawn actions, as the
-published numbers have it. One process and one torch thread per run, `--jobs` of them at a time. Runs that the file has already are kept.
+Solve rate over the last 500 training episodes along the run, and of 500 episodes on held-out levels at its end, with drawn
+actions, as the published numbers have it. One process and one torch thread per run, `--jobs` of them at a time. Runs that the
+file has already are kept.
 """
 
 from __future__ import annotations
@@ -51,13 +53,15 @@ def run(name: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
             robot.run(StopAfterSteps(config.total_steps * (k + 1) // POINTS - robot.env_steps), hooks=[Solved()])
             seconds += time.perf_counter() - begin
             curve.append([robot.env_steps, float(np.mean(ended)) if ended else 0.0])
-            print(f"  {name}, seed {seed}: {robot.env_steps:,} steps, {seconds:.0f} s, {100 * curve[-1][1]:.0f} %", file=sys.stderr, flush=True)
+            print(f"  {name}, seed {seed}: {robot.env_steps:,} steps, {seconds:.0f} s, {100 * curve[-1][1]:.0f} %",
+                  file=sys.stderr, flush=True)
         returns = np.array(robot.evaluate(EPISODES, seed=12345).returns)
         counters = robot.counters()
     solved = float((returns > SOLVED).mean())
     error = 1.96 * math.sqrt(solved * (1 - solved) / len(returns))
-    return {"experiment": name, "seed": seed, "overrides": overrides, "steps": config.total_steps, "seconds": round(seconds, 1), "solved": solved,
-            "confidence": [solved - error, solved + error], "mean_return": float(returns.mean()), "counters": counters, "curve": curve}
+    return {"experiment": name, "seed": seed, "overrides": overrides, "steps": config.total_steps, "seconds": round(seconds, 1),
+            "solved": solved, "confidence": [solved - error, solved + error], "mean_return": float(returns.mean()),
+            "counters": counters, "curve": curve}
 
 
 def plot(runs: list[dict[str, Any]], path: Path) -> None:
@@ -72,7 +76,8 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
         own = [r for r in runs if r["experiment"] == name]
         for i, r in enumerate(own):
             rates = ", ".join(f"{100 * x['solved']:.0f}" for x in own)
-            axes.plot(*zip(*r["curve"], strict=True), color=colour, alpha=0.8, label=f"{labels[name]}: held out {rates} %" if not i else None)
+            axes.plot(*zip(*r["curve"], strict=True), color=colour, alpha=0.8, label=f"{labels[name]}: held out {rates} %"
+                      if not i else None)
     axes.set(xlabel="real steps", ylabel=f"solved, last {WINDOW} training episodes", ylim=(0, 1), title="6x6 Sokoban, one box")
     axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
@@ -80,7 +85,8 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.thinker_learning", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.thinker_learning", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("thinker-mini.json"))
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -110,7 +116,8 @@ def main(argv: list[str] | None = None) -> int:
                 raise SystemExit(f"a run failed with code {process.returncode}")
             runs.append(json.loads(out.splitlines()[-1]))
             r = runs[-1]
-            print(f"{r['experiment']}, seed {r['seed']}: {100 * r['solved']:.1f} % of {EPISODES} held-out episodes solved, {r['steps']:,} real steps, {r['seconds']:.0f} s",
+            print(f"{r['experiment']}, seed {r['seed']}: {100 * r['solved']:.1f} % of {EPISODES} held-out episodes solved, "
+                  f"{r['steps']:,} real steps, {r['seconds']:.0f} s",
                   flush=True)
             runs.sort(key=lambda one: (EXPERIMENTS.index(one["experiment"]), one["seed"]))
             options.json.write_text(json.dumps(runs, indent=1) + "\n")

@@ -1,8 +1,9 @@
 """End-to-end training steps per second on CartPole-v1: environments, acting, storing and learning, start-up not counted.
 
-`ppo_cartpole` and `dqn_cartpole` share this file. Contestants: parl_like, the careful user's hand-written loop on gymnasium and
-torch alone, and stable-baselines3 (skipped with a word when it is not installed), all with the same network, optimiser,
-batch sizes and number of optimiser steps, on one torch thread.
+`ppo_cartpole` and `dqn_cartpole` share this file. Contestants: parl_like, a hand-written loop on gymnasium and torch alone as
+tutorials have it, for PPO also one from which every cost was taken that can be taken ("by hand, tuned"), and stable-baselines3
+(skipped with a word when it is not installed), all with the same network, optimiser, batch sizes and number of optimiser steps,
+on one torch thread.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
@@ -39,7 +41,8 @@ def spaces() -> dict[str, Any]:
 def ppo_ours(n_agents: int, steps: int) -> float:
     func = create_algorithm_func(MLPActorCritic, dict(**spaces(), hidden=[64, 64], activation="tanh"), PPO,
                                  dict(gamma=0.99, lam=0.95, lr=3e-4, epochs=4, minibatches=4, clip=0.2, max_grad_norm=0.5))
-    with Robot(ENV, n_agents=n_agents, tasks={"RL": ComputationTask(func, helper=lambda: OnPolicyHelper(unroll=BATCH // n_agents))}) as robot:
+    with Robot(ENV, n_agents=n_agents,
+               tasks={"RL": ComputationTask(func, helper=lambda: OnPolicyHelper(unroll=BATCH // n_agents))}) as robot:
         robot.train_iter()
         begin, before = perf_counter(), robot.env_steps
         for _ in robot.iterate(before + steps):
@@ -51,7 +54,7 @@ def ppo_ours(n_agents: int, steps: int) -> float:
 
 
 def ppo_by_hand(n_envs: int, steps: int) -> float:
-    """What a careful user writes in one file."""
+    """What tutorials write in one file."""
     envs = gym.vector.SyncVectorEnv([lambda: gym.make(ENV)] * n_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     horizon = BATCH // n_envs
 
@@ -106,12 +109,72 @@ def ppo_by_hand(n_envs: int, steps: int) -> float:
     return steps // BATCH * BATCH / (perf_counter() - begin)
 
 
+def ppo_careful(n_envs: int, steps: int) -> float:
+    """The same work by someone who measures: acting in NumPy, values once per unroll, each epoch's rows copied once.
+
+    It is tied to these two networks and this loss; it is here to say what a general framework costs.
+    """
+    envs = gym.vector.SyncVectorEnv([lambda: gym.make(ENV)] * n_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    horizon, rng, each = BATCH // n_envs, np.random.default_rng(0), np.arange(n_envs)
+
+    def net(out: int) -> torch.nn.Sequential:
+        tanh = torch.nn.Tanh
+        return torch.nn.Sequential(torch.nn.Linear(4, 64), tanh(), torch.nn.Linear(64, 64), tanh(), torch.nn.Linear(64, out))
+
+    actor, critic = net(2), net(1)
+    parameters = [*actor.parameters(), *critic.parameters()]
+    adam = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5, fused=True)
+    obs = np.zeros((horizon + 1, n_envs, 4), np.float32)
+    act, log_p = np.zeros((horizon, n_envs), np.int64), np.zeros((horizon, n_envs), np.float32)
+    rew, alive = np.zeros((horizon, n_envs), np.float32), np.zeros((horizon, n_envs), np.float32)
+    obs[0], _ = envs.reset(seed=0)
+
+    def iteration() -> None:
+        w0, b0, w1, b1, w2, b2 = (p.detach().numpy().T.copy() for p in actor.parameters())
+        noise = rng.random((horizon, n_envs, 1), np.float32)
+        for t in range(horizon):
+            logits = np.tanh(np.tanh(obs[t] @ w0 + b0) @ w1 + b1) @ w2 + b2
+            logits -= logits.max(1, keepdims=True)
+            below = np.exp(logits).cumsum(1)
+            act[t] = (noise[t] * below[:, -1:] >= below).sum(1)
+            log_p[t] = logits[each, act[t]] - np.log(below[:, -1])
+            obs[t + 1], rew[t], terminated, truncated, _ = envs.step(act[t])
+            alive[t] = ~(terminated | truncated)
+        with torch.inference_mode():
+            value = critic(torch.from_numpy(obs))[..., 0].numpy()
+        error = rew + 0.99 * value[1:] * alive - value[:-1]
+        adv, last = np.empty_like(error), np.zeros(n_envs, np.float32)
+        for t in reversed(range(horizon)):
+            adv[t] = last = error[t] + 0.99 * 0.95 * alive[t] * last
+        data = [obs[:-1].reshape(BATCH, 4), *(x.reshape(BATCH) for x in (act, log_p, adv, adv + value[:-1]))]
+        for _ in range(4):
+            order = rng.permutation(BATCH)
+            rows = [torch.from_numpy(x[order]) for x in data]
+            for k in range(0, BATCH, BATCH // 4):
+                o, a, old, ad, ret = (x[k : k + BATCH // 4] for x in rows)
+                ad = (ad - ad.mean()) / (ad.std() + 1e-8)
+                change = (-F.cross_entropy(actor(o), a, reduction="none") - old).exp()
+                policy = -torch.min(change * ad, change.clamp(0.8, 1.2) * ad).mean()
+                loss = policy + 0.5 * F.mse_loss(critic(o)[:, 0], ret)
+                adam.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(parameters, 0.5, foreach=True)
+                adam.step()
+        obs[0] = obs[-1]
+
+    iteration()
+    begin = perf_counter()
+    for _ in range(steps // BATCH):
+        iteration()
+    return steps // BATCH * BATCH / (perf_counter() - begin)
+
+
 def ppo_sb3(n_envs: int, steps: int) -> float:
     from stable_baselines3 import PPO as Peer
     from stable_baselines3.common.env_util import make_vec_env
 
-    model = Peer("MlpPolicy", make_vec_env(ENV, n_envs), n_steps=BATCH // n_envs, batch_size=BATCH // 4, n_epochs=4, learning_rate=3e-4,
-                 device="cpu", policy_kwargs=dict(net_arch=[64, 64]))
+    model = Peer("MlpPolicy", make_vec_env(ENV, n_envs), n_steps=BATCH // n_envs, batch_size=BATCH // 4, n_epochs=4,
+                 learning_rate=3e-4, device="cpu", policy_kwargs=dict(net_arch=[64, 64]))
     model.learn(BATCH)
     begin = perf_counter()
     model.learn(steps)
@@ -122,7 +185,8 @@ def ppo_sb3(n_envs: int, steps: int) -> float:
 
 
 def dqn_ours(learn_every: int, steps: int, n_agents: int = 1) -> float:
-    func = create_algorithm_func(MLPQ, dict(**spaces(), hidden=[64, 64]), DQN, dict(gamma=0.99, lr=1e-3, target_period=500, double=False, epsilon=0.1))
+    func = create_algorithm_func(MLPQ, dict(**spaces(), hidden=[64, 64]), DQN,
+                                 dict(gamma=0.99, lr=1e-3, target_period=500, double=False, epsilon=0.1))
     helper = lambda: OffPolicyHelper(size=50_000, batch_size=64, learn_every=learn_every, warmup=200)  # noqa: E731
     with Robot(ENV, n_agents=n_agents, tasks={"RL": ComputationTask(func, helper=helper)}) as robot:
         for _ in robot.iterate(300):
@@ -183,9 +247,9 @@ def dqn_by_hand(learn_every: int, steps: int) -> float:
 def dqn_sb3(learn_every: int, steps: int) -> float:
     from stable_baselines3 import DQN as Peer
 
-    model = Peer("MlpPolicy", gym.make(ENV), learning_starts=200, batch_size=64, train_freq=learn_every, gradient_steps=1, buffer_size=50_000,
-                 learning_rate=1e-3, target_update_interval=500, exploration_fraction=1e-6, exploration_final_eps=0.1, device="cpu",
-                 policy_kwargs=dict(net_arch=[64, 64]))
+    model = Peer("MlpPolicy", gym.make(ENV), learning_starts=200, batch_size=64, train_freq=learn_every, gradient_steps=1,
+                 buffer_size=50_000, learning_rate=1e-3, target_update_interval=500, exploration_fraction=1e-6,
+                 exploration_final_eps=0.1, device="cpu", policy_kwargs=dict(net_arch=[64, 64]))
     model.learn(300)
     begin = perf_counter()
     model.learn(steps, reset_num_timesteps=False)
@@ -195,11 +259,17 @@ def dqn_sb3(learn_every: int, steps: int) -> float:
 # ----------------------------------------------------------------------------------------------------------------------- both
 
 
-def run(name: str, cases: dict[str, dict[str, Callable[[], float]]], argv: list[str] | None) -> int:
-    """Compares the contestants of each case and prints the rates with their ratios to stable-baselines3 and to the loop."""
-    parser = argparse.ArgumentParser(prog=f"parl-like bench {name}", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def run(name: str, cases: dict[str, dict[str, Callable[[float], float]]], argv: list[str] | None) -> int:
+    """Compares the contestants of each case and prints the rates with their ratios to stable-baselines3 and to the loops.
+
+    Args:
+        cases: Case → contestant → a function of the share of the steps that returns steps per second.
+    """
+    parser = argparse.ArgumentParser(prog=f"parl-like bench {name}", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the steps, for a quick look")
     parser.add_argument("--case", choices=list(cases), action="append", help="default: all")
     options = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
@@ -208,7 +278,7 @@ def run(name: str, cases: dict[str, dict[str, Callable[[], float]]], argv: list[
     peers = find_spec("stable_baselines3") is not None
     lines = [] if peers else ["stable-baselines3 is not installed: skipped (pip install 'parl_like[peers]')"]
     for case in options.case or cases:
-        contestants = {k: v for k, v in cases[case].items() if peers or k != "stable-baselines3"}
+        contestants = {k: partial(v, options.scale) for k, v in cases[case].items() if peers or k != "stable-baselines3"}
         rates = compare(contestants, options.rounds)
         ratios = {f"vs {other}": ratio(rates["parl_like"], rates[other]) for other in rates if other != "parl_like"}
         result["cases"][case] = {"rates": rates, "ratios": ratios}

@@ -56,7 +56,8 @@ class Asking(Agent):
 
 def framework(driver: str, n_agents: int, requests: int) -> float:
     """Requests/s of the whole path, the start of the agents not counted."""
-    func = create_algorithm_func(MLPQ, dict(obs=Idle.observation_space, act=Idle.action_space, hidden=[64, 64]), DQN, dict(target_period=0))
+    func = create_algorithm_func(MLPQ, dict(obs=Idle.observation_space, act=Idle.action_space, hidden=[64, 64]), DQN,
+                                 dict(target_period=0))
     each = requests // n_agents
 
     class Once(Asking):
@@ -145,11 +146,16 @@ def bare_threads(kind: Any, n_agents: int, requests: int) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="parl-like bench transport", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(prog="parl-like bench transport", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--driver", choices=("cooperative", "threads", "processes", "ray"), action="append", help="default: cooperative and threads")
+    parser.add_argument("--driver", choices=("cooperative", "threads", "processes", "ray"), action="append",
+                        help="default: cooperative and threads")
     parser.add_argument("--agents", type=int, nargs="*", default=[1, 4, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the work, for a quick look")
+    parser.add_argument("--part", action="append",
+                        help="of the driver processes: small, images, busy, weights, recovery; default: all")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     drivers = options.driver or ["cooperative", "threads"]
@@ -158,14 +164,14 @@ def main(argv: list[str] | None = None) -> int:
     if "processes" in drivers:
         from benchmarks.processes import measure
 
-        result["processes"], lines = measure(options.rounds)
+        result["processes"], lines = measure(options.rounds, options.scale, options.part or ())
     if "ray" in drivers:
         from benchmarks.processes import measure_ray
 
-        result["ray"], found = measure_ray(options.rounds)
+        result["ray"], found = measure_ray(options.rounds, options.scale)
         lines += found
     for n in options.agents if {"cooperative", "threads"} & set(drivers) else ():
-        long, short = (120_000, 30_000) if n >= 16 else (30_000, 10_000)
+        long, short = (round(options.scale * k) for k in ((120_000, 30_000) if n >= 16 else (30_000, 10_000)))
         work: dict[str, Callable[[], float]] = {}
         if "cooperative" in drivers:
             work["cooperative"] = lambda n=n, k=long: framework("cooperative", n, k)

@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import multiprocessing
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,15 +28,18 @@ def ours(monkeypatch):
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
     ("thinker", ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"]),
     ("faults", ["--quick", "--only", "bad", "unsafe"]),
+    ("ppo_cartpole", ["--rounds", "1", "--scale", "0.02", "--case", "64 environments"]),
+    ("dqn_cartpole", ["--rounds", "1", "--scale", "0.02", "--case", "learn every 4"]),
 ])
 def test_json_out(name, argv, capsys):
     assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["bench"] == name and result["machine"]["cores"]
+    assert result["bench"] == name.replace("_", "-") and result["machine"]["cores"]
     if name == "memory":
         assert result["robot_mib"] < 1024 and not result["import"]["loads_torch"] and result["import"]["untouched"]
     elif name == "replay":
-        names = {"insert 1 row", "insert 64 lanes", "sample 256", "sample 256 images", "sample 256 n-step", "sample 256 prioritised"}
+        names = {"insert 1 row", "insert 64 lanes", "sample 256", "sample 256 images", "sample 256 n-step",
+                 "sample 256 prioritised"}
         assert set(result["cases"]) == names and result["cases"]["insert 1 row"]["ratios"]["push vs dict of arrays"] > 0
         assert result["atari_bytes_per_row"] < 7_200 * 1.1  # of a small buffer; a large one is measured by the command
         assert result["prioritised_growth"] > 0
@@ -45,13 +50,20 @@ def test_json_out(name, argv, capsys):
         assert set(result["sokoban"]) == set(result["reset_us"]) == {"16", "64"} and len(result["sokoban"]["64"]) == 8
         assert all(rate["median"] > 0 for rate in result["levels_per_s"].values())
     elif name == "thinker":
-        assert set(result["tree"]) == set(result["acting"]["small"]) == {"16", "64"} and result["learning"]["small"]["over_bare"] > 0
-        assert all(case["decoding"]["over_bare"] > 0 and case["latent_vs_decoding"] > 0 for case in result["acting"]["small"].values())
+        assert set(result["tree"]) == set(result["acting"]["small"]) == {"16",
+                                                                         "64"} and result["learning"]["small"]["over_bare"] > 0
+        assert all(case["decoding"]["over_bare"] > 0 and case["latent_vs_decoding"] > 0
+                   for case in result["acting"]["small"].values())
         assert {"decoding, channels_last", "latent, bfloat16", "decoding, compiled"} <= result["variants"]["small"].keys()
         assert result["memory"]["growth"] < 0.1
     elif name == "faults":
         assert {name.split()[0] for name in result["card"]} == {"bad", "unsafe"} and len(result["card"]) == 3
         assert all(line["reached"] for name, line in result["card"].items() if name.startswith("bad")), result["card"]
+    elif name.endswith("cartpole"):
+        (case,) = result["cases"].values()
+        assert {"parl_like",
+                "by hand"} <= case["rates"].keys() and ("by hand, tuned" in case["rates"]) == (name == "ppo_cartpole")
+        assert all(value > 0 for value in case["ratios"].values())
     else:
         case = result["agents"]["4"]
         rates = case["rates"]
@@ -67,3 +79,60 @@ def test_compare_takes_turns_and_the_ratio_is_that_of_neighbours():
     assert order == ["a", "b"] * 3
     assert rates["b"] == {"median": 4, "best": 6, "spread": 1.0, "rounds": [2, 4, 6]}
     assert ratio({"rounds": [1, 2, 12]}, {"rounds": [1, 1, 4]}) == 2
+
+
+@pytest.mark.parametrize("work", ["bare_copy", "queues"])
+def test_the_clock_starts_when_all_processes_are_there(work, monkeypatch):
+    """Starting 64 processes would otherwise be most of what is measured of them, and ours are warm."""
+    from benchmarks import processes
+
+    there = []
+
+    def clock():
+        there.append(len(multiprocessing.active_children()))
+        return float(len(there))
+
+    before = len(multiprocessing.active_children())
+    monkeypatch.setattr(processes, "AGENTS", 4)
+    monkeypatch.setattr(processes, "perf_counter", clock)
+    assert getattr(processes, work)(5) > 0
+    assert len(there) == 2 and there[0] == before + {"bare_copy": 1, "queues": 4}[work]
+
+
+def test_the_tuned_loop_learns_what_the_other_does():
+    """Both are one algorithm: rows per second may differ, the number of rows and of optimiser steps may not."""
+    from benchmarks import training
+
+    steps = []
+    original = training.torch.optim.Adam.step
+
+    def counted(self, *args, **options):
+        steps.append(self)
+        return original(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.torch.optim.Adam, "step", counted)
+        for way in (training.ppo_by_hand, training.ppo_careful):
+            steps.clear()
+            assert way(64, 2 * training.BATCH) > 0 and len(steps) == 3 * 16  # the first iteration comes before the clock
+
+
+def test_figures_are_tables_of_what_the_benchmarks_say(monkeypatch, capsys, tmp_path):
+    from benchmarks import figures
+
+    shown = {"bench": "memory", "agents": 8, "robot_mib": 200.4, "torch_alone_mib": 100.0}
+    monkeypatch.setattr(figures.subprocess, "run", lambda command, **_: SimpleNamespace(returncode=0, stdout=json.dumps(shown)))
+    assert figures.main(["memory", "--quick", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "figures mean nothing" in out and "8 agents with CartPole in one process take 200 MiB, 100 of them torch" in out
+    assert json.loads((tmp_path / "memory.json").read_text()) == shown
+    rates = {"parl_like": {"median": 2000.0, "spread": 0.02}, "by hand": {"median": 1000.0, "spread": 0.3}}
+    case = {"bench": "ppo-cartpole", "cases": {"8 environments": {"rates": rates, "ratios": {"vs by hand": 2.0}}}}
+    assert figures.training(case) == ["| PPO, 8 environments | 2,000 | 1,000 (2.00×) | – | – | busy: 0.30"]
+
+
+def test_a_part_that_fails_is_said(monkeypatch, capsys):
+    from benchmarks import figures
+
+    monkeypatch.setattr(figures.subprocess, "run", lambda command, **_: SimpleNamespace(returncode=3, stdout=""))
+    assert figures.main(["memory"]) == 1 and "memory: failed with code 3" in capsys.readouterr().err
