@@ -435,7 +435,11 @@ class ComputationTask:
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
-        self._check_finite("norm of the gradient", clip_gradients(self._parameters, algorithm.max_grad_norm))
+        norm = clip_gradients(self._parameters, algorithm.max_grad_norm)
+        self._check_finite("norm of the gradient", norm)
+        if not norm and all(parameter.grad is None for parameter in self._parameters):
+            raise ValueError(f"task {self.name!r}: the loss of {type(algorithm).__name__} reaches none of the task's parameters, so nothing would be learned; "
+                             "compute it with the algorithm's own model, without detach() or no_grad()")
         if self.optimizer is not None and callable(algorithm.lr):
             rate = algorithm.lr(algorithm.updates)
             for group, share in zip(self.optimizer.param_groups, self._shares, strict=False):

@@ -448,3 +448,15 @@ def test_setting_the_mode_is_what_train_does():
     network.append(torch.nn.BatchNorm1d(2))
     _set_mode(network, False)
     assert not network[2].training and not network[0][0].training and network[1].training and heard == [True, True, False, False]
+
+
+def test_a_loss_that_reaches_no_parameter_of_the_task_is_refused():
+    """It has a gradient, but of another network: every step would leave the task as it is."""
+    task = task_of()
+    other = torch.nn.Linear(2, 1)
+    task.algorithm.learn = lambda batch: {"loss": other(batch.obs).mean()}
+    with pytest.raises(ValueError, match="task 'task': the loss of Plain reaches none of the task's parameters"):
+        task.learn({"obs": ROWS})
+    task.algorithm.learn = lambda batch: {"loss": (task.algorithm.model.a * 0).sum()}  # a gradient of 0 is one
+    task.learn({"obs": ROWS})
+    assert task.version == 1
