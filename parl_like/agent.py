@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from parl_like.env_face import EnvFace
 from parl_like.errors import AgentFailed, Interrupted
 from parl_like.side_effects import watched
 from parl_like.spec import Array, SpecError
-
-if TYPE_CHECKING:
-    from parl_like.robot import Robot
 
 STUCK = 1000
 """Calls of `run_one_episode` in a row that did nothing, after which an agent is declared stuck."""
@@ -62,8 +59,8 @@ class Agent:
             if value is not None:
                 setattr(self, name, value)
 
-    def bind(self, robot: Robot, index: int, rng: np.random.Generator, label: str = "agent") -> None:
-        """Called once, by the robot, before anything else."""
+    def bind(self, robot: Any, index: int, rng: np.random.Generator, label: str = "agent") -> None:
+        """Called once, before anything else, by the crew that it belongs to: the robot, that of an evaluation, or that of a worker process."""
         for name in ("action_repeat", "max_episode_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -130,7 +127,7 @@ class Agent:
             What `run_one_episode` raised, after POST_EPISODE.
             AgentFailed: `run_one_episode` keeps returning without having done anything, so the loop would never end.
         """
-        driver = self.robot.driver_of(self)
+        driver = self.robot._driver
         done, idle = self._doings(), 0
         while True:
             try:
@@ -163,8 +160,8 @@ class Agent:
 
     def _doings(self) -> int:
         """Steps and requests so far, also other agents'."""
-        queues = [q for w in self.robot.wrappers.values() for q in (w.predictions, w.trainings)]
-        return self.steps + sum(queue.counters.requests for queue in queues)
+        wrappers = self.robot.wrappers.values()
+        return self.steps + sum(int(queue.counters.requests) for w in wrappers for queue in (w.predictions, w.trainings))
 
     def interrupt(self) -> None:
         """The open episode ends here; its rows get a seam, and the next reset is seeded."""
@@ -183,7 +180,7 @@ class Agent:
             raise Interrupted
         if self.signal == "park":
             self.signal = None
-            self.robot.driver_of(self).park(self)
+            self.robot._driver.park(self)
             if self.signal is not None:
                 self.obey()
 
@@ -199,7 +196,7 @@ class Agent:
         if self.signal is not None:
             self.obey()
         while self.quota_episodes is not None and self.quota_episodes <= 0:
-            self.robot.driver_of(self).park(self)
+            self.robot._driver.park(self)
             if self.signal is not None:
                 self.obey()
 

@@ -1,9 +1,8 @@
-"""Pictures of episodes: environments that can be drawn, what they draw, and the one writer of GIF files."""
+"""Pictures of episodes, and the one writer of GIF files."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +11,8 @@ import numpy as np
 from parl_like.spec import Array
 from parl_like.stages import Hook
 
-MODE = "rgb_array"
 WAY_OUT = ("give play an environment that renders 'rgb_array' (env=), or the robot a factory that takes the mode: "
            "`def make(render_mode=None): return MyEnv(render_mode=render_mode)`")
-
-
-def drawable(factory: Callable[..., Any]) -> Callable[[], Any]:
-    """A factory of the same environments that draws them, as far as that can be asked for: `render_mode="rgb_array"` where the factory takes
-    a render mode; else what it gives is switched to that mode, if it knows it."""
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):  # something that has no signature
-        parameters = []
-    named = any(p.name == "render_mode" for p in parameters)
-    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-
-    def make() -> Any:
-        if named:
-            return factory(render_mode=MODE)
-        if any_name:
-            try:
-                return factory(render_mode=MODE)
-            except TypeError:  # it hands its options on to something that has no such option
-                pass
-        return _switched(factory())
-
-    return make
-
-
-def _switched(env: Any) -> Any:
-    """An environment that was made for another mode, told to draw: environments look at `render_mode` when they render."""
-    for one in getattr(env, "envs", None) or [env]:
-        metadata = getattr(one, "metadata", None) or {}
-        if getattr(one, "render_mode", None) != MODE and MODE in metadata.get("render_modes", ()):
-            getattr(one, "unwrapped", one).render_mode = MODE
-    return env
 
 
 class Film(Hook):

@@ -1,506 +1,31 @@
-"""Robot: tasks + agents + environments + the run loop. Crew: the part of it that an evaluation has too."""
+"""Robot: tasks + agents + environments + the run loop."""
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import logging
-import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import partial
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-import gymnasium as gym
 import numpy as np
 
 from parl_like.agent import Agent
 from parl_like.agent_helper import AgentHelper, OffPolicyHelper, OnPolicyHelper
-from parl_like.computation_task import ComputationTask, Mode
-from parl_like.computation_wrapper import ComputationWrapper
+from parl_like.computation_task import ComputationTask
+from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
-from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.data.transforms import Transforms
-from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
-from parl_like.film import Film, drawable, write_gif
+from parl_like.env_source import EnvSource, again, drawable, factory_of, is_made
+from parl_like.errors import AgentFailed, unknown
+from parl_like.evaluation import Episodes, EvaluationCrew, gather
+from parl_like.film import Film, write_gif
 from parl_like.model import Model
-from parl_like.row_counts import RowCounts
-from parl_like.spec import SpecError
-from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
+from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash, overridden
 
 log = logging.getLogger(__name__)
-
-DRIVERS = {
-    "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
-    "processes": "parl_like.drivers.processes:ProcessesDriver", "ray": "parl_like.drivers.ray_cluster:RayDriver",
-}
-"""Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
-
-DRAIN_PATIENCE = 10.0
-"""Seconds that `close(drain=True)` waits for agents that are busy in their environments."""
-
-
-class DriverOptions(Protocol):
-    """A driver with options, such as `parl_like.drivers.processes.Processes`, in place of its name."""
-
-    name: str
-
-    def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:
-        """The tasks where this driver has them; not built yet."""
-
-
-EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
-
-
-@dataclass(repr=False)
-class Episodes:
-    """What a collection or an evaluation saw. Returns and lengths are of finished episodes, agent by agent.
-
-    Attributes:
-        returns: Undiscounted return of each episode, a number or, where rewards are vectors, an array. lengths: Its actions.
-        idxs: Where the rows of each episode begin in the buffer of the first task that stores: position, or −1 without a buffer.
-        n_steps: Environment steps, unfinished episodes included.
-        seconds: Wall time.
-    """
-
-    returns: list[Any] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    idxs: list[int] = field(default_factory=list)
-    n_steps: int = 0
-    seconds: float = 0.0
-
-    def __repr__(self) -> str:
-        mean, std = (np.array2string(np.asarray(x), precision=4) if np.ndim(x) else f"{x:.4g}" for x in (self.mean_return, self.std_return))
-        return f"Episodes({self.n_episodes}: return {mean} ± {std}, {self.n_steps} steps, {self.seconds:.1f} s)"
-
-    def _of_returns(self, function: Callable[..., Any]) -> Any:
-        """Over the episodes: a number, of vectors one per component; NaN without episodes."""
-        if not self.returns:
-            return float("nan")
-        value = function(np.asarray(self.returns, np.float64), axis=0)
-        return value if np.ndim(value) else float(value)
-
-    @property
-    def n_episodes(self) -> int:
-        return len(self.returns)
-
-    @property
-    def mean_return(self) -> Any:
-        return self._of_returns(np.mean)
-
-    @property
-    def std_return(self) -> Any:
-        return self._of_returns(np.std)
-
-    @property
-    def min_return(self) -> Any:
-        return self._of_returns(np.min)
-
-    @property
-    def max_return(self) -> Any:
-        return self._of_returns(np.max)
-
-    @property
-    def mean_length(self) -> float:
-        return float(np.mean(self.lengths)) if self.lengths else float("nan")
-
-
-def make_one(env: EnvSource) -> Any:
-    """An environment from a registered id, a factory, or itself. Ids are made without gymnasium's checker: ours checks each step."""
-    if isinstance(env, str):
-        return gym.make(env, disable_env_checker=True)
-    return env() if callable(env) and not is_made(env) else env
-
-
-def is_made(env: Any) -> bool:
-    """Whether this is an environment itself, of which there is only one."""
-    return isinstance(env, (gym.Env, gym.vector.VectorEnv)) or (hasattr(env, "step") and not isinstance(env, type))
-
-
-class Crew:
-    """Agents with their environments and helpers, the wrappers they talk to, and the driver that runs them."""
-
-    remote = False
-    """Whether the tasks are in another process."""
-
-    def __init__(
-        self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int, seed: np.random.SeedSequence,
-        driver: str | DriverOptions, sync: bool, mode: Mode, label: str = "agent", transforms: Mapping[str, Transforms] | None = None,
-    ) -> None:
-        self.tasks = dict(tasks)
-        self.driver_name, self.sync, self.mode = driver if isinstance(driver, str) else driver.name, sync, mode
-        self._driver_options = None if isinstance(driver, str) else driver
-        # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`. The
-        # value of a call (next() of a counter) could be stored late, over a larger one.
-        self.env_steps = self.episodes = self.bad_values = 0
-        self._bad_so_far = 0  # a worker's `bad_values` are counted off
-        self.told: set[str] = set()  # what of the process the environments changed, and a warning has said so
-        self.rows = RowCounts()
-        self.recent_returns: deque[Any] = deque(maxlen=100)
-        self.recent_lengths: deque[int] = deque(maxlen=100)
-        self._stop: StopCondition | None = None
-        self._error: BaseException | None = None
-        self.stop_requested = False
-        self.buffers: dict[str, ReplayBuffer] = {}
-        self.transforms = dict(transforms or {})
-        self._driver = self._make_driver()
-        self._started = False
-        self._runs, self._runner = threading.RLock(), ""  # held by the thread that runs the agents, and its name
-        self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
-        self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
-        self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
-        self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
-        self.agents: list[Agent] = []
-        self.wrappers: dict[str, ComputationWrapper] = {}
-        if self._driver.hosted:
-            self._host(n_agents)
-        else:
-            self._enlist(n_agents)
-
-    def _seats(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
-        """Index and seed of each of `n` new agents."""
-        return list(enumerate(self._seeds.spawn(n), self.agents[-1].index + 1 if self.agents else 0))
-
-    def _enlist(self, n: int) -> list[Agent]:
-        """Makes agents with environments and, for every task, helpers."""
-        seats = self._seats(n)
-        new = [self._make_member(index, seed) for index, seed in seats]
-        for number, (name, task) in enumerate(self.tasks.items()):
-            self._furnish(name, task, new, [seed.spawn(1)[0] for _, seed in seats], number)
-        self.agents += new
-        for member in new:
-            if member.env is not None:
-                member.env.observe([])
-        return new
-
-    def _make_member(self, index: int, seed: np.random.SeedSequence) -> Agent:
-        env = self._env
-        member = self._make_agent()
-        if not isinstance(member, Agent):
-            raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
-        if hasattr(member, "robot"):
-            raise ValueError(f"Robot: agent() gave one {type(member).__name__} several times; expected a new one at every call, such as its class")
-        member.bind(self, index, np.random.default_rng(seed), self._label)  # type: ignore[arg-type]
-        if env is None:
-            member.env = None
-        else:
-            member.join(lambda: make_one(env))
-        return member
-
-    def _host(self, n: int) -> None:
-        """Has the driver make the agents where they will run. One is made here, too, and closed again: it tells the wrappers what the
-        agents will ask, and finds a mistake before a process is started."""
-        if is_made(self._env):
-            raise ValueError(f"Robot: an environment itself cannot go to a worker process; driver={self.driver_name!r} needs a factory "
-                             "(`lambda: gym.make(...)`) or an id")
-        like = self._make_member(-1, np.random.SeedSequence(0))
-        for number, (name, task) in enumerate(self.tasks.items()):
-            self._furnish(name, task, [like], [np.random.SeedSequence(0)], number, stores=False)
-            if self.transforms[name].state_dict():
-                raise ValueError(f"Robot: the transforms of task {name!r} keep statistics, which worker processes do not share yet; use "
-                                 "driver='cooperative' or 'threads', or normalise inside the model")
-            like.helpers[name].comm.close()
-        if like.env is not None:
-            like.env.close()
-        self.agents = self._driver.enlist(self, like, self._seats(n), self._tracing())
-
-    def _tracing(self) -> bool:
-        return False
-
-    def _make_driver(self) -> Any:
-        if self.driver_name not in DRIVERS:
-            raise ValueError(unknown("driver", self.driver_name, DRIVERS))
-        module, name = DRIVERS[self.driver_name].split(":")
-        options = () if self._driver_options is None else (self._driver_options,)
-        return getattr(import_module(module), name)(self.sync, self._agent_failed, self._task_failed, *options)
-
-    def _furnish(
-        self, name: str, task: ComputationTask, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence], number: int, stores: bool = True,
-    ) -> None:
-        """A helper of one task for every new agent; for the first of them the task's wrapper and, where rows are stored, its buffer, too."""
-        make = task.helper or AgentHelper
-        helpers = [make() for _ in agents]
-        if len({id(helper) for helper in helpers}) < len(helpers) or hasattr(helpers[0], "comm"):
-            raise ValueError(f"Robot: task {name!r}: helper() gave one {type(helpers[0]).__name__} to several agents; expected a new one at every call")
-        training = self.mode != "test" and task.train
-        lane = sum(agent.n_envs for agent in self.agents)
-        new_lanes = sum(agent.n_envs for agent in agents)
-        if name in self.wrappers:
-            buffer = self.buffers.get(name)
-            if buffer is not None:
-                free = self._freed.get(name, [])
-                block = next((lanes for lanes in free if len(lanes) == new_lanes), None)
-                if block is not None:
-                    free.remove(block)
-                    lane = block.start  # behind the rows of an agent that has left, with a seam between
-                else:
-                    lane = buffer.n_lanes
-                    buffer.add_lanes(new_lanes)
-        else:
-            if stores and training and name not in self.buffers:
-                root = self._seeds
-                buffer_seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
-                buffer = helpers[0].make_buffer(new_lanes, np.random.default_rng(buffer_seed))
-                if buffer is not None:
-                    self.buffers[name] = buffer
-                    if getattr(self._driver, "lock", None) is not None:  # agents are threads
-                        buffer.make_threadsafe()
-            wrapper = ComputationWrapper(task, self.mode, helpers[0].training_rule(), getattr(self._driver, "lock", None))
-            if self.sync and wrapper.trainings.rule.when_full == "drop_oldest":
-                raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent waits for its own; "
-                                 "use when_full='block', or mode='async'")
-            self.wrappers[name] = wrapper
-        if training and isinstance(helpers[0], OnPolicyHelper):
-            self.rows.add_task(name)
-        wrapper = self.wrappers[name]
-        chain = self.transforms.setdefault(name, helpers[0].transforms)
-        for agent, helper, helper_seed in zip(agents, helpers, seeds, strict=True):
-            lanes = range(lane, lane + agent.n_envs)
-            lane += agent.n_envs
-            helper.bind(
-                name, agent, wrapper.create_communicator(agent, self._driver), lanes, self.buffers.get(name) if training else None,
-                np.random.default_rng(helper_seed), self.mode, self.sync, chain,
-            )
-            agent.helpers[name] = helper
-            agent.learns = agent.learns or (training and helper.learns)
-
-    def driver_of(self, agent: Agent) -> Any:
-        return self._driver
-
-    def _ensure_started(self) -> None:
-        if not self._started:
-            self._started = True  # first: what has started when Ctrl-C strikes must be halted
-            self._driver.start(self.agents, list(self.wrappers.values()))
-
-    @contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        """Around whatever runs or ends the agents.
-
-        Raises:
-            RuntimeError: another thread does so, or began with agents that can only go on there.
-        """
-        if not self._runs.acquire(blocking=False):
-            self._driver.refuse_agents()
-            raise RuntimeError(f"thread {self._runner!r} runs this robot; only one thread at a time may run, save or close it. To end the run from "
-                               "another one call request_stop()")
-        try:
-            here = threading.current_thread()
-            if self._started and self.driver_name == "cooperative" and self._runner != here.name:
-                raise RuntimeError(f"thread {self._runner!r} has begun with the agents of this robot, and greenlets cannot change threads; go on, "
-                                   "or close() it, there. A run that came to its end, by run(stop), may be followed by one in another thread")
-            self._runner = here.name
-            yield
-        finally:
-            self._runs.release()
-
-    @contextmanager
-    def _uninterrupted(self) -> Iterator[None]:
-        """Around what leaves agents in a state that nothing else understands: where Ctrl-C strikes inside, all of them end before the
-        next thing is done."""
-        if self._unsound:
-            self._halt()
-        self._unsound = True
-        try:
-            yield
-        except Exception:
-            self._unsound = False
-            raise
-        self._unsound = False
-
-    # ------------------------------------------------------------------------------------------------- called by the agents
-
-    def count_episode(self, episode_return: Any, length: int) -> None:
-        self.recent_returns.append(episode_return)
-        self.recent_lengths.append(length)
-        self.episodes += 1
-
-    def count_bad(self, text: str) -> None:
-        """A value of an environment was dropped or replaced; the log has the robot's 1st, 2nd, 4th, 8th …, so that it stays small."""
-        self.bad_values += 1
-        self._bad_so_far += 1
-        if not self._bad_so_far & (self._bad_so_far - 1):
-            log.warning("%s; bad values so far: %d", text, self._bad_so_far)
-
-    def count_offline_step(self) -> None:
-        """An agent without an environment begins a round of learning; it counts as a step, so that stop conditions work."""
-        self.env_steps += 1
-        if self._stop is not None and self._stop(self):  # type: ignore[arg-type]
-            self.request_stop()
-
-    def request_stop(self) -> None:
-        """Ends the run: no agent takes another step."""
-        self.stop_requested = True
-        for agent in self.agents:
-            agent.signal = "stop"
-        self._driver.request_stop()
-
-    def _agent_failed(self, agent: Agent, error: BaseException) -> None:
-        if isinstance(error, (Stopped, Interrupted)):
-            return
-        if self._error is None:
-            known = (AgentFailed, TaskFailed, NotEnoughRows, SpecError, KeyboardInterrupt)
-            if not isinstance(error, known):
-                said = error.args[0] if isinstance(error, KeyError) and error.args else error  # a KeyError quotes its own text
-                failed = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: {str(said).removeprefix(f'{agent}: ')}")
-                failed.__cause__ = error
-                error = failed
-            self._error = error
-        self.request_stop()
-
-    def _task_failed(self, agent: Agent, error: BaseException) -> None:
-        self._agent_failed(agent, error)
-
-    def _advance(self) -> bool:
-        """One iteration of the driver; raises what an agent or a task raised."""
-        self._driver.refuse_agents()
-        with self._one_thread(), self._uninterrupted():
-            self._ensure_started()
-            able = [a for a in self._driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
-            # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
-            self._driver.resume(sorted(able, key=lambda agent: agent.index))
-            went_on: bool = self._driver.iterate()
-        self._raise()
-        return went_on
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            self._halt()
-            self._error = None  # what hooks raised while the agents ended; the first error is the one to report
-            raise error
-
-    def _cut(self, patience: float | None = None) -> None:
-        """Ends all open episodes. Requests that are waiting are served first, so no reply and no lesson is lost.
-
-        Raises:
-            RuntimeError: an agent is still busy in its environment after `patience` seconds.
-        """
-        self._driver.refuse_agents()
-        with self._one_thread(), self._uninterrupted():
-            late = self._driver.halt(self.agents, "interrupt", patience) if self._started else []
-            if late:
-                raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: {', '.join(map(str, late))}")
-            for agent in self.agents:
-                try:
-                    for helper in agent.helpers.values():
-                        helper.settle()
-                except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
-                    self._agent_failed(agent, error)
-        self._raise()
-        for agent in self.agents:
-            agent.fresh = True
-
-    def _halt(self) -> None:
-        """All agents end; open requests are answered with `Stopped`. The crew may start again."""
-        with self._one_thread():
-            self._end_all()
-
-    def _end_all(self) -> None:
-        late: list[Any] = []
-        self._unsound = True
-        if self._started:
-            self._driver.halt(self.agents, "stop")
-            late = self._driver.join(5.0)
-        for agent in self.agents:
-            agent.signal = "stop" if agent in late else None
-            agent.quota_steps = agent.quota_episodes = None
-            for helper in agent.helpers.values():
-                helper.forget_pending()
-        self._driver.stopping = False
-        self._driver.parked.clear()
-        self._driver.reopen()
-        self.stop_requested = False
-        self._started = self._unsound = False  # last: until here the next call begins once more
-        if late:  # last, for the user may have made an error of warnings
-            warnings.warn(f"still busy 5 s after the stop: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
-
-    def _gather(self, n_step: int | None, n_episode: int | None) -> Episodes:
-        """Runs every agent for its own share of steps or episodes, and reports the episodes that ended.
-
-        Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
-        """
-        self._driver.refuse_agents()
-        with self._one_thread():
-            return self._gathered(n_step, n_episode)
-
-    def _gathered(self, n_step: int | None, n_episode: int | None) -> Episodes:
-        begin, steps_before = perf_counter(), self.env_steps
-        result = Episodes()
-        watch = _Watch(self.agents)
-        if n_episode is not None:
-            share, rest = divmod(n_episode, len(self.agents))
-            for i, agent in enumerate(self.agents):
-                agent.quota_episodes = share + (i < rest)
-        else:
-            assert n_step is not None
-            n = sum(agent.n_envs for agent in self.agents)
-            share = -(-n_step // n)
-            if n_step % n:
-                warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} environments; collecting {share * n}", stacklevel=4)
-            for agent in self.agents:
-                agent.quota_steps = share * agent.n_envs
-        for agent in self.agents:
-            agent.env.observe([*self._hooks(), watch])
-        try:
-            while self._advance():
-                pass
-        finally:
-            for agent in self.agents:
-                agent.quota_steps = agent.quota_episodes = None
-                agent.env.observe(self._hooks())
-        for agent in self.agents:
-            result.returns += watch.returns[agent.index]
-            result.lengths += watch.lengths[agent.index]
-            result.idxs += watch.idxs[agent.index]
-        result.n_steps, result.seconds = self.env_steps - steps_before, perf_counter() - begin
-        return result
-
-    def _hooks(self) -> list[Hook]:
-        return []
-
-    def close(self, drain: bool = False) -> None:
-        """Stops the agents and closes their environments. May be called twice.
-
-        Args:
-            drain: Whether requests that are waiting are served first. Else they are answered with `Stopped`.
-
-        Raises:
-            RuntimeError: with `drain`, an environment that does not come back within 10 s. All is closed then all the same.
-            TaskFailed: with `drain`, what a task raised.
-        """
-        try:
-            if drain:
-                self._cut(DRAIN_PATIENCE)
-        finally:
-            self._halt()
-            for agent in self.agents:
-                if agent.env is not None and not self._borrowed:
-                    agent.env.close()
-            if self._driver.hosted:
-                self._driver.close()
-
-
-class _Watch(Hook):
-    """Episodes by agent; counts down the agents' quotas."""
-
-    def __init__(self, agents: list[Agent]) -> None:
-        self.returns: dict[int, list[Any]] = {agent.index: [] for agent in agents}
-        self.lengths: dict[int, list[int]] = {agent.index: [] for agent in agents}
-        self.idxs: dict[int, list[int]] = {agent.index: [] for agent in agents}
-
-    def post_episode(self, agent: Agent, interrupted: bool) -> None:
-        if not interrupted and (agent.quota_episodes is None or agent.quota_episodes > 0):
-            self.returns[agent.index].append(agent.env.episode_return)
-            self.lengths[agent.index].append(agent.env.episode_length)
-            stored = ((helper.buffer, helper.lanes[agent.env.env_index]) for helper in agent.helpers.values() if helper.buffer is not None)
-            self.idxs[agent.index].append(next((buffer.episode_start(lane) for buffer, lane in stored), -1))
-            if agent.quota_episodes is not None:
-                agent.quota_episodes -= 1
 
 
 class Robot(Crew):
@@ -573,7 +98,7 @@ class Robot(Crew):
         self._refuse_hosted("add_agents")
         self._cut()
         self._halt()
-        new = self._enlist(n)
+        new = self._add(n)
         self._observe()
         return new
 
@@ -740,7 +265,7 @@ class Robot(Crew):
             self._cut()
         self._collect_only(True)
         try:
-            return self._gather(n_step, n_episode)
+            return gather(self, n_step, n_episode)
         finally:
             self._collect_only(False)
 
@@ -804,37 +329,22 @@ class Robot(Crew):
         """
         if episodes < 1:
             raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
-        crew = self._evaluators(min(n_agents or len(self.agents), episodes), seed, env)
-        try:
-            return crew._gather(None, episodes)
-        finally:
-            crew.close()
+        with self._evaluators(min(n_agents or len(self.agents), episodes), seed, env) as crew:
+            return gather(crew, None, episodes)
 
-    def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> Crew:
-        source = self._evaluation_source(env)
-        borrowed = is_made(source)
-        if borrowed:
-            n = 1
+    def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> EvaluationCrew:
         sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
-        # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
-        sequence = np.random.SeedSequence(entropy=sequence.entropy, spawn_key=sequence.spawn_key)
-        crew = Crew(self.tasks, source, self._make_agent, n, sequence, "cooperative", True, "test", "evaluator", self.transforms)
-        crew._borrowed, crew.told = borrowed, self.told
-        if self.eval_explore:
-            for agent in crew.agents:
-                for helper in agent.helpers.values():
-                    helper.explore()
-        return crew
+        return EvaluationCrew(self, self._evaluation_source(env), n, sequence, self.eval_explore)
 
     def _evaluation_source(self, env: EnvSource) -> Any:
         """Of what evaluations make their environments: a factory, or an environment of the caller that is theirs for the time."""
         if env is not None:
-            return partial(make_one, env) if isinstance(env, str) else env
+            return factory_of(env)
         source = self._env if self.eval_env is None else self.eval_env
         if source is None:
             raise ValueError("evaluate: this robot has no environment; give one as env=")
         # The training environment itself is in the middle of an episode.
-        return _again(source) if is_made(source) else partial(gym.make, source, disable_env_checker=True) if isinstance(source, str) else source
+        return again(source) if is_made(source) else factory_of(source)
 
     def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
         """One episode as `evaluate` plays them, before the eyes of a hook, with an agent and environment of its own; returns its return.
@@ -843,20 +353,8 @@ class Robot(Crew):
             seed, env: As for `evaluate`.
             max_steps: Environment steps after which it stops; 0: at the end of the episode. The return is then what there was so far.
         """
-        crew = self._evaluators(1, seed, env)
-        if max_steps:
-            crew._stop = StopAfterSteps(max_steps)
-        try:
-            (agent,) = crew.agents
-            agent.quota_episodes = 1
-            watch = _Watch(crew.agents)
-            agent.env.observe([watch, hook])
-            while crew._advance():
-                pass
-            finished = watch.returns[agent.index]
-            return float(finished[0] if finished else agent.env.episode_return)
-        finally:
-            crew.close()
+        with self._evaluators(1, seed, env) as crew:
+            return crew.watch(hook, max_steps)
 
     def play(
         self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30, env: EnvSource = None, max_steps: int = 0,
@@ -923,7 +421,7 @@ class Robot(Crew):
 
     def remarks(self) -> list[str]:
         """What a user should know at the end of a run and may not have seen: a sentence each; usually none."""
-        return self.rows.remarks()
+        return [*self.rows.remarks(), *(f"task {name!r} never learned: {why}" for name, why in self.never_learned().items())]
 
     def trace_hash(self) -> str | None:
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
@@ -932,8 +430,6 @@ class Robot(Crew):
         if self._driver.hosted:
             self._trace.digests = self._driver.trace()
         weights = "".join(Model.weights_hash(n) for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
-        import hashlib
-
         return hashlib.blake2b((self._trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
@@ -1051,22 +547,6 @@ class Robot(Crew):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _again(env: Any) -> Callable[..., Any]:
-    """A factory of environments like this one, arguments and registered wrappers included; it takes a render mode."""
-    spec = None
-    if isinstance(env, gym.Env):
-        with suppress(gym.error.Error, ValueError):
-            spec = copy.deepcopy(env.spec)
-    if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
-        why = "is not registered with gymnasium" if spec is None else "has a wrapper that does not say how it was made"
-        raise ValueError(
-            f"the robot's environment {why}, so it cannot be made a second time; give the robot a factory "
-            "(`lambda: MyEnv()`), or this call an environment of its own (env=)"
-        )
-    spec.disable_env_checker = True
-    return partial(gym.make, spec)
 
 
 def run_policy(

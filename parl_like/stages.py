@@ -1,4 +1,7 @@
-"""Six stages around experiment, episode and act; hooks that observe them; stop conditions that end a run."""
+"""Six stages around experiment, episode and act; hooks that observe them; stop conditions that end a run.
+
+An agent (`parl_like.agent.Agent`) and a robot (`parl_like.robot.Robot`) are `Any` here, for both know this file; annotate yours as you like.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,11 @@ from enum import Enum
 from functools import cache
 from hashlib import blake2b
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from parl_like.spec import leaves
-
-if TYPE_CHECKING:
-    from parl_like.agent import Agent
-    from parl_like.robot import Robot
 
 
 class Stage(Enum):
@@ -43,20 +42,20 @@ class Hook:
     environment, whose number is `agent.env.env_index`.
     """
 
-    def pre_experiment(self, robot: Robot) -> None: ...
+    def pre_experiment(self, robot: Any) -> None: ...
 
-    def pre_episode(self, agent: Agent) -> None: ...
+    def pre_episode(self, agent: Any) -> None: ...
 
-    def pre_act(self, agent: Agent, act: Any) -> None:
+    def pre_act(self, agent: Any, act: Any) -> None:
         """`act` is about to be taken."""
 
-    def post_act(self, agent: Agent) -> None:
+    def post_act(self, agent: Any) -> None:
         """`agent.env.last` is (observation, action, reward, terminated, truncated, info) of the step."""
 
-    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+    def post_episode(self, agent: Any, interrupted: bool) -> None:
         """`agent.env.episode_return` and `.episode_length` are the episode's; `interrupted`: it was cut before its end."""
 
-    def post_experiment(self, robot: Robot) -> None: ...
+    def post_experiment(self, robot: Any) -> None: ...
 
     def __add__(self, other: Hook | list[Hook]) -> list[Hook]:
         """`a + b + c` is the list of the three, in this order."""
@@ -80,7 +79,7 @@ class EpisodeStats(Hook):
         self.returns: list[Any] = []
         self.lengths: list[int] = []
 
-    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+    def post_episode(self, agent: Any, interrupted: bool) -> None:
         if not interrupted:
             self.returns.append(agent.env.episode_return)
             self.lengths.append(agent.env.episode_length)
@@ -96,10 +95,10 @@ class RewardsPerEpisode(Hook):
     def __init__(self) -> None:
         self.rewards: dict[tuple[int, int], list[list[float]]] = {}
 
-    def pre_episode(self, agent: Agent) -> None:
+    def pre_episode(self, agent: Any) -> None:
         self.rewards.setdefault((agent.index, agent.env.env_index), []).append([])
 
-    def post_act(self, agent: Agent) -> None:
+    def post_act(self, agent: Any) -> None:
         rew = agent.env.last[2]
         if not agent.vector:
             self.rewards[agent.index, 0][-1].append(rew)
@@ -115,10 +114,10 @@ class TimePerStep(Hook):
         self.seconds: deque[float] = deque(maxlen=keep)
         self._begin: dict[int, float] = {}
 
-    def pre_act(self, agent: Agent, act: Any) -> None:
+    def pre_act(self, agent: Any, act: Any) -> None:
         self._begin[agent.index] = perf_counter()
 
-    def post_act(self, agent: Agent) -> None:
+    def post_act(self, agent: Any) -> None:
         self.seconds.append(perf_counter() - self._begin[agent.index])
 
 
@@ -131,17 +130,17 @@ class TraceHash(Hook):
     def __init__(self) -> None:
         self.digests: dict[int, bytes] = {}
 
-    def _add(self, agent: Agent) -> None:
+    def _add(self, agent: Any) -> None:
         obs, act, rew, terminated, truncated, _ = agent.env.last
         event = blake2b(self.digests.get(agent.index, b""), digest_size=16)
         for _, leaf in leaves({"obs": obs, "act": act, "rew": rew, "end": (terminated, truncated)}, ""):
             event.update(b"-" if leaf is None else np.ascontiguousarray(leaf).tobytes())
         self.digests[agent.index] = event.digest()
 
-    def pre_episode(self, agent: Agent) -> None:
+    def pre_episode(self, agent: Any) -> None:
         self._add(agent)
 
-    def post_act(self, agent: Agent) -> None:
+    def post_act(self, agent: Any) -> None:
         self._add(agent)
 
     def hexdigest(self) -> str:
@@ -160,16 +159,16 @@ class EveryNSteps(Hook):
 
     counts_only = True  # no agent is looked at, so it may be called for many steps of a worker process at once
 
-    def __init__(self, n: int, function: Callable[[Robot], None]) -> None:
+    def __init__(self, n: int, function: Callable[[Any], None]) -> None:
         if n < 1:
             raise ValueError(f"EveryNSteps: n is {n}; expected at least 1")
         self.n, self.function = n, function
         self._seen: int | None = None
 
-    def pre_experiment(self, robot: Robot) -> None:
+    def pre_experiment(self, robot: Any) -> None:
         self._seen = robot.env_steps
 
-    def post_act(self, agent: Agent) -> None:
+    def post_act(self, agent: Any) -> None:
         steps = agent.robot.env_steps
         seen = steps - 1 if self._seen is None else self._seen
         self._seen = max(seen, steps)
@@ -181,13 +180,13 @@ class EveryNSteps(Hook):
 class EveryNEpisodes(Hook):
     """Calls `function(robot)` after every `n`-th finished episode that this hook has seen, all agents together."""
 
-    def __init__(self, n: int, function: Callable[[Robot], None]) -> None:
+    def __init__(self, n: int, function: Callable[[Any], None]) -> None:
         if n < 1:
             raise ValueError(f"EveryNEpisodes: n is {n}; expected at least 1")
         self.n, self.function = n, function
         self.seen = 0
 
-    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+    def post_episode(self, agent: Any, interrupted: bool) -> None:
         if not interrupted:
             self.seen += 1
             if self.seen % self.n == 0:
@@ -200,13 +199,13 @@ class StopCondition:
     Subclasses write `__call__`. A composition asks both sides every time, so that counters inside see every act.
     """
 
-    def __call__(self, robot: Robot) -> bool:
+    def __call__(self, robot: Any) -> bool:
         raise TypeError(f"{type(self).__name__} has no __call__(robot) -> bool")
 
-    def begin(self, robot: Robot) -> None:
+    def begin(self, robot: Any) -> None:
         """Called when a run starts: conditions count from here."""
 
-    def after_iteration(self, robot: Robot) -> bool:
+    def after_iteration(self, robot: Any) -> bool:
         """The same question between two iterations, where no act is under way."""
         return False
 
@@ -225,65 +224,55 @@ class _Both(StopCondition):
         self.sides, self.rule = (left, right), rule
         self._last = [False, False]
 
-    def begin(self, robot: Robot) -> None:
+    def begin(self, robot: Any) -> None:
         self._last = [False, False]
         for side in self.sides:
             side.begin(robot)
 
-    def __call__(self, robot: Robot) -> bool:
+    def __call__(self, robot: Any) -> bool:
         self._last = [side(robot) for side in self.sides]
         return self.rule(self._last)
 
-    def after_iteration(self, robot: Robot) -> bool:
+    def after_iteration(self, robot: Any) -> bool:
         # A side that does not know iterations still means what it said after the last act.
         return self.rule([side.after_iteration(robot) or last for side, last in zip(self.sides, self._last, strict=True)])
 
 
-class StopAfterSteps(StopCondition):
+class _StopAfter(StopCondition):
+    """After `n` more of what the robot counts."""
+
+    counter: str
+
+    def __init__(self, n: int) -> None:
+        if n < 1 or n != int(n):
+            raise ValueError(f"{type(self).__name__}: n is {n}; expected a whole number of at least 1")
+        self.n, self._end = n, n
+
+    def begin(self, robot: Any) -> None:
+        self._end = getattr(robot, self.counter) + self.n
+
+    def __call__(self, robot: Any) -> bool:
+        return getattr(robot, self.counter) >= self._end  # type: ignore[no-any-return]
+
+
+class StopAfterSteps(_StopAfter):
     """After `n` environment steps of this run, all agents together."""
 
-    def __init__(self, n: int) -> None:
-        if n < 1 or n != int(n):
-            raise ValueError(f"StopAfterSteps: n is {n}; expected a whole number of at least 1")
-        self.n, self._end = n, n
-
-    def begin(self, robot: Robot) -> None:
-        self._end = robot.env_steps + self.n
-
-    def __call__(self, robot: Robot) -> bool:
-        return robot.env_steps >= self._end
+    counter = "env_steps"
 
 
-class StopAfterEpisodes(StopCondition):
+class StopAfterEpisodes(_StopAfter):
     """After `n` episodes of this run ended, all agents together; the act that ends the n-th is the last one."""
 
-    def __init__(self, n: int) -> None:
-        if n < 1 or n != int(n):
-            raise ValueError(f"StopAfterEpisodes: n is {n}; expected a whole number of at least 1")
-        self.n, self._end = n, n
-
-    def begin(self, robot: Robot) -> None:
-        self._end = robot.episodes + self.n
-
-    def __call__(self, robot: Robot) -> bool:
-        return robot.episodes >= self._end
+    counter = "episodes"
 
 
-class StopAfterIterations(StopCondition):
+class StopAfterIterations(_StopAfter):
     """After `n` iterations of this run, before the next one begins: the same as `n` calls of `Robot.train_iter`."""
 
-    def __init__(self, n: int) -> None:
-        if n < 1 or n != int(n):
-            raise ValueError(f"StopAfterIterations: n is {n}; expected a whole number of at least 1")
-        self.n, self._end = n, n
+    counter = "iterations"
 
-    def begin(self, robot: Robot) -> None:
-        self._end = robot.iterations + self.n
-
-    def __call__(self, robot: Robot) -> bool:
-        return robot.iterations >= self._end
-
-    def after_iteration(self, robot: Robot) -> bool:
+    def after_iteration(self, robot: Any) -> bool:
         return self(robot)
 
 
@@ -295,10 +284,10 @@ class StopAfterSeconds(StopCondition):
             raise ValueError(f"StopAfterSeconds: seconds is {seconds}; expected a number of at least 0")
         self.seconds, self._end = seconds, 0.0
 
-    def begin(self, robot: Robot) -> None:
+    def begin(self, robot: Any) -> None:
         self._end = monotonic() + self.seconds
 
-    def __call__(self, robot: Robot) -> bool:
+    def __call__(self, robot: Any) -> bool:
         return monotonic() >= self._end
 
 
@@ -310,7 +299,7 @@ class StopAtReturn(StopCondition):
             raise ValueError(f"StopAtReturn: episodes is {episodes}; expected 1 to 100, as many as a robot's recent_returns keeps")
         self.threshold, self.episodes = threshold, episodes
 
-    def __call__(self, robot: Robot) -> bool:
+    def __call__(self, robot: Any) -> bool:
         recent = robot.recent_returns
         return len(recent) >= self.episodes and sum(list(recent)[-self.episodes :]) / self.episodes >= self.threshold
 
@@ -322,16 +311,16 @@ class StopWithoutImprovement(StopCondition):
         value: What should rise; None: the return of the episode that ended.
     """
 
-    def __init__(self, patience: int, delta: float = 0.0, value: Callable[[Robot], float] | None = None) -> None:
+    def __init__(self, patience: int, delta: float = 0.0, value: Callable[[Any], float] | None = None) -> None:
         if patience < 1 or delta < 0:
             raise ValueError(f"StopWithoutImprovement: patience is {patience} and delta {delta}; expected patience ≥ 1 and delta ≥ 0")
         self.patience, self.delta, self.value = patience, delta, value
         self._best, self._since, self._seen = float("-inf"), 0, 0
 
-    def begin(self, robot: Robot) -> None:
+    def begin(self, robot: Any) -> None:
         self._best, self._since, self._seen = float("-inf"), 0, robot.episodes
 
-    def __call__(self, robot: Robot) -> bool:
+    def __call__(self, robot: Any) -> bool:
         new = robot.episodes - self._seen
         if new:
             self._seen = robot.episodes
@@ -357,20 +346,20 @@ class StopSignal(StopCondition):
     def clear(self) -> None:
         self._set = False
 
-    def __call__(self, robot: Robot) -> bool:
+    def __call__(self, robot: Any) -> bool:
         return self._set
 
-    def after_iteration(self, robot: Robot) -> bool:
+    def after_iteration(self, robot: Any) -> bool:
         return self._set
 
 
 class StopWhen(StopCondition):
     """When `function(robot)` is true: any rule of your own."""
 
-    def __init__(self, function: Callable[[Robot], bool]) -> None:
+    def __init__(self, function: Callable[[Any], bool]) -> None:
         self.function = function
 
-    def __call__(self, robot: Robot) -> bool:
+    def __call__(self, robot: Any) -> bool:
         return bool(self.function(robot))
 
 

@@ -999,7 +999,7 @@ class Blocks(Corridor):
 def test_draining_does_not_wait_for_ever(monkeypatch):
     import threading
 
-    from parl_like import robot as module
+    from parl_like import crew as module
 
     Blocks.gate = threading.Event()
     monkeypatch.setattr(module, "DRAIN_PATIENCE", 0.2)

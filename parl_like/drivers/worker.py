@@ -26,11 +26,12 @@ import zmq
 
 from parl_like.acting import ActingCopies, tensors_of
 from parl_like.computation_task import ComputationTask
+from parl_like.crew import Crew
 from parl_like.data.rows import RowBlock
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.drivers.shared import Blocks, Parameters, task_file
+from parl_like.env_source import make_one
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
-from parl_like.robot import Crew, make_one
 from parl_like.spec import Array, Spec, SpecError
 from parl_like.stages import Hook, TraceHash
 from parl_like.wire import Kind, Message, join, pack, pack_state, split, unpack, unpack_state

@@ -1,0 +1,378 @@
+"""Crew: agents with their environments and helpers, the wrappers they talk to, and the driver that runs them.
+
+A robot is a crew that trains; an evaluation and a worker process have crews of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+from parl_like.agent import Agent
+from parl_like.agent_helper import AgentHelper, OnPolicyHelper
+from parl_like.computation_task import ComputationTask, Mode
+from parl_like.computation_wrapper import ComputationWrapper
+from parl_like.data.replay_buffer import ReplayBuffer
+from parl_like.data.transforms import Transforms
+from parl_like.env_source import EnvSource, is_made, make_one
+from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
+from parl_like.row_counts import RowCounts
+from parl_like.spec import SpecError
+from parl_like.stages import Hook, StopCondition
+
+log = logging.getLogger(__name__)
+
+DRIVERS = {
+    "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
+    "processes": "parl_like.drivers.processes:ProcessesDriver", "ray": "parl_like.drivers.ray_cluster:RayDriver",
+}
+"""Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
+
+DRAIN_PATIENCE = 10.0
+"""Seconds that `close(drain=True)` waits for agents that are busy in their environments."""
+
+SOUND = (AgentFailed, TaskFailed, NotEnoughRows, SpecError, KeyboardInterrupt)
+"""Errors that name what failed already."""
+
+
+class DriverOptions(Protocol):
+    """A driver with options, such as `parl_like.drivers.processes.Processes`, in place of its name."""
+
+    name: str
+
+    def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:
+        """The tasks where this driver has them; not built yet."""
+
+
+class Crew:
+    """See above. What agents may ask of it while they run: its counters, `buffers`, `wrappers`, and `request_stop`."""
+
+    remote = False
+    """Whether the tasks are in another process."""
+
+    def __init__(
+        self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int, seed: np.random.SeedSequence,
+        driver: str | DriverOptions, sync: bool, mode: Mode, label: str = "agent", transforms: Mapping[str, Transforms] | None = None,
+        told: set[str] | None = None,
+    ) -> None:
+        self.tasks = dict(tasks)
+        self.driver_name, self.sync, self.mode = driver if isinstance(driver, str) else driver.name, sync, mode
+        self._driver_options = None if isinstance(driver, str) else driver
+        # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`. The
+        # value of a call (next() of a counter) could be stored late, over a larger one.
+        self.env_steps = self.episodes = self.bad_values = 0
+        self._bad_so_far = 0  # a worker's `bad_values` are counted off
+        self.told: set[str] = set() if told is None else told  # what of the process the environments changed, and a warning has said so
+        self.rows = RowCounts()
+        self.recent_returns: deque[Any] = deque(maxlen=100)
+        self.recent_lengths: deque[int] = deque(maxlen=100)
+        self._stop: StopCondition | None = None
+        self._error: BaseException | None = None
+        self.stop_requested = False
+        self.buffers: dict[str, ReplayBuffer] = {}
+        self.transforms = dict(transforms or {})
+        self._driver = self._make_driver()
+        self._started = False
+        self._runs, self._runner = threading.RLock(), ""  # held by the thread that runs the agents, and its name
+        self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
+        self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
+        self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
+        self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
+        self.agents: list[Agent] = []
+        self.wrappers: dict[str, ComputationWrapper] = {}
+        if self._driver.hosted:
+            self._add_elsewhere(n_agents)
+        else:
+            self._add(n_agents)
+
+    # ------------------------------------------------------------------------------------------------------ making agents
+
+    def _make_driver(self) -> Any:
+        if self.driver_name not in DRIVERS:
+            raise ValueError(unknown("driver", self.driver_name, DRIVERS))
+        module, name = DRIVERS[self.driver_name].split(":")
+        options = () if self._driver_options is None else (self._driver_options,)
+        return getattr(import_module(module), name)(self.sync, self._agent_failed, self._agent_failed, *options)
+
+    def _seats(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
+        """Index and seed of each of `n` new agents."""
+        return list(enumerate(self._seeds.spawn(n), self.agents[-1].index + 1 if self.agents else 0))
+
+    def _add(self, n: int) -> list[Agent]:
+        """Makes agents with environments and, for every task, helpers."""
+        seats = self._seats(n)
+        new = [self._make_member(index, seed) for index, seed in seats]
+        for name in self.tasks:
+            self._give_helpers(name, new, [seed.spawn(1)[0] for _, seed in seats])
+        self.agents += new
+        for member in new:
+            if member.env is not None:
+                member.env.observe([])
+        return new
+
+    def _add_elsewhere(self, n: int) -> None:
+        """Has the driver make the agents where they will run. One is made here, too, and closed again: it tells the wrappers what the
+        agents will ask, and finds a mistake before a process is started."""
+        if is_made(self._env):
+            raise ValueError(f"Robot: an environment itself cannot go to a worker process; driver={self.driver_name!r} needs a factory "
+                             "(`lambda: gym.make(...)`) or an id")
+        like = self._make_member(-1, np.random.SeedSequence(0))
+        for name in self.tasks:
+            self._give_helpers(name, [like], [np.random.SeedSequence(0)], stores=False)
+            if self.transforms[name].state_dict():
+                raise ValueError(f"Robot: the transforms of task {name!r} keep statistics, which worker processes do not share yet; use "
+                                 "driver='cooperative' or 'threads', or normalise inside the model")
+            like.helpers[name].comm.close()
+        if like.env is not None:
+            like.env.close()
+        self.agents = self._driver.enlist(self, like, self._seats(n), self._tracing())
+
+    def _tracing(self) -> bool:
+        return False
+
+    def _make_member(self, index: int, seed: np.random.SeedSequence) -> Agent:
+        member = self._make_agent()
+        if not isinstance(member, Agent):
+            raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
+        if hasattr(member, "robot"):
+            raise ValueError(f"Robot: agent() gave one {type(member).__name__} several times; expected a new one at every call, such as its class")
+        member.bind(self, index, np.random.default_rng(seed), self._label)
+        if self._env is None:
+            member.env = None
+        else:
+            member.join(lambda: make_one(self._env))
+        return member
+
+    def _give_helpers(self, name: str, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence], stores: bool = True) -> None:
+        """A helper of one task for every new agent; before the first one the task's wrapper and, where rows are stored, its buffer."""
+        task = self.tasks[name]
+        make = task.helper or AgentHelper
+        helpers = [make() for _ in agents]
+        first = helpers[0]
+        if len({id(helper) for helper in helpers}) < len(helpers) or hasattr(first, "comm"):
+            raise ValueError(f"Robot: task {name!r}: helper() gave one {type(first).__name__} to several agents; expected a new one at every call")
+        training = self.mode != "test" and task.train
+        n_lanes = sum(agent.n_envs for agent in agents)
+        if name in self.wrappers:
+            lane = self._new_lanes(name, n_lanes)
+        else:
+            lane = 0
+            self._open(name, task, first, n_lanes, stores and training)
+        wrapper, buffer = self.wrappers[name], self.buffers.get(name) if training else None
+        if training and isinstance(first, OnPolicyHelper):
+            self.rows.add_task(name)
+        chain = self.transforms.setdefault(name, first.transforms)
+        for agent, helper, seed in zip(agents, helpers, seeds, strict=True):
+            communicator = wrapper.create_communicator(agent, self._driver)
+            lanes, lane = range(lane, lane + agent.n_envs), lane + agent.n_envs
+            helper.bind(name, agent, communicator, lanes, buffer, np.random.default_rng(seed), self.mode, self.sync, chain)
+            agent.helpers[name] = helper
+            agent.learns = agent.learns or (training and helper.learns)
+
+    def _open(self, name: str, task: ComputationTask, helper: AgentHelper, n_lanes: int, stores: bool) -> None:
+        """A task's wrapper and, where its helpers store rows, the buffer that they share."""
+        lock = getattr(self._driver, "lock", None)  # where agents are threads
+        if stores and name not in self.buffers:
+            number, root = list(self.tasks).index(name), self._seeds
+            seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
+            buffer = helper.make_buffer(n_lanes, np.random.default_rng(seed))
+            if buffer is not None:
+                self.buffers[name] = buffer
+                if lock is not None:
+                    buffer.make_threadsafe()
+        wrapper = ComputationWrapper(task, self.mode, helper.training_rule(), lock)
+        if self.sync and wrapper.trainings.rule.when_full == "drop_oldest":
+            raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent waits for its own; "
+                             "use when_full='block', or mode='async'")
+        self.wrappers[name] = wrapper
+
+    def _new_lanes(self, name: str, n: int) -> int:
+        """The first of `n` lanes for an agent that joins: those of one that has left, whose rows end with a seam, or new ones."""
+        buffer = self.buffers.get(name)
+        if buffer is None:
+            return sum(agent.n_envs for agent in self.agents)
+        free = self._freed.get(name, [])
+        block = next((lanes for lanes in free if len(lanes) == n), None)
+        if block is not None:
+            free.remove(block)
+            return block.start
+        buffer.add_lanes(n)
+        return buffer.n_lanes - n
+
+    # -------------------------------------------------------------------------------------------------- called by the agents
+
+    def count_episode(self, episode_return: Any, length: int) -> None:
+        self.recent_returns.append(episode_return)
+        self.recent_lengths.append(length)
+        self.episodes += 1
+
+    def count_bad(self, text: str) -> None:
+        """A value of an environment was dropped or replaced; the log has the robot's 1st, 2nd, 4th, 8th …, so that it stays small."""
+        self.bad_values += 1
+        self._bad_so_far += 1
+        if not self._bad_so_far & (self._bad_so_far - 1):
+            log.warning("%s; bad values so far: %d", text, self._bad_so_far)
+
+    def count_offline_step(self) -> None:
+        """An agent without an environment begins a round of learning; it counts as a step, so that stop conditions work."""
+        self.env_steps += 1
+        if self._stop is not None and self._stop(self):
+            self.request_stop()
+
+    def request_stop(self) -> None:
+        """Ends the run: no agent takes another step."""
+        self.stop_requested = True
+        for agent in self.agents:
+            agent.signal = "stop"
+        self._driver.request_stop()
+
+    def _agent_failed(self, agent: Agent, error: BaseException) -> None:
+        """An agent, or a task while it served this agent's lesson, has raised: the first error ends the run."""
+        if isinstance(error, (Stopped, Interrupted)):
+            return
+        if self._error is None:
+            self._error = error if isinstance(error, SOUND) else self._named(agent, error)
+        self.request_stop()
+
+    @staticmethod
+    def _named(agent: Agent, error: BaseException) -> AgentFailed:
+        said = error.args[0] if isinstance(error, KeyError) and error.args else error  # a KeyError quotes its own text
+        failed = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: {str(said).removeprefix(f'{agent}: ')}")
+        failed.__cause__ = error
+        return failed
+
+    # ------------------------------------------------------------------------------------------------------------- running
+
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """Around whatever runs or ends the agents.
+
+        Raises:
+            RuntimeError: another thread does so, or began with agents that can only go on there.
+        """
+        if not self._runs.acquire(blocking=False):
+            self._driver.refuse_agents()
+            raise RuntimeError(f"thread {self._runner!r} runs this robot; only one thread at a time may run, save or close it. To end the run from "
+                               "another one call request_stop()")
+        try:
+            here = threading.current_thread()
+            if self._started and self.driver_name == "cooperative" and self._runner != here.name:
+                raise RuntimeError(f"thread {self._runner!r} has begun with the agents of this robot, and greenlets cannot change threads; go on, "
+                                   "or close() it, there. A run that came to its end, by run(stop), may be followed by one in another thread")
+            self._runner = here.name
+            yield
+        finally:
+            self._runs.release()
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Around what leaves agents in a state that nothing else understands: where Ctrl-C strikes inside, all of them end before the
+        next thing is done."""
+        self._driver.refuse_agents()
+        with self._one_thread():
+            if self._unsound:
+                self._halt()
+            self._unsound = True
+            try:
+                yield
+            except Exception:
+                self._unsound = False
+                raise
+            self._unsound = False
+
+    def _ensure_started(self) -> None:
+        if not self._started:
+            self._started = True  # first: what has started when Ctrl-C strikes must be halted
+            self._driver.start(self.agents, list(self.wrappers.values()))
+
+    def _advance(self) -> bool:
+        """One iteration of the driver; raises what an agent or a task raised."""
+        driver = self._driver
+        with self._uninterrupted():
+            self._ensure_started()
+            able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
+            # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
+            driver.resume(sorted(able, key=lambda agent: agent.index))
+            went_on: bool = driver.iterate()
+        self._raise()
+        return went_on
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._halt()
+            self._error = None  # what hooks raised while the agents ended; the first error is the one to report
+            raise error
+
+    def _cut(self, patience: float | None = None) -> None:
+        """Ends all open episodes. Requests that are waiting are served first, so no reply and no lesson is lost.
+
+        Raises:
+            RuntimeError: an agent is still busy in its environment after `patience` seconds.
+        """
+        with self._uninterrupted():
+            late = self._driver.halt(self.agents, "interrupt", patience) if self._started else []
+            if late:
+                raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: {', '.join(map(str, late))}")
+            for agent in self.agents:
+                try:
+                    for helper in agent.helpers.values():
+                        helper.settle()
+                except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
+                    self._agent_failed(agent, error)
+        self._raise()
+        for agent in self.agents:
+            agent.fresh = True
+
+    def _halt(self) -> None:
+        """All agents end; open requests are answered with `Stopped`. The crew may start again."""
+        with self._one_thread():
+            late: list[Any] = []
+            self._unsound = True
+            if self._started:
+                self._driver.halt(self.agents, "stop")
+                late = self._driver.join(5.0)
+            for agent in self.agents:
+                agent.signal = "stop" if agent in late else None
+                agent.quota_steps = agent.quota_episodes = None
+                for helper in agent.helpers.values():
+                    helper.forget_pending()
+            self._driver.stopping = False
+            self._driver.parked.clear()
+            self._driver.reopen()
+            self.stop_requested = False
+            self._started = self._unsound = False  # last: until here the next call begins once more
+        if late:  # last, for the user may have made an error of warnings
+            warnings.warn(f"still busy 5 s after the stop: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
+
+    def _hooks(self) -> list[Hook]:
+        return []
+
+    def close(self, drain: bool = False) -> None:
+        """Stops the agents and closes their environments. May be called twice.
+
+        Args:
+            drain: Whether requests that are waiting are served first. Else they are answered with `Stopped`.
+
+        Raises:
+            RuntimeError: with `drain`, an environment that does not come back within 10 s. All is closed then all the same.
+            TaskFailed: with `drain`, what a task raised.
+        """
+        try:
+            if drain:
+                self._cut(DRAIN_PATIENCE)
+        finally:
+            self._halt()
+            for agent in self.agents:
+                if agent.env is not None and not self._borrowed:
+                    agent.env.close()
+            if self._driver.hosted:
+                self._driver.close()

@@ -1,0 +1,82 @@
+"""Of what a robot makes its environments: a registered id, a factory, or an environment itself."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+
+EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
+
+DRAWN = "rgb_array"
+"""The render mode of environments that give pictures."""
+
+
+def is_made(env: Any) -> bool:
+    """Whether this is an environment itself, of which there is only one."""
+    return isinstance(env, (gym.Env, gym.vector.VectorEnv)) or (hasattr(env, "step") and not isinstance(env, type))
+
+
+def factory_of(source: Any) -> Callable[..., Any]:
+    """Ids are made without gymnasium's checker: ours checks each step."""
+    return partial(gym.make, source, disable_env_checker=True) if isinstance(source, str) else source
+
+
+def make_one(source: EnvSource) -> Any:
+    """An environment of a source, an environment itself as it is."""
+    return source if is_made(source) or not callable(factory_of(source)) else factory_of(source)()
+
+
+def again(env: Any) -> Callable[..., Any]:
+    """A factory of environments like this one, arguments and registered wrappers included.
+
+    Raises:
+        ValueError: gymnasium does not know how it was made.
+    """
+    spec = None
+    if isinstance(env, gym.Env):
+        with suppress(gym.error.Error, ValueError):
+            spec = copy.deepcopy(env.spec)
+    if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
+        why = "is not registered with gymnasium" if spec is None else "has a wrapper that does not say how it was made"
+        raise ValueError(
+            f"the robot's environment {why}, so it cannot be made a second time; give the robot a factory "
+            "(`lambda: MyEnv()`), or this call an environment of its own (env=)"
+        )
+    spec.disable_env_checker = True
+    return partial(gym.make, spec)
+
+
+def drawable(factory: Callable[..., Any]) -> Callable[[], Any]:
+    """A factory of the same environments that draws them, as far as that can be asked for: `render_mode="rgb_array"` where the factory takes
+    a render mode; else what it gives is switched to that mode, if it knows it."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # something that has no signature
+        parameters = []
+    named = any(p.name == "render_mode" for p in parameters)
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def make() -> Any:
+        if named:
+            return factory(render_mode=DRAWN)
+        if any_name:
+            with suppress(TypeError):  # it may hand its options on to something that has no such option
+                return factory(render_mode=DRAWN)
+        return _switched(factory())
+
+    return make
+
+
+def _switched(env: Any) -> Any:
+    """An environment that was made for another mode, told to draw: environments look at `render_mode` when they render."""
+    for one in getattr(env, "envs", None) or [env]:
+        metadata = getattr(one, "metadata", None) or {}
+        if getattr(one, "render_mode", None) != DRAWN and DRAWN in metadata.get("render_modes", ()):
+            getattr(one, "unwrapped", one).render_mode = DRAWN
+    return env

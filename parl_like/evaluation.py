@@ -1,0 +1,153 @@
+"""Episodes that are counted: what a collection or an evaluation saw, and the crew that evaluates."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from parl_like.agent import Agent
+from parl_like.crew import Crew
+from parl_like.env_source import EnvSource, is_made
+from parl_like.stages import Hook, StopAfterSteps
+
+
+@dataclass(repr=False)
+class Episodes:
+    """What a collection or an evaluation saw. Returns and lengths are of finished episodes, agent by agent.
+
+    Attributes:
+        returns: Undiscounted return of each episode, a number or, where rewards are vectors, an array. lengths: Its actions.
+        idxs: Where the rows of each episode begin in the buffer of the first task that stores: position, or −1 without a buffer.
+        n_steps: Environment steps, unfinished episodes included.
+        seconds: Wall time.
+        mean_return, std_return, min_return, max_return: Over the episodes: a number, of vectors one per component; NaN without episodes.
+    """
+
+    returns: list[Any] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    idxs: list[int] = field(default_factory=list)
+    n_steps: int = 0
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        mean, std = (np.array2string(np.asarray(x), precision=4) if np.ndim(x) else f"{x:.4g}" for x in (self.mean_return, self.std_return))
+        return f"Episodes({self.n_episodes}: return {mean} ± {std}, {self.n_steps} steps, {self.seconds:.1f} s)"
+
+    def _over(self, function: Callable[..., Any]) -> Any:
+        if not self.returns:
+            return float("nan")
+        value = function(np.asarray(self.returns, np.float64), axis=0)
+        return value if np.ndim(value) else float(value)
+
+    n_episodes = property(lambda self: len(self.returns))
+    mean_return = property(lambda self: self._over(np.mean))
+    std_return = property(lambda self: self._over(np.std))
+    min_return = property(lambda self: self._over(np.min))
+    max_return = property(lambda self: self._over(np.max))
+    mean_length = property(lambda self: float(np.mean(self.lengths)) if self.lengths else float("nan"))
+
+    def numbers(self) -> dict[str, float]:
+        """Flat and ready to save: `n_steps`, `episodes` and, where there are any, `mean_return`, `std_return` (of the population), `min_return`,
+        `max_return`, `mean_length`. A return of several components counts as their mean."""
+        plain = Episodes([float(np.mean(value)) for value in self.returns], self.lengths)
+        names = ("mean_return", "std_return", "min_return", "max_return", "mean_length") if self.returns else ()
+        return {"n_steps": self.n_steps, "episodes": len(self.returns), **{name: getattr(plain, name) for name in names}}
+
+
+class Quotas(Hook):
+    """Notes the finished episodes of every agent, and counts down how many each is to play."""
+
+    def __init__(self, agents: list[Agent]) -> None:
+        self.seen: dict[int, list[tuple[Any, int, int]]] = {agent.index: [] for agent in agents}  # return, length, first row
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        if interrupted or agent.quota_episodes == 0:
+            return
+        stored = ((helper.buffer, helper.lanes[agent.env.env_index]) for helper in agent.helpers.values() if helper.buffer is not None)
+        first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
+        self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row))
+        if agent.quota_episodes is not None:
+            agent.quota_episodes -= 1
+
+
+def gather(crew: Crew, n_step: int | None, n_episode: int | None) -> Episodes:
+    """Runs every agent for its own share of steps or episodes (exactly one is given), and reports the episodes that ended.
+
+    Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
+    """
+    agents = crew.agents
+    crew._driver.refuse_agents()
+    with crew._one_thread():
+        begin, steps_before = perf_counter(), crew.env_steps
+        quotas = Quotas(agents)
+        if n_episode is not None:
+            share, rest = divmod(n_episode, len(agents))
+            for i, agent in enumerate(agents):
+                agent.quota_episodes = share + (i < rest)
+        else:
+            assert n_step is not None
+            n = sum(agent.n_envs for agent in agents)
+            share = -(-n_step // n)
+            if n_step % n:
+                warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} environments; collecting {share * n}", stacklevel=3)
+            for agent in agents:
+                agent.quota_steps = share * agent.n_envs
+        for agent in agents:
+            agent.env.observe([*crew._hooks(), quotas])
+        try:
+            while crew._advance():
+                pass
+        finally:
+            for agent in agents:
+                agent.quota_steps = agent.quota_episodes = None
+                agent.env.observe(crew._hooks())
+        seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
+        returns, lengths, idxs = ([episode[i] for episode in seen] for i in range(3))
+        return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin)
+
+
+class EvaluationCrew(Crew):
+    """Agents, environments and queues that play a robot's tasks in test mode, greedily; nothing is stored or counted.
+
+    Args:
+        robot: Whose tasks.
+        source: A factory of environments; or an environment itself, which one agent uses, and which is not closed.
+        seed: Of the environments.
+        explore: Draw actions as training does.
+    """
+
+    def __init__(self, robot: Crew, source: EnvSource, n: int, seed: np.random.SeedSequence, explore: bool) -> None:
+        borrowed = is_made(source)
+        # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
+        seed = np.random.SeedSequence(entropy=seed.entropy, spawn_key=seed.spawn_key)
+        super().__init__(robot.tasks, source, robot._make_agent, 1 if borrowed else n, seed, "cooperative", True, "test", "evaluator",
+                         robot.transforms, robot.told)
+        self._borrowed = borrowed
+        if explore:
+            for agent in self.agents:
+                for helper in agent.helpers.values():
+                    helper.explore()
+
+    def __enter__(self) -> EvaluationCrew:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def watch(self, hook: Hook, max_steps: int) -> float:
+        """The only agent plays one episode before the eyes of a hook, or `max_steps` of it (0: all); returns its return so far."""
+        if max_steps:
+            self._stop = StopAfterSteps(max_steps)
+        (agent,) = self.agents
+        agent.quota_episodes = 1
+        quotas = Quotas(self.agents)
+        agent.env.observe([quotas, hook])
+        while self._advance():
+            pass
+        finished = quotas.seen[agent.index]
+        return float(finished[0][0] if finished else agent.env.episode_return)
