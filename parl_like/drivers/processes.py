@@ -30,10 +30,11 @@ import torch
 
 from parl_like.acting import tensors_of
 from parl_like.communicator import Ticket
+from parl_like.drivers.cards import TaskCard
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.drivers.links import Link, LocalLink
 from parl_like.drivers.shared import LARGE, Parameters, task_file
-from parl_like.drivers.worker import ERRORS, Recipe, TaskCard, _as_text, _text
+from parl_like.drivers.worker import ERRORS, Recipe, _as_text, _text
 from parl_like.errors import AgentFailed
 from parl_like.process.child import readable, shielded
 from parl_like.spec import Array

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -22,12 +23,14 @@ import torch
 
 from parl_like.algorithm import Shared
 from parl_like.computation_task import ComputationTask, Mode
+from parl_like.drivers.cards import AlgorithmCard, plain_of
 from parl_like.drivers.processes import RemoteError
-from parl_like.drivers.worker import PLAIN, AlgorithmCard
 from parl_like.errors import TaskFailed
 from parl_like.spec import Array
 
 LESSONS = "lessons"
+IN_ACTOR = ("the algorithm is in a Ray actor; here it has spaces, window, explorer, plain attributes and networks(). Ask the task "
+            "(helper.predict, helper.ask), or leave it in the robot's process")
 STORE = 256 << 20
 """Bytes of the object store of a local instance; what does not fit is written to disk by Ray."""
 KNOCK_SECONDS = 5.0
@@ -58,7 +61,8 @@ def _loopback() -> Iterator[None]:
     Ray has one switch for this, meant for systems whose firewall asks the user about every port. The instance's own processes read it from
     the environment, this one has read it when Ray was imported; clusters need it as it was.
     """
-    constants, switch = import_module("ray._private.ray_constants"), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    constants: Any = import_module("ray._private.ray_constants")
+    switch = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     before, enabled = os.environ.get(switch), constants.ENABLE_RAY_CLUSTER
     os.environ[switch], constants.ENABLE_RAY_CLUSTER = "0", False
     try:
@@ -177,14 +181,14 @@ class TaskActor:
             task.name = name
             task.build(seed)
             self.task = task
-        return {"card": AlgorithmCard(self.task.algorithm), "output_shapes": self.task.output_shapes, **self.facts()}
+        return {"card": AlgorithmCard(self.task.algorithm, IN_ACTOR), "output_shapes": self.task.output_shapes, **self.facts()}
 
     def facts(self) -> dict[str, Any]:
         """What changes as the task works; travels with every reply, and is numbered, for one thread's reply may overtake another's."""
         task = self.task
         self.told += 1
-        plain = {name: value for name, value in vars(task.algorithm).items() if isinstance(value, PLAIN)}
-        return {"number": self.told, "algorithm": plain, "counts": {name: getattr(task, name) for name in ("version", "learns", "rows_learned", "skipped", "skips")}}
+        counts = {name: getattr(task, name) for name in ("version", "learns", "rows_learned", "skipped", "skips")}
+        return {"number": self.told, "algorithm": plain_of(task.algorithm), "counts": counts}
 
     def act(self, inputs: Mapping[str, Array], mode: Mode) -> tuple[tuple[dict[str, Array], int], dict[str, Any]]:
         return self.task.act(_own(inputs), mode), self.facts()
@@ -230,33 +234,6 @@ def said_by_ray(error: BaseException) -> str:
 # ------------------------------------------------------------------------------------------------------------------------- the face
 
 
-class _Weights:
-    """A network as far as it can be seen from here."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
-
-
-class RemoteAlgorithm(AlgorithmCard):
-    """What is known here of the algorithm in the actor: its plain attributes as of the last reply, its model's spaces, and on demand its weights."""
-
-    def __init__(self, card: AlgorithmCard, task: RayTask) -> None:
-        self.__dict__.update(vars(card))
-        self._task = task
-
-    def networks(self) -> dict[str, Any]:
-        return {name: _Weights(state) for name, state in self._task.networks_state().items()}
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(f"{self.__dict__.get('_kind')}.{name}: the algorithm is in a Ray actor; here it has spaces, window, explorer, plain attributes "
-                             "and networks(). Ask the task (helper.predict, helper.ask), or leave it in the robot's process")
-
-
 class RayTask(ComputationTask):
     """A task whose algorithm is in a Ray actor; calls wait for its answer, and raise what was raised there.
 
@@ -270,8 +247,6 @@ class RayTask(ComputationTask):
         TypeError: the task was given an algorithm, not a function that builds one.
     """
 
-    algorithm_class: type[RemoteAlgorithm] = RemoteAlgorithm
-
     def __init__(self, task: ComputationTask, actor: Any = None, address: str | None = None, **resources: Any) -> None:
         if task._algorithm is not None:
             raise TypeError(f"RayTask: the task has a {type(task._algorithm).__name__} already; give it a function that builds one: "
@@ -279,7 +254,7 @@ class RayTask(ComputationTask):
         self.__dict__.update(vars(task))  # its options; all else is as it was made
         self.resources = resources
         self._actor, self._own, self._address = actor, actor is None, address
-        self._card: RemoteAlgorithm | None = None
+        self._card: Any = None
         self._noted = 0
 
     @property
@@ -303,8 +278,14 @@ class RayTask(ComputationTask):
         seed = np.random.SeedSequence(0) if seed is None else seed
         options = {"device": str(self.device), "train": self.train, "max_skips": self.max_skips}
         known = self._get(self._actor.build.remote(payload, self.name, options, seed))
-        self._card, self.output_shapes = self.algorithm_class(known["card"], self), known["output_shapes"]
+        self._card, self.output_shapes = self._face(known["card"]), known["output_shapes"]
         self._note(known)
+
+    def _face(self, card: AlgorithmCard) -> Any:
+        """What is known here of the algorithm: its plain attributes as of the last reply, and on demand its weights."""
+        vars(card)["networks"] = lambda: {
+            name: SimpleNamespace(state_dict=lambda state=state: state) for name, state in self.networks_state().items()}
+        return card
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         if facts["number"] < self._noted:

@@ -24,15 +24,15 @@ import cloudpickle
 import numpy as np
 import zmq
 
-from parl_like.acting import ActingCopies, tensors_of
-from parl_like.computation_task import ComputationTask
+from parl_like.acting import tensors_of
 from parl_like.crew import Crew
 from parl_like.data.rows import RowBlock
+from parl_like.drivers.cards import TaskCard
 from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
 from parl_like.drivers.shared import Blocks, Parameters, task_file
 from parl_like.env_source import make_one
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
-from parl_like.spec import Array, Spec, SpecError
+from parl_like.spec import Array, SpecError
 from parl_like.stages import Hook, TraceHash
 from parl_like.wire import Kind, Message, join, pack, pack_state, split, unpack, unpack_state
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (AgentFailed, Dropped, NotEnoughRows, SpecError, Stopped, TaskFailed, ValueError)}
 """Errors that keep their type between processes; others arrive as `AgentFailed` or `TaskFailed`, with their traceback in the text."""
-
-PLAIN = (bool, int, float, str, type(None))
 
 ROUNDS = 16
 """Predictions of replicas after which a worker lets the robot have a say. A number, not a time, so that two runs are the same."""
@@ -56,66 +54,6 @@ BACK_OFF, PERIOD = 0.1, 60.0
 
 
 # ------------------------------------------------------------------------------------------------------ what a worker is told
-
-
-class ModelCard:
-    """What helpers ask of a model: its spaces and specs."""
-
-    def __init__(self, model: Any) -> None:
-        self._inputs: dict[str, Spec] = dict(model.inputs())
-        self.obs_space, self.act_space = model.obs_space, model.act_space
-        self.act_specs: dict[str, Spec] = dict(model.act_specs)
-
-    def inputs(self) -> dict[str, Spec]:
-        return self._inputs
-
-
-class AlgorithmCard:
-    """What helpers ask of an algorithm: window, explorer, model, and its plain attributes, such as `gamma`."""
-
-    def __init__(self, algorithm: Any) -> None:
-        self.__dict__.update({name: value for name, value in vars(algorithm).items() if isinstance(value, PLAIN)})
-        self.window, self.model, self._explorer, self._kind = algorithm.window, ModelCard(algorithm.model), algorithm.explorer(), type(algorithm).__name__
-
-    def explorer(self) -> Any:
-        return self._explorer
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(f"{self.__dict__.get('_kind')}.{name}: the task is in the robot's process; a worker knows the spaces, the window, the "
-                             "explorer and plain attributes of its algorithm. Ask the task (helper.predict, helper.ask), or use another driver")
-
-
-class Replica(ComputationTask):
-    """A task in a worker: it predicts, and learns nowhere but in the robot's process."""
-
-    def claim(self) -> None:
-        self.optimizer, self._optimizers, self._parameters, self._buffers = None, [], [], []
-
-
-class TaskCard:
-    """A task without its networks, for a worker's helpers and queues."""
-
-    def __init__(self, task: ComputationTask) -> None:
-        self.name, self.helper, self.train, self.on_error = task.name, task.helper, task.train, task.on_error
-        self.predict_rule, self.training_rule = task.predict_rule, task.training_rule
-        self.output_shapes = dict(task.output_shapes)
-        self.version, self.learns = task.version, task.learns
-        self.algorithm = AlgorithmCard(task.algorithm)
-        self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
-        self.source = task._source if task.serve == "replica" else None
-
-    def make(self, seed: np.random.SeedSequence) -> Any:
-        """What the worker's wrappers serve or send for: this card; of a replica a task with networks of its own, which get their parameters later."""
-        if self.source is None:
-            return self
-        task = Replica(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule, on_error=self.on_error,
-                               train=self.train, serve="replica", sync_every=self.sync_every, bisect=self.bisect)
-        task.name, task.learns = self.name, self.learns
-        task.build(seed)
-        task.acting = ActingCopies(task.algorithm, self.version)
-        return task
 
 
 @dataclass

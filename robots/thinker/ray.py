@@ -21,7 +21,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from parl_like.computation_task import ComputationTask
-from parl_like.drivers.ray_tasks import CONNECTION, LESSONS, RayTask, RemoteAlgorithm, TaskActor, start, the_ray
+from parl_like.drivers.cards import AlgorithmCard
+from parl_like.drivers.ray_tasks import CONNECTION, LESSONS, RayTask, TaskActor, start, the_ray
 from parl_like.lab.config import ConfigError
 from parl_like.robots.thinker.agent import Places
 from parl_like.robots.thinker.config import ThinkerOptions
@@ -79,8 +80,10 @@ class ModelActor(TaskActor):
         return super().load_state_dict(state)
 
 
-class SharedAlgorithm(RemoteAlgorithm):
-    _task: SharedTask
+class SharedAlgorithm(AlgorithmCard):
+    def __init__(self, card: AlgorithmCard, task: SharedTask) -> None:
+        self.__dict__.update(vars(card))
+        self._task = task
 
     def claim_nodes(self, owner: Any, n: int) -> int:
         return int(self._task._get(self._task._actor.claim_nodes.remote(self._task.rank, n)))
@@ -98,11 +101,12 @@ class SharedAlgorithm(RemoteAlgorithm):
 class SharedTask(RayTask):
     """One maker's face of the shared model."""
 
-    algorithm_class = SharedAlgorithm
-
     def __init__(self, task: ComputationTask, model: SharedModel, rank: int) -> None:
         super().__init__(task, model.actor)
         self.rank, self.own_steps, self.others, self.makers = rank, 0, 0, 1
+
+    def _face(self, card: AlgorithmCard) -> SharedAlgorithm:
+        return SharedAlgorithm(super()._face(card), self)
 
     def _send(self, method: str, *arguments: Any) -> Any:
         call = self._actor.serve
