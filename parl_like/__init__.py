@@ -13,21 +13,7 @@ if _find_spec("parl_like.data._rows") is None:
 if TYPE_CHECKING:
     from parl_like import layers as layers
     from parl_like.agent import Agent as Agent
-    from parl_like.agent_helper import (
-        AgentHelper as AgentHelper,
-    )
-    from parl_like.agent_helper import (
-        EpisodicHelper as EpisodicHelper,
-    )
-    from parl_like.agent_helper import (
-        OfflineHelper as OfflineHelper,
-    )
-    from parl_like.agent_helper import (
-        OffPolicyHelper as OffPolicyHelper,
-    )
-    from parl_like.agent_helper import (
-        OnPolicyHelper as OnPolicyHelper,
-    )
+    from parl_like.agent_helper import AgentHelper as AgentHelper
     from parl_like.algorithm import Algorithm as Algorithm
     from parl_like.algorithm import create_algorithm_func as create_algorithm_func
     from parl_like.batch import Batch as Batch
@@ -42,6 +28,10 @@ if TYPE_CHECKING:
     from parl_like.lab.experiment import Experiment as Experiment
     from parl_like.model import Model as Model
     from parl_like.robot import Robot as Robot
+    from parl_like.schedules import EpisodicHelper as EpisodicHelper
+    from parl_like.schedules import OfflineHelper as OfflineHelper
+    from parl_like.schedules import OffPolicyHelper as OffPolicyHelper
+    from parl_like.schedules import OnPolicyHelper as OnPolicyHelper
     from parl_like.spec import Spec as Spec
     from parl_like.stages import Hook as Hook
     from parl_like.stages import Stage as Stage
@@ -52,7 +42,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "agent": ["Agent"],
-    "agent_helper": ["AgentHelper", "EpisodicHelper", "OfflineHelper", "OffPolicyHelper", "OnPolicyHelper"],
+    "agent_helper": ["AgentHelper"],
     "algorithm": ["Algorithm", "create_algorithm_func"],
     "batch": ["Batch"],
     "communicator": ["Communicator"],
@@ -66,6 +56,7 @@ _HOMES = {
     "layers": ["layers"],
     "model": ["Model"],
     "robot": ["Robot"],
+    "schedules": ["EpisodicHelper", "OfflineHelper", "OffPolicyHelper", "OnPolicyHelper"],
     "spec": ["Spec"],
     "stages": ["Hook", "Stage", "StopCondition"],
     "vector_agent": ["VectorAgent"],

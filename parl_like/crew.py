@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from parl_like.agent import Agent
-from parl_like.agent_helper import AgentHelper, OnPolicyHelper
+from parl_like.agent_helper import AgentHelper
 from parl_like.computation_task import ComputationTask, Mode
 from parl_like.computation_wrapper import ComputationWrapper
 from parl_like.data.replay_buffer import ReplayBuffer
@@ -25,6 +25,7 @@ from parl_like.data.transforms import Transforms
 from parl_like.env_source import EnvSource, is_made, make_one
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.row_counts import RowCounts
+from parl_like.schedules import OnPolicyHelper
 from parl_like.spec import SpecError
 from parl_like.stages import Hook, StopCondition
 

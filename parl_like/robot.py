@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parl_like.agent import Agent
-from parl_like.agent_helper import AgentHelper, OffPolicyHelper, OnPolicyHelper
+from parl_like.agent_helper import AgentHelper
 from parl_like.computation_task import ComputationTask
 from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
@@ -23,6 +23,7 @@ from parl_like.errors import AgentFailed, unknown
 from parl_like.evaluation import Episodes, EvaluationCrew, gather
 from parl_like.film import Film, write_gif
 from parl_like.model import Model
+from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash, overridden
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from parl_like.agent_helper import OnPolicyHelper
 from parl_like.algorithm import create_algorithm_func
 from parl_like.algorithms.actor_critic import A2C, PPO
 from parl_like.computation_task import ComputationTask
@@ -14,6 +13,7 @@ from parl_like.lab.config import ExperimentConfig
 from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
 from parl_like.robots.spaces import schedule, spaces_of
+from parl_like.schedules import OnPolicyHelper
 
 Positive = Annotated[int, Meta(ge=1)]
 

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import gymnasium as gym
 from msgspec import Meta
 
-from parl_like.agent_helper import OffPolicyHelper
 from parl_like.algorithm import Shared, create_algorithm_func
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
@@ -28,6 +27,7 @@ from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
 from parl_like.robots import dqn
 from parl_like.robots.spaces import schedule, spaces_of
+from parl_like.schedules import OffPolicyHelper
 
 Weight = Annotated[float, Meta(ge=0)]
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from parl_like.agent_helper import OffPolicyHelper
 from parl_like.algorithm import Linear, create_algorithm_func
 from parl_like.algorithms.dqn import DQN
 from parl_like.computation_task import ComputationTask
@@ -18,6 +17,7 @@ from parl_like.lab.config import ExperimentConfig
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
 from parl_like.robots.spaces import schedule, spaces_of
+from parl_like.schedules import OffPolicyHelper
 
 Positive = Annotated[int, Meta(ge=1)]
 

@@ -26,7 +26,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.agent import Agent
-from parl_like.agent_helper import DURATION
+from parl_like.row_format import DURATION
 from parl_like.spec import Spec
 
 

@@ -21,7 +21,6 @@ import gymnasium as gym
 import numpy as np
 from msgspec import Meta
 
-from parl_like.agent_helper import OnPolicyHelper
 from parl_like.algorithm import create_algorithm_func
 from parl_like.algorithms.actor_critic import PPO
 from parl_like.computation_task import ComputationTask
@@ -31,6 +30,7 @@ from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
 from parl_like.robots.spaces import schedule
+from parl_like.schedules import OnPolicyHelper
 
 Positive = Annotated[int, Meta(ge=1)]
 KEY, DOOR, EXIT = range(3)

@@ -48,7 +48,8 @@ class Ratios(PPO):
 
 
 def normalised(update_on, n_agents, driver="cooperative", agent=Agent, unroll=16):
-    func = create_algorithm_func(MLPActorCritic, dict(obs=Noisy.observation_space, act=ACT, hidden=[8]), Ratios, dict(epochs=2, minibatches=2, lr=0.01))
+    func = create_algorithm_func(MLPActorCritic, dict(obs=Noisy.observation_space, act=ACT, hidden=[8]), Ratios,
+                                 dict(epochs=2, minibatches=2, lr=0.01))
 
     def helper():
         return OnPolicyHelper(unroll=unroll, store_policy=True, transforms=[ObservationNormalizer(update_on=update_on)])
@@ -60,7 +61,8 @@ def normalised(update_on, n_agents, driver="cooperative", agent=Agent, unroll=16
 @pytest.mark.parametrize("driver", ["cooperative", "threads"])
 @pytest.mark.parametrize("vector", [False, True])
 def test_what_the_policy_says_of_an_action_is_the_same_when_it_acts_and_when_it_learns(update_on, driver, vector):
-    """The ratio of PPO begins at 1 in a synchronous run: statistics stand still from the first action of an unroll to the end of its lesson."""
+    """The ratio of PPO begins at 1 in a synchronous run: statistics stand still from the first action of an unroll to the end of
+    its lesson."""
     with normalised(update_on, 2, driver, (lambda: VectorAgent(2)) if vector else Agent) as robot:
         robot.run(StopAfterSteps(16 * 2 * (2 if vector else 1) * 6))
         lessons = robot.tasks["RL"].algorithm.lessons
@@ -115,7 +117,8 @@ def test_a_task_that_only_learns_keeps_one_set_of_statistics_per_lesson_and_rene
                 self.helpers["RL"].store(obs, 0, rew, obs_next, terminated, truncated)
                 obs, done = obs_next, terminated or truncated
 
-    with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4, transforms=[ObservationNormalizer()]), env=lambda: Corridor(100), n_agents=2,
+    with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4, transforms=[ObservationNormalizer()]), env=lambda: Corridor(100),
+                  n_agents=2,
                   agent=Second) as robot:
         robot.run(StopAfterSteps(24))
         lessons = [lesson["obs"][:, 0] for lesson in robot.tasks["RL"].algorithm.lessons]
@@ -126,7 +129,8 @@ def test_a_task_that_only_learns_keeps_one_set_of_statistics_per_lesson_and_rene
 
 
 def test_off_policy_rows_count_before_they_are_learned_from():
-    with robot_of(Recorder(), lambda: OffPolicyHelper(size=100, batch_size=8, learn_every=8, transforms=[ObservationNormalizer()]),
+    with robot_of(Recorder(),
+                  lambda: OffPolicyHelper(size=100, batch_size=8, learn_every=8, transforms=[ObservationNormalizer()]),
                   env=lambda: Corridor(50)) as robot:
         robot.run(StopAfterSteps(8))
         (lesson,) = robot.tasks["RL"].algorithm.lessons
@@ -156,7 +160,8 @@ def test_statistics_that_wait_for_their_lesson_are_saved():
 
 
 class AtTwoPaces(Agent):
-    """Task 'slow' takes a row now and then, so the agents wait for its lessons at different steps, and 'fast' learns with some of them."""
+    """Task 'slow' takes a row now and then, so the agents wait for its lessons at different steps, and 'fast' learns with some of
+    them."""
 
     def run_one_episode(self):
         obs, _ = self.env.reset()
@@ -172,7 +177,8 @@ class AtTwoPaces(Agent):
 
 def two_paces(store_policy=None, **options):
     unrolls = {"slow": 2, "fast": 32}
-    tasks = {name: ComputationTask(ppo(Noisy, epochs=1, minibatches=1), lambda unroll=unroll: OnPolicyHelper(unroll=unroll, store_policy=store_policy))
+    tasks = {name: ComputationTask(ppo(Noisy, epochs=1, minibatches=1),
+                                   lambda unroll=unroll: OnPolicyHelper(unroll=unroll, store_policy=store_policy))
              for name, unroll in unrolls.items()}
     return Robot(Noisy, tasks=tasks, agent=AtTwoPaces, n_agents=6, **options)
 
@@ -245,7 +251,8 @@ def test_a_task_that_learns_from_the_actions_of_another_keeps_to_what_it_can_kno
 
 def test_an_algorithm_that_wants_random_rows_is_refused_by_helpers_that_send_segments():
     for helper in (OnPolicyHelper, EpisodicHelper):
-        with pytest.raises(ValueError, match=rf"task 'RL': DQN learns from random rows .*{helper.__name__} sends .*use OffPolicyHelper"):
+        with pytest.raises(ValueError, match=rf"task 'RL': DQN learns from random rows .*{helper.__name__} sends .*use "
+                                             r"OffPolicyHelper"):
             robot_of(dqn(), helper)
     with pytest.raises(ValueError, match=r"PPO learns from rows in order .*use OnPolicyHelper or EpisodicHelper"):
         robot_of(ppo(), lambda: OffPolicyHelper(size=100, batch_size=4))
@@ -255,11 +262,13 @@ def test_an_algorithm_that_wants_random_rows_is_refused_by_helpers_that_send_seg
 
 
 SPECS = [Spec("obs", (3,), np.dtype(np.float32)), Spec("act", (), np.dtype(np.int64)), Spec("rew", (), np.dtype(np.float64)),
-         Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool)), Spec("obs_next", (3,), np.dtype(np.float32))]
+         Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool)),
+         Spec("obs_next", (3,), np.dtype(np.float32))]
 
 
 @pytest.mark.parametrize("make", [
-    lambda: ReplayBuffer(8), lambda: ReplayBuffer(8, ignore_obs_next=True), lambda: ReplayBuffer(8, stack_num=2), lambda: Prioritized(8),
+    lambda: ReplayBuffer(8), lambda: ReplayBuffer(8, ignore_obs_next=True), lambda: ReplayBuffer(8, stack_num=2),
+    lambda: Prioritized(8),
     lambda: PrioritizedReplayBuffer(8), lambda: EpisodeBuffer(8), lambda: CachedReplayBuffer(ReplayBuffer(8), 1),
 ])
 @pytest.mark.parametrize("how", ["push", "push_rows", "add"])

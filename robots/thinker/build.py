@@ -11,7 +11,7 @@ import gymnasium as gym
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parl_like.agent_helper import AgentHelper, OffPolicyHelper, OnPolicyHelper
+from parl_like.agent_helper import AgentHelper
 from parl_like.algorithm import Linear, create_algorithm_func
 from parl_like.algorithms.impala import IMPALA, thinker_streams
 from parl_like.algorithms.world_model import WorldModel
@@ -28,6 +28,7 @@ from parl_like.models.thinker_net import ThinkerNet
 from parl_like.robot import Robot
 from parl_like.robots.thinker.agent import ThinkerAgent
 from parl_like.robots.thinker.config import ENCODINGS, Config, PlanningConfig
+from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.vector_agent import VectorAgent
 
 

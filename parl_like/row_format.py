@@ -1,0 +1,95 @@
+"""RowFormat: which columns the rows of a task have at one agent, and the observations of a row in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.action_map import stored_spec
+from parl_like.data.transforms import Transforms
+from parl_like.spec import Spec, SpecError, leaves, specs_of
+
+DURATION = Spec("duration", (), np.dtype(np.int64), 1)
+"""For `AgentHelper(extras=…)`: the time that the action of a row took, in steps. Without it every action takes one."""
+
+PARAM_VERSION = Spec("param_version", (), np.dtype(np.int64))
+"""Column of rows in worker processes: `ComputationTask.version` of the parameters that the action was predicted with."""
+
+
+class RowFormat:
+    """What the rows of a task are made of, by its model's inputs and the transforms before them.
+
+    Args:
+        agent, task: Their names, for messages.
+        model: Has `inputs()`, `act_space` and `act_specs`.
+        env: The agent's environment, which knows the space of raw observations and of rewards; None: there is none.
+        obs_space: The space of raw observations, where it is not the environment's.
+
+    Attributes:
+        inputs: Names of the observation's leaves as the model gets them. raw: as they come and are stored, with their specs.
+        state: The specs of a recurrent model's memory.
+        plain: One array without transforms: observations pass as they are.
+    """
+
+    def __init__(self, agent: str, task: str, model: Any, env: Any, transforms: Transforms,
+                 obs_space: gym.Space[Any] | None) -> None:
+        inputs = model.inputs()
+        self.agent, self.task, self._model, self._env = agent, task, model, env
+        self.inputs = [n for n in inputs if n == "obs" or n.startswith("obs.")]
+        self.state: dict[str, Spec] = {n: s for n, s in inputs.items() if n.startswith("state")}
+        self.raw: dict[str, Spec] = self._behind(transforms, obs_space,
+                                                 inputs) if len(transforms) else {n: inputs[n] for n in self.inputs}
+        self.raw_names = list(self.raw)
+        self.plain = self.inputs == ["obs"] and not len(transforms)
+
+    def _behind(self, transforms: Transforms, space: gym.Space[Any] | None, inputs: dict[str, Spec]) -> dict[str, Spec]:
+        """What the transforms make the model's inputs from."""
+        where = f"{self.agent}, task {self.task!r}"
+        space = getattr(self._env, "observation_space", None) if space is None else space
+        if space is None:
+            raise ValueError(f"{where}: transforms need the space of raw observations, and there is no environment; give the "
+                             "helper obs_space=")
+        made = specs_of(transforms.space(space), "obs")
+        if made.keys() != set(self.inputs):
+            raise SpecError(f"{where}, transforms: the model takes {', '.join(self.inputs)}, the transforms make "
+                            f"{', '.join(made)}; build "
+                            "it for Transforms([…]).space(env.observation_space)")
+        for name, spec in made.items():
+            if (spec.shape, spec.dtype) != (inputs[name].shape, inputs[name].dtype):
+                raise inputs[name].owned_by(where).error(f"{spec.shape} {spec.dtype} from {transforms!r}",
+                                                              "build the model for Transforms([…]).space(env.observation_space)")
+        return specs_of(space, "obs")
+
+    def flat(self, obs: Any, names: Sequence[str]) -> tuple[Any, ...]:
+        """The leaves of an observation in the order of `names`.
+
+        Raises:
+            SpecError: it has others.
+        """
+        flat = dict(leaves(obs, "obs"))
+        if flat.keys() != set(names):
+            missing, extra = sorted(set(names) - flat.keys()), sorted(flat.keys() - set(names))
+            raise SpecError(f"{self.agent}: task {self.task!r}, field 'obs': expected {', '.join(names)}, got "
+                            f"{', '.join(flat) or 'nothing'} (missing "
+                            f"{missing}, unexpected {extra}); give the keys of the model's observation space")
+        return tuple([flat[name] for name in names])
+
+    def columns(self, policy: bool, version: bool, extras: Sequence[Spec]) -> list[Spec]:
+        """Everything that a row has, in the order in which a helper stores it.
+
+        Args:
+            policy, version: Whether the action's log-probability, and the version of the parameters, are stored.
+        """
+        # Of several kinds of reward an environment may say how many (`reward_space`); the algorithm combines them.
+        rewards = getattr(getattr(self._env, "unwrapped", None), "reward_space", None)
+        specs = [Spec(n, s.shape, s.dtype) for n, s in self.raw.items()]  # without bounds: those were checked when predict asked
+        specs += [stored_spec(self._model.act_space, s) for s in self._model.act_specs.values()]
+        specs += [Spec("rew", rewards.shape if isinstance(rewards, gym.spaces.Box) else (), np.dtype(np.float64))]
+        specs += [Spec(name, (), np.dtype(bool)) for name in ("terminated", "truncated")]
+        specs += [Spec("obs_next" + n[3:], s.shape, s.dtype) for n, s in self.raw.items()]
+        specs += self.state.values()
+        specs += [Spec("policy.log_prob", (), np.dtype(np.float32))] * policy
+        return [*specs, *[PARAM_VERSION] * version, *extras]

@@ -1,0 +1,418 @@
+"""When a helper learns, and from which rows: OffPolicyHelper, OfflineHelper, OnPolicyHelper, EpisodicHelper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from parl_like.agent_helper import AgentHelper
+from parl_like.computation_task import BatchRule
+from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.data.replay_buffer import ReplayBuffer
+from parl_like.errors import NotEnoughRows
+from parl_like.spec import Array, Spec
+
+
+class OffPolicyHelper(AgentHelper):
+    """Learns from random rows of everything that is remembered.
+
+    Args:
+        size: Rows that the buffer holds, all agents of the task together.
+        buffer: What makes the buffer, from its size, lanes and generator: `ReplayBuffer`, or with other options
+            `partial(ReplayBuffer, stack_num=4, ignore_obs_next=True)`, `partial(PrioritizedReplayBuffer, alpha=0.6)`. A
+            prioritised one is told the `priority` [N] ≥ 0 of each row, which the algorithm's `learn` must return.
+        batch_size: Rows of one training request, which is one learning batch.
+        learn_every: Rows stored by this helper between two requests; so many agents learn as often per step as one.
+        updates: Requests sent each time.
+        warmup: Rows in the buffer before the first request; at least `batch_size`.
+        The others: As for `AgentHelper`.
+    """
+
+    learns = True
+
+    def __init__(
+        self, *, size: int = 100_000, batch_size: int = 64, learn_every: int = 4, updates: int = 1, warmup: int = 0,
+        buffer: Callable[[int, int, np.random.Generator], ReplayBuffer] = ReplayBuffer, **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._make = buffer
+        for name, value in (("size", size), ("batch_size", batch_size), ("learn_every", learn_every), ("updates", updates)):
+            if value < 1:
+                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected at least 1")
+        if warmup > size or batch_size > size:
+            raise ValueError(f"{type(self).__name__}: warmup ({warmup}) or batch_size ({batch_size}) is above size ({size}); "
+                             "learning could never begin")
+        self.size, self.batch_size, self.learn_every, self.updates = size, batch_size, learn_every, updates
+        self.warmup = max(warmup, batch_size)
+        self._since = 0
+
+    def training_rule(self) -> BatchRule:
+        return BatchRule(max_rows=self.batch_size)
+
+    def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
+        return self._make(self.size, n_lanes, rng)
+
+    def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
+        super().allocate(buffer, specs)
+        # So many rows, wherever they lie, have one that a whole sequence follows.
+        self.warmup = max(self.warmup, self.window.sequence * buffer.n_lanes)
+
+    def _check_window(self) -> None:
+        if self.window.in_order:
+            raise ValueError(f"{self.where}: {type(self.task.algorithm).__name__} learns from rows in order (in_order), "
+                             f"{type(self).__name__} sends random ones; use OnPolicyHelper or EpisodicHelper")
+
+    def _after_store(self, rows: int, ended: int) -> None:
+        if self.collecting:
+            return  # not counted either, or the first step after a long collection would send hundreds of requests
+        self._since += rows
+        while self._since >= self.learn_every:
+            self._since -= self.learn_every
+            if self._warm():
+                for _ in range(self.updates):
+                    self._learn()
+
+    def _warm(self) -> bool:
+        """Whether the warmup is over; of agents that step together all say the same, so that none learns while others act."""
+        buffer = self.buffer
+        assert buffer is not None
+        rows, lanes = len(buffer), buffer.n_lanes
+        # With full lanes of its own an agent waits for nobody: lanes of agents that have left may never fill.
+        return (rows - 1) // lanes * lanes + 1 >= self.warmup or all(buffer.is_full(lane) for lane in self.lanes)
+
+    def _learn(self) -> dict[str, Any] | None:
+        return self._send(*self.lesson(self.batch_size))
+
+    def lesson(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
+        """`n` random rows to learn from, and what is to be called with the training return, if anything."""
+        buffer = self.buffer
+        if not isinstance(buffer, PrioritizedReplayBuffer):
+            return self.sample(n)[0], None
+        with buffer.lock:  # the serials of the rows that were drawn, not of those that came since
+            rows, indices = self.sample(n)
+            return rows, partial(self._feed_back, indices, buffer.serials(indices))
+
+    def _feed_back(self, indices: Array, serials: Array, result: Mapping[str, Any]) -> None:
+        assert isinstance(self.buffer, PrioritizedReplayBuffer)
+        if "priority" not in result:
+            raise ValueError(f"{self.where}: a prioritised buffer needs a `priority` for each row; learn of "
+                             f"{type(self.task.algorithm).__name__} returned {', '.join(result)}")
+        self.buffer.update_weight(indices, result["priority"], serials)
+
+    def sample(self, n: int) -> tuple[dict[str, Array], Array]:
+        """`n` random rows with what the algorithm's window asks for, flat field name → array, and their positions in the buffer.
+
+        Raises:
+            NotEnoughRows: the buffer has fewer.
+        """
+        have = 0 if self.buffer is None else len(self.buffer)
+        if self.buffer is None or have < n:
+            raise NotEnoughRows(f"{self.where}: learning needs {n} rows, the buffer has {have}; "
+                                "store more steps first, or lower batch_size")
+        with self.buffer.lock:  # all columns of a row from one moment
+            behind = max(self.transforms.behind, self.buffer.stack_num - 1)
+            if behind:
+                behind += self.window.burn_in  # frames of the rows before the drawn one count, too
+            try:
+                indices = self.buffer.sample_indices(n, self.rng, self.window.sequence - 1, behind)
+            except ValueError as error:
+                raise NotEnoughRows(f"{self.where}: {error}") from None
+            return self.rows_at(indices), indices
+
+    def rows_at(self, indices: Array) -> dict[str, Array]:
+        """The rows at these positions of the buffer with what the algorithm's window asks for."""
+        buffer = self.buffer
+        assert buffer is not None
+        self._prepare()
+        window = self.window
+        if window.sequence > 1 or window.burn_in:
+            return self._sequences(indices)
+        if window.n_step == 1:
+            return self._replayed(buffer.gather(indices), indices, indices)
+        ahead = buffer.n_step(indices, window.n_step)
+        last = ahead["last_index"]
+        rows = buffer.gather(indices, last)
+        return self._replayed({**rows, "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
+
+    def _sequences(self, indices: Array) -> dict[str, Array]:
+        buffer, window = self.buffer, self.window
+        assert buffer is not None
+        positions, valid = buffer.sequences(indices, window.sequence, window.burn_in)
+        flat = positions.ravel()
+        rows = self._replayed(buffer.gather(flat), flat, flat, valid.ravel())
+        out = {name: column.reshape(*positions.shape, *column.shape[1:]) for name, column in rows.items()}
+        out |= {name: column[:, 0] for name, column in out.items() if name in self._state_specs}
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            out["weight"] = buffer.weights(indices)  # of the sequence
+        return {**out, "valid": valid}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "since": self._since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._since = state["since"]
+
+
+class OnPolicyHelper(AgentHelper):
+    """Learns from the rows since the last time, once, and forgets them.
+
+    Where learning waits, rows that more than one update of the task has made old are dropped unlearned, unless they carry the
+    log-probability they were taken with (`store_policy`). That can only happen when agents of one robot learn at different times,
+    such as those whose task of another rhythm makes them wait for its updates. So the log-probability is stored by default where
+    the robot has several tasks that may learn, where learning does not wait (mode 'async'), and where replicas predict with
+    parameters of before (`sync_every` above 1). A robot that drops more than 5 % of a task's rows says so.
+
+    Args:
+        unroll: Steps of this agent (of each of its environments) between two training requests.
+        The others: As for `AgentHelper`.
+
+    Attributes:
+        dropped: Rows dropped as too old.
+    """
+
+    learns = True
+    acts_in_step = True
+
+    def __init__(self, *, unroll: int = 32, **options: Any) -> None:
+        super().__init__(**options)
+        if unroll < 1 or unroll != int(unroll):
+            raise ValueError(f"{type(self).__name__}: unroll is {unroll}; expected a whole number of at least 1")
+        self.unroll = unroll
+        self.dropped = 0
+        self._unrolled = 0
+        # Lane → rows at its front that were learned from, and are kept for the frames of later ones.
+        self._context: dict[int, int] = {}
+        self._learns = 0  # the task's updates when the newest row was stored
+        self._renewed: list[int] = []  # values of `_unrolled` at which the task was found updated
+
+    def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
+        # One more: what was collected may fill the unroll already.
+        return ReplayBuffer((self.unroll + 1 + self.transforms.behind) * n_lanes, n_lanes, rng)
+
+    def _check_window(self) -> None:
+        if self.window.n_step > 1 or self.window.rows > 1:
+            raise ValueError(f"{self.where}: {type(self.task.algorithm).__name__} asks for {self.window}, "
+                             f"{type(self).__name__} sends whole segments; use OffPolicyHelper")
+        if self.window.in_order is False:
+            raise ValueError(f"{self.where}: {type(self.task.algorithm).__name__} learns from random rows of all that is "
+                             "remembered "
+                             f"(off-policy), {type(self).__name__} sends the newest in order, once; use OffPolicyHelper")
+
+    def _check_buffer(self, buffer: ReplayBuffer) -> None:
+        super()._check_buffer(buffer)
+        if buffer.lane_size < self.unroll + self.transforms.behind:
+            raise ValueError(f"{self.where}: unroll is {self.unroll}, but the task's first helper made a buffer with lanes of "
+                             f"{buffer.lane_size} rows; give all helpers of the task the same unroll, or the first the largest")
+
+    def _learns_late(self) -> bool:
+        robot, task = self.agent.robot, self.task
+        learners = sum(other.train and other.helper is not None for other in robot.tasks.values())
+        lags = robot.remote and task.serve == "replica" and task.sync_every > 1
+        return not self.wait or learners > 1 or lags
+
+    def _after_store(self, rows: int, ended: int) -> None:
+        if self.task.learns != self._learns:
+            self._learns = self.task.learns
+            self._renewed.append(self._unrolled)
+        self._unrolled += 1
+        if self.collecting:
+            self._check_room()
+        elif self._unrolled >= self.unroll:
+            self._learn()
+
+    def _check_room(self) -> None:
+        if self._unrolled > self.unroll:
+            raise ValueError(f"{self.where}: collected more than {self.unroll} steps, all that this helper holds; "
+                             "give it a larger unroll (max_steps), or call update() in between")
+
+    def _learn(self) -> dict[str, Any] | None:
+        # An agent that waits does not overwrite its rows, and those of several agents are joined, so copied, anyway.
+        return self._send(self.take(copy=not self.wait or len(self.agent.robot.agents) == 1))
+
+    def take(self, copy: bool = True) -> dict[str, Array]:
+        """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them.
+
+        Args:
+            copy: Without it perhaps views of the buffer, which the next `store` overwrites.
+
+        Raises:
+            NotEnoughRows: there are none.
+        """
+        segments_and_stale = self._segments()
+        dropped = sum(stale for _, _, stale in segments_and_stale)
+        self.dropped += dropped
+        found = [(at, rows) for at, rows, _ in segments_and_stale if len(at)]
+        self.agent.robot.rows.count(self.name, sum(len(at) for at, _ in found), dropped)
+        if not found:
+            raise NotEnoughRows(f"{self.where}: {self._nothing}; store more steps before learning")
+        if self._changes:
+            assert self.buffer is not None
+            self._prepare()
+            with self.buffer.lock:
+                segments = [self._replayed(rows, at, at) for at, rows in found]
+        else:
+            segments = [rows for _, rows in found]
+        for segment in segments:
+            segment["last"] = segment["terminated"] | segment["truncated"]
+            segment["last"][-1] = True
+        # The lanes are overwritten while an asynchronous request waits, and rows that are kept move to their front.
+        copy = copy or len(segments) > 1 or self._keeps()
+        out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]} if copy else segments[0]
+        self._forget()
+        if self._keeps_policy and not self.store_policy:
+            del out["policy.log_prob"]
+        return out
+
+    def ready(self) -> bool:
+        """Whether there is something to learn from."""
+        return any(len(at) for at, _, _ in self._segments())
+
+    def _segments(self) -> list[tuple[Array, dict[str, Array], int]]:
+        """What would be learned from now, per environment: positions, raw rows, perhaps views of the buffer, and how many are too
+        old."""
+        buffer = self.buffer
+        old = self._renewed[-2] if self.wait and not self.store_policy and len(self._renewed) > 1 else 0
+        found = []
+        for lane in self.lanes if buffer is not None else ():
+            assert buffer is not None
+            rows = buffer.lane_rows(lane)
+            begin, end = self._context.get(lane, 0), self._to_take(rows)
+            stale = min(max(len(rows["rew"]) - (self._unrolled - old) - begin, 0), max(end - begin, 0)) if old else 0
+            begin += stale
+            if end > begin or stale:
+                found.append((buffer.lane_positions(lane)[begin:end], {name: column[begin:end] for name, column in rows.items()},
+                              stale))
+        return found
+
+    _nothing = "nothing was stored since the last learning"
+
+    def _to_take(self, rows: Mapping[str, Array]) -> int:
+        """How many rows of a lane are learned from now."""
+        return len(rows["rew"])
+
+    def _forget(self) -> None:
+        """Drops the rows that were taken, but for those of an open episode that the frames of later ones look back to."""
+        buffer = self.buffer
+        assert buffer is not None
+        kept = [self._kept(lane) for lane in self.lanes] if self._keeps() else [(0, None)] * len(self.lanes)
+        self._unrolled = 0
+        self._renewed.clear()
+        for lane, (context, rows) in zip(self.lanes, kept, strict=True):
+            buffer.clear_lane(lane)
+            self._context[lane] = context
+            if rows is not None and len(rows[0]):
+                buffer.push_rows([lane] * len(rows[0]), rows)
+                self._unrolled = max(self._unrolled, len(rows[0]) - context)
+
+    def _keeps(self) -> bool:
+        """Whether rows stay when others are dropped."""
+        return self.transforms.behind > 0
+
+    def _kept(self, lane: int) -> tuple[int, list[Array]]:
+        """The rows of a lane that stay, and how many of them were learned from."""
+        assert self.buffer is not None
+        rows = self.buffer.lane_rows(lane)
+        n = self._to_take(rows)
+        ends = np.flatnonzero(rows["terminated"][:n] | rows["truncated"][:n])
+        context = min(self.transforms.behind, n - (int(ends[-1]) + 1 if len(ends) else 0))
+        return context, [column[n - context :].copy() for column in rows.values()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "store_policy": self.store_policy, "unrolled": self._unrolled, "learns": self._learns,
+                "renewed": list(self._renewed),
+                "dropped": self.dropped, "context": {str(lane): rows for lane, rows in self._context.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.store_policy = state.get("store_policy", self.store_policy)
+        self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
+        self._renewed = list(state["renewed"])
+        self._context = {int(lane): rows for lane, rows in state.get("context", {}).items()}
+
+
+class EpisodicHelper(OnPolicyHelper):
+    """Learns from whole episodes: whenever `episodes` of them have ended, or when an environment has `max_steps` rows waiting.
+
+    Of a vector environment, rows of episodes that are still open wait for the next time.
+
+    Args:
+        episodes: Episodes of this agent, all its environments together, per training request.
+        max_steps: Rows that one environment can hold; a longer wait is cut there and bootstrapped.
+    """
+
+    _nothing = "no episode has ended since the last learning"
+
+    def __init__(self, *, episodes: int = 1, max_steps: int = 1000, **options: Any) -> None:
+        super().__init__(unroll=max_steps, **options)
+        if episodes < 1:
+            raise ValueError(f"{type(self).__name__}: episodes is {episodes}; expected at least 1")
+        self.episodes = episodes
+        self._ended = 0
+
+    def _after_store(self, rows: int, ended: int) -> None:
+        self._ended += ended
+        super()._after_store(rows, ended)
+        if self._ended >= self.episodes and not self.collecting:
+            self._learn()
+
+    def _keeps(self) -> bool:
+        return True  # those of open episodes
+
+    def _to_take(self, rows: Mapping[str, Array]) -> int:
+        n = len(rows["rew"])
+        if self._unrolled >= self.unroll:
+            return n
+        ends = np.flatnonzero(rows["terminated"] | rows["truncated"])
+        return int(ends[-1]) + 1 if len(ends) else 0
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._ended = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "ended": self._ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._ended = state["ended"]
+
+
+class OfflineHelper(OffPolicyHelper):
+    """Learns from a buffer that was filled elsewhere; stores nothing.
+
+    Args:
+        data: The buffer. Its columns must have the names, shapes and dtypes of the model's spaces; what it lacks beside
+            observations and actions, the algorithm must not need; what it has more does no harm.
+        batch_size: Rows of one training request.
+    """
+
+    def __init__(self, data: ReplayBuffer, *, batch_size: int = 64, **options: Any) -> None:
+        if len(data) < batch_size:
+            raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or "
+                             "give more data")
+        super().__init__(size=len(data), batch_size=batch_size, **options)
+        self.data = data
+
+    def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
+        return self.data
+
+    def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
+        """Checks the columns that are there."""
+        for spec in specs:
+            column = buffer.columns.get(spec.name)
+            if column is None and spec.name.split(".")[0] in ("obs", "act"):
+                raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field",
+                                 True)
+            if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):
+                raise spec.error(f"{('N', *buffer.read_shape(spec.name))} {column.dtype}", "convert the data, or build the "
+                                                                                           "model for its spaces", True)
+
+    def store(self, *args: Any, **kwargs: Any) -> None:
+        """Offline data does not grow."""
+
+    def interrupt(self, rows: Array | None = None) -> None:
+        """Offline data does not change."""
