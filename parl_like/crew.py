@@ -22,12 +22,13 @@ from parl_like.computation_task import ComputationTask, Mode
 from parl_like.computation_wrapper import ComputationWrapper
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transforms
+from parl_like.driver import Driver
 from parl_like.env_source import EnvSource, is_made, make_one
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.row_counts import RowCounts
 from parl_like.schedules import OnPolicyHelper
 from parl_like.spec import SpecError
-from parl_like.stages import Hook, StopCondition
+from parl_like.stages import Hook, StopCondition, TraceHash
 
 log = logging.getLogger(__name__)
 
@@ -89,39 +90,36 @@ class Crew:
         self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
         self.agents: list[Agent] = []
         self.wrappers: dict[str, ComputationWrapper] = {}
-        if self._driver.hosted:
-            self._add_elsewhere(n_agents)
-        else:
-            self._add(n_agents)
+        self.agents = self._driver.make_agents(self, n_agents)
 
     # ------------------------------------------------------------------------------------------------------ making agents
 
-    def _make_driver(self) -> Any:
+    def _make_driver(self) -> Driver:
         if self.driver_name not in DRIVERS:
             raise ValueError(unknown("driver", self.driver_name, DRIVERS))
         module, name = DRIVERS[self.driver_name].split(":")
         options = () if self._driver_options is None else (self._driver_options,)
-        return getattr(import_module(module), name)(self.sync, self._agent_failed, self._agent_failed, *options)
+        driver: Driver = getattr(import_module(module), name)(self.sync, self._agent_failed, self._agent_failed, *options)
+        return driver
 
-    def _seats(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
+    def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         """Index and seed of each of `n` new agents."""
         return list(enumerate(self._seeds.spawn(n), self.agents[-1].index + 1 if self.agents else 0))
 
-    def _add(self, n: int) -> list[Agent]:
-        """Makes agents with environments and, for every task, helpers."""
-        seats = self._seats(n)
-        new = [self._make_member(index, seed) for index, seed in seats]
+    def make_agents(self, n: int) -> list[Agent]:
+        """`n` new agents with environments and, for every task, helpers. They are not among `agents` yet."""
+        seeds = self.new_seeds(n)
+        new = [self._make_member(index, seed) for index, seed in seeds]
         for name in self.tasks:
-            self._give_helpers(name, new, [seed.spawn(1)[0] for _, seed in seats])
-        self.agents += new
+            self._give_helpers(name, new, [seed.spawn(1)[0] for _, seed in seeds])
         for member in new:
             if member.env is not None:
                 member.env.observe([])
         return new
 
-    def _add_elsewhere(self, n: int) -> None:
-        """Has the driver make the agents where they will run. One is made here, too, and closed again: it tells the wrappers what the
-        agents will ask, and finds a mistake before a process is started."""
+    def make_example(self) -> Agent:
+        """An agent that is closed already, for drivers whose agents are made elsewhere: making it tells the wrappers what the agents will
+        ask, and finds a mistake before a process is started."""
         if is_made(self._env):
             raise ValueError(f"Robot: an environment itself cannot go to a worker process; driver={self.driver_name!r} needs a factory "
                              "(`lambda: gym.make(...)`) or an id")
@@ -134,10 +132,12 @@ class Crew:
             like.helpers[name].comm.close()
         if like.env is not None:
             like.env.close()
-        self.agents = self._driver.enlist(self, like, self._seats(n), self._tracing())
+        return like
 
-    def _tracing(self) -> bool:
-        return False
+    @property
+    def trace(self) -> TraceHash | None:
+        """A digest of what happens to every agent; None: nobody asked for one."""
+        return None
 
     def _make_member(self, index: int, seed: np.random.SeedSequence) -> Agent:
         member = self._make_agent()
@@ -180,7 +180,7 @@ class Crew:
 
     def _open(self, name: str, task: ComputationTask, helper: AgentHelper, n_lanes: int, stores: bool) -> None:
         """A task's wrapper and, where its helpers store rows, the buffer that they share."""
-        lock = getattr(self._driver, "lock", None)  # where agents are threads
+        lock = self._driver.lock
         if stores and name not in self.buffers:
             number, root = list(self.tasks).index(name), self._seeds
             seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
@@ -375,5 +375,4 @@ class Crew:
             for agent in self.agents:
                 if agent.env is not None and not self._borrowed:
                     agent.env.close()
-            if self._driver.hosted:
-                self._driver.close()
+            self._driver.close()

@@ -28,6 +28,8 @@ from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash, 
 
 log = logging.getLogger(__name__)
 
+DIVIDED = "the agents are divided over the workers once; make the robot with as many as are needed"
+
 
 class Robot(Crew):
     """Several computation tasks, many agents, one run loop.
@@ -96,10 +98,11 @@ class Robot(Crew):
             raise ValueError(f"add_agents: n is {n}; expected at least 1")
         if is_made(self._env):
             raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: gym.make(...)`) or an id")
-        self._refuse_hosted("add_agents")
+        self._driver.need_local("add_agents", DIVIDED)
         self._cut()
         self._halt()
-        new = self._add(n)
+        new = self.make_agents(n)
+        self.agents += new
         self._observe()
         return new
 
@@ -113,7 +116,7 @@ class Robot(Crew):
         if agent not in self.agents or len(self.agents) == 1:
             raise ValueError(f"remove_agent: {agent} is {'the only' if agent in self.agents else 'no'} agent of this robot; "
                              f"there are {', '.join(map(str, self.agents))}")
-        self._refuse_hosted("remove_agent")
+        self._driver.need_local("remove_agent", DIVIDED)
         self._cut()
         self._halt()
         self.agents.remove(agent)
@@ -124,10 +127,6 @@ class Robot(Crew):
         if agent.env is not None:
             self._departed_time_steps += agent.env.time_steps
             agent.env.close()
-
-    def _refuse_hosted(self, what: str) -> None:
-        if self._driver.hosted:
-            raise ValueError(f"{what}: under driver={self.driver_name!r} the agents are divided over the workers once; make the robot with as many as are needed")
 
     # ------------------------------------------------------------------------------------------------------------- running
 
@@ -191,7 +190,7 @@ class Robot(Crew):
         if not helper.learns:
             return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, or train=False "
                     "where that is meant")
-        if self._driver.hosted:
+        if not self.agents[0].helpers:  # they are in other processes
             return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
         rows, warmup = sum(agent.helpers[name].steps for agent in self.agents), getattr(helper, "warmup", 0)
         if not rows:
@@ -293,8 +292,7 @@ class Robot(Crew):
         """
         if task not in self.tasks:
             raise KeyError(unknown("task", task, self.tasks))
-        if self._driver.hosted:
-            raise ValueError(f"update: the rows are in worker processes (driver={self.driver_name!r}); use train_iter() or run(), or another driver")
+        self._driver.need_local("update", "the rows are in worker processes; use train_iter() or run(), or another driver")
         buffer = self.buffers.get(task)
         if buffer is None or not len(buffer):
             return {}
@@ -385,10 +383,11 @@ class Robot(Crew):
     # ----------------------------------------------------------------------------------------------------------- observing
 
     def _hooks(self) -> list[Hook]:
-        return self._run_hooks if self._trace is None or self._driver.hosted else [*self._run_hooks, self._trace]
+        return self._run_hooks if self._trace is None else [*self._run_hooks, self._trace]
 
-    def _tracing(self) -> bool:
-        return self._trace is not None
+    @property
+    def trace(self) -> TraceHash | None:
+        return self._trace
 
     def _observe(self) -> None:
         for agent in self.agents:
@@ -428,8 +427,7 @@ class Robot(Crew):
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
         if self._trace is None:
             return None
-        if self._driver.hosted:
-            self._trace.digests = self._driver.trace()
+        self._trace.digests = self._driver.digests(self._trace.digests)
         weights = "".join(Model.weights_hash(n) for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
         return hashlib.blake2b((self._trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
 
@@ -450,11 +448,7 @@ class Robot(Crew):
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
         out: dict[str, Any] = {f"task.{name}": task.state_dict() for name, task in self.tasks.items()}
         out |= {f"transforms.{name}": chain.state_dict() for name, chain in self.transforms.items() if len(chain)}
-        if self._driver.hosted:
-            out["workers"] = {str(number): state for number, state in enumerate(self._driver.fetch())}
-        else:
-            out |= {f"buffer.{name}": buffer.state_dict() for name, buffer in self.buffers.items()}
-            out["agents"] = {str(agent.index): agent.state_dict() for agent in self.agents}
+        out |= self._driver.state_dict()
         out["counters"] = {
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
             "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
@@ -469,32 +463,18 @@ class Robot(Crew):
         Raises:
             ValueError: tasks, agents, buffers or shapes differ; the message names the first difference.
         """
-        expected = {f"task.{n}" for n in self.tasks} | {f"buffer.{n}" for n in self.buffers} | {"workers" if self._driver.hosted else "agents", "counters"}
+        expected = {f"task.{n}" for n in self.tasks} | self._driver.state_keys() | {"counters"}
         expected |= {f"transforms.{n}" for n, chain in self.transforms.items() if len(chain)}
         if state.keys() != expected:
             raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it was saved")
-        there = [index for part in state["workers"].values() for index in part["agents"]] if self._driver.hosted else list(state["agents"])
-        if set(there) != {str(agent.index) for agent in self.agents}:
-            raise ValueError(f"Robot: the saved state has {len(there)} agents, this robot {len(self.agents)}; set n_agents "
-                             f"(there: {', '.join(there)}; here: {', '.join(str(agent.index) for agent in self.agents)})")
-        if self._driver.hosted and len(state["workers"]) != len(self._driver.workers):
-            raise ValueError(f"Robot: the saved state has {len(state['workers'])} workers, this robot {len(self._driver.workers)}; set Processes(workers="
-                             f"{len(state['workers'])})")
+        self._driver.check_state(state)
         self._halt()
         for name, task in self.tasks.items():
             task.load_state_dict(state[f"task.{name}"])
-        for name, buffer in self.buffers.items():
-            buffer.load_state_dict(state[f"buffer.{name}"])
         for name, chain in self.transforms.items():
             if len(chain):
                 chain.load_state_dict(state[f"transforms.{name}"])
-        if self._driver.hosted:
-            learns = {name: task.learns for name, task in self.tasks.items()}
-            self._driver.load([{**state["workers"][str(worker.number)], "learns": learns} for worker in self._driver.workers])
-        else:
-            for agent in self.agents:
-                agent.load_state_dict(state["agents"][str(agent.index)])
-                agent.fresh = True
+        self._driver.load_state_dict(state)
         counters = state["counters"]
         self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
         self.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters["returns"]), maxlen=100)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
 
+from parl_like.drivers.base import CALLED_BY_AGENT, LocalDriver
 from parl_like.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -22,13 +23,9 @@ if TYPE_CHECKING:
     from parl_like.computation_wrapper import ComputationWrapper, RequestQueue
 
 SERVED = object()
-CALLED_BY_AGENT = (
-    "an agent cannot run or halt all agents, for it would wait for itself (run, train_iter, collect, save, close and the like, called "
-    "from an agent or a hook); call it between iterations, or use request_stop()"
-)
 
 
-class CooperativeDriver:
+class CooperativeDriver(LocalDriver):
     """Agents as greenlets. One instance runs one set of agents on one set of wrappers.
 
     Args:
@@ -36,8 +33,6 @@ class CooperativeDriver:
         failed: Called with an agent and what its code raised.
         on_error: Called with the tickets' error when a training batch failed.
     """
-
-    hosted = False
 
     def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None], on_error: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync

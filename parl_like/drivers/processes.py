@@ -30,8 +30,9 @@ import torch
 
 from parl_like.acting import tensors_of
 from parl_like.communicator import Ticket
+from parl_like.drivers.base import CALLED_BY_AGENT, same_agents
 from parl_like.drivers.cards import TaskCard
-from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
+from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.links import Link, LocalLink
 from parl_like.drivers.shared import LARGE, Parameters, task_file
 from parl_like.drivers.worker import ERRORS, Recipe, _as_text, _text
@@ -202,8 +203,6 @@ class Seat:
 class ProcessesDriver(CooperativeDriver):
     """Agents in worker processes. See `CooperativeDriver` for the arguments."""
 
-    hosted = True
-
     def __init__(
         self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
         options: Processes | None = None,
@@ -232,17 +231,14 @@ class ProcessesDriver(CooperativeDriver):
 
     # ----------------------------------------------------------------------------------------------------------- making workers
 
-    def enlist(self, crew: Any, like: Any, seats: Sequence[tuple[int, np.random.SeedSequence]], trace: bool) -> list[RemoteAgent]:
-        """Divides agents over the workers, in blocks; they are started when the robot is.
-
-        Args:
-            like: One such agent that was made here, so that the tasks' wrappers know what will be asked of them.
-            seats: Index and seed of each agent.
+    def make_agents(self, crew: Any, n: int) -> list[Any]:
+        """Divides agents over the workers, in blocks; they are made when the robot starts.
 
         Raises:
             WireError: a field of an observation has a name or a dtype that no message can have.
         """
         self.crew = crew
+        like, seats, trace = crew.make_example(), crew.new_seeds(n), crew.trace is not None
         for name, wrapper in crew.wrappers.items():
             pack(Kind.PREDICT, task=name, arrays={spec.name: spec.zeros(1) for spec in wrapper.request_specs})  # refuses what could not travel
         agents = [RemoteAgent(self, index, crew._label, like) for index, _ in seats]
@@ -301,6 +297,7 @@ class ProcessesDriver(CooperativeDriver):
         """
         from parl_like.stages import overridden
 
+        hooks = [hook for hook in hooks if hook is not self.crew.trace]  # the workers have their own
         for hook in hooks:
             heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
             if heard and not getattr(hook, "counts_only", False):
@@ -919,19 +916,32 @@ class ProcessesDriver(CooperativeDriver):
             self.crew._raise()
         return [worker.states.popleft() for worker in workers]
 
-    def fetch(self) -> list[Any]:
-        """The state of every worker: 'agents', 'buffers', 'trace'."""
-        return self._ask("state")
+    def need_local(self, what: str, why: str) -> None:
+        raise ValueError(f"{what}: under driver={self.crew.driver_name!r} {why}")
 
-    def load(self, states: Sequence[Any]) -> None:
-        self._ask("load", states)
-        for worker, state in zip(self.workers, states, strict=True):
-            if worker.agents[0].env is not None:
-                worker.agents[0].env.time_steps = sum(agent.get("time_steps", 0) for agent in state["agents"].values())
-
-    def trace(self) -> dict[int, bytes]:
-        """Digests of all agents' traces."""
+    def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every worker: 'agents', 'buffers', 'trace'."""
+        return {"workers": {str(number): state for number, state in enumerate(self._ask("state"))}}
+
+    def state_keys(self) -> set[str]:
+        return {"workers"}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        saved = state["workers"]
+        same_agents([index for part in saved.values() for index in part["agents"]], self.crew.agents)
+        if len(saved) != len(self.workers):
+            raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.workers)}; set Processes(workers={len(saved)})")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        learns = {name: task.learns for name, task in self.crew.tasks.items()}
+        states = [{**state["workers"][str(worker.number)], "learns": learns} for worker in self.workers]
+        self._ask("load", states)
+        for worker, part in zip(self.workers, states, strict=True):
+            if worker.agents[0].env is not None:
+                worker.agents[0].env.time_steps = sum(agent.get("time_steps", 0) for agent in part["agents"].values())
 
     def close(self) -> None:
         """Ends the workers."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parl_like.drivers.cooperative import CALLED_BY_AGENT
+from parl_like.drivers.base import CALLED_BY_AGENT, LocalDriver
 from parl_like.errors import TaskFailed
 from parl_like.process.child import shielded
 
@@ -101,10 +101,8 @@ class _Server:
             self.bell.release()
 
 
-class ThreadsDriver:
+class ThreadsDriver(LocalDriver):
     """Agents as threads. See `CooperativeDriver` for the arguments."""
-
-    hosted = False
 
     def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None], on_error: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync

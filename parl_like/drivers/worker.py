@@ -27,8 +27,9 @@ import zmq
 from parl_like.acting import tensors_of
 from parl_like.crew import Crew
 from parl_like.data.rows import RowBlock
+from parl_like.drivers.base import CALLED_BY_AGENT
 from parl_like.drivers.cards import TaskCard
-from parl_like.drivers.cooperative import CALLED_BY_AGENT, CooperativeDriver
+from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.shared import Blocks, Parameters, task_file
 from parl_like.env_source import make_one
 from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
@@ -258,7 +259,7 @@ class WorkerCrew(Crew):
         agent.fresh = True
         return True
 
-    def _seats(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
+    def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.seats]
 
     def count_episode(self, episode_return: Any, length: int) -> None:

@@ -23,6 +23,7 @@ from parl_like.communicator import Communicator, Ticket
 from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.drivers import threads
 from parl_like.errors import Stopped, TaskFailed
+from parl_like.process import child
 from parl_like.stages import StopAfterSteps, StopWhen
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.timeout(60)
 SAFETY_S = 10.0
 """Only bounds how long a broken test takes."""
 
-OURS = {threads.__file__, threading.__file__, contextlib.__file__, sys.modules[Robot.__module__].__file__}
+OURS = {threads.__file__, child.__file__, threading.__file__, contextlib.__file__, sys.modules[Robot.__module__].__file__}
 
 
 def strike():
