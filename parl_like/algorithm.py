@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from parl_like.batch import same
+from parl_like.leaf import same
 from parl_like.model import reinitialise, sync
 from parl_like.optim import FusedAdam
 from parl_like.task_state import Attributes

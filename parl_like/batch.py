@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import copy as copying
-import inspect
-import math
 import operator
-import sys
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from parl_like.spec import Array, leaves, nest
+from parl_like.fields import Fields, is_reserved
+from parl_like.leaf import (
+    MAPPINGS,
+    NUMBERS,
+    Index,
+    Leaf,
+    blank,
+    clear,
+    is_array,
+    is_tensor,
+    join_leaves,
+    object_array,
+    rows_of,
+    same,
+    shape_of,
+    spare,
+    stacked,
+    to_numpy,
+    write,
+)
+from parl_like.spec import nest
 
 if TYPE_CHECKING:
-    import torch
-
-Leaf = Any
-"""What a field holds when it is not a nested Batch: a numpy array [N, ...], a torch tensor [N, ...], a torch Distribution with
-batch shape [N, ...], or an object without a row axis (text, None, anything else), which then belongs to all rows alike."""
-
-Index = Any
-"""What picks rows: int, slice, int array, bool mask, list, or a tuple of these for the leading axes."""
+    pass
 
 Parts = Any
 """A sequence of Batches or mappings. The underscore forms also take a single one."""
 
 
-class Batch:
+class Batch(Fields):
     """Named fields, nested, whose arrays share their leading axis: the rows.
 
-    `b.x` and `b["x"]` are the same field. Values are converted once, when they enter: numbers, bools and lists become arrays, text
-    arrays become object arrays, dicts become Batches, lists of tensors are stacked, lists of dicts or Batches are stacked;
+    `b.x` and `b["x"]` are the same field. Values are converted once, when they enter: numbers, bools and lists become arrays,
+    text arrays become object arrays, dicts become Batches, lists of tensors are stacked, lists of dicts or Batches are stacked;
     ragged lists become object arrays. Arrays, tensors, None, text and other objects are kept as they are, **by reference**:
-    `b += 1` changes the array that the batch was made from, unless `copy=True`. A field that holds an empty Batch is *reserved*: its name
-    is known and its data is still to come.
+    `b += 1` changes the array that the batch was made from, unless `copy=True`. A field that holds an empty Batch is *reserved*:
+    its name is known and its data is still to come.
 
     A field may have the name of a method (`keys`, `shape`: an observation space may have such a key). Then `b["keys"]` is the
     field and `b.keys` is still the method.
@@ -68,13 +78,6 @@ class Batch:
         if copy:
             self.__dict__.update(copying.deepcopy(self.__dict__))
 
-    @classmethod
-    def _of(cls, fields: dict[str, Any]) -> Self:
-        """A Batch of ready leaves and Batches: nothing is checked or converted. The cheap way; row access uses it."""
-        batch = cls.__new__(cls)
-        batch.__dict__.update(fields)
-        return batch
-
     def _put(self, key: str, value: Any) -> None:
         if not isinstance(key, str):
             raise TypeError(f"Batch: field name {key!r} is {type(key).__name__}; expected str: str({key!r})")
@@ -89,40 +92,12 @@ class Batch:
             raise AttributeError(_hides(key) if key in _UNTOUCHABLE else _ambiguous(key, f"batch[{key!r}] = value"))
         self.__dict__[key] = _leaf(value)
 
-    def __getattr__(self, key: str) -> Any:  # only reached when the field does not exist
-        raise AttributeError(self._unknown(key))
-
     def __delattr__(self, key: str) -> None:
         if key in _METHODS:
             raise AttributeError(_ambiguous(key, f"batch.pop({key!r})"))
         if key not in self.__dict__:
             raise AttributeError(self._unknown(key))
         del self.__dict__[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.__dict__
-
-    def keys(self) -> KeysView[str]:
-        return self.__dict__.keys()
-
-    def values(self) -> ValuesView[Any]:
-        return self.__dict__.values()
-
-    def items(self) -> ItemsView[str, Any]:
-        return self.__dict__.items()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.__dict__.get(key, default)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """Removes a field and returns its value, or `default`.
-
-        Raises:
-            KeyError: no such field and no default.
-        """
-        if key not in self.__dict__ and not default:
-            raise KeyError(self._unknown(key))
-        return self.__dict__.pop(key, *default)
 
     def update(self, data: Any = None, /, **fields: Any) -> None:
         """Sets the fields of a mapping or Batch, then those given by name."""
@@ -131,7 +106,7 @@ class Batch:
     def _fill(self, data: Any, fields: Mapping[str, Any]) -> None:
         if isinstance(data, Batch):
             self.__dict__.update(data.__dict__)
-        elif isinstance(data, _MAPPINGS):
+        elif isinstance(data, MAPPINGS):
             for key, value in data.items():
                 self._put(key, value)
         elif data is not None:
@@ -139,19 +114,11 @@ class Batch:
         for key, value in fields.items():
             self._put(key, value)
 
-    def is_empty(self, recurse: bool = False) -> bool:
-        """No fields; with `recurse`, no leaf anywhere: nothing but reserved fields."""
-        if not recurse:
-            return not self.__dict__
-        return all(_is_reserved(value) for value in self.__dict__.values())
-
-    def _unknown(self, key: str) -> str:
-        return f"Batch has no field {key!r}; it has {', '.join(self.__dict__) or 'none'}"
-
     # ---- rows
 
     def __getitem__(self, index: Index) -> Any:
-        """A field by its name, or a Batch of the rows at `index`: of every leaf, on the leading axes. Slices are views, as in numpy.
+        """A field by its name, or a Batch of the rows at `index`: of every leaf, on the leading axes. Slices are views, as in
+        numpy.
 
         Raises:
             KeyError: no such field.
@@ -164,32 +131,37 @@ class Batch:
                 raise KeyError(self._unknown(index)) from None
         if not self.__dict__:
             raise IndexError("Batch: an empty Batch has no rows")
-        out = {}
+        out: dict[str, Any] = {}
         key = ""
         try:
             for key, value in self.__dict__.items():
-                out[key] = value[index] if type(value) is np.ndarray else _rows(value, index)
+                if type(value) is np.ndarray:
+                    out[key] = value[index]
+                else:
+                    out[key] = rows_of(value, index) if not isinstance(value,
+                                                                       Batch) else value[index] if value.__dict__ else Batch()
         except IndexError as error:
             raise IndexError(f"field {key!r}: {error}") from None
         return self._of(out)
 
     def __setitem__(self, index: Index, value: Any) -> None:
-        """Sets a field by its name, or the rows at `index` of every leaf. A field missing in `value` becomes 0 or None at these rows.
+        """Sets a field by its name, or the rows at `index` of every leaf. A field missing in `value` becomes 0 or None at these
+        rows.
 
         Raises:
-            ValueError: `value` is no Batch or mapping, has fields that this batch lacks, or differs in a leaf without rows. Nothing
-                is written then.
+            ValueError: `value` is no Batch or mapping, has fields that this batch lacks, or differs in a leaf without rows.
+                Nothing is written then.
         """
         if isinstance(index, str):
             self._put(index, value)
             return
-        if not isinstance(value, (Batch, *_MAPPINGS)):
+        if not isinstance(value, (Batch, *MAPPINGS)):
             raise ValueError(  # noqa: TRY004
                 f"Batch: rows are set from a Batch or mapping, got a {type(value).__name__}; name the field: b.x[index] = value"
             )
         rows = value if isinstance(value, Batch) else Batch(value)
         _check_writable(self, rows)
-        _write(self[index].apply_values_transform(_spare), ..., rows)  # a trial: all fits before the first leaf changes
+        _write(self[index].apply_values_transform(spare), ..., rows)  # a trial: all fits before the first leaf changes
         _write(self, index, rows)
 
     def __len__(self) -> int:
@@ -262,12 +234,12 @@ class Batch:
         def join(name: str, values: list[Any]) -> Leaf:
             template = next(value for value in values if not isinstance(value, Batch))
             if axis == 0:
-                return _from_list([_blank(template) if isinstance(value, Batch) else value for value in values])
+                return _from_list([blank(template) if isinstance(value, Batch) else value for value in values])
             if any(isinstance(value, Batch) for value in values):
                 raise ValueError(
                     f"Batch.stack: field {name!r} is missing in some parts, which only axis 0 can fill; got axis {axis}"
                 )
-            return _join(name, values, axis, new_axis=True)
+            return join_leaves(name, values, axis, new_axis=True)
 
         return cls._of(_merge(parts, join).__dict__)
 
@@ -291,14 +263,14 @@ class Batch:
 
         def join(name: str, values: list[Any]) -> Leaf:
             template = next(value for value in values if not isinstance(value, Batch))
-            if _shape_of(template) is None:
+            if shape_of(template) is None:
                 if all(isinstance(value, Batch) or same(value, template) for value in values):
                     return template
                 raise ValueError(
                     f"Batch.cat: field {name!r} has no row axis and differs between the parts; stack it into an array first"
                 )
-            filled = [_blank(template, len(parts[i])) if isinstance(v, Batch) else v for i, v in enumerate(values)]
-            return _join(name, filled, axis=0, new_axis=False)
+            filled = [blank(template, len(parts[i])) if isinstance(v, Batch) else v for i, v in enumerate(values)]
+            return join_leaves(name, filled, axis=0, new_axis=False)
 
         return cls._of(_merge(parts, join).__dict__)
 
@@ -341,84 +313,32 @@ class Batch:
         return self.apply_values_transform(_itself)._arithmetic(other, operator.truediv, False)
 
     def _arithmetic(self, other: Any, operation: Callable[[Any, Any], Any], takes_batch: bool) -> Self:
-        if not isinstance(other, (*_NUMBERS, Batch) if takes_batch else _NUMBERS):
+        if not isinstance(other, (*NUMBERS, Batch) if takes_batch else NUMBERS):
             return NotImplemented  # type: ignore[no-any-return]
         operands = list(_operands(self, other))
         for owner, key, operand in operands:  # on copies first: an integer leaf may refuse what a float one takes
-            operation(_spare(owner[key]), operand)
+            operation(spare(owner[key]), operand)
         for owner, key, operand in operands:
             owner[key] = operation(owner[key], operand)
         return self
 
     # ---- values
 
-    def __eq__(self, other: object) -> bool:
-        """Same fields and nesting, same shapes, same values (NaN equals NaN). Order, dtype and numpy or torch do not matter.
-
-        Distributions are equal when they are of one class and were given equal parameters.
-        """
-        if not isinstance(other, Batch):
-            return NotImplemented
-        mine, theirs = self.__dict__, other.__dict__
-        return mine.keys() == theirs.keys() and all(same(value, theirs[key]) for key, value in mine.items())
-
-    def apply_values_transform(self, values_transform: Callable[[Leaf], Leaf]) -> Self:
-        """A new Batch of the same structure: the function applied to every leaf, at all levels."""
-        return self._of(
-            {
-                key: value.apply_values_transform(values_transform) if isinstance(value, Batch) else values_transform(value)
-                for key, value in self.__dict__.items()
-            }
-        )
-
-    def _apply_(self, values_transform: Callable[[Leaf], Leaf]) -> Self:
-        for key, value in self.__dict__.items():
-            self.__dict__[key] = value._apply_(values_transform) if isinstance(value, Batch) else values_transform(value)
-        return self
-
-    def to_torch(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
-        """A copy whose numeric leaves are torch tensors; text, None and object arrays stay as they are.
-
-        Args:
-            dtype: For every numeric leaf, indices and flags included; None keeps each one's own.
-            device: None leaves tensors where they are and puts arrays on the CPU.
-        """
-        return self.apply_values_transform(lambda value: _tensor(value, dtype, device, copy=True))
-
-    def to_torch_(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
-        """`to_torch` in place. Memory is shared with the arrays where dtype and device allow it."""
-        return self._apply_(lambda value: _tensor(value, dtype, device, copy=False))
-
-    def to_numpy(self) -> Self:
-        """A copy whose tensors are numpy arrays (bfloat16 becomes float32, which numpy has)."""
-        return self.apply_values_transform(lambda value: _numpy(value, copy=True))
-
-    def to_numpy_(self) -> Self:
-        """`to_numpy` in place. Memory is shared with tensors on the CPU."""
-        return self._apply_(_numpy)
-
     def empty_(self, index: Index = None) -> Self:
-        """Sets the rows at `index`, or everything, to 0 or None, in place. Other rows and leaves without rows keep their values."""
+        """Sets the rows at `index`, or everything, to 0 or None, in place. Other rows and leaves without rows keep their
+        values."""
         for key, value in self.__dict__.items():
             if isinstance(value, Batch):
                 value.empty_(index)
             elif index is None:
-                self.__dict__[key] = _clear(value, ...)
+                self.__dict__[key] = clear(value, ...)
             else:
-                _clear(value, index)
+                clear(value, index)
         return self
 
     def empty(self, index: Index = None) -> Self:
         """A deep copy with the rows at `index`, or everything, set to 0 or None."""
         return type(self)(self, copy=True).empty_(index)
-
-    def isnull(self) -> Self:
-        """The same structure with bool arrays: where a value is None or NaN."""
-        return self.apply_values_transform(_null)
-
-    def hasnull(self) -> bool:
-        """Whether a value anywhere is None or NaN."""
-        return any(value.hasnull() if isinstance(value, Batch) else bool(_null(value).any()) for value in self.__dict__.values())
 
     def dropnull(self) -> Self:
         """The rows without None and NaN, as a copy. Leaves without rows are not looked at."""
@@ -448,27 +368,15 @@ class Batch:
             self[key] = array
             return
         if key not in self:
-            kind = np.asarray(_numpy(array)).dtype.kind
+            kind = np.asarray(to_numpy(array)).dtype.kind
             if default_value is None and kind not in "fcO":
                 raise ValueError(f"Batch: field {key!r} is new and its dtype {array.dtype} has no null; give a default_value")
-            column = _blank(array, len(self))
+            column = blank(array, len(self))
             column[...] = np.nan if default_value is None and kind != "O" else default_value
             self[key] = column
         Batch._of({key: self[key]})[index] = Batch._of({key: array})
 
     # ---- other forms
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain nested dicts with the same leaves."""
-        return {key: value.to_dict() if isinstance(value, Batch) else value for key, value in self.__dict__.items()}
-
-    def leaves(self) -> dict[str, Leaf]:
-        """The leaves under flat, dotted names: the form in which a batch crosses a link. Reserved fields have no leaf and are left out.
-
-        Raises:
-            ValueError: a field name is empty or has a dot in it.
-        """
-        return dict(leaves(self.to_dict(), ""))
 
     @classmethod
     def nest(cls, flat: Mapping[str, Any]) -> Self:
@@ -483,25 +391,6 @@ class Batch:
                 return cls(nest(flat))
             fields[name] = _leaf(value)
         return cls._of(fields)
-
-    def __repr__(self) -> str:
-        return "\n".join(self._lines(type(self).__name__))
-
-    def _lines(self, opening: str) -> Iterator[str]:
-        """One line per field. Class name first, nested batches indented."""
-        if not self.__dict__:
-            yield f"{opening}()"
-            return
-        yield f"{opening}("
-        for key, value in self.__dict__.items():
-            if isinstance(value, Batch):
-                *lines, last = value._lines(f"{key}: {type(value).__name__}")
-                yield from (f"    {line}" for line in lines)
-                yield f"    {last},"
-            else:
-                yield f"    {key}: {_text(value)},"
-        yield ")"
-
 
 def ready_batch(fields: dict[str, Leaf]) -> Batch:
     """A Batch of arrays and Batches by plain names, without a look at them: for those who have just made them."""
@@ -527,31 +416,10 @@ class _Method:
 _METHODS = frozenset(dir(Batch))
 _UNTOUCHABLE = frozenset(name for name in _METHODS if name.startswith("_"))
 """Names that no field may have: Python, or this file on its fast paths, looks them up as they are."""
-for _name, _function in list(vars(Batch).items()):
+for _name, _function in [*vars(Fields).items(), *vars(Batch).items()]:
     if _name not in _UNTOUCHABLE and not isinstance(_function, property):  # a property is safe already
         setattr(Batch, _name, _Method(_function))
-_MAPPINGS = (dict, Mapping)  # dict first: the abstract class alone costs a Python call
-_NUMBERS = (int, float, complex, np.number, np.bool_)
 _RESERVED = Batch()  # stands for a field that a part lacks; never handed out
-
-
-def _is_tensor(value: Any) -> bool:
-    # Nobody can hold a tensor before torch is imported, so this file need not import it.
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _is_distribution(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.distributions.Distribution)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, np.generic, *_NUMBERS)) or _is_tensor(value)
-
-
-def _is_reserved(value: Any) -> bool:
-    return isinstance(value, Batch) and value.is_empty(recurse=True)
 
 
 def _itself(value: Leaf) -> Leaf:
@@ -573,55 +441,23 @@ def _leaf(value: Any) -> Leaf:
     """`value` as a field holds it; ready arrays and tensors pass untouched."""
     if isinstance(value, np.ndarray):
         return value.astype(object) if value.dtype.kind in "US" else value
-    if value is None or isinstance(value, (Batch, str, bytes)) or _is_tensor(value):
+    if value is None or isinstance(value, (Batch, str, bytes)) or is_tensor(value):
         return value
-    if isinstance(value, (*_NUMBERS, np.generic)):
+    if isinstance(value, (*NUMBERS, np.generic)):
         return np.asarray(value)
     if isinstance(value, (list, tuple, range)):
         return _from_list(value)
-    if isinstance(value, _MAPPINGS):
+    if isinstance(value, MAPPINGS):
         return Batch(value)
     return value
 
 
 def _from_list(values: Sequence[Any]) -> Leaf:
     """One leaf, or Batch, from the values of several rows."""
-    kinds = {type(value) for value in values}
-    batches = [issubclass(kind, (Batch, Mapping)) for kind in kinds]
+    batches = [issubclass(kind, (Batch, Mapping)) for kind in {type(value) for value in values}]
     if any(batches):  # numpy would take a Batch for a sequence of rows
-        return Batch.stack(values) if all(batches) else _objects(values)
-    torch = sys.modules.get("torch")
-    tensors = [torch is not None and issubclass(kind, torch.Tensor) for kind in kinds]
-    if any(tensors):
-        if not all(tensors):
-            return _objects(values)
-        shapes = {tuple(value.shape) for value in values}
-        if len(shapes) > 1:
-            raise TypeError(f"Batch: a list of tensors has shapes {sorted(shapes)}; expected equal shapes: pad them first")
-        assert torch is not None
-        return torch.stack(tuple(values))
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        return _objects(values)  # ragged
-    return array.astype(object) if array.dtype.kind in "US" else array
-
-
-def _objects(values: Sequence[Any]) -> Array:
-    out = np.empty(len(values), object)
-    for i, value in enumerate(values):  # one by one: numpy would look into them
-        out[i] = value
-    return out
-
-
-# ---- rows of one leaf
-
-
-def _shape_of(value: Leaf) -> tuple[int, ...] | None:
-    """Row axis first; None for a leaf that has no rows by nature."""
-    if _is_array(value):
-        return np.shape(value)
-    return tuple(map(int, value.batch_shape)) if _is_distribution(value) else None
+        return Batch.stack(values) if all(batches) else object_array(values)
+    return stacked(values)
 
 
 def _values(batch: Batch) -> Iterator[Leaf]:
@@ -635,70 +471,8 @@ def _values(batch: Batch) -> Iterator[Leaf]:
 
 def _shapes(batch: Batch) -> Iterator[tuple[int, ...]]:
     for value in _values(batch):
-        if (shape := _shape_of(value)) is not None:
+        if (shape := shape_of(value)) is not None:
             yield shape
-
-
-def _rows(value: Any, index: Index) -> Any:
-    """The rows at `index` of a leaf or nested Batch."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        kind = type(index)
-        plain = kind is int or kind is torch.Tensor or (kind is slice and index.step is None)
-        return value[index if plain else _tensor_index(value, index)]
-    if isinstance(value, Batch):
-        return value[index] if value.__dict__ else Batch()
-    if _is_array(value):
-        return np.asarray(value)[index]
-    return _distribution_rows(value, index) if _is_distribution(value) else value
-
-
-def _tensor_index(tensor: torch.Tensor, index: Index) -> Index:
-    """`index` in the part of numpy's language that torch understands."""
-    if isinstance(index, slice):
-        return _elements(tuple(tensor.shape[:1]), index) if (index.step or 1) < 0 else index
-    if isinstance(index, np.ndarray):  # torch takes uint8 for a mask and refuses negative strides
-        return index.astype(np.int64 if index.dtype.kind == "u" else index.dtype)
-    if isinstance(index, list):  # torch would take a list of lists for a tuple
-        return np.asarray(index) if index else index
-    if isinstance(index, tuple):
-        arrays = False
-        for part in index:
-            if type(part) is slice:
-                if part.step is not None and part.step < 0:  # torch has no such steps
-                    return _elements(tuple(tensor.shape), index)
-            elif type(part) is np.ndarray:
-                arrays = True
-        return tuple([_tensor_index(tensor, part) for part in index]) if arrays else index
-    return index
-
-
-def _elements(shape: tuple[int, ...], index: Index) -> tuple[Array, ...]:
-    """Which elements numpy means by `index` in an array of `shape`: their positions along each axis."""
-    at = tuple(map(_numpy, index)) if isinstance(index, tuple) else _numpy(index)
-    return np.unravel_index(np.arange(math.prod(shape)).reshape(shape)[at], shape)
-
-
-def _distribution_rows(value: torch.distributions.Distribution, index: Index) -> torch.distributions.Distribution:
-    """The distribution at `index` of its batch shape; its parameters may have more axes (the choices of a Categorical)."""
-    from torch import distributions
-
-    index = _elements(tuple(value.batch_shape), index)
-    if isinstance(value, distributions.Independent):
-        base = _distribution_rows(value.base_dist, index)
-        return distributions.Independent(base, value.reinterpreted_batch_ndims, validate_args=False)
-    for kind, names in (
-        (distributions.Normal, ("loc", "scale")),
-        (distributions.Categorical, ("logits",)),
-        (distributions.Bernoulli, ("logits",)),
-    ):
-        if type(value) is kind:
-            params = {name: getattr(value, name) for name in names}
-            return kind(**{name: p[index] for name, p in params.items()}, validate_args=False)
-    raise TypeError(
-        f"Batch: rows of a {type(value).__name__} distribution cannot be taken; expected Normal, Categorical, Bernoulli or "
-        "Independent of these: store its parameters instead"
-    )
 
 
 def _check_writable(batch: Batch, rows: Batch, path: str = "") -> None:
@@ -712,12 +486,12 @@ def _check_writable(batch: Batch, rows: Batch, path: str = "") -> None:
         mine = batch.__dict__[key]
         if isinstance(mine, Batch) and isinstance(value, Batch):
             _check_writable(mine, value, f"{name}.")
-        elif _is_reserved(value):
+        elif is_reserved(value):
             continue
         elif isinstance(mine, Batch) or isinstance(value, Batch):
             kinds = ("a Batch", "an array") if isinstance(mine, Batch) else ("an array", "a Batch")
             raise ValueError(f"Batch: field {name!r} is {kinds[0]}, and the rows for it are {kinds[1]}; give the same structure")
-        elif not (isinstance(mine, np.ndarray) or _is_tensor(mine) or same(mine, value)):
+        elif not (isinstance(mine, np.ndarray) or is_tensor(mine) or same(mine, value)):
             raise ValueError(f"Batch: field {name!r} has no row axis, so one row cannot differ; make it an array [N, ...] first")
 
 
@@ -727,66 +501,32 @@ def _write(batch: Batch, index: Index, rows: Batch) -> None:
         if isinstance(mine, Batch):
             _write(mine, index, value)
         elif isinstance(value, Batch):
-            _clear(mine, index)
-        elif isinstance(mine, np.ndarray):
-            mine[index] = _numpy(value)
-        elif _is_tensor(mine):
-            mine[_tensor_index(mine, index)] = _tensor(value, mine.dtype, mine.device)
-
-
-def _spare(value: Leaf) -> Leaf:
-    """Memory of the same shape and dtype, for a trial."""
-    if _is_tensor(value):
-        return value.clone()
-    return np.array(value) if isinstance(value, (np.ndarray, np.generic)) else value
-
-
-def _clear(value: Leaf, index: Index) -> Leaf:
-    """0 or None at the rows `index` (`...` for all), in place where there is a place; a leaf without rows changes with all only."""
-    if isinstance(value, np.ndarray):
-        value[index] = _zero(value.dtype)
-    elif _is_tensor(value):
-        value[_tensor_index(value, index)] = 0
-    elif index is ...:
-        return _blank(value)
-    return value
-
-
-def _zero(dtype: np.dtype[Any]) -> Any:
-    return None if dtype.kind == "O" else np.zeros((), dtype)
-
-
-def _blank(value: Leaf, rows: int | None = None) -> Leaf:
-    """Zeros, or None, in the shape of `value`; with `rows`, in its shape with that leading size."""
-    if not _is_array(value):
-        return None
-    shape = np.shape(value) if rows is None else (rows, *np.shape(value)[1:])
-    if _is_tensor(value):
-        return value.new_zeros(shape)
-    dtype = np.asarray(value).dtype
-    return np.full(shape, _zero(dtype), dtype)
+            clear(mine, index)
+        else:
+            write(mine, index, value)
 
 
 # ---- structure
 
 
 def _parts(batches: Parts, verb: str) -> list[Batch]:
-    parts = [batches] if isinstance(batches, (Batch, *_MAPPINGS)) else list(batches)
+    parts = [batches] if isinstance(batches, (Batch, *MAPPINGS)) else list(batches)
     for part in parts:
-        if not isinstance(part, (Batch, *_MAPPINGS)):
+        if not isinstance(part, (Batch, *MAPPINGS)):
             raise ValueError(f"Batch.{verb}: got a {type(part).__name__} among the parts; expected Batches or mappings")  # noqa: TRY004
     return [part if isinstance(part, Batch) else Batch(part) for part in parts]
 
 
 def _merge(parts: Sequence[Batch], join: Callable[[str, list[Any]], Leaf], path: str = "") -> Batch:
-    """`join` of every leaf of the parts, in the order in which the fields first appear. A part without a value gives `_RESERVED`."""
+    """`join` of every leaf of the parts, in the order in which the fields first appear. A part without a value gives
+    `_RESERVED`."""
     out: dict[str, Any] = {}
     for key in dict.fromkeys(key for part in parts for key in part.__dict__):
         name = path + key
         values = [part.__dict__.get(key, _RESERVED) for part in parts]
         if all(isinstance(value, Batch) for value in values):
             out[key] = _merge(values, join, f"{name}.")
-        elif any(isinstance(value, Batch) and not _is_reserved(value) for value in values):
+        elif any(isinstance(value, Batch) and not is_reserved(value) for value in values):
             raise ValueError(f"Batch: field {name!r} is a Batch in some parts and an array in others; give the same structure")
         else:
             out[key] = join(name, values)
@@ -796,36 +536,20 @@ def _merge(parts: Sequence[Batch], join: Callable[[str, list[Any]], Leaf], path:
 def _check_same_fields(parts: Sequence[Batch], path: str = "") -> None:
     """Refuses parts that differ in their filled fields; parts without any data may lack all of them."""
     filled = [part for part in parts if not part.is_empty(recurse=True)]
-    for key in dict.fromkeys(key for part in filled for key, value in part.__dict__.items() if not _is_reserved(value)):
+    for key in dict.fromkeys(key for part in filled for key, value in part.__dict__.items() if not is_reserved(value)):
         for i, part in enumerate(filled):
             if key not in part.__dict__:
-                raise ValueError(
-                    f"Batch.cat: field {path + key!r} is missing in part {i} (it has {', '.join(part.__dict__)}); "
-                    "give the same fields, or fill with zeros: pad=True"
-                )
+                raise ValueError(f"Batch.cat: field {path + key!r} is missing in part {i} (it has {', '.join(part.__dict__)}); "
+                                 "give the same fields, or fill with zeros: pad=True")
         _check_same_fields([part.__dict__[key] for part in filled if isinstance(part.__dict__[key], Batch)], f"{path}{key}.")
-
-
-def _join(name: str, values: Sequence[Leaf], axis: int, new_axis: bool) -> Leaf:
-    tensors = [_is_tensor(value) for value in values]
-    if any(tensors) and not all(tensors):
-        raise TypeError(f"Batch: field {name!r} is a tensor in some parts and not in others; call to_torch() or to_numpy() first")
-    try:
-        if tensors[0]:
-            import torch
-
-            return torch.stack(tuple(values), axis) if new_axis else torch.cat(tuple(values), axis)
-        return np.stack(values, axis) if new_axis else np.concatenate(values, axis)
-    except (ValueError, RuntimeError, IndexError) as error:
-        shapes = ", ".join(str(np.shape(value)) for value in values[:8])
-        raise ValueError(f"Batch: field {name!r} cannot be joined on axis {axis} from shapes {shapes}: {error}") from None
 
 
 def _operands(batch: Batch, other: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Where each leaf lives, and what it is combined with: the number, or the leaf of the other batch."""
     if isinstance(other, Batch) and other.__dict__.keys() != batch.__dict__.keys():
         raise TypeError(
-            f"Batch: arithmetic needs the same fields, got {list(batch.__dict__)} and {list(other.__dict__)} at {path or 'the top'!r}"
+            f"Batch: arithmetic needs the same fields, got {list(batch.__dict__)} and {list(other.__dict__)} at "
+            f"{path or 'the top'!r}"
         )
     for key, value in batch.__dict__.items():
         operand = other.__dict__[key] if isinstance(other, Batch) else other
@@ -833,86 +557,9 @@ def _operands(batch: Batch, other: Any, path: str = "") -> Iterator[tuple[dict[s
             if isinstance(other, Batch) and not isinstance(operand, Batch):
                 raise TypeError(f"Batch: arithmetic needs the same structure; field {path + key!r} is a Batch on one side only")
             yield from _operands(value, operand, f"{path}{key}.")
-        elif not (_is_array(value) and _is_array(operand)):
+        elif not (is_array(value) and is_array(operand)):
             raise TypeError(
                 f"Batch: arithmetic needs numbers; field {path + key!r} is {type(value).__name__} and {type(operand).__name__}"
             )
         else:
             yield batch.__dict__, key, operand
-
-
-# ---- values
-
-
-def _numpy(value: Leaf, copy: bool = False) -> Leaf:
-    if _is_tensor(value):
-        import torch
-
-        value = (value.float() if value.dtype is torch.bfloat16 else value).numpy(force=True)
-    return value.copy() if copy and isinstance(value, np.ndarray) else value
-
-
-def _tensor(value: Leaf, dtype: torch.dtype | None, device: torch.device | str | None, copy: bool = False) -> Leaf:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.to(device=value.device if device is None else device, dtype=dtype or value.dtype, copy=copy)
-    if not _is_array(value) or np.asarray(value).dtype.kind not in "biufc":
-        return value
-    array = np.asarray(value)
-    # torch cannot share memory that is read-only or runs backwards.
-    if copy or not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()
-    return torch.as_tensor(array, dtype=dtype, device=device)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal values, whatever holds them: arrays and tensors by shape and value, containers item by item. Always one bool."""
-    if a is b:
-        return True
-    if _is_array(a) and _is_array(b):
-        x, y = np.asarray(_numpy(a)), np.asarray(_numpy(b))
-        if x.shape != y.shape:
-            return False
-        if "O" in (x.dtype.kind, y.dtype.kind):
-            return all(same(i, j) for i, j in zip(x.flat, y.flat, strict=True)) if x.ndim else bool(a == b)  # one integer beyond 64 bits
-        return np.array_equal(x, y, equal_nan=x.dtype.kind in "fc" and y.dtype.kind in "fc")
-    if isinstance(a, _MAPPINGS) and isinstance(b, _MAPPINGS):
-        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if _is_distribution(a):
-        return same(_parameters(a), _parameters(b))
-    equal = a == b
-    return equal if isinstance(equal, bool) else bool(np.all(equal))
-
-
-def _parameters(value: torch.distributions.Distribution) -> dict[str, Any]:
-    """What makes a distribution what it is: its attributes, without what torch computed from them and keeps beside them.
-
-    Those that torch knows as parameters are taken even when computed: 0.3 as a probability is not 0.3 as a logit.
-    """
-    from torch.distributions.utils import lazy_property
-
-    computed = {name for name in vars(value) if isinstance(inspect.getattr_static(type(value), name, None), lazy_property)}
-    given = {name: part for name, part in vars(value).items() if name not in computed and name != "_validate_args"}
-    return given | {name: getattr(value, name) for name in value.arg_constraints}
-
-
-def _null(value: Leaf) -> Array:
-    array = np.asarray(_numpy(value)) if value is None or _is_array(value) else np.zeros(())
-    if array.dtype.kind == "O":
-        return np.array(
-            [x is None or (isinstance(x, (float, np.floating)) and bool(np.isnan(x))) for x in array.flat], bool
-        ).reshape(array.shape)
-    return np.isnan(array) if array.dtype.kind in "fc" else np.zeros(array.shape, bool)
-
-
-def _text(value: Leaf) -> str:
-    """One line; large arrays by shape and dtype."""
-    if _is_array(value) and math.prod(np.shape(value)) > 16:
-        kind = "tensor" if _is_tensor(value) else "array"
-        return f"{kind}(shape={np.shape(value)}, dtype={value.dtype})"
-    return " ".join(repr(value).split()) if _is_array(value) else repr(value)

@@ -27,8 +27,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from parl_like.batch import same
 from parl_like.data.archive import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
+from parl_like.leaf import same
 
 Apply = Callable[[], Any]
 """Takes over one part of a state that has been checked."""
