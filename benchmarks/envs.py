@@ -118,7 +118,7 @@ class Wait(Burn):
         return np.zeros(4, np.float32), 1.0, False, self.t == 1000, {}
 
 
-def uneven(rounds: int) -> tuple[dict[str, Any], list[str]]:
+def uneven(rounds: int, steps: int) -> tuple[dict[str, Any], list[str]]:
     """Environments of different pace: apart, and in lock-step."""
     def robot(**options: Any) -> Robot:
         pace = cycle([0.010, 0.001, 0.001, 0.001])
@@ -132,7 +132,7 @@ def uneven(rounds: int) -> tuple[dict[str, Any], list[str]]:
         with robot(**options) as one:
             one.run(StopAfterSteps(WAITING))
             begin, before = perf_counter(), one.env_steps
-            one.run(StopAfterSteps(UNEVEN_STEPS))
+            one.run(StopAfterSteps(steps))
             return (one.env_steps - before) / (perf_counter() - begin)
 
     rates = compare({"agents apart": lambda: pace_of(driver="threads"),
@@ -148,26 +148,26 @@ def stepping(envs: Any, n: int, n_actions: int) -> Callable[[int], Any]:
     return lambda k: envs.step(actions[k % ACTIONS])
 
 
-def workers(rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]]:
+def workers(rounds: int, milliseconds: float, burning: int, cartpoles: int) -> tuple[dict[str, Any], list[str]]:
     """Worker processes: cores that a heavy environment uses, and a light one against gymnasium's."""
-    burns = {"free": make_vector_env(Burn, BURNING, "process"), "pinned": make_vector_env(Burn, BURNING, "process", pin=True)}
+    burns = {"free": make_vector_env(Burn, burning, "process"), "pinned": make_vector_env(Burn, burning, "process", pin=True)}
     cartpole = partial(gym.make, "CartPole-v1")
-    ours = make_vector_env(cartpole, CARTPOLES, "process")
-    theirs = AsyncVectorEnv([cartpole] * CARTPOLES, autoreset_mode=AutoresetMode.SAME_STEP)
+    ours = make_vector_env(cartpole, cartpoles, "process")
+    theirs = AsyncVectorEnv([cartpole] * cartpoles, autoreset_mode=AutoresetMode.SAME_STEP)
     try:
-        steps = {name: stepping(burn, BURNING, 2) for name, burn in burns.items()}
-        cores = compare({name: lambda call=call: rate(call, BURNING, 5 * milliseconds) * BURN for name, call in steps.items()},
+        steps = {name: stepping(burn, burning, 2) for name, burn in burns.items()}
+        cores = compare({name: lambda call=call: rate(call, burning, 5 * milliseconds) * BURN for name, call in steps.items()},
                         rounds)
-        sides = {"ours": stepping(ours, CARTPOLES, 2), "AsyncVectorEnv": stepping(theirs, CARTPOLES, 2)}
-        rates = compare({name: lambda call=call: rate(call, CARTPOLES, milliseconds) for name, call in sides.items()}, rounds)
+        sides = {"ours": stepping(ours, cartpoles, 2), "AsyncVectorEnv": stepping(theirs, cartpoles, 2)}
+        rates = compare({name: lambda call=call: rate(call, cartpoles, milliseconds) for name, call in sides.items()}, rounds)
     finally:
         for envs in (*burns.values(), ours, theirs):
             envs.close()
     faster = ratio(rates["ours"], rates["AsyncVectorEnv"])
-    lines = [*(f"process, {BURNING} environments of 1 ms CPU a step, {name}: {r['median']:.2f} cores used (spread "
+    lines = [*(f"process, {burning} environments of 1 ms CPU a step, {name}: {r['median']:.2f} cores used (spread "
                f"{r['spread']:.2f})"
                for name, r in cores.items()),
-             f"process, CartPole, {CARTPOLES} environments: {rates['ours']['median']:,.0f} steps/s, {faster:.2f} x "
+             f"process, CartPole, {cartpoles} environments: {rates['ours']['median']:,.0f} steps/s, {faster:.2f} x "
              f"AsyncVectorEnv ({rates['AsyncVectorEnv']['median']:,.0f})"]
     return {"cores_used": cores, "cartpole": {**rates, "ratio": faster}}, lines
 
@@ -221,6 +221,7 @@ def measure(levels: Levels, rounds: int, milliseconds: float) -> tuple[dict[str,
     result: dict[str, Any] = {"bench": "envs", "unit": "steps/s", "machine": machine(), "sokoban": {}, "reset_us": {},
                               "levels_per_s": {}}
     lines = []
+    few = 1 if milliseconds >= 0.1 * MILLISECONDS else 8  # a quick look: an eighth of the processes
     for n in COUNTS:
         calls = {
             "boards, fresh": steps_of(n, levels, False, False), "boards, in place": steps_of(n, levels, False, True),
@@ -245,7 +246,8 @@ def measure(levels: Levels, rounds: int, milliseconds: float) -> tuple[dict[str,
     lines += [f"Sokoban generator, {name}: {r['median']:,.0f} solvable levels/s (spread {r['spread']:.2f})"
               for name, r in rates.items()]
     for key, part in (("passed_through", passing(levels)), ("peers", peers(levels, rounds, milliseconds)),
-                      ("uneven", uneven(rounds)), ("process", workers(rounds, milliseconds))):
+                      ("uneven", uneven(rounds, UNEVEN_STEPS // few)),
+                      ("process", workers(rounds, milliseconds, BURNING // few, CARTPOLES // few))):
         result[key], more = part
         lines += more
     return result, lines

@@ -117,7 +117,7 @@ PARTS: dict[str, tuple[list[str], list[str], Callable[[Result], list[str]]]] = {
     "workers": (["transport", "--driver", "processes", "--driver", "ray"], ["--rounds", "1", "--scale", "0.05"], workers),
     "replay": (["replay"], ["--rounds", "1", "--scale", "0.01"], replay),
     "sokoban": (["envs"], ["--rounds", "1", "--scale", "0.01"], sokoban),
-    "memory": (["memory"], ["--agents", "8"], memory),
+    "memory": (["memory"], ["--agents", "8", "--steps", "2000"], memory),
     "thinker": (["thinker"], ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"], thinker),
 }
 

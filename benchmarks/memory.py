@@ -23,7 +23,7 @@ from parl_like.robots.spaces import spaces_of
 func = create_algorithm_func(MLPQ, dict(**spaces_of("CartPole-v1"), hidden=[64, 64]), DQN, {})
 helper = lambda: OffPolicyHelper(size=100_000, batch_size=64, learn_every=16)
 with Robot("CartPole-v1", n_agents=int(sys.argv[1]), tasks={"RL": ComputationTask(func, helper=helper)}) as robot:
-    for _ in robot.iterate(50_000):
+    for _ in robot.iterate(int(sys.argv[2])):
         pass
     print(json.dumps({"torch_alone_mib": base, "robot_mib": rss(), "threads": threading.active_count(),
                       "env_steps": robot.env_steps}))
@@ -59,8 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="parl-like bench memory", description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--agents", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=50_000, help="of all agents together, before memory is read")
     options = parser.parse_args(argv)
-    result = {"bench": "memory", "machine": machine(), "agents": options.agents, **measured(AGENTS, str(options.agents)),
+    result = {"bench": "memory", "machine": machine(), "agents": options.agents, **measured(AGENTS, str(options.agents), str(options.steps)),
               "import": measured(IMPORT), "list": measured(LIST)}
     report(result, options.json, [
         f"{options.agents} agents after {result['env_steps']:,} steps: {result['robot_mib']:.0f} MiB (torch alone "

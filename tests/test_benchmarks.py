@@ -22,7 +22,7 @@ def ours(monkeypatch):
 
 @pytest.mark.parametrize(("name", "argv"), [
     ("transport", ["--agents", "4", "--rounds", "1"]),
-    ("memory", ["--agents", "8"]),
+    ("memory", ["--agents", "8", "--steps", "2000"]),
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),

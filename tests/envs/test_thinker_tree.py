@@ -339,7 +339,7 @@ OPTIONS = st.fixed_dictionaries({
 def test_compiled_trees_equal_the_plain_one(options, seed, n):
     stage = options["test_K"] or options["K"]
     phase = np.random.default_rng(seed).integers(0, stage, n) if seed % 2 else None
-    compare(options | {"phase": phase}, n=n, steps=90, seed=seed, reset_rate=(0.05, 0.2, 0.5)[seed % 3])
+    compare(options | {"phase": phase}, n=n, steps=60, seed=seed, reset_rate=(0.05, 0.2, 0.5)[seed % 3])
 
 
 BASE = {"n_actions": 2, "K": 6, "max_depth": 3, "discounting": 0.5, "layout": "G2"}
@@ -353,7 +353,7 @@ BASE = {"n_actions": 2, "K": 6, "max_depth": 3, "discounting": 0.5, "layout": "G
 ], ids=str)
 def test_every_option_for_long(options):
     """The same, for sure and long enough that ends, carried trees and stale nodes come often."""
-    assert compare(BASE | options, steps=1500 if options.get("K") == 20 else 400) > 5
+    assert compare(BASE | options, steps=800 if options.get("K") == 20 else 400) > 5
 
 
 def test_environments_never_meet():

@@ -39,10 +39,11 @@ def short(name):
     if name == "thinker-atari":
         pytest.importorskip("ale_py")
     if experiments.get(name).robot != "thinker":
-        return {"n_agents": 4, "total_steps": 1500}
+        return {"n_agents": 4, "total_steps": 800}
     if name in ("thinker-sokoban", "thinker-atari"):  # large pictures
-        options = {"game": "breakout", "max_frames": 200} if name == "thinker-atari" else {"max_steps": 20}
-        return {**THINKER, "rec_t": 3, "total_steps": 60, "model_warm_up_n": 30, "model_buffer_n": 60, "env_options": options}
+        options = {"game": "breakout", "max_frames": 60} if name == "thinker-atari" else {"max_steps": 8}
+        return {**THINKER, "rec_t": 3, "total_steps": 36, "actor_unroll_len": 6, "model_warm_up_n": 18, "model_buffer_n": 36,
+                "env_options": options}
     return THINKER if name.startswith("raw") else {**THINKER, "rec_t": 3}
 
 
@@ -54,7 +55,7 @@ def test_two_short_runs_leave_the_same_trace(name):
             for _ in robot.iterate(overrides["total_steps"]):
                 pass
             assert robot.counters()["env_steps"] >= overrides["total_steps"]
-            assert robot.evaluate(2, seed=1).n_episodes == 2
+            assert hashes or robot.evaluate(2, seed=1).n_episodes == 2
             hashes.append(robot.trace_hash())
     assert hashes[0] == hashes[1] != hashes[2]
 
@@ -68,7 +69,7 @@ def test_an_unknown_environment_is_a_config_error():
         build("ppo-cartpole", env="CartPoll-v1")
 
 
-ARGS = ["ppo-cartpole", "n_agents=4", "unroll=32", "total_steps=6144", "checkpoint_every=1024", "trace=true", "tensorboard=false", "eval_episodes=2"]
+ARGS = ["ppo-cartpole", "n_agents=4", "unroll=32", "total_steps=3072", "checkpoint_every=512", "trace=true", "tensorboard=false", "eval_episodes=2"]
 
 
 def trace(run):
@@ -83,8 +84,8 @@ def whole(tmp_path_factory):
     return trace(run)
 
 
-@pytest.mark.parametrize("keep", [1, 5])
-@pytest.mark.parametrize("checkpoint", ["000000000", "000002048"])  # before the first of the schedule, or with two of them there
+@pytest.mark.parametrize("keep", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("checkpoint", ["000000000", "000001024"])  # before the first of the schedule, or with two of them there
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, whole, number, checkpoint, keep):
     run = tmp_path / "cut"
