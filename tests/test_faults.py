@@ -25,7 +25,7 @@ from parl_like.errors import AgentFailed, Diverged, TaskFailed
 from parl_like.explorer import EpsilonGreedy
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import plots, runner
+from parl_like.lab import plots, runner, session
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.rundir import RunDir
 from parl_like.layers import batch_norm, fc
@@ -707,8 +707,8 @@ def test_a_checkpoint_that_was_damaged_is_not_gone_back_to(monkeypatch, tmp_path
             path.write_text("{}")
         return roll_back(*args)
 
-    roll_back = runner._Session._roll_back
-    monkeypatch.setattr(runner._Session, "_roll_back", damage)
+    roll_back = session.Session._roll_back
+    monkeypatch.setattr(session.Session, "_roll_back", damage)
     code, run, screen = lab_run(monkeypatch, tmp_path, bad_from=19, bad_until=23)
     assert code == 4 and "loss is nan" in screen and "goes back" not in screen
     assert "the checkpoint of step 52 cannot be loaded" in run.log_file.read_text()
@@ -719,7 +719,7 @@ def test_after_going_back_other_data_come():
     with build(Config(run_dir="", total_steps=1, n_agents=2)) as robot:
         robot.run(StopAfterSteps(50))
         state = robot.state_dict()
-        moved = runner._moved_on(state)
+        moved = session._moved_on(state)
         changed = []
 
         def compare(a, b, path):

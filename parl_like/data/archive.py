@@ -8,7 +8,6 @@ manifest does not already say: the reader rebuilds the header of each array file
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.metadata
 import json
@@ -17,17 +16,16 @@ import os
 import platform
 import re
 import shutil
-import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
+from parl_like.data.disk import check_plain, open_at, open_folder, remove, sync_folder, write_new
 from parl_like.spec import Array
 
 if TYPE_CHECKING:
@@ -100,6 +98,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meta: dict[str, Any]
     components: list[Component]
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the files of each component."""
+        return {component.name: sum(file.size for file in component.files) for component in self.components}
+
 
 # ------------------------------------------------------------------------------------------------ writing
 
@@ -136,7 +138,7 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         text = _sealed(json.dumps(body, indent=1, allow_nan=False).removesuffix("\n}").encode("ascii"))
         if len(text) > MAX_MANIFEST:
             raise refusal(path / MANIFEST, f"at most {MAX_MANIFEST} bytes", len(text), "store fewer arrays and less meta")
-        _write_file(partial / MANIFEST, [text])
+        write_new(partial / MANIFEST, [text])
         sync_folder(partial)
         _put_in_place(partial, path)
     except BaseException:
@@ -144,24 +146,11 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         raise
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Makes `data` the content of the file `path`, durably and in one step; a link at `path` is replaced, not followed."""
-    partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
-    try:
-        _write_file(partial, [data])
-        os.rename(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
-    sync_folder(path.parent)
-
-
 def remove_archive(path: Path) -> None:
     """Deletes an archive so that at every moment it is either whole or gone; links are deleted, never followed."""
     doomed = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
     os.rename(path, doomed)
-    _remove(doomed)
+    remove(doomed)
 
 
 def set_aside(path: Path) -> Path:
@@ -185,7 +174,7 @@ def clean_partial(parent: Path) -> list[str]:
         if replaced and not os.path.lexists(parent / replaced[1]):
             os.rename(parent / entry, parent / replaced[1])
         elif replaced or _PARTIAL.fullmatch(entry):
-            _remove(parent / entry)
+            remove(parent / entry)
         else:
             continue
         found.append(entry)
@@ -202,6 +191,15 @@ def encode(path: Path, name: str, value: Any) -> tuple[bytes, dict[str, Array]]:
     """
     plan = _Plan(path, name, value)
     return plan.text, {label: _as_numpy(leaf, stored.dtype) for label, (stored, leaf) in plan.leaves.items()}
+
+
+def array_bytes(tree: Any) -> int:
+    """Bytes of all arrays and tensors in nested dicts and lists."""
+    if isinstance(tree, Mapping):
+        return sum(map(array_bytes, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return sum(map(array_bytes, tree))
+    return int(getattr(tree, "nbytes", 0))
 
 
 class _Plan:
@@ -227,10 +225,10 @@ class _Plan:
         groups = [(f"{self.name}.safetensors", small)] if small else []
         groups += [(f"{self.name}.{i}.npy", [leaf]) for i, leaf in enumerate(big)]
         name = f"{self.name}.json"
-        files = [StoredFile(name, *_write_file(folder / name, [self.text]), [])]
+        files = [StoredFile(name, *write_new(folder / name, [self.text]), [])]
         for name, group in groups:
             tensors = [tensor for tensor, _ in group]
-            files.append(StoredFile(name, *_write_file(folder / name, self._bytes(name, group)), tensors))
+            files.append(StoredFile(name, *write_new(folder / name, self._bytes(name, group)), tensors))
         return Component(self.name, files)
 
     def _bytes(self, name: str, group: list[tuple[StoredArray, Any]]) -> Iterator[Any]:
@@ -338,35 +336,6 @@ def _header(name: str, tensors: list[StoredArray]) -> bytes:
     return len(text).to_bytes(8, "little") + text.encode("ascii")
 
 
-def _write_file(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
-    """The one place that writes: a new file with these bytes, fsynced. Returns its size and sha256."""
-    digest, size = hashlib.sha256(), 0
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        for piece in pieces:
-            digest.update(piece)
-            rest = memoryview(piece)
-            size += len(rest)
-            while rest:
-                rest = rest[os.write(file, rest) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    return size, digest.hexdigest()
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a directory durable, where its file system can."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(folder)
-
-
 def _check_replaceable(path: Path) -> None:
     """An archive or an empty directory may be replaced; anything else is somebody's work."""
     if not os.path.lexists(path):
@@ -388,14 +357,7 @@ def _put_in_place(partial: Path, path: Path) -> None:
     sync_folder(path.parent)
     if aside is not None:
         with suppress(OSError):  # the new archive is in place; `clean_partial` will try again
-            _remove(aside)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+            remove(aside)
 
 
 def versions() -> dict[str, str]:
@@ -412,23 +374,29 @@ def versions() -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read_archive(path: Path) -> tuple[dict[str, Any], Manifest]:
+def read_archive(path: Path, check: Callable[[Manifest], None] | None = None) -> tuple[dict[str, Any], Manifest]:
     """The tree and the manifest of an archive; arrays are newly allocated and writable, tensors lie on the CPU.
+
+    Args:
+        check: Looks at the manifest before anything else is read; raises ArchiveError where it is not what is expected.
 
     Raises:
         ArchiveError: anything that is not exactly what was written: a changed, missing, additional or linked file, an edited
             manifest, a name or dtype outside the allow-list, a newer format; or a file that cannot be read. No array is allocated
-            before its shape agrees with the size of its file on disk.
+            before its shape agrees with the size of its file on disk, and none at all where they exceed this machine's memory.
+        MemoryError: there is too little left.
     """
-    tree, manifest, _ = read_components(path, lambda name: False)
+    tree, manifest, _ = read_components(path, lambda name: False, check)
     return tree, manifest
 
 
-def read_components(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, Any], Manifest, dict[str, str]]:
+def read_components(
+    path: Path, spare: Callable[[str], bool], check: Callable[[Manifest], None] | None = None,
+) -> tuple[dict[str, Any], Manifest, dict[str, str]]:
     """As `read_archive`, but where a component is damaged or missing that may be spared, the others are read without it.
 
     Args:
-        path: The archive.
+        path, check: As for `read_archive`.
         spare: Says of a component's name whether the archive is of use without it.
 
     Returns:
@@ -444,6 +412,11 @@ def read_components(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str,
         known = {MANIFEST} | {stored.name for component in manifest.components for stored in component.files}
         for name in sorted(set(os.listdir(folder)) - known):
             raise damaged(found / name, "no such file", "one")
+        if check is not None:
+            check(manifest)
+        needed, memory = sum(manifest.sizes().values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > memory:
+            raise refusal(found, f"arrays that fit into {memory} bytes of memory", f"{needed} bytes", "use another machine, or an earlier one")
         for step in (_check_files, _read_component):  # all sizes, before anything is allocated
             for component in manifest.components:
                 if component.name in bad:
@@ -475,7 +448,7 @@ def _opened(path: Path) -> Iterator[tuple[Path, int]]:
                 if found and found[1] == path.name:
                     path = path.with_name(entry)
                     break
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = open_folder(path)
         try:
             yield path, folder
         finally:
@@ -489,7 +462,7 @@ def _opened(path: Path) -> Iterator[tuple[Path, int]]:
 
 def _manifest(path: Path, folder: int) -> Manifest:
     file = path / MANIFEST
-    with _open_file(folder, MANIFEST) as stream:
+    with open(open_at(folder, MANIFEST), "rb") as stream:
         text = stream.read(MAX_MANIFEST + 1)
     if len(text) > MAX_MANIFEST:
         raise damaged(file, f"at most {MAX_MANIFEST} bytes", "more")
@@ -549,14 +522,17 @@ def _check_files(path: Path, folder: int, component: Component) -> None:
             info = os.stat(stored.name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             raise damaged(path / stored.name, "this file", "none") from None
-        if not stat.S_ISREG(info.st_mode) or info.st_size != stored.size:
-            kind = "bytes" if stat.S_ISREG(info.st_mode) else "bytes in something that is no plain file"
-            raise damaged(path / stored.name, f"{stored.size} bytes", f"{info.st_size} {kind}")
+        try:
+            check_plain(info, stored.name)
+        except OSError as error:
+            raise damaged(path / stored.name, f"{stored.size} bytes in a plain file", error.strerror) from None
+        if info.st_size != stored.size:
+            raise damaged(path / stored.name, f"{stored.size} bytes", f"{info.st_size} bytes")
 
 
 def _read_component(path: Path, folder: int, component: Component) -> Any:
     first, *rest = component.files
-    with _open_file(folder, first.name) as stream:
+    with open(open_at(folder, first.name), "rb") as stream:
         text = stream.read(first.size + 1)
     if len(text) != first.size or hashlib.sha256(text).hexdigest() != first.sha256:
         raise damaged(path / first.name, f"sha256 {first.sha256}", hashlib.sha256(text).hexdigest())
@@ -568,7 +544,7 @@ def _read_component(path: Path, folder: int, component: Component) -> Any:
 
 def _read_arrays(path: Path, folder: int, stored: StoredFile) -> dict[str, tuple[str, Array]]:
     file, out, header = path / stored.name, {}, _header(stored.name, stored.tensors)
-    with _open_file(folder, stored.name) as stream:
+    with open(open_at(folder, stored.name), "rb") as stream:
         digest = hashlib.sha256(got := stream.read(len(header)))
         if got != header:
             raise damaged(file, "the header that the manifest describes", "another")
@@ -644,15 +620,6 @@ def _as_tensor(array: Array, code: str) -> torch.Tensor:
 
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if code == "BF16" else tensor
-
-
-def _open_file(folder: int, name: str) -> BufferedReader:
-    """A plain file of the directory: a link is refused, and a pipe does not block."""
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, "not a plain file", name)
-    return open(file, "rb")
 
 
 def _sealed(head: bytes) -> bytes:

@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import math
 import os
-import stat
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ import numpy as np
 
 from parl_like.data import archive
 from parl_like.data.archive import ArchiveError
+from parl_like.data.disk import check_plain, sync_folder
 from parl_like.spec import Array
 
 __all__ = ["Savable", "load_buffer", "load_into", "save_buffer"]
@@ -693,7 +693,7 @@ def _write_hdf5(path: Path, tree: dict[str, Any]) -> None:
         with suppress(OSError):
             os.unlink(partial)
         raise
-    archive.sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _is_ours(h5py: Any, path: Path) -> bool:
@@ -716,8 +716,7 @@ def _read_hdf5(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     bad: dict[str, str] = {}
     try:
         info = os.stat(path, follow_symlinks=False)
-        if not stat.S_ISREG(info.st_mode):
-            raise archive.damaged(path, "a plain file, not a link", "something else")
+        check_plain(info, str(path))
         with h5py.File(path, "r") as file:
             number = file.attrs.get(_MARK)
             _check_format(path, int(number) if isinstance(number, np.integer) else number)

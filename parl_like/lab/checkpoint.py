@@ -7,7 +7,9 @@ import logging
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Self
@@ -21,17 +23,37 @@ from parl_like.data.archive import (
     clean_partial,
     read_archive,
     read_manifest,
+    refusal,
     remove_archive,
-    replace_file,
     set_aside,
     write_archive,
 )
+from parl_like.data.disk import open_file, open_folder, read_file, replace_file
 from parl_like.lab.config import UsageError
+
+RETRY_S = 0.5  # between two attempts of one save
 
 _LOG = logging.getLogger(__name__)
 _STEP = re.compile(r"\d{9,18}")
 # A checkpoint of the same step is replaced by moving it aside first; a kill in between leaves it under this name.
 _ENTRY = re.compile(r"(?:\.replaced\.)?(\d{9,18})(?:\.[0-9a-f]{8})?")
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What a checkpoint says about itself: step, score and parent of `Checkpoints.save`, and what the run added.
+
+    Attributes:
+        seconds: Of training so far.
+        config: The run's complete configuration.
+        interrupted: Whether it was saved at a step that no schedule knows.
+    """
+
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    score: float | None = None
+    parent: str | None = None
+    seconds: float = 0.0
+    config: dict[str, Any] = {}
+    interrupted: bool = False
 
 
 class Loaded(NamedTuple):
@@ -41,6 +63,7 @@ class Loaded(NamedTuple):
     manifest: Manifest
     path: Path
     skipped: list[tuple[str, str]]
+    meta: Meta
 
 
 class Checkpoints:
@@ -53,6 +76,7 @@ class Checkpoints:
         keep: How many of the newest stay; those that LATEST and BEST name stay in any case.
         best_keep: Whether BEST follows the highest score.
         max_failures: `save` raises at this many failures in a row; None: it never does.
+        give_up_s: Seconds that these failures must at least span.
         warn: Gets one line for everything that went wrong but was survived; default: the log.
     """
 
@@ -63,28 +87,36 @@ class Checkpoints:
         best_keep: bool = True,
         *,
         max_failures: int | None = 3,
+        give_up_s: float = 0.0,
         warn: Callable[[str], None] = _LOG.warning,
     ) -> None:
         if keep < 1 or (max_failures is not None and max_failures < 1):
             raise ValueError(f"Checkpoints: `keep` is {keep} and `max_failures` {max_failures}; expected at least 1 of each")
         self.root = Path(root)
         self.keep, self.best_keep, self.max_failures, self.warn = keep, best_keep, max_failures, warn
-        self.failures = 0  # saves in a row that failed
+        self.give_up_s = give_up_s
+        self.failures = 0  # saves in a row that failed, the first of them at this time
+        self._failing_since = 0.0
         self._ready = False
 
     def start(self) -> None:
         """Makes the directory, private to its owner, and removes what a killed process left. The first `save` does it too.
 
         Raises:
-            OSError: it cannot be made or written.
+            OSError: it cannot be made or written, or is a link.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.root.chmod(0o700)
+        folder = open_folder(self.root)
+        try:
+            os.fchmod(folder, 0o700)
+        finally:
+            os.close(folder)
         clean_partial(self.root)
         self._ready = True
 
     def save(
-        self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, score: float | None = None
+        self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, score: float | None = None, *,
+        patience: float = 0.0,
     ) -> Path | None:
         """Writes one checkpoint (`write_archive`), then BEST, then LATEST, then removes what is beyond `keep`.
 
@@ -92,40 +124,37 @@ class Checkpoints:
             step: Environment steps so far; one that was saved before is replaced.
             tree, meta: As `write_archive`; `step`, `score` and `parent` (what LATEST named before) are added to the meta.
             score: Higher is better; NaN and None never become BEST, and the first of equal ones stays it.
+            patience: Seconds for which a disk that refuses is tried again.
 
         Returns:
             Its directory, or None where the disk refused (full, read-only …): a warning went out, the older ones are intact, and
             training may go on.
 
         Raises:
-            OSError: `max_failures` saves in a row failed.
+            OSError: `max_failures` saves in a row failed, over `give_up_s` seconds.
             ArchiveError: the tree holds what cannot be stored.
         """
         if not 0 <= step < 10**18:
             raise ValueError(f"Checkpoints.save: `step` is {step}; expected 0 or more, under 10**18")
         name, score = f"{step:09d}", None if score is None else float(score)
-        path = self.root / name
-        try:
-            if not self._ready:
-                self.start()
-            best = self.best_keep and score is not None and score > self._best_score()
-            parent = self._pointer("LATEST")[0]
-            full_meta = {**(meta or {}), "step": int(step), "score": score, "parent": parent}
-            damaged = os.path.lexists(path) and _fault(path)  # an earlier run passed over it
-            if damaged:
-                set_aside(path)
-            write_archive(path, tree, full_meta)
-            if best:
-                replace_file(self.root / "BEST", f"{name}\n".encode())
-            replace_file(self.root / "LATEST", f"{name}\n".encode())
-        except OSError as error:
-            self.failures += 1
-            text = f"checkpoint {path} could not be saved ({error.strerror or error}); the older ones are intact"
-            if self.max_failures is not None and self.failures >= self.max_failures:
-                mend = "free space or mend the directory, then resume"
-                raise OSError(error.errno, f"{text}; {self.failures} failures in a row: {mend}") from error
-            self.warn(f"{text}; training goes on")
-            return None
+        path, until = self.root / name, time.monotonic() + patience
+        while True:
+            try:
+                damaged = self._write(path, tree, meta or {}, step, score)
+                break
+            except OSError as error:
+                if time.monotonic() < until:
+                    time.sleep(RETRY_S)
+                    continue
+                self._failing_since = self._failing_since if self.failures else time.monotonic()
+                self.failures += 1
+                text = f"checkpoint {path} could not be saved ({error.strerror or error}); the older ones are intact"
+                long = time.monotonic() - self._failing_since >= self.give_up_s
+                if self.max_failures is not None and self.failures >= self.max_failures and long:
+                    mend = "free space or mend the directory, then resume"
+                    raise OSError(error.errno, f"{text}; {self.failures} failures in a row: {mend}") from error
+                self.warn(f"{text}; training goes on")
+                return None
         self.failures = 0
         try:
             if damaged:
@@ -134,6 +163,20 @@ class Checkpoints:
         except OSError as error:
             self.warn(f"an old checkpoint in {self.root} could not be removed ({error.strerror or error})")
         return path
+
+    def _write(self, path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int, score: float | None) -> bool:
+        """Writes a checkpoint and the pointers to it. Returns whether a damaged one was there, which an earlier run passed over."""
+        if not self._ready:
+            self.start()
+        best = self.best_keep and score is not None and score > self._best_score()
+        parent = self._pointer("LATEST")[0]
+        damaged = os.path.lexists(path) and bool(_fault(path))
+        if damaged:
+            set_aside(path)
+        write_archive(path, tree, {**meta, "step": int(step), "score": score, "parent": parent})
+        for pointer in ["BEST"] * best + ["LATEST"]:
+            replace_file(self.root / pointer, f"{path.name}\n".encode(), base=self.root.parent)
+        return damaged
 
     def latest(self) -> Path | None:
         """The checkpoint that `load` tries first: what LATEST names, else the newest; None where nothing was ever saved."""
@@ -156,36 +199,39 @@ class Checkpoints:
         """Steps up to LATEST with a good manifest, newest first, and whether an interruption made them; the others go to `bad`."""
         latest = self.latest()
         found = []
-        for step in reversed(self._steps()):
+        for step in reversed(self.steps()):
             if latest is not None and step <= int(latest.name):
                 try:
-                    found.append((step, bool(read_manifest(self.root / f"{step:09d}").meta.get("interrupted"))))
+                    path = self.root / f"{step:09d}"
+                    found.append((step, meta_of(path, read_manifest(path)).interrupted))
                 except ArchiveError as error:
                     bad.append((f"{step:09d}", str(error)))
         return found
 
-    def load(self, which: str | Path = "latest") -> Loaded:
+    def load(self, which: str | Path = "latest", check: Callable[[Manifest], None] | None = None) -> Loaded:
         """Loads a checkpoint completely, or says which one it loaded instead.
 
         Args:
             which: 'latest', 'best', or 'exact' (the newest that no interruption made): where that one is damaged, the newest good one
-                before it, and each one passed over gets a warning and a place in `skipped`. Or the path of an archive: that one only.
+                before it, and each one passed over gets a warning and a place in `skipped`. One that memory does not suffice for
+                counts as damaged. Or the path of an archive: that one only.
+            check: Looks at the manifest before anything else is read; raises ArchiveError where it is not what is expected.
 
         Raises:
             ArchiveError: none is good. Starting from scratch is a decision for the user.
         """
         if which not in ("latest", "best", "exact"):
-            return Loaded(*read_archive(Path(which)), Path(which), [])
+            return _read(Path(which), check, [])
         skipped: list[tuple[str, str]] = []
         for path in self._by_schedule(skipped) if which == "exact" else self._candidates(str(which).upper(), skipped):
             try:
-                tree, manifest = read_archive(path)
-            except ArchiveError as error:
-                skipped.append((path.name, str(error)))
+                loaded = _read(path, check, skipped)
+            except (ArchiveError, MemoryError) as error:
+                skipped.append((path.name, str(error) or "not enough memory"))
             else:
                 for name, reason in skipped:
                     self.warn(f"{self.root / name} is not usable ({reason}); loaded {path.name} instead")
-                return Loaded(tree, manifest, path, skipped)
+                return loaded
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "there is none"
         raise ArchiveError(
             f"{self.root}: expected a good checkpoint, got none ({reasons}); give the path of an archive, or start a new run"
@@ -200,7 +246,7 @@ class Checkpoints:
 
         A later step than LATEST is one whose save did not end, or that an earlier resume passed over as damaged.
         """
-        steps = self._steps()
+        steps = self.steps()
         tried = set()
         name = None
         for which in dict.fromkeys((pointer, "LATEST")):
@@ -215,22 +261,23 @@ class Checkpoints:
             if f"{step:09d}" not in tried:
                 yield self.root / f"{step:09d}"
 
-    def _steps(self) -> list[int]:
+    def steps(self) -> list[int]:
         """The steps that have a directory, in order; links and foreign names do not count."""
-        if not self.root.is_dir():
+        try:
+            folder = open_folder(self.root)
+        except OSError:
             return []
-        with os.scandir(self.root) as entries:
-            found = {_ENTRY.fullmatch(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)}
+        try:
+            with os.scandir(folder) as entries:
+                found = {_ENTRY.fullmatch(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)}
+        finally:
+            os.close(folder)
         return sorted({int(match[1]) for match in found if match})
 
     def _pointer(self, which: str) -> tuple[str | None, str]:
         """The name in LATEST or BEST, or None and the reason."""
         try:
-            file = os.open(self.root / which, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                text = os.read(file, 100).decode("ascii", "replace").removesuffix("\n")
-            finally:
-                os.close(file)
+            text = read_file(self.root / which, base=self.root.parent, limit=100).decode("ascii", "replace").removesuffix("\n")
         except OSError as error:
             return None, f"{error.strerror}"
         return (text, "") if _STEP.fullmatch(text) else (None, f"expected the name of a checkpoint, got {text!r}")
@@ -238,11 +285,11 @@ class Checkpoints:
     def _best_score(self) -> float:
         path = self.best()
         try:
-            score = read_manifest(path).meta.get("score") if path else None
+            score = meta_of(path, read_manifest(path)).score if path else None
         except ArchiveError as error:
             self.warn(f"BEST is not usable ({error}); the next score replaces it")
             score = None
-        return score if isinstance(score, (int, float)) and not math.isnan(score) else -math.inf
+        return score if score is not None and not math.isnan(score) else -math.inf
 
     def _prune(self, saved: int) -> None:
         """Removes all but the newest `keep`; first those of later steps, which this run left behind when it resumed earlier.
@@ -251,10 +298,22 @@ class Checkpoints:
         """
         protected = {saved, *(int(name) for which in ("LATEST", "BEST") if (name := self._pointer(which)[0]))}
         protected.update(self.exact() or ())
-        order = sorted(self._steps(), key=lambda step: (step <= saved, step))
+        order = sorted(self.steps(), key=lambda step: (step <= saved, step))
         for step in order[: -self.keep]:
             if step not in protected:
                 remove_archive(self.root / f"{step:09d}")
+
+
+def meta_of(path: Path, manifest: Manifest) -> Meta:
+    """The meta of a checkpoint of a run. Raises ArchiveError where it is none, or that of another step than the directory's name says."""
+    try:
+        meta = msgspec.convert(manifest.meta, Meta)
+    except msgspec.ValidationError as error:
+        raise refusal(path, "the meta of a checkpoint", str(error), "use an earlier one") from None
+    entry = _ENTRY.fullmatch(path.name)
+    if entry and int(entry[1]) != meta.step:
+        raise refusal(path, f"the checkpoint of step {int(entry[1])}", f"that of step {meta.step}", "use another one")
+    return meta
 
 
 def verify(root: Path) -> list[tuple[str, bool, str]]:
@@ -263,7 +322,7 @@ def verify(root: Path) -> list[tuple[str, bool, str]]:
     A pointer file that names no checkpoint has a row too.
     """
     checkpoints = Checkpoints(root)
-    faults = {f"{step:09d}": _fault(checkpoints.root / f"{step:09d}") for step in checkpoints._steps()}
+    faults = {f"{step:09d}": _fault(checkpoints.root / f"{step:09d}") for step in checkpoints.steps()}
     rows = [(name, not fault, fault) for name, fault in faults.items()]
     for which in ("LATEST", "BEST"):
         name, reason = checkpoints._pointer(which)
@@ -275,10 +334,20 @@ def verify(root: Path) -> list[tuple[str, bool, str]]:
 def _fault(path: Path) -> str:
     """What is wrong with an archive; nothing: the empty text."""
     try:
-        read_archive(path)
-    except ArchiveError as error:
-        return str(error)
+        _read(path, None, [])
+    except (ArchiveError, MemoryError) as error:
+        return str(error) or "not enough memory"
     return ""
+
+
+def _read(path: Path, check: Callable[[Manifest], None] | None, skipped: list[tuple[str, str]]) -> Loaded:
+    def checked(manifest: Manifest) -> None:
+        meta_of(path, manifest)
+        if check is not None:
+            check(manifest)
+
+    tree, manifest = read_archive(path, checked)
+    return Loaded(tree, manifest, path, skipped, meta_of(path, manifest))
 
 
 # ------------------------------------------------------------------------------------------------ one process per run
@@ -315,10 +384,17 @@ class RunLock:
             True where it was taken over from a process that ended without releasing it.
 
         Raises:
-            RunLocked: a living process has it, this one included; or one of another machine, which cannot be asked.
+            RunLocked: a living process has it, this one included; or one of another machine, which cannot be asked; or the lock file
+                is a link or cannot be written.
         """
-        self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.run_dir.chmod(0o700)
+        try:
+            self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.run_dir.chmod(0o700)
+            return self._take()
+        except OSError as error:
+            raise RunLocked(f"{self.path} cannot be used: {error.strerror or error}") from None
+
+    def _take(self) -> bool:
         with _Guarded(self.path) as file:
             holder = file.holder()
             if holder is not None and holder.host != _here():
@@ -335,7 +411,7 @@ class RunLock:
         """Gives the lock back; does nothing where it is not held, as in a child process that inherited this object."""
         if self.held:
             self.held = False
-            with _Guarded(self.path) as file:
+            with suppress(FileNotFoundError), _Guarded(self.path, make=False) as file:  # the directory may have been deleted
                 holder = file.holder()
                 if holder is not None and (holder.pid, holder.host) == (os.getpid(), _here()):
                     file.write(b"")
@@ -351,11 +427,11 @@ class RunLock:
 class _Guarded:
     """The lock file, opened so that no other process looks at it meanwhile. It is never deleted, only emptied: no race."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, make: bool = True) -> None:
+        self.path, self.flags = path, os.O_RDWR | os.O_CREAT * make
 
     def __enter__(self) -> Self:
-        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.file = open_file(self.path, self.flags)
         fcntl.flock(self.file, fcntl.LOCK_EX)
         return self
 
@@ -366,7 +442,7 @@ class _Guarded:
         """What the file says; None where it is empty or half written."""
         try:
             return msgspec.json.decode(os.pread(self.file, 4096, 0), type=Holder)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
 
     def write(self, text: bytes) -> None:

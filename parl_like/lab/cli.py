@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "" if debug or isinstance(error, UsageError) else " (`--debug` shows where)"
         print(f"error: {name}{' '.join(str(error).split())}{hint}", file=sys.stderr)
         return USAGE if isinstance(error, UsageError) else ERROR
+    finally:
+        if argv is None:  # from here on Python shuts down: another Ctrl-C ends it at once, without a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 # ------------------------------------------------------------------------------------------------ verbs
@@ -59,13 +62,12 @@ def _train(args: argparse.Namespace) -> int:
     from parl_like.lab import config, experiment
 
     chosen = experiment.get(args.experiment)
-    words = config.parse_assignments(args.assignments)
     file = config.load_yaml_file(Path(args.config)) if args.config else {}
     stream = sys.stderr if args.show_config else _people(args)
     print(f"{chosen.name}: {chosen.description or 'loading'} ...", file=stream, flush=True)  # before torch: seconds matter here
     from parl_like.lab import runner
 
-    resolved = config.resolve(chosen.module().Config, chosen.config, file, words)
+    resolved = config.resolve(chosen.module().Config, chosen.config, file, _words(args))
     if args.show_config:
         print(config.dump_yaml(config.to_dict(resolved)), end="")
         return 0
@@ -73,10 +75,10 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from parl_like.lab import config, rundir
+    from parl_like.lab import rundir
 
     run = rundir.RunDir.open(args.run)
-    words = config.parse_assignments(args.assignments)
+    words = _words(args)
     stream = _people(args)
     print(f"{run.path}: loading ...", file=stream, flush=True)
     from parl_like.lab import runner
@@ -88,7 +90,7 @@ def _resume(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     from parl_like.lab import runner
 
-    numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint)
+    numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, overrides=_words(args))
     if args.json:
         _print_json(numbers)
     else:
@@ -102,7 +104,8 @@ def _play(args: argparse.Namespace) -> int:
     # Frames go into a file: pygame needs no window, and complains where there cannot be one.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, max_steps=args.steps, stream=_people(args))
+    episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, max_steps=args.steps,
+                           stream=_people(args), overrides=_words(args))
     if args.json:
         _print_json(episodes)
     else:
@@ -126,7 +129,7 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     print("\n".join(_table(known)) if known else "no experiments are installed")
     if runs:
-        print("\n" + "\n".join(_table(runs)))
+        print("\n" + "\n".join(_table([{**run, "differs": " ".join(f"{key}={value}" for key, value in run["differs"].items())} for run in runs])))
     return 0
 
 
@@ -223,6 +226,12 @@ def _doctor(args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------ words in, text out
 
 
+def _words(args: argparse.Namespace) -> dict[str, Any]:
+    from parl_like.lab import config
+
+    return config.parse_assignments(args.assignments)
+
+
 def _people(args: argparse.Namespace) -> TextIO:
     """Where people read along: with --json, not where the machine reads."""
     return sys.stderr if args.json else sys.stdout
@@ -239,14 +248,18 @@ def _print_json(value: Any) -> None:
 
 
 def _run_row(run: Any) -> dict[str, Any]:
+    """What `list` says of a run: `score` is the mean return of its evaluation, `differs` what is not as its experiment has it."""
     from parl_like.lab.metrics import last_row
 
+    row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "last_return": None, "differs": {}}
     try:
-        row = last_row(run.metrics_file)
-        return {"run": run.path.name, "experiment": run.info().experiment, "state": run.state(),
-                "steps": int(row.get("step", 0)), "last_return": row.get("return/last")}
-    except (UsageError, OSError, ValueError) as error:
-        return {"run": run.path.name, "experiment": "?", "state": f"unreadable: {error}", "steps": 0, "last_return": None}
+        info, last = run.info(), last_row(run)
+        score = ((run.result() or {}).get("evaluation") or {}).get("mean_return")
+        row |= {"experiment": info.experiment, "state": run.state(), "last_return": last.get("return/last"), "differs": info.differs}
+        row |= {"steps": int(last.get("step", 0)), "score": score if isinstance(score, (int, float)) else None}
+    except (UsageError, AttributeError, ValueError, OverflowError) as error:
+        row["state"] = f"unreadable: {error}"
+    return row
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -292,13 +305,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
     one.add_argument("run", metavar="RUN")
     one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help="e.g. total_steps=40000")
     checkpoint(one, "exact")
+    again = "what names a module, given again: env=module:Id"
     one = verb("eval", _eval, "evaluate a trained run without exploration")
     one.add_argument("run", metavar="RUN")
+    one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help=again)
     one.add_argument("--episodes", type=_positive, default=0, metavar="N", help="default: as after training")
     one.add_argument("--seed", type=_seed, metavar="N", help="default: as after training")
     checkpoint(one)
     one = verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans")
     one.add_argument("run", metavar="RUN")
+    one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help=again)
     one.add_argument("--episodes", type=_positive, default=1, metavar="N")
     one.add_argument("--seed", type=_seed, metavar="N")
     one.add_argument("--steps", type=_positive, default=0, metavar="N", help="stop after so many env steps (default: at the end)")
@@ -320,7 +336,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         raise UsageError(f"there is no command {words[0]!r} any more: workers on other machines are actors of a Ray cluster, which begin with the run: "
                          "parl-like train NAME driver=ray workers.address=ADDRESS")
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
-    split = bool(words) and words[0] in ("train", "resume")
+    split = bool(words) and words[0] in ("train", "resume", "eval", "play")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
     args = parser.parse_args([word for word in words if word not in assignments])
     if split:

@@ -138,6 +138,17 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return out
 
 
+def flat(tree: Any, key: str = "") -> dict[str, Any]:
+    """Dotted key → plain value of nested mappings and lists: `{"a": {"b": [1, 2]}}` → `{"a.b[0]": 1, "a.b[1]": 2}`."""
+    if isinstance(tree, Mapping):
+        parts = [(f"{key}.{name}" if key else str(name), part) for name, part in tree.items()]
+    elif isinstance(tree, (list, tuple)):
+        parts = [(f"{key}[{i}]", part) for i, part in enumerate(tree)]
+    else:
+        return {key: tree}
+    return {where: value for name, part in parts for where, value in flat(part, name).items()}
+
+
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
     """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net": {"hidden": [64, 64]}}`; a value is read as YAML.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from parl_like.data.disk import replace_file
 from parl_like.lab.config import ExperimentConfig, UsageError
 from parl_like.lab.experiment import ExperimentError, get
 from parl_like.lab.metrics import read_metrics
@@ -115,9 +117,12 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     out = out if out.suffix else out.with_suffix(".png")
+    inside = next((run.path for run in runs if out.is_relative_to(run.path)), None)  # below it no link is followed
+    picture = io.BytesIO()
     try:
+        figure.savefig(picture, format=out.suffix[1:], dpi=120)
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=120)
+        replace_file(out, picture.getvalue(), base=inside)
     except (OSError, ValueError) as error:  # a folder that cannot be written, a format that does not exist
         raise PlotError(f"cannot write the picture {out}: {error}") from None
     return out
@@ -138,7 +143,7 @@ def settings(runs: Sequence[RunDir]) -> list[str]:
 def curve(run: RunDir, metric: str) -> tuple[Floats, Floats]:
     """Steps and values of one metric, without the rows that have none."""
     columns = read_metrics(run)
-    if metric not in columns:
+    if metric not in columns or "step" not in columns:
         has = f"it has {', '.join(list(columns)[1:])}" if columns else "it has no rows yet"
         raise PlotError(f"{run.path}: no metric {metric!r}; {has}")
     steps, values = np.asarray(columns["step"]), np.asarray(columns[metric])

@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -20,6 +21,13 @@ MAX_LINES = 12
 # What a plain line shows of a robot's metrics; the live table has room for all.
 _BEGINNINGS = ("return/", "episode/")
 _ENDS = ("loss", "/mean_batch", "/queue_depth")
+
+
+def show(stream: TextIO | None, text: str) -> None:
+    """Prints a line for whoever reads along. Where nobody can (a closed pipe, a full disk behind `>`), the run goes on without."""
+    if stream is not None:
+        with suppress(OSError):
+            print(text, file=stream, flush=True)
 
 
 class Progress:
@@ -68,11 +76,12 @@ class Progress:
             self._next_line = time_now + self.log_every_s
             line = self.line(step, metrics())
             log.info(line)
-            if self.stream is not None and self._live is None:
-                print(line, file=self.stream, flush=True)
+            if self._live is None:
+                show(self.stream, line)
         if self._live is not None and time_now >= self._next_table:
             self._next_table = time_now + REFRESH_S
-            self._live.update(self._table(step, metrics()), refresh=True)
+            with suppress(OSError):  # the terminal is gone; the run is not
+                self._live.update(self._table(step, metrics()), refresh=True)
 
     def steps_per_s(self) -> float:
         """Environment steps per second over the last ten seconds; NaN at the start."""
@@ -91,7 +100,8 @@ class Progress:
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()
             self._live = None
 
     def _table(self, step: int, metrics: Mapping[str, float]) -> Table:

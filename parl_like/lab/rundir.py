@@ -18,24 +18,25 @@ import datetime
 import json
 import math
 import os
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from parl_like.lab.config import UsageError, dump_yaml, load_yaml_file
+from parl_like.data.disk import check_plain, open_folder, remove
+from parl_like.lab.config import dump_yaml, load_yaml
 from parl_like.lab.experiment import Name
+from parl_like.lab.outbox import Outbox, RunError
 
 State = Literal["running", "finished", "stopped", "failed"]
 MAX_JSON_BYTES = 1_000_000
-
-
-class RunError(UsageError):
-    """The directory is not a run, or is one already."""
+MAX_TABLE_BYTES = 1 << 30  # of metrics.csv: ten million rows
 
 
 class Git(msgspec.Struct, frozen=True):
@@ -46,7 +47,8 @@ class Git(msgspec.Struct, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (seconds since 1970) tells a pid from its reuse."""
+    """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (seconds since 1970) tells a pid from its reuse; `differs`: dotted
+    key → value, where the configuration is not that of the experiment."""
 
     name: str
     experiment: Name
@@ -58,14 +60,22 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     exit_reason: str = ""
     resumed: int = 0
     versions: dict[str, str] = {}
+    differs: dict[str, Any] = {}
     git: Git | None = None
     command: list[str] = []
 
 
 class RunDir:
-    """One run directory. `create` makes a new one, `open` finds an existing one."""
+    """One run directory. `create` makes a new one, `open` finds an existing one.
 
-    def __init__(self, path: Path) -> None:
+    It may come from somebody else: only plain files in it are read and written, up to a size, and no link in it is followed. What the disk
+    refuses waits in memory (`Outbox`); `flush` says what is still missing.
+
+    Args:
+        warn: Gets one line for each cause of trouble with the disk; None: the log.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None] | None = None) -> None:
         self.path = path
         self.config_file = path / "config.yaml"
         self.log_file = path / "log.txt"
@@ -75,17 +85,21 @@ class RunDir:
         self.tensorboard = path / "tb"
         self.plots = path / "plots"
         self.videos = path / "videos"
+        self.outbox = Outbox(path) if warn is None else Outbox(path, warn)
 
     @classmethod
-    def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = ()) -> RunDir:
+    def create(
+        cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (), differs: Mapping[str, Any] | None = None,
+    ) -> RunDir:
         """A new directory (mode 0700) with `run.json` (state running) and `config.yaml`.
 
         Args:
             config: The complete configuration as plain values. `run_dir` empty: `runs/<date>_<experiment>_s<seed>`, with
                 `_2`, `_3` … behind it where that exists.
+            differs: What of it is not as the experiment has it.
 
         Raises:
-            RunError: `run_dir` is there and not empty (it is left as it is), or the directory cannot be made.
+            RunError: `run_dir` is there and not empty (it is left as it is), or the directory cannot be made or written to.
         """
         # These take a moment. Looked up first, an interrupt meanwhile leaves no directory.
         made_with, git = versions(), git_state()
@@ -105,9 +119,10 @@ class RunDir:
         run = cls(path)
         run._write_info(RunInfo(
             name=path.name, experiment=experiment, state="running", pid=os.getpid(), process_started=process_started(os.getpid()),
-            started=now(), versions=made_with, git=git, command=list(command),
+            started=now(), versions=made_with, differs=dict(differs or {}), git=git, command=list(command),
         ))
         run.save_config(config)
+        run._must_be_written()
         return run
 
     @classmethod
@@ -118,7 +133,7 @@ class RunDir:
             RunError: there is none.
         """
         for folder in (Path(path), Path("runs") / path):
-            if (folder / "run.json").is_file():
+            if os.path.lexists(folder / "run.json"):
                 return cls(folder)
         raise RunError(f"{path} is no run directory (it has no run.json); `parl-like list` shows the runs")
 
@@ -129,8 +144,8 @@ class RunDir:
             RunError: it is missing or malformed.
         """
         try:
-            return msgspec.json.decode(self._read("run.json"), type=RunInfo)
-        except (OSError, ValueError) as error:
+            return msgspec.json.decode(self.read("run.json"), type=RunInfo)
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{self.path / 'run.json'} is not readable: {error}") from None
 
     def state(self) -> str:
@@ -143,64 +158,84 @@ class RunDir:
         """Replaces fields of `run.json`."""
         self._write_info(msgspec.structs.replace(self.info(), **fields))
 
-    def restarted(self, command: Sequence[str]) -> None:
-        """This process continues the run; a result that it had is no longer its result."""
-        (self.path / "result.json").unlink(missing_ok=True)
+    def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None) -> None:
+        """This process continues the run; a result that it had is no longer its result. Raises RunError where the disk refuses."""
         self.update(state="running", pid=os.getpid(), process_started=process_started(os.getpid()), ended=None, exit_reason="",
-                    resumed=self.info().resumed + 1, versions=versions(), git=git_state(), command=list(command))
+                    resumed=self.info().resumed + 1, versions=versions(), differs=dict(differs or {}), git=git_state(),
+                    command=list(command))
+        self._must_be_written()
+        with suppress(FileNotFoundError):
+            remove(self.path / "result.json")
 
     def ended(self, state: State, reason: str) -> None:
+        """The run is over: what it is now stands in `run.json`, even where the disk is full, if its file has room for it."""
         self.update(state=state, exit_reason=reason, ended=now())
+        if "run.json" in self.outbox.flush():
+            info, cuts = self.info(), (len(reason), 100, 40, 0)  # of its reason as much as there is room for
+            any(self.outbox.overwrite("run.json", msgspec.json.encode(msgspec.structs.replace(info, exit_reason=reason[:cut]))) for cut in cuts)
+
+    def flush(self, patience: float = 0.0) -> list[str]:
+        """Writes what waits, and tries for `patience` seconds. Returns the names of files that could not be written."""
+        return self.outbox.flush(patience)
 
     def save_config(self, config: Mapping[str, Any]) -> None:
-        write_atomically(self.config_file, dump_yaml(config))
+        self.outbox.replace("config.yaml", dump_yaml(config).encode())
 
     def config(self) -> dict[str, Any]:
-        """`config.yaml` as plain values, to be fitted to its class."""
-        return load_yaml_file(self.config_file)
+        """`config.yaml` as plain values, to be fitted to its class. Raises RunError or ConfigError."""
+        try:
+            return load_yaml(self.read("config.yaml").decode(), str(self.config_file))
+        except UnicodeDecodeError:
+            raise RunError(f"{self.config_file} is not UTF-8 text") from None
 
     def event(self, kind: str, **fields: Any) -> None:
         """Appends one line to `events.jsonl`."""
         line = json.dumps(plain({"time": now(), "event": kind, **fields}), allow_nan=False)
-        with open(self.path / "events.jsonl", "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        self.outbox.append("events.jsonl", line.encode() + b"\n")
 
     def save_result(self, result: Mapping[str, Any]) -> None:
-        write_atomically(self.path / "result.json", json.dumps(plain(result), indent=2, allow_nan=False) + "\n")
+        self.outbox.replace("result.json", json.dumps(plain(result), indent=2, allow_nan=False).encode() + b"\n")
 
     def result(self) -> dict[str, Any] | None:
         """`result.json`, or None where the run has not finished or the file is damaged."""
         try:
-            return msgspec.json.decode(self._read("result.json"), type=dict[str, Any])
-        except (OSError, ValueError, RecursionError):
+            return msgspec.json.decode(self.read("result.json"), type=dict[str, Any])
+        except (ValueError, RecursionError):  # a RunError is a ValueError
             return None
 
-    def _read(self, name: str) -> bytes:
-        path = self.path / name
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise RunError(f"{path} has {path.stat().st_size} bytes; expected at most {MAX_JSON_BYTES}")
-        return path.read_bytes()
+    def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
+        """A file's content, what waits to be written included. Raises RunError where it is missing, over `limit` bytes, or no plain file."""
+        try:
+            return self.outbox.read(name, limit)
+        except OSError as error:
+            raise RunError(f"{self.path / name} is not readable: {error.strerror or error}") from None
+
+    def folder(self, path: Path) -> Path:
+        """Makes the directory `path` of this run. Raises RunError where it cannot be made, is a link, or has something in it that no run
+        makes: whoever writes there next would follow it."""
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+            os.close(open_folder(path, self.path))
+            for inside, folders, files in os.walk(path):
+                for name in folders + files:
+                    info = os.lstat(os.path.join(inside, name))
+                    if not stat.S_ISDIR(info.st_mode):
+                        check_plain(info, name, writing=True)
+        except OSError as error:
+            raise RunError(f"cannot write to {path}: {error.filename}: {error.strerror or error}; remove it") from None
+        return path
 
     def _write_info(self, info: RunInfo) -> None:
-        write_atomically(self.path / "run.json", json.dumps(msgspec.to_builtins(info), indent=2) + "\n")
+        self.outbox.replace("run.json", json.dumps(msgspec.to_builtins(info), indent=2).encode() + b"\n")
+
+    def _must_be_written(self) -> None:
+        if left := self.flush():
+            raise RunError(f"cannot write {', '.join(left)} in {self.path}; free space, or give another run_dir=")
 
 
 def runs_in(folder: Path) -> list[RunDir]:
     """The run directories directly in `folder`, by name; none where there is no such folder."""
     return [RunDir(path.parent) for path in sorted(folder.glob("*/run.json"))]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path`: whoever reads it, or crashes meanwhile, finds the old text or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:
@@ -242,12 +277,19 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> Git | None:
-    """Commit of the checkout that parl_like runs from, else of the current folder; None without git or without a repository."""
+    """Commit of the checkout that parl_like runs from; None without git or without a checkout.
+
+    No other folder is asked: a repository's own configuration can name programs that git starts.
+    """
     root = Path(__file__).resolve().parents[2]
-    folder = root if (root / ".git").exists() else Path.cwd()
+    if not (root / ".git").exists():
+        return None
+    quiet = ["--no-pager", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"]
+    # Without GIT_DIR and the like, which would name another repository; without locks, since this only looks.
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | {"GIT_OPTIONAL_LOCKS": "0"}
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
+        done = subprocess.run(["git", "-C", str(root), *quiet, *words], capture_output=True, text=True, timeout=5, check=True, env=env)
         return done.stdout.strip()
 
     try:

@@ -1,98 +1,32 @@
-"""Runs experiments: trains, resumes, evaluates and plays them, and leaves everything in the run directory.
-
-What a robot offers to this file is written down in `RobotLike`.
-"""
+"""The verbs of a run: train, resume, evaluate, play, and `load_run` for scripts."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import logging
-import math
-import os
-import signal
-import statistics
+import re
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, TextIO
 
-import numpy as np
-
-from parl_like.data.archive import ArchiveError, rng_state, set_rng_state
-from parl_like.errors import Diverged
+from parl_like.data.archive import ArchiveError, Manifest, array_bytes, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import metrics as metrics_files
-from parl_like.lab import plots
-from parl_like.lab.checkpoint import Checkpoints, Loaded, RunLock
+from parl_like.lab.checkpoint import Checkpoints, Loaded, Meta, RunLock
 from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
-from parl_like.lab.progress import Progress
-from parl_like.lab.rundir import RunDir, State
+from parl_like.lab.rundir import RunDir
+from parl_like.lab.session import Report, RobotLike, Session, evaluation_episodes, evaluation_numbers, evaluation_seed
 
-log = logging.getLogger("parl_like.lab")
-
-FINISHED, FAILED, USAGE, STOPPED, DIVERGED = 0, 1, 2, 3, 4
-"""Exit codes: done; an error; asked for what cannot be; stopped by a signal after a clean save; training diverged."""
-
-Report = Callable[[dict[str, Any]], None]
-
-RESUMABLE = frozenset({"total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "workers.address", "workers.step_limit"})
+RESUMABLE = frozenset({
+    "total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "workers.address", "workers.step_limit",
+})
 """What may differ when a run is continued: nothing here changes what happens at a step."""
 
-STANDARD = ("return/mean", "return/last", "episode/length")
-"""Metrics that every run's CSV has, from its first row on."""
-
-DEFAULT_EVAL_EPISODES = 10
-EVAL_SEED = 1_000_000  # evaluation is seeded with this plus the run's seed, far from the seeds people train with
-
-
-class EvaluationLike(Protocol):
-    """What `robot.evaluate` gives. Of a dataclass, every further number counts as a result too."""
-
-    returns: Sequence[Any]
-    lengths: Sequence[int]
-
-
-class RobotLike(Protocol):
-    """What a robot offers to be run from the lab. Env steps are agent decisions, summed over all agents since step 0."""
-
-    def iterate(self, stop_steps: int) -> Iterator[int]:
-        """Trains, one iteration per item, until `counters()["env_steps"] >= stop_steps`. It may be left after any item and
-        begun again with a later stop."""
-
-    def counters(self) -> Mapping[str, int]:
-        """`env_steps`, `episodes`, `iterations`, `updates/<task>` … Cheap: asked for after every iteration."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """Flat: `return/mean`, `<task>/loss` … A key that ends in `_s` is a reading of the clock. Once every `updates/<task>` is
-        above 0 it has all its keys."""
-
-    def checkpoint_boundary(self) -> None:
-        """Brings the agents to a point from which a fresh robot with the same state goes on equally."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, tree: dict[str, Any], /) -> None: ...
-
-    def evaluate(self, *, episodes: int, seed: int) -> EvaluationLike:
-        """Plays without exploration and without learning. Equal arguments and weights give equal results."""
-
-    def play(self, path: Path, *, seed: int, max_steps: int = 0) -> float:
-        """Plays one evaluation episode, or the first `max_steps` of it, writes its frames to the GIF `path`, returns the return."""
-
-    def trace_hash(self) -> str | None:
-        """Hash of every event so far; None where the configuration keeps none."""
-
-    def close(self) -> None: ...
-
-
-# ------------------------------------------------------------------------------------------------ the verbs
+# gymnasium imports the module that an environment's id names: `module:Id`.
+_NAMES_A_MODULE = re.compile(r"\s*[A-Za-z_][\w.]*\s*:")
+_OWN_COLONS = frozenset({"device", "run_dir", "workers"})  # fields whose texts may have a colon and import nothing
+STATE_FACTOR, STATE_ROOM = 8, 64 << 20  # the saved state of a task has at most so many times the bytes of a new one's, and so many more
 
 
 def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence[str] = (), stream: TextIO | None = None,
@@ -115,9 +49,9 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         Exception: whatever else goes wrong while the robot is built. No run directory is left then, for there was no run.
     """
     with _robot(experiment, config) as robot:
-        run = RunDir.create(experiment.name, configs.to_dict(config), command)
+        run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config))
         with RunLock(run.path):
-            return _Session(experiment, config, run, stream, debug, report).go(robot, None)
+            return Session(experiment, config, run, stream, debug, report).go(robot, None)
 
 
 def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "exact", command: Sequence[str] = (),
@@ -129,7 +63,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
     of its schedule, and repeats the steps after it: its trace is that of a run that was never interrupted.
 
     Args:
-        overrides: May give a new `total_steps` and whatever else is in RESUMABLE.
+        overrides: May give a new `total_steps` and whatever else is in RESUMABLE; must give again what names a module (`env=module:Id`).
         which: Checkpoint: `exact` (see above), `latest`, `best`, or its step.
 
     Returns:
@@ -142,43 +76,78 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
     """
     run = RunDir.open(run_dir)
     with RunLock(run.path):
-        experiment = experiments.get(run.info().experiment)
-        config_class: type[ExperimentConfig] = experiment.module().Config
-        stored = configs.resolve(config_class, run.config())
-        config = configs.resolve(config_class, run.config(), overrides or {})
-        _refuse_changes(configs.to_dict(stored), configs.to_dict(config), "a resumed run keeps its configuration")
-        session = _Session(experiment, config, run, stream, debug, report)
-        loaded = _load(run, session.checkpoints, _exact(session.checkpoints, session.say) if which == "exact" else which)
-        meta = loaded.manifest.meta
-        _refuse_changes(meta.get("config", {}), configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
-        step = meta.get("step", 0)
-        if run.info().state == "finished" and step >= config.total_steps:
-            raise UsageError(f"{run.path} has finished its {stored.total_steps} steps; to train longer: "
-                             f"`parl-like resume {run.path} total_steps={2 * max(step, stored.total_steps)}`")
+        experiment, config = _stored(run, overrides)
+        session = Session(experiment, config, run, stream, debug, report)
+        chosen = _choose(run, session.checkpoints, which)
+        if which == "exact" and (steps := session.checkpoints.exact()) and steps[0] != steps[1]:
+            session.say(f"continuing from step {steps[0]:,}, the last scheduled checkpoint, so that the run equals one that was never "
+                        f"interrupted; `--checkpoint latest` continues from step {steps[1]:,}")
+
+        def admit(meta: Meta) -> None:
+            stored = configs.resolve(type(config), run.config())
+            _refuse_changes(meta.config, configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
+            if run.info().state == "finished" and meta.step >= config.total_steps:
+                raise UsageError(f"{run.path} has finished its {stored.total_steps} steps; to train longer: "
+                                 f"`parl-like resume {run.path} total_steps={2 * max(meta.step, stored.total_steps)}`")
+
         with _robot(experiment, config) as robot:
-            robot.load_state_dict(loaded.tree)
-            run.restarted(command)
+            loaded = session.checkpoints.load(chosen, _expected_by(robot))
+            admit(loaded.meta)
+            _restore(robot, loaded)
+            run.restarted(command, _differs(experiment, config))
             run.save_config(configs.to_dict(config))
             return session.go(robot, loaded)
 
 
-def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest") -> dict[str, Any]:
+def load_run(run_dir: str | Path, *, checkpoint: str = "latest", **overrides: Any) -> Any:
+    """The robot of a run directory, with the weights, buffers and counters of a checkpoint: for `act`, `evaluate`, `run`, and `close`.
+
+        with load_run("runs/2026-11-21_ppo-cartpole_s0", checkpoint="best") as robot:
+            print(robot.evaluate(20))
+
+    Nothing is written to the directory, and no code in it is run.
+
+    Args:
+        run_dir: The directory, or its name below `runs/`.
+        checkpoint: `latest`, `best`, `exact` (the newest of the schedule), or a step.
+        overrides: Must repeat values of the configuration that name a module (`env="module:Id"`), since that would be imported.
+
+    Raises:
+        UsageError: no such run or checkpoint, or the configuration does not fit. ArchiveError: no checkpoint is good.
+    """
+    run = RunDir.open(run_dir)
+    experiment, config = _stored(run, overrides)
+    checkpoints = Checkpoints(run.checkpoints)
+    chosen = _choose(run, checkpoints, checkpoint)
+    with contextlib.ExitStack() as cleanup:
+        robot = cleanup.enter_context(_robot(experiment, config))
+        _restore(robot, checkpoints.load(chosen, _expected_by(robot)))
+        cleanup.pop_all()  # all is well: the caller closes it
+    return robot
+
+
+def evaluate(
+    run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest", overrides: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Numbers of a trained run: `episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` …
 
     Args:
         episodes: How many; 0: as after training.
         seed: Of the evaluation; None: as after training, so the numbers of `result.json` come out again.
+        overrides: As for `resume`.
     """
     run = RunDir.open(run_dir)
-    with _restored(run, which) as (experiment, config, robot):
+    experiment, config = _stored(run, overrides)
+    with contextlib.closing(load_run(run_dir, checkpoint=which, **(overrides or {}))) as robot:
         seed = evaluation_seed(config) if seed is None else seed
-        episodes = episodes or evaluation_episodes(experiment, config)
-        numbers = evaluation_numbers(robot.evaluate(episodes=episodes, seed=seed))
+        numbers = evaluation_numbers(robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed))
         return {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed, **numbers}
 
 
-def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest", max_steps: int = 0,
-         stream: TextIO | None = None) -> list[dict[str, Any]]:
+def play(
+    run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest", max_steps: int = 0,
+    stream: TextIO | None = None, overrides: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
     """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path, seed and return of each.
 
     A robot whose episodes say more than a film shows has its own way: `play(robot, config, path, *, seed, max_steps, stream)` in its
@@ -187,16 +156,18 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
     Args:
         max_steps: Environment steps after which an episode stops; 0: at its end.
         stream: Where people read along, if the robot has something to say.
+        overrides: As for `resume`.
     """
     run = RunDir.open(run_dir)
-    with _restored(run, which) as (experiment, config, robot):
-        run.videos.mkdir(exist_ok=True)
+    experiment, config = _stored(run, overrides)
+    with contextlib.closing(load_run(run_dir, checkpoint=which, **(overrides or {}))) as robot:
+        folder = run.folder(run.videos)
         own = getattr(experiment.module(), "play", None)
         bound = {"max_steps": max_steps} if max_steps else {}
         first = evaluation_seed(config) if seed is None else seed
         played = []
         for each in range(first, first + episodes):
-            path = run.videos / f"episode_{each}.gif"
+            path = folder / f"episode_{each}.gif"
             if own is None:
                 told = {"return": float(robot.play(path, seed=each, **bound))}
             else:
@@ -205,39 +176,22 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
         return played
 
 
-def evaluation_seed(config: ExperimentConfig) -> int:
-    return EVAL_SEED + config.seed
+# ------------------------------------------------------------------------------------------------ from a directory to a robot
 
 
-def evaluation_episodes(experiment: Experiment, config: ExperimentConfig) -> int:
-    return config.eval_episodes or experiment.eval_episodes or DEFAULT_EVAL_EPISODES
-
-
-def evaluation_numbers(result: EvaluationLike) -> dict[str, float]:
-    """The numbers of an evaluation: those that its dataclass carries (but `seconds`), and the statistics of its returns and lengths."""
-    numbers: dict[str, float] = {}
-    if dataclasses.is_dataclass(result):
-        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.name != "seconds"}
-        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
-    returns = [float(np.mean(value)) for value in result.returns]  # of several players: their mean
-    numbers["episodes"] = len(returns)
-    if returns:
-        numbers |= {"mean_return": statistics.fmean(returns), "std_return": statistics.pstdev(returns),
-                    "min_return": min(returns), "max_return": max(returns)}
-    if len(result.lengths):
-        numbers["mean_length"] = statistics.fmean(result.lengths)
-    return numbers
-
-
-@contextlib.contextmanager
-def _restored(run: RunDir, which: str) -> Iterator[tuple[Experiment, ExperimentConfig, RobotLike]]:
-    """A run's robot with the state of a checkpoint, to look at; nothing is written to the run."""
+def _stored(run: RunDir, overrides: Mapping[str, Any] | None) -> tuple[Experiment, ExperimentConfig]:
+    """A run's experiment and its configuration, with what the user gives anew. Raises UsageError."""
     experiment = experiments.get(run.info().experiment)
-    config: ExperimentConfig = configs.resolve(experiment.module().Config, run.config())
-    loaded = _load(run, Checkpoints(run.checkpoints), which)
-    with _robot(experiment, config) as robot:
-        robot.load_state_dict(loaded.tree)
-        yield experiment, config, robot
+    config_class: type[ExperimentConfig] = experiment.module().Config
+    stored = configs.to_dict(configs.resolve(config_class, run.config()))
+    given = configs.flat(overrides or {})
+    for key, value in configs.flat({name: part for name, part in stored.items() if name not in _OWN_COLONS}).items():
+        if isinstance(value, str) and _NAMES_A_MODULE.match(value) and given.get(key) != value:
+            raise ConfigError(f"{run.config_file}: {key}={value!r} would import a module, which a run directory may not ask for; "
+                              f"if you trust it, give {key}={value} again")
+    config = configs.resolve(config_class, run.config(), overrides or {})
+    _refuse_changes(stored, configs.to_dict(config), "a run keeps its configuration")
+    return experiment, config
 
 
 @contextlib.contextmanager
@@ -256,6 +210,34 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[RobotLi
         yield robot
 
 
+def _expected_by(robot: RobotLike) -> Callable[[Manifest], None]:
+    """A check that no task's saved state is much larger than the robot's own: before memory is taken for it."""
+    own = {f"task.{name}": array_bytes(task.state_dict()) for name, task in getattr(robot, "tasks", {}).items()}
+
+    def check(manifest: Manifest) -> None:
+        for name, size in manifest.sizes().items():
+            if name in own and size > STATE_FACTOR * own[name] + STATE_ROOM:
+                raise refusal(name, f"about {own[name]} bytes, as this robot's task has", f"{size} bytes", "use an earlier checkpoint")
+
+    return check
+
+
+def _restore(robot: RobotLike, loaded: Loaded) -> None:
+    try:
+        robot.load_state_dict(loaded.tree)
+    except ArchiveError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        text = " ".join(f"{'' if isinstance(error, ValueError) else f'{type(error).__name__}: '}{error}".split())
+        raise ArchiveError(f"{loaded.path}: its state does not fit this robot: {text}") from error
+
+
+def _differs(experiment: Experiment, config: ExperimentConfig) -> dict[str, Any]:
+    """Dotted key → value, where the configuration is not that of the experiment; `run_dir` is no difference."""
+    usual = configs.to_dict(configs.resolve(type(config), experiment.config))
+    return {key: new for key, (_, new) in configs.differences(usual, configs.to_dict(config)).items() if key != "run_dir"}
+
+
 def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) -> None:
     # A key that `old` lacks is one that the code learned since; it came with its default.
     changes = {key: change for key, change in configs.differences(old, new).items() if key in RESUMABLE or key.split(".")[0] in old}
@@ -265,378 +247,15 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) ->
         raise ConfigError(f"{why}: {'; '.join(refused)}; only {free} may change; for another configuration train a new run")
 
 
-def _exact(checkpoints: Checkpoints, say: Callable[[str], None]) -> str:
-    """The newest checkpoint, unless an interruption made it and there is one of the schedule: then that one, with a word."""
-    step, newest = checkpoints.exact() or (0, 0)
-    if step != newest:
-        say(f"continuing from step {step:,}, the last scheduled checkpoint, so that the run equals one that was never interrupted; "
-            f"`--checkpoint latest` continues from step {newest:,}")
-    return "exact"
-
-
-def _load(run: RunDir, checkpoints: Checkpoints, which: str) -> Loaded:
-    """The checkpoint `latest`, `best`, `exact`, or that of a step."""
+def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:
+    """The checkpoint `latest`, `best`, `exact`, or that of a step, as `Checkpoints.load` takes it. Raises UsageError where there is none."""
     if checkpoints.latest() is None:
         raise UsageError(f"{run.path} has no checkpoint yet; start a new run with `parl-like train {run.info().experiment}`")
     if which in ("latest", "best", "exact"):
-        return checkpoints.load(which)
+        return which
     if not which.isascii() or not which.isdigit():
         raise UsageError(f"checkpoint {which!r}: expected latest, best, or an env step")
-    path = run.checkpoints / f"{int(which):09d}"
-    if not path.is_dir():
-        steps = ", ".join(str(int(one.name)) for one in sorted(run.checkpoints.glob("[0-9]*"))) or "none"
-        raise UsageError(f"{run.path} has no checkpoint of step {int(which)}; it has {steps}")
-    return checkpoints.load(path)
-
-
-# ------------------------------------------------------------------------------------------------ one process's part of a run
-
-
-class _Session:
-    """Trains one robot in one run directory, from here until it finishes, stops or fails."""
-
-    robot: RobotLike
-    progress: Progress
-    metrics: metrics_files.MetricsLog
-
-    def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, debug: bool,
-                 report: Report | None) -> None:
-        self.experiment = experiment
-        self.config = config
-        self.run = run
-        self.stream = stream
-        self.debug = debug
-        self.report = report
-        self.checkpoints = Checkpoints(run.checkpoints, keep=config.keep_checkpoints, warn=self._warn)
-        self.seconds_before = 0.0
-        self.started = time.perf_counter()
-        self.saved_step = -1
-        self.next_row = config.metrics_every
-        self.last_row = -1
-        self.result: dict[str, Any] | None = None
-
-    def go(self, robot: RobotLike, loaded: Loaded | None) -> int:
-        """Everything between the first line on the screen and the exit code. `loaded`: the checkpoint that the robot has the state of."""
-        self.robot = robot
-        with _log_to(self.run), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
-            try:
-                self._open(loaded, cleanup)
-                try:
-                    self._train(signals)
-                except Exception as error:
-                    if signals.received or not _diverged(error):
-                        raise
-                    self._roll_back(error)
-                    self._train(signals)
-                if not signals.received:
-                    self._finish()
-                code = self._end("stopped", signals.received) if self.result is None else self._end("finished", "")
-            except BaseException as error:
-                code = self._failed(error)
-                if not isinstance(error, Exception):
-                    raise
-        if self.report is not None:
-            info = self.run.info()
-            self.report({"run": str(self.run.path), "state": info.state, "exit_reason": info.exit_reason, **(self.result or {})})
-        return code
-
-    def say(self, text: str) -> None:
-        log.info(text)
-        if self.stream is not None:
-            print(text, file=self.stream, flush=True)
-
-    def step(self) -> int:
-        return int(self.robot.counters()["env_steps"])
-
-    def seconds(self) -> float:
-        """Of training, over all processes of this run."""
-        return self.seconds_before + time.perf_counter() - self.started
-
-    # ---- the phases
-
-    def _open(self, loaded: Loaded | None, cleanup: contextlib.ExitStack) -> None:
-        config, run = self.config, self.run
-        verb = "train" if loaded is None else "resume"
-        self.title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
-        self.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
-        if loaded is None:
-            run.event("started", pid=os.getpid())
-        else:
-            self.seconds_before = float(loaded.manifest.meta.get("seconds", 0.0))
-            self.saved_step = self.step()
-            metrics_files.truncate(run, self.step())
-            run.event("resumed", pid=os.getpid(), step=self.step())
-        if config.tensorboard and metrics_files.tensorboard_missing():
-            self.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
-        self._write_from(self.step())
-        cleanup.callback(lambda: self.metrics.close())
-        cleanup.callback(lambda: self.progress.close())
-        self.started = time.perf_counter()
-
-    def _write_from(self, step: int) -> None:
-        """Opens the metrics and the progress, from `step` on."""
-        config = self.config
-        self.last_row = step
-        self.next_row = (step // config.metrics_every + 1) * config.metrics_every
-        self.metrics = metrics_files.MetricsLog(self.run, tensorboard=config.tensorboard, start_step=step)
-        self.progress = Progress(self.title, config.total_steps, step, config.log_every_s, self.stream)
-
-    def _train(self, signals: _Signals) -> None:
-        """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every`, 0 included, and at the end.
-
-        The stops are multiples counted from step 0, not from where this process began, and every save is preceded by the robot's
-        boundary. So a run that was cut at a checkpoint and resumed meets the same boundaries as one that was not.
-        """
-        total, every = self.config.total_steps, self.config.checkpoint_every
-        step = self.step()
-        if step == 0 and every:
-            self._save(last=False)  # what a run that is interrupted before its first checkpoint goes on from, exactly
-        while step < total and not signals.received:
-            stop = min(total, (step // every + 1) * every) if every else total
-            before = step
-            iterations = self.robot.iterate(stop)
-            for _ in iterations:
-                step = self.step()
-                if step >= self.next_row:
-                    self._write_row(step)
-                    self.next_row = (step // self.config.metrics_every + 1) * self.config.metrics_every
-                self.progress.tick(step, self._metrics)
-                if signals.received:
-                    break
-            if (close := getattr(iterations, "close", None)) is not None:
-                close()  # a generator left in the middle tidies up now, not when it is collected
-            step = self.step()
-            if step == before and not signals.received:
-                raise RuntimeError(f"robot.iterate({stop}) ended at env step {step} without a step; expected it to reach {stop}")
-            step = self._save(last=step >= total or bool(signals.received), interrupted=bool(signals.received) and step < stop)
-        if step > self.last_row:
-            self._write_row(step)
-        if step != self.saved_step:
-            self._save(last=True)
-
-    def _roll_back(self, error: Exception) -> None:
-        """Training has diverged: puts the robot back to the last checkpoint of this process.
-
-        Its generators move on, or the same data would bring it to the same end. So the run is no longer the one of its seed, which
-        its events say.
-
-        Raises:
-            `error`: there is no such checkpoint, or it cannot be loaded.
-        """
-        reached, reason = self.step(), str(error).partition("\n")[0]
-        if self.saved_step < 0:
-            raise error
-        try:
-            loaded = self.checkpoints.load(self.checkpoints.root / f"{self.saved_step:09d}")
-        except (ArchiveError, OSError) as second:
-            error.add_note(f"the checkpoint of step {self.saved_step} cannot be loaded: {second}")
-            raise error from error.__cause__
-        self.robot.load_state_dict(_moved_on(loaded.tree))
-        step = self.step()
-        self.metrics.close()
-        self.progress.close()
-        metrics_files.truncate(self.run, step)
-        self._write_from(step)
-        self.run.event("rolled back", step=step, reached=reached, reason=reason)
-        self.say(f"diverged at env step {reached:,} ({reason}); once, training goes back to the checkpoint of step {step:,}")
-
-    def _finish(self) -> None:
-        """Evaluation, `result.json`, the picture, and four lines for the person who waits."""
-        self.progress.close()
-        step, seconds, trace = self.step(), self.seconds(), self.robot.trace_hash()
-        episodes = evaluation_episodes(self.experiment, self.config)
-        evaluation = evaluation_numbers(self.robot.evaluate(episodes=episodes, seed=evaluation_seed(self.config)))
-        solved = self.experiment.verdict({**self._metrics(), **evaluation})
-        self.result = {
-            "experiment": self.experiment.name, "solved": solved, "evaluation": evaluation, "trace_hash": trace, "env_steps": step,
-            "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None, "counters": self.robot.counters(),
-            "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
-        }
-        self.run.save_result(self.result)
-        picture = self._picture()
-        self.say(f"{_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps)}")
-        self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
-        self.say(f"everything is in {self.run.path}; {picture}")
-        self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
-
-    def _picture(self) -> str:
-        try:
-            path = plots.learning_curve([self.run], self.run.plots / "learning_curve.png")
-            return f"learning curve: {path}"
-        except plots.PlotError as error:
-            return str(error)
-
-    # ---- rows and checkpoints
-
-    def _metrics(self) -> dict[str, float]:
-        metrics = {**dict.fromkeys(STANDARD, math.nan), **self.robot.metrics(), **self.robot.counters()}
-        metrics.pop("env_steps")  # `step` everywhere
-        return metrics
-
-    def _write_row(self, step: int) -> None:
-        self.last_row = step
-        clock = {"step": step, "elapsed_s": round(self.seconds(), 3), "steps_per_s": self.progress.steps_per_s()}
-        updates = [count for key, count in self.robot.counters().items() if key.startswith("updates/")]
-        self.metrics.write({**clock, **self._metrics()}, complete=all(updates))
-
-    def _save(self, *, last: bool, interrupted: bool = False) -> int:
-        """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
-
-        A disk that refuses is survived while training goes on (`Checkpoints.save` says so, and gives up after three in a row), for
-        a full disk is often emptied in time. Not at the end.
-        """
-        self.robot.checkpoint_boundary()
-        step = self.step()
-        meta = {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config), "interrupted": interrupted}
-        score = self.robot.metrics().get("return/mean", math.nan)
-        if self.checkpoints.save(step, self.robot.state_dict(), meta, score) is not None:
-            self.saved_step = step
-            self.run.event("checkpoint", step=step)
-        elif last:
-            raise OSError(f"the last checkpoint, of env step {step}, could not be saved")
-        return step
-
-    def _warn(self, text: str) -> None:
-        self.run.event("warning", text=text)
-        self.say(f"warning: {text}")
-
-    # ---- the ends
-
-    def _end(self, state: State, reason: str) -> int:
-        self.run.ended(state, reason)
-        self.run.event(state, reason=reason, step=self.step())
-        if state == "stopped":
-            self.progress.close()
-            self.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self.run.path}`")
-            return STOPPED
-        return FINISHED
-
-    def _failed(self, error: BaseException) -> int:
-        """Leaves what there is: the traceback in the log, the last metrics, and a checkpoint if one can be made."""
-        reason = f"{type(error).__name__}: {error}"
-        log.error("the run failed\n%s", "".join(traceback.format_exception(error)))
-        if hasattr(self, "progress"):
-            self.progress.close()
-            self._rescue()
-        with contextlib.suppress(OSError, UsageError):  # a full disk or a deleted run must not hide what happened
-            self.run.ended("failed", reason)
-            self.run.event("failed", reason=reason)
-        if self.stream is not None:
-            if self.debug:
-                traceback.print_exception(error, file=self.stream)
-            steps = self.checkpoints.exact()
-            hint = f"; continue from step {steps[0]} with `parl-like resume {self.run.path}`" if steps else ""
-            print(f"error: {' '.join(reason.split())}; the traceback is in {self.run.log_file}{hint}", file=self.stream, flush=True)
-        return DIVERGED if _diverged(error) else FAILED
-
-    def _rescue(self) -> None:
-        def row() -> None:
-            if self.step() > self.last_row:
-                self._write_row(self.step())
-
-        def checkpoint() -> None:
-            if self.step() != self.saved_step:
-                self._save(last=True, interrupted=True)
-
-        for attempt in (row, checkpoint):
-            try:
-                attempt()
-            except Exception as error:  # noqa: BLE001  whatever broke the run may break this too, and must not hide it
-                log.error("could not save after the failure: %s: %s", type(error).__name__, error)
-
-
-def _diverged(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, Diverged):
-        error = error.__cause__
-    return error is not None
-
-
-def _moved_on(tree: Any) -> Any:
-    """The same state with every generator in it far ahead of where it was."""
-    if not isinstance(tree, dict):
-        return tree
-    if isinstance(tree.get("kind"), str) and tree["kind"] == "PCG64":
-        generator = np.random.default_rng(0)
-        set_rng_state(generator, tree)
-        return rng_state(np.random.Generator(generator.bit_generator.jumped()))  # type: ignore[attr-defined]
-    return {key: _moved_on(value) for key, value in tree.items()}
-
-
-def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[str, float], steps: int) -> str:
-    got = f"mean return {results.get('mean_return', math.nan):.4g} over {int(results['episodes'])} episodes"
-    if solved is None:
-        return f"finished: {got} (this experiment names no goal)"
-    goals = []
-    for key, bounds in experiment.bounds.items():
-        low = [f"at least {bounds.at_least:g}"] if bounds.at_least is not None else []
-        high = [f"at most {bounds.at_most:g}"] if bounds.at_most is not None else []
-        value = "" if key == "mean_return" else f" (is {results.get(key, math.nan):.4g})"
-        goals.append(f"{key} {' and '.join(low + high)}{value}")
-    whole = experiment.config.get("total_steps", steps)
-    if not solved and steps < whole:
-        return f"finished: {got} after {steps:,} of the experiment's {whole:,} steps; at their end it expects {', '.join(goals)}"
-    return f"{'solved' if solved else 'not solved'}: {got}; expected {', '.join(goals)}"
-
-
-class _Signals:
-    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
-
-    Attributes:
-        received: Name of the first signal, or empty.
-    """
-
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
-        self.received = ""
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if not self.received:
-            self.received = name
-            # os.write: print is not allowed to be interrupted by itself.
-            os.write(2, f"\n{name}: stopping after this iteration and a save; once more to leave at once\n".encode())
-            return
-        with contextlib.suppress(Exception):
-            self.run.ended("stopped", f"{name}, second signal; nothing was saved after the last checkpoint")
-        if sys.stderr.isatty():
-            os.write(2, b"\x1b[?25h")  # the live table hides the cursor
-        os._exit(128 + number)
-
-
-class _Warned(logging.Handler):
-    def __init__(self, run: RunDir) -> None:
-        super().__init__(logging.WARNING)
-        self.run = run
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the directory is gone, or the disk full: others will say so
-            self.run.event("warning", source=record.name, text=record.getMessage().partition("\n")[0])
-
-
-@contextlib.contextmanager
-def _log_to(run: RunDir) -> Iterator[None]:
-    """Everything that parl_like logs goes to the run's log too, and warnings, such as that a worker was replaced, to its events."""
-    logger = logging.getLogger("parl_like")
-    handler, warned = logging.FileHandler(run.log_file, encoding="utf-8"), _Warned(run)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    level = logger.level
-    logger.addHandler(handler)
-    logger.addHandler(warned)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.removeHandler(warned)
-        logger.setLevel(level)
-        handler.close()
+    if int(which) not in checkpoints.steps():
+        has = ", ".join(map(str, checkpoints.steps())) or "none"
+        raise UsageError(f"{run.path} has no checkpoint of step {int(which)}; it has {has}")
+    return run.checkpoints / f"{int(which):09d}"

@@ -29,7 +29,6 @@ from parl_like.data.archive import (
     read_components,
     read_manifest,
     remove_archive,
-    replace_file,
     rng_state,
     set_aside,
     set_rng_state,
@@ -37,6 +36,7 @@ from parl_like.data.archive import (
     torch_rng_state,
     write_archive,
 )
+from parl_like.data.disk import replace_file
 
 FROZEN = Path(__file__).parent / "frozen_format_1"
 NUMPY_DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]

@@ -754,7 +754,7 @@ def hooked(real):
         return real(*args, **kwargs)
     return call
 buffer = t.filled(n=13)
-for module, name in ((os, "fsync"), (os, "rename"), (t.files, "_digest"), (t.archive, "_write_file")):
+for module, name in ((os, "fsync"), (os, "rename"), (t.files, "_digest"), (t.archive, "write_new")):
     setattr(module, name, hooked(getattr(module, name)))
 t.save_buffer(buffer, sys.argv[2])
 """

@@ -22,6 +22,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     lr: Annotated[float, msgspec.Meta(gt=0)] = 0.5
     hidden: tuple[int, ...] = (4, 4)
     refuse: bool = False
+    env: str = "Fake-v0"
+    options: dict[str, Any] = {}
 
 
 @dataclasses.dataclass

@@ -496,7 +496,7 @@ def test_a_linked_lock_is_not_followed(tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "file")
-    with pytest.raises(OSError):
+    with pytest.raises(UsageError, match="it is a link, which is not followed"):
         RunLock(tmp_path / "run").acquire()
     assert (tmp_path / "file").read_text() == "mine"
 

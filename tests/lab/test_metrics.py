@@ -42,7 +42,7 @@ def test_the_first_rows_wait_until_the_losses_have_names(run):
     log.write({"step": 3000, "return": 6.0, "RL/loss": 0.5})
     assert run.metrics_file.read_text() == "step,return,RL/loss,old\n1000,,,1\n2000,5,,2\n3000,6,0.5,\n"
     log.write({"step": 4000, "return": 7.0}, complete=False)
-    assert last_row(run.metrics_file)["return"] == 7.0
+    assert last_row(run)["return"] == 7.0
     assert not run.extra_file.exists()
 
 
@@ -55,7 +55,7 @@ def test_rows_do_not_wait_for_ever(run):
     log = MetricsLog(other)
     for step in range(HELD_ROWS):
         log.write({"step": step}, complete=False)
-    assert last_row(other.metrics_file) == {"step": HELD_ROWS - 1}
+    assert last_row(other) == {"step": HELD_ROWS - 1}
 
 
 def test_late_metrics_are_read_beside_the_others(run):
@@ -79,7 +79,7 @@ def test_numbers_come_back_exactly(run):
     for step, value in enumerate(values):
         MetricsLog(run).write({"step": step, "a, \"b\"": value})
     assert read_metrics(run) == {"step": list(map(float, range(7))), "a, \"b\"": values}
-    assert last_row(run.metrics_file) == {"step": 6.0, "a, \"b\"": math.inf}
+    assert last_row(run) == {"step": 6.0, "a, \"b\"": math.inf}
 
 
 def test_truncate_drops_what_came_after_the_checkpoint(run):
@@ -101,14 +101,14 @@ def test_truncate_of_nothing_and_of_a_torn_header(run):
     run.metrics_file.write_text("step,retu")
     truncate(run, 5)
     assert not run.metrics_file.exists()
-    assert (read_metrics(run), last_row(run.metrics_file)) == ({}, {})
+    assert (read_metrics(run), last_row(run)) == ({}, {})
 
 
 def test_last_row_of_a_long_file_and_of_a_torn_one(run):
     run.metrics_file.write_text("step,a\n" + "".join(f"{step},{step / 2}\n" for step in range(20_000)) + "20000,1")
-    assert last_row(run.metrics_file) == {"step": 19_999.0, "a": 9_999.5}
+    assert last_row(run) == {"step": 19_999.0, "a": 9_999.5}
     run.metrics_file.write_text("step,a\n")
-    assert last_row(run.metrics_file) == {}
+    assert last_row(run) == {}
 
 
 def test_tensorboard_gets_the_same_numbers(run):

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from parl_like.data.disk import replace_file
 from parl_like.lab import rundir
 from parl_like.lab.config import ExperimentConfig, resolve, to_dict
-from parl_like.lab.rundir import RunDir, RunError, plain, runs_in, write_atomically
+from parl_like.lab.rundir import RunDir, RunError, plain, runs_in
 
 
 @pytest.fixture(autouse=True)
@@ -164,18 +165,18 @@ def test_plain_keeps_what_json_knows():
 
 def test_an_interrupted_write_leaves_the_old_text(tmp_path, monkeypatch):
     path = tmp_path / "file"
-    write_atomically(path, "old")
+    replace_file(path, b"old")
     with open(path) as reader:
-        write_atomically(path, "later")
+        replace_file(path, b"later")
         assert reader.read() == "old", "who has it open sees the old text whole"
-    write_atomically(path, "old")
+    replace_file(path, b"old")
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_atomically(path, "new")
+        replace_file(path, b"new")
     assert (path.read_text(), os.listdir(tmp_path)) == ("old", ["file"])
 
 

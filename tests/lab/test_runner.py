@@ -20,7 +20,7 @@ import pytest
 from lab_fakes import MODULE, FakeRobot, experiment, signal_here
 
 from parl_like.errors import Diverged, TaskFailed
-from parl_like.lab import checkpoint, plots, runner
+from parl_like.lab import checkpoint, plots, runner, session
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import metrics as metrics_files
@@ -37,6 +37,8 @@ def clean(tmp_path, monkeypatch):
     monkeypatch.setattr(FakeRobot, "at_step", {})
     monkeypatch.setattr(FakeRobot, "on_save", None)
     monkeypatch.setattr(FakeRobot, "closed", 0)
+    monkeypatch.setattr(session, "GIVE_UP_S", 0.0)
+    monkeypatch.setattr(session, "END_PATIENCE_S", 0.0)
     monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)  # a picture takes a second; one test draws it
     experiments.register(experiment(), module=MODULE)
 
@@ -147,7 +149,7 @@ def test_without_a_goal_there_is_no_verdict():
     stream = io.StringIO()
     runner.train(one, configs.resolve(MODULE.Config, one.config, {"run_dir": "run"}), stream=stream)
     assert RunDir(Path("run")).result()["solved"] is None
-    assert RunDir(Path("run")).result()["evaluation"]["episodes"] == runner.DEFAULT_EVAL_EPISODES
+    assert RunDir(Path("run")).result()["evaluation"]["episodes"] == session.DEFAULT_EVAL_EPISODES
     assert "finished: mean return" in stream.getvalue()
 
 
@@ -196,7 +198,7 @@ def test_a_run_cut_between_checkpoints_resumes_from_the_last_one_exactly(monkeyp
         raise SystemExit
 
     monkeypatch.setattr(FakeRobot, "at_step", {288: power_cut})
-    monkeypatch.setattr(runner._Session, "_failed", lambda self, error: 1)  # nothing is written any more
+    monkeypatch.setattr(session.Session, "_failed", lambda self, error: 1)  # nothing is written any more
     with pytest.raises(SystemExit):
         train("cut")
     monkeypatch.setattr(FakeRobot, "at_step", {})
@@ -569,7 +571,7 @@ def test_evaluation_gives_the_numbers_of_the_result_again():
     _, run, _ = train(seed=5)
     numbers = runner.evaluate("run")
     assert {key: numbers[key] for key in run.result()["evaluation"]} == run.result()["evaluation"]
-    assert (numbers["step"], numbers["seed"]) == (400, runner.EVAL_SEED + 5)
+    assert (numbers["step"], numbers["seed"]) == (400, session.EVAL_SEED + 5)
     few = runner.evaluate("run", episodes=3, seed=0, which="100")
     assert (few["episodes"], few["step"], few["seed"]) == (3, 100, 0)
     weight = state(run, 100).weight

@@ -17,7 +17,7 @@ from parl_like.envs.vector import make_vector_env
 from parl_like.errors import TaskFailed
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import runner
+from parl_like.lab import runner, session
 from parl_like.lab.config import ConfigError
 from parl_like.robots.thinker import Config, ThinkerAgent, build
 from parl_like.stages import EveryNSteps, StopAfterSteps
@@ -274,13 +274,13 @@ def test_a_run_of_the_lab_resumes_from_its_checkpoints(tmp_path, monkeypatch):
 
     def trace(run, **more):
         made = configs.resolve(Config, configs.to_dict(config()), {**words, "run_dir": run, **more})
-        assert runner.train(experiment, made, stream=io.StringIO()) == runner.FINISHED
+        assert runner.train(experiment, made, stream=io.StringIO()) == session.FINISHED
         return json.loads((tmp_path / run / "result.json").read_text())["trace_hash"]
 
     whole = trace("whole")
     info = tmp_path / "whole" / "run.json"
     info.write_text(info.read_text().replace('"finished"', '"stopped"'))
-    assert runner.resume("whole", which="48") == runner.FINISHED
+    assert runner.resume("whole", which="48") == session.FINISHED
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["trace_hash"] == whole
 
 

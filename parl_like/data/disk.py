@@ -1,0 +1,148 @@
+"""Files that others may have made: opened without following links, only where they are plain, and replaced in one step."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+LARGE = 64 << 20  # bytes from which a file that is mostly holes is refused
+MAX_RATIO = 64  # size of such a file over what it takes on the disk; file systems that compress reach less with what is stored here
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def open_folder(path: Path, base: Path | None = None) -> int:
+    """A descriptor of the directory `path`, for the caller to close.
+
+    Args:
+        base: A directory above it (or itself) that the user has named, and that may be a link; below it none is followed. None: `path` itself
+            must not be one.
+
+    Raises:
+        OSError: there is no such directory, or there is a link on the way.
+    """
+    folder, parts = (None, [path]) if base is None else (os.open(base, _FOLDER), list(path.relative_to(base).parts))
+    for part in parts:
+        try:
+            inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        except NotADirectoryError:
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link or no directory", str(path)) from None
+        finally:
+            if folder is not None:
+                os.close(folder)
+        folder = inner
+    assert folder is not None
+    return folder
+
+
+def open_at(folder: int, name: str, flags: int = os.O_RDONLY, *, limit: int = 2**62) -> int:
+    """A descriptor of the plain file `name` in the directory `folder`. A link is not followed, and a pipe does not block.
+
+    Args:
+        flags: Of `os.open`. A new file is readable by its owner alone.
+        limit: Bytes that it may have.
+
+    Raises:
+        OSError: it is something else, too large or nearly empty for its size; or, opened for writing, has a second name elsewhere.
+    """
+    try:
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "it is a link, which is not followed", name) from None
+    try:
+        check_plain(os.fstat(file), name, writing=flags & os.O_ACCMODE != os.O_RDONLY, limit=limit)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def check_plain(info: os.stat_result, name: str, *, writing: bool = False, limit: int = 2**62) -> None:
+    """Refuses with an OSError what `open_at` refuses."""
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EINVAL, "it is not a plain file", name)
+    if writing and info.st_nlink > 1:
+        raise OSError(errno.EMLINK, "it has a second name, perhaps elsewhere", name)
+    if info.st_size > limit:
+        raise OSError(errno.EFBIG, f"it has {info.st_size} bytes; expected at most {limit}", name)
+    if info.st_size > LARGE and info.st_blocks * 512 * MAX_RATIO < info.st_size:
+        raise OSError(errno.EINVAL, f"it claims {info.st_size} bytes, but is mostly holes", name)
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY, *, base: Path | None = None, limit: int = 2**62) -> int:
+    """`open_at` by path. `base`: as `open_folder`, but by default the file's directory may be a link."""
+    folder = open_folder(path.parent, path.parent if base is None else base)
+    try:
+        return open_at(folder, path.name, flags, limit=limit)
+    finally:
+        os.close(folder)
+
+
+def read_file(path: Path, *, base: Path | None = None, limit: int) -> bytes:
+    """All bytes of a plain file, of which it may have `limit`. Raises OSError; see `open_file`."""
+    with open(open_file(path, base=base, limit=limit), "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:  # it has grown meanwhile
+        raise OSError(errno.EFBIG, f"it has over {limit} bytes", str(path))
+    return data
+
+
+def write_new(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
+    """A new file with these bytes, fsynced. Returns its size and sha256."""
+    digest, size = hashlib.sha256(), 0
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        for piece in pieces:
+            digest.update(piece)
+            rest = memoryview(piece)
+            size += len(rest)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    return size, digest.hexdigest()
+
+
+def replace_file(path: Path, data: bytes, *, base: Path | None = None) -> None:
+    """Makes `data` the content of the file `path`, durably and in one step: whoever reads it, or crashes meanwhile, finds the old bytes or
+    the new ones. A link at `path` is replaced, not followed. `base`: as `open_file`."""
+    os.close(open_folder(path.parent, path.parent if base is None else base))
+    partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
+    try:
+        write_new(partial, [data])
+        os.rename(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a directory durable, where its file system can."""
+    folder = os.open(path, _FOLDER)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(folder)
+
+
+def remove(path: Path) -> None:
+    """Deletes a file, or a directory with all that is in it; a link is deleted, never followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)

@@ -1,0 +1,495 @@
+"""One process's part of a run: trains a robot in a run directory until it finishes, stops or fails.
+
+What a robot offers to this file is written down in `RobotLike`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, Self, TextIO
+
+import numpy as np
+
+from parl_like.data.archive import ArchiveError, rng_state, set_rng_state
+from parl_like.errors import Diverged
+from parl_like.lab import config as configs
+from parl_like.lab import metrics as metrics_files
+from parl_like.lab import plots
+from parl_like.lab.checkpoint import Checkpoints, Loaded
+from parl_like.lab.config import ExperimentConfig, UsageError
+from parl_like.lab.experiment import Experiment
+from parl_like.lab.outbox import RunError
+from parl_like.lab.progress import Progress, show
+from parl_like.lab.rundir import RunDir, State
+
+log = logging.getLogger("parl_like.lab")
+
+FINISHED, FAILED, USAGE, STOPPED, DIVERGED = 0, 1, 2, 3, 4
+"""Exit codes: done; an error; asked for what cannot be; stopped by a signal after a clean save; training diverged."""
+
+Report = Callable[[dict[str, Any]], None]
+
+STANDARD = ("return/mean", "return/last", "episode/length")
+"""Metrics that every run's CSV has, from its first row on."""
+
+DEFAULT_EVAL_EPISODES = 10
+EVAL_SEED = 1_000_000  # evaluation is seeded with this plus the run's seed, far from the seeds people train with
+GIVE_UP_S = 30.0  # a disk that refused every checkpoint of so many seconds (three at least) ends the run
+END_PATIENCE_S = 5.0  # how long a run that ends waits for a disk that refuses
+
+
+class EvaluationLike(Protocol):
+    """What `robot.evaluate` gives. Of a dataclass, every further number counts as a result too."""
+
+    returns: Sequence[Any]
+    lengths: Sequence[int]
+
+
+class RobotLike(Protocol):
+    """What a robot offers to be run from the lab. Env steps are agent decisions, summed over all agents since step 0."""
+
+    def iterate(self, stop_steps: int) -> Iterator[int]:
+        """Trains, one iteration per item, until `counters()["env_steps"] >= stop_steps`. It may be left after any item and
+        begun again with a later stop."""
+
+    def counters(self) -> Mapping[str, int]:
+        """`env_steps`, `episodes`, `iterations`, `updates/<task>` … Cheap: asked for after every iteration."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Flat: `return/mean`, `<task>/loss` … A key that ends in `_s` is a reading of the clock. Once every `updates/<task>` is
+        above 0 it has all its keys."""
+
+    def checkpoint_boundary(self) -> None:
+        """Brings the agents to a point from which a fresh robot with the same state goes on equally."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, tree: dict[str, Any], /) -> None: ...
+
+    def evaluate(self, *, episodes: int, seed: int) -> EvaluationLike:
+        """Plays without exploration and without learning. Equal arguments and weights give equal results."""
+
+    def play(self, path: Path, *, seed: int, max_steps: int = 0) -> float:
+        """Plays one evaluation episode, or the first `max_steps` of it, writes its frames to the GIF `path`, returns the return."""
+
+    def trace_hash(self) -> str | None:
+        """Hash of every event so far; None where the configuration keeps none."""
+
+    def close(self) -> None: ...
+
+
+def evaluation_seed(config: ExperimentConfig) -> int:
+    return EVAL_SEED + config.seed
+
+
+def evaluation_episodes(experiment: Experiment, config: ExperimentConfig) -> int:
+    return config.eval_episodes or experiment.eval_episodes or DEFAULT_EVAL_EPISODES
+
+
+def evaluation_numbers(result: EvaluationLike) -> dict[str, float]:
+    """The numbers of an evaluation: those that its dataclass carries (but `seconds`), and the statistics of its returns and lengths."""
+    numbers: dict[str, float] = {}
+    if dataclasses.is_dataclass(result):
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.name != "seconds"}
+        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
+    returns = [float(np.mean(value)) for value in result.returns]  # of several players: their mean
+    numbers["episodes"] = len(returns)
+    if returns:
+        numbers |= {"mean_return": statistics.fmean(returns), "std_return": statistics.pstdev(returns),
+                    "min_return": min(returns), "max_return": max(returns)}
+    if len(result.lengths):
+        numbers["mean_length"] = statistics.fmean(result.lengths)
+    return numbers
+
+
+class Session:
+    """Trains one robot in one run directory, from here until it finishes, stops or fails."""
+
+    robot: RobotLike
+    progress: Progress
+    metrics: metrics_files.MetricsLog
+
+    def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, debug: bool,
+                 report: Report | None) -> None:
+        self.experiment = experiment
+        self.config = config
+        self.run = run
+        self.stream = stream
+        self.debug = debug
+        self.report = report
+        run.outbox.warn = self._warn
+        self.checkpoints = Checkpoints(run.checkpoints, keep=config.keep_checkpoints, give_up_s=GIVE_UP_S, warn=self._warn)
+        self.seconds_before = 0.0
+        self.started = time.perf_counter()
+        self.saved_step = -1
+        self.next_row = config.metrics_every
+        self.last_row = -1
+        self.result: dict[str, Any] | None = None
+        self.ended: tuple[State, str] = "running", ""
+
+    def go(self, robot: RobotLike, loaded: Loaded | None) -> int:
+        """Everything between the first line on the screen and the exit code. `loaded`: the checkpoint that the robot has the state of."""
+        self.robot = robot
+        with _logged(self.run), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
+            try:
+                self._open(loaded, cleanup)
+                try:
+                    self._train(signals)
+                except Exception as error:
+                    if signals.received or not _diverged(error):
+                        raise
+                    self._roll_back(error)
+                    self._train(signals)
+                if not signals.received:
+                    self._finish()
+                code = self._end("stopped", signals.received) if self.result is None else self._end("finished", "")
+            except BaseException as error:
+                code = self._failed(error)
+                if not isinstance(error, Exception):
+                    raise
+        if self.report is not None:
+            state, reason = self.ended
+            self.report({"run": str(self.run.path), "state": state, "exit_reason": reason, **(self.result or {})})
+        return code
+
+    def say(self, text: str) -> None:
+        log.info(text)
+        show(self.stream, text)
+
+    def step(self) -> int:
+        return int(self.robot.counters()["env_steps"])
+
+    def seconds(self) -> float:
+        """Of training, over all processes of this run."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    # ---- the phases
+
+    def _open(self, loaded: Loaded | None, cleanup: contextlib.ExitStack) -> None:
+        config, run = self.config, self.run
+        verb = "train" if loaded is None else "resume"
+        self.title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
+        self.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
+        if loaded is None:
+            run.event("started", pid=os.getpid())
+        else:
+            self.seconds_before = loaded.meta.seconds
+            self.saved_step = self.step()
+            metrics_files.truncate(run, self.step())
+            run.event("resumed", pid=os.getpid(), step=self.step())
+        if config.tensorboard and metrics_files.tensorboard_missing():
+            self.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
+        self._write_from(self.step())
+        cleanup.callback(lambda: self.metrics.close())
+        cleanup.callback(lambda: self.progress.close())
+        self.started = time.perf_counter()
+
+    def _write_from(self, step: int) -> None:
+        """Opens the metrics and the progress, from `step` on."""
+        config = self.config
+        self.last_row = step
+        self.next_row = (step // config.metrics_every + 1) * config.metrics_every
+        self.metrics = metrics_files.MetricsLog(self.run, tensorboard=config.tensorboard, start_step=step)
+        self.progress = Progress(self.title, config.total_steps, step, config.log_every_s, self.stream)
+
+    def _train(self, signals: _Signals) -> None:
+        """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every`, 0 included, and at the end.
+
+        The stops are multiples counted from step 0, not from where this process began, and every save is preceded by the robot's
+        boundary. So a run that was cut at a checkpoint and resumed meets the same boundaries as one that was not.
+        """
+        total, every = self.config.total_steps, self.config.checkpoint_every
+        step = self.step()
+        if step == 0 and every:
+            self._save(last=False)  # what a run that is interrupted before its first checkpoint goes on from, exactly
+        while step < total and not signals.received:
+            stop = min(total, (step // every + 1) * every) if every else total
+            before = step
+            iterations = self.robot.iterate(stop)
+            for _ in iterations:
+                step = self.step()
+                if step >= self.next_row:
+                    self._write_row(step)
+                    self.next_row = (step // self.config.metrics_every + 1) * self.config.metrics_every
+                self.progress.tick(step, self._metrics)
+                self.run.outbox.tend()
+                if signals.received:
+                    break
+            if (close := getattr(iterations, "close", None)) is not None:
+                close()  # a generator left in the middle tidies up now, not when it is collected
+            step = self.step()
+            if step == before and not signals.received:
+                raise RuntimeError(f"robot.iterate({stop}) ended at env step {step} without a step; expected it to reach {stop}")
+            step = self._save(last=step >= total or bool(signals.received), interrupted=bool(signals.received) and step < stop)
+        if step > self.last_row:
+            self._write_row(step)
+        if step != self.saved_step:
+            self._save(last=True)
+
+    def _roll_back(self, error: Exception) -> None:
+        """Training has diverged: puts the robot back to the last checkpoint of this process.
+
+        Its generators move on, or the same data would bring it to the same end. So the run is no longer the one of its seed, which
+        its events say.
+
+        Raises:
+            `error`: there is no such checkpoint, or it cannot be loaded.
+        """
+        reached, reason = self.step(), str(error).partition("\n")[0]
+        if self.saved_step < 0:
+            raise error
+        try:
+            loaded = self.checkpoints.load(self.checkpoints.root / f"{self.saved_step:09d}")
+        except (ArchiveError, OSError) as second:
+            error.add_note(f"the checkpoint of step {self.saved_step} cannot be loaded: {second}")
+            raise error from error.__cause__
+        self.robot.load_state_dict(_moved_on(loaded.tree))
+        step = self.step()
+        self.metrics.close()
+        self.progress.close()
+        metrics_files.truncate(self.run, step)
+        self._write_from(step)
+        self.run.event("rolled back", step=step, reached=reached, reason=reason)
+        self.say(f"diverged at env step {reached:,} ({reason}); once, training goes back to the checkpoint of step {step:,}")
+
+    def _finish(self) -> None:
+        """Evaluation, `result.json`, the picture, and four lines for the person who waits."""
+        self.progress.close()
+        step, seconds, trace = self.step(), self.seconds(), self.robot.trace_hash()
+        episodes = evaluation_episodes(self.experiment, self.config)
+        evaluation = evaluation_numbers(self.robot.evaluate(episodes=episodes, seed=evaluation_seed(self.config)))
+        solved = self.experiment.verdict({**self._metrics(), **evaluation})
+        self.result = {
+            "experiment": self.experiment.name, "solved": solved, "evaluation": evaluation, "trace_hash": trace, "env_steps": step,
+            "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None, "counters": self.robot.counters(),
+            "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
+        }
+        if never := self._never_learned():
+            self.result["never_learned"] = never
+            self._warn(f"task {', '.join(map(repr, never))} never learned in {step:,} env steps: it has a helper that stores nothing, "
+                       "needs more rows than came (batch_size, warmup), or has no helper that learns")
+        if remarks := list(getattr(self.robot, "remarks", list)()):
+            self.result["remarks"] = remarks
+            for remark in remarks:
+                self._warn(remark)
+        self.run.save_result(self.result)
+        picture = self._picture()
+        self.say(f"{_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps)}")
+        self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
+        self.say(f"everything is in {self.run.path}; {picture}")
+        self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
+
+    def _never_learned(self) -> list[str]:
+        """Tasks that may learn and made no update."""
+        if (told := getattr(self.robot, "never_learned", None)) is not None:
+            return list(told())
+        tasks = getattr(self.robot, "tasks", {})
+        idle = [key.partition("/")[2] for key, count in self.robot.counters().items() if key.startswith("updates/") and not count]
+        return [name for name in idle if name not in tasks or tasks[name].train]
+
+    def _picture(self) -> str:
+        try:
+            path = plots.learning_curve([self.run], self.run.plots / "learning_curve.png")
+            return f"learning curve: {path}"
+        except plots.PlotError as error:
+            return str(error)
+
+    # ---- rows and checkpoints
+
+    def _metrics(self) -> dict[str, float]:
+        metrics = {**dict.fromkeys(STANDARD, math.nan), **self.robot.metrics(), **self.robot.counters()}
+        metrics.pop("env_steps")  # `step` everywhere
+        return metrics
+
+    def _write_row(self, step: int) -> None:
+        self.last_row = step
+        clock = {"step": step, "elapsed_s": round(self.seconds(), 3), "steps_per_s": self.progress.steps_per_s()}
+        updates = [count for key, count in self.robot.counters().items() if key.startswith("updates/")]
+        self.metrics.write({**clock, **self._metrics()}, complete=all(updates))
+
+    def _save(self, *, last: bool, interrupted: bool = False) -> int:
+        """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
+
+        A disk that refuses is survived while training goes on (`Checkpoints.save` says so, and gives up after a while), for a full disk
+        is often emptied in time. At the end it is waited for, but not for long.
+        """
+        self.run.outbox.check()
+        self.robot.checkpoint_boundary()
+        step = self.step()
+        meta = {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config), "interrupted": interrupted}
+        score = self.robot.metrics().get("return/mean", math.nan)
+        if self.checkpoints.save(step, self.robot.state_dict(), meta, score, patience=END_PATIENCE_S if last else 0.0) is not None:
+            self.saved_step = step
+            self.run.event("checkpoint", step=step)
+        elif last:
+            raise OSError(f"the last checkpoint, of env step {step}, could not be saved")
+        return step
+
+    def _warn(self, text: str) -> None:
+        self.run.event("warning", text=text)
+        self.say(f"warning: {text}")
+
+    # ---- the ends
+
+    def _end(self, state: State, reason: str) -> int:
+        self.run.event(state, reason=reason, step=self.step())
+        if left := self.run.flush(END_PATIENCE_S):
+            raise OSError(f"the disk did not take {', '.join(left)} of {self.run.path}; free space, then resume")
+        self.run.ended(state, reason)
+        self.ended = state, reason
+        if state == "stopped":
+            self.progress.close()
+            self.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self.run.path}`")
+            return STOPPED
+        return FINISHED
+
+    def _failed(self, error: BaseException) -> int:
+        """Leaves what there is: the traceback in the log, the last metrics, and a checkpoint if one can be made."""
+        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        self.ended = "failed", reason
+        log.error("the run failed\n%s", "".join(traceback.format_exception(error)))
+        there = f"; the traceback is in {self.run.log_file}"
+        with contextlib.suppress(OSError, UsageError):  # a full disk must not hide what happened
+            if hasattr(self, "progress"):
+                self.progress.close()
+                self._rescue()
+            self.run.ended("failed", reason)
+            self.run.event("failed", reason=reason)
+            self.run.flush(END_PATIENCE_S)
+        try:
+            self.run.outbox.check()
+            if (steps := self.checkpoints.exact()) is not None:
+                there += f"; continue from step {steps[0]} with `parl-like resume {self.run.path}`"
+        except (OSError, UsageError):
+            there = ""  # a deleted run has neither log nor checkpoint
+        if self.debug and self.stream is not None:
+            traceback.print_exception(error, file=self.stream)
+        show(self.stream, f"error: {' '.join(reason.split())}{there}")
+        return DIVERGED if _diverged(error) else FAILED
+
+    def _rescue(self) -> None:
+        def row() -> None:
+            self.run.outbox.check()
+            if self.step() > self.last_row:
+                self._write_row(self.step())
+
+        def checkpoint() -> None:
+            if self.step() != self.saved_step:
+                self._save(last=True, interrupted=True)
+
+        for attempt in (row, checkpoint):
+            try:
+                attempt()
+            except RunError:
+                raise  # the directory is gone: nothing can be saved
+            except Exception as error:  # noqa: BLE001  whatever broke the run may break this too, and must not hide it
+                log.error("could not save after the failure: %s: %s", type(error).__name__, error)
+
+
+def _diverged(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, Diverged):
+        error = error.__cause__
+    return error is not None
+
+
+def _moved_on(tree: Any) -> Any:
+    """The same state with every generator in it far ahead of where it was."""
+    if not isinstance(tree, dict):
+        return tree
+    if isinstance(tree.get("kind"), str) and tree["kind"] == "PCG64":
+        generator = np.random.default_rng(0)
+        set_rng_state(generator, tree)
+        return rng_state(np.random.Generator(generator.bit_generator.jumped()))  # type: ignore[attr-defined]
+    return {key: _moved_on(value) for key, value in tree.items()}
+
+
+def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[str, float], steps: int) -> str:
+    got = f"mean return {results.get('mean_return', math.nan):.4g} over {int(results['episodes'])} episodes"
+    if solved is None:
+        return f"finished: {got} (this experiment names no goal)"
+    goals = []
+    for key, bounds in experiment.bounds.items():
+        low = [f"at least {bounds.at_least:g}"] if bounds.at_least is not None else []
+        high = [f"at most {bounds.at_most:g}"] if bounds.at_most is not None else []
+        value = "" if key == "mean_return" else f" (is {results.get(key, math.nan):.4g})"
+        goals.append(f"{key} {' and '.join(low + high)}{value}")
+    whole = experiment.config.get("total_steps", steps)
+    if not solved and steps < whole:
+        return f"finished: {got} after {steps:,} of the experiment's {whole:,} steps; at their end it expects {', '.join(goals)}"
+    return f"{'solved' if solved else 'not solved'}: {got}; expected {', '.join(goals)}"
+
+
+class _Signals:
+    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
+
+    Attributes:
+        received: Name of the first signal, or empty.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.received = ""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if not self.received:
+            self.received = name
+            # os.write: print is not allowed to be interrupted by itself.
+            os.write(2, f"\n{name}: stopping after this iteration and a save; once more to leave at once\n".encode())
+            return
+        with contextlib.suppress(Exception):
+            self.run.ended("stopped", f"{name}, second signal; nothing was saved after the last checkpoint")
+        if sys.stderr.isatty():
+            os.write(2, b"\x1b[?25h")  # the live table hides the cursor
+        os._exit(128 + number)
+
+
+class _RunLog(logging.Handler):
+    """Everything that parl_like logs goes to the run's log; and warnings, such as that a worker was replaced, to its events, too."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__()
+        self.run = run
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(RunError):  # the directory is gone: others will say so
+            self.run.outbox.append("log.txt", self.format(record).encode("utf-8", "replace") + b"\n")
+            if record.levelno >= logging.WARNING:
+                self.run.event("warning", source=record.name, text=record.getMessage().partition("\n")[0])
+
+
+@contextlib.contextmanager
+def _logged(run: RunDir) -> Iterator[None]:
+    logger, handler = logging.getLogger("parl_like"), _RunLog(run)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
