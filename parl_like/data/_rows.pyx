@@ -2,7 +2,7 @@
 """RowBlock: preallocated columns that take one row, or a few, of named values per call. Ring: circular lanes of such rows.
 
 The one place where rows are written: requests of many agents are packed with a RowBlock, and replay buffers store in a Ring.
-`rows.RowBlockReference` and `rows.RingReference` are the same things in plain NumPy; the tests hold them equal.
+`tests/data/twins.py` has the same things in plain NumPy; the tests hold them equal.
 """
 
 from cpython.buffer cimport (

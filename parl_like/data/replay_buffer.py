@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from parl_like.batch import Batch, ready_batch
 from parl_like.data.files import Savable
+from parl_like.data.frames import frame_positions, next_stack
 from parl_like.data.rows import Ring, RowBlock
 from parl_like.spec import Array, Spec, SpecError
 
@@ -479,6 +480,10 @@ class ReplayBuffer(Savable):
             raise ValueError(f"sequences: length is {length}, burn_in {burn_in}; expected at least 1 and 0")
         return self._ring.around(indices, burn_in, length - 1)
 
+    def around(self, positions: Positions, back: int, ahead: int) -> tuple[Positions, Array]:
+        """`sequences`, of the rows from `back` before to `ahead` after each."""
+        return self._ring.around(positions, back, ahead)
+
     def serials(self, positions: Positions) -> Positions:
         """[N]: the numbers of rows in the history of their lane, from 0. Of a row that is overwritten meanwhile it is another one then, of
         one that was dropped −1."""
@@ -532,19 +537,14 @@ class ReplayBuffer(Savable):
         """Fields [N, stack, …], the newest frame last; [N, …] for a stack of one."""
         if stack == 1:
             return self.take(positions, names)
-        window = self._ring.around(positions, stack - 1, 0)[0]
-        return self.take(window, names)
+        return self.take(frame_positions(self._ring, positions, stack), names)
 
     def _nexts(self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int) -> dict[str, Array]:
         """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
         own = ["obs" + name[len("obs_next") :] for name in names]
         if self._finals is None:  # only the frames before it are to be fetched
             frames = self._stacked(positions, own, stack)
-            out = {name: frames[theirs] for name, theirs in zip(names, own, strict=True)}
-            for name, array in out.items():
-                array[:, :-1] = array[:, 1:]
-                array[:, -1] = stored[name]
-            return out
+            return {name: next_stack(frames[theirs], stored[name]) for name, theirs in zip(names, own, strict=True)}
         following = self._ring.next(positions)
         frames = self._stacked(following, own, stack)
         out = {name: frames[theirs] for name, theirs in zip(names, own, strict=True)}
@@ -554,11 +554,7 @@ class ReplayBuffer(Savable):
             for name in final if final is not None else ():
                 assert final is not None
                 array = out[name]
-                if stack > 1:
-                    array[i, :-1] = array[i, 1:]
-                    array[i, -1] = final[name]
-                else:
-                    array[i] = final[name]
+                array[i] = final[name] if stack == 1 else next_stack(array[i : i + 1], final[name][None])[0]
         return out
 
     def read_shape(self, name: str) -> tuple[int, ...]:

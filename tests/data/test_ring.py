@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twins import RingReference
 
-from parl_like.data.rows import Ring, RingReference
+from parl_like.data.rows import Ring
 from parl_like.spec import Spec, SpecError
 
 SPECS = [

@@ -8,8 +8,9 @@ import pytest
 from gil import let_others_run
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from twins import SegmentTreeReference
 
-from parl_like.data.segment_tree import SegmentTree, SegmentTreeReference
+from parl_like.data.segment_tree import SegmentTree
 
 KINDS = ("sum", "min")
 TREES = (SegmentTree, SegmentTreeReference)

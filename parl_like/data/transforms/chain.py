@@ -1,0 +1,289 @@
+"""Transform and the chain of them: order, statistics, memory of the rollout."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import combinations
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.data.replay_buffer import Positions, ReplayBuffer
+from parl_like.spec import Array, specs_of
+
+Flat = dict[str, Array]
+Fields = str | Sequence[str]
+
+
+class Tier(IntEnum):
+    RAW_COPY = 1
+    BUFFER = 2
+    ROW = 3
+
+
+WHY = {
+    Tier.RAW_COPY: "it keeps raw rows, so nothing may change them before it",
+    Tier.BUFFER: "what it reads from the buffer is raw, and must pass through the same row-wise transforms as the row itself",
+}
+
+
+@dataclass
+class Source:
+    """Where replayed rows come from. Hold `buffer.lock` from the choice of positions to the end of `Transforms.replay`.
+
+    Attributes:
+        buffer: The raw rows.
+        indices: [N] positions of the rows.
+        rng: For transforms that choose at random.
+        last_index: [N] positions of the rows that obs_next is taken from; equal to `indices` unless the rows look n steps ahead.
+        real: [N] bool, where the rows are those of sequences: False at what fills up a sequence, and shall not count. Else None.
+        relabelled: Field name -> [N] bool, rows in which a transform replaced the field for their whole episode.
+    """
+
+    buffer: ReplayBuffer
+    indices: Positions
+    rng: np.random.Generator
+    last_index: Positions
+    real: Array | None = None
+    relabelled: dict[str, Array] = field(default_factory=dict)
+
+
+class Transform:
+    """One step of a chain; this class changes nothing. No method writes into its arguments, arrays included.
+
+    Attributes:
+        tier: Where in a chain it may stand.
+        only_one: Name of the kind of which a chain has at most one; '': any number.
+        behind: Rows before a sampled one that replay reads from the buffer.
+        update: Whether its statistics may change now.
+        lesson: Number of the lesson that rows are made ready for. What is counted comes into use when this number grows, so that
+            all rows of a lesson are treated alike. None: at once.
+    """
+
+    tier: Tier = Tier.ROW
+    only_one: str = ""
+    behind: int = 0
+    update: bool = True
+    lesson: int | None = None
+
+    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """The observation space behind this transform, given the one before it.
+
+        Raises:
+            ValueError: the space lacks a field, or has one that does not fit.
+        """
+        return space
+
+    def for_helper(self, n_envs: int) -> Self:
+        """A copy with a rollout memory of its own, for `n_envs` environments; statistics stay shared."""
+        return copy.copy(self)
+
+    def begin(self, env_index: int) -> None:
+        """Rollout: an episode of this environment begins with the next observation."""
+
+    def observe(self, obs: Flat) -> Flat:
+        """Rollout, once per time step: observations of all environments, dotted name -> [n_envs, …], as the model gets them."""
+        return obs
+
+    def reward(self, rew: Array) -> Array:
+        """Rollout: rewards of any shape, as the algorithm gets them."""
+        return rew
+
+    def replay(self, rows: Flat, source: Source) -> Flat:
+        """Replay: flat rows as the algorithm gets them. Fields that `rows` lacks are left out.
+
+        Args:
+            rows: obs, obs_next, act, … [N, …], rew [N, …]. Rows that look n steps ahead have rew [N, n, …] and valid [N] int:
+                how many of the n count; the others are 0 and stay 0.
+        """
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics, as arrays and plain values; {} where there are none."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` gave.
+
+        Raises:
+            ValueError: other fields, or another kind of moments.
+        """
+
+    def __repr__(self) -> str:
+        args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("update", "lesson", "moments")}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in args.items())})"
+
+    def _error(self, name: str, expected: object, got: object) -> ValueError:
+        return ValueError(f"{self!r}, field {name!r}: expected {expected}, got {got}")
+
+
+class Identity(Transform):
+    """Changes nothing."""
+
+
+class Transforms:
+    """An ordered chain of transforms.
+
+    Args:
+        transforms: Raw copies (`UntransformedTimeStep`), then what reads the buffer (`Hindsight`, then `FrameStacker`), then the
+            rest.
+
+    Raises:
+        ValueError: an element is no transform, or the order is wrong.
+    """
+
+    def __init__(self, transforms: Iterable[Transform] = ()) -> None:
+        self._chain = tuple(transforms)
+        for transform in self._chain:
+            if not isinstance(transform, Transform) or not isinstance(transform.tier, Tier):
+                raise ValueError(f"Transforms: got {transform!r}; expected a Transform object whose tier is a Tier")
+        for first, second in combinations(self._chain, 2):
+            if second.tier < first.tier:
+                raise ValueError(f"Transforms: {second!r} stands after {first!r}; put it before: {WHY[second.tier]}")
+            if (first.only_one, second.only_one) == ("FrameStacker", "Hindsight"):
+                raise ValueError(f"Transforms: {second!r} stands after {first!r}; put it before, so that new goals are stacked")
+            if first.only_one and first.only_one == second.only_one:
+                raise ValueError(f"Transforms: both {first!r} and {second!r}; expected at most one {first.only_one}")
+
+    @property
+    def update(self) -> bool:
+        """Whether statistics may change now; False in evaluation."""
+        return all(transform.update for transform in self._chain)
+
+    @update.setter
+    def update(self, value: bool) -> None:
+        for transform in self._chain:
+            transform.update = value
+
+    def prepare(self, lesson: int) -> None:
+        """From now on rows are made ready for this lesson (`Transform.lesson`)."""
+        for transform in self._chain:
+            transform.lesson = lesson
+
+    @property
+    def behind(self) -> int:
+        """Rows before a sampled one that replay reads from the buffer."""
+        return max((transform.behind for transform in self._chain), default=0)
+
+    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """The observation space that the model sees, given the environment's."""
+        for transform in self._chain:
+            space = transform.space(space)
+        return space
+
+    def for_helper(self, n_envs: int, mode: str = "collect") -> Transforms:
+        """The chain of one helper: its own rollout memory, shared statistics. These do not change through it in mode 'test'.
+
+        Raises:
+            ValueError: `mode` is none of 'collect', 'update' and 'test'.
+        """
+        if mode not in ("collect", "update", "test"):
+            raise ValueError(f"Transforms: mode is {mode!r}; expected 'collect', 'update' or 'test'")
+        own = Transforms(transform.for_helper(n_envs) for transform in self._chain)
+        own.update = mode != "test"
+        return own
+
+    def begin(self, env_index: int) -> None:
+        for transform in self._chain:
+            transform.begin(env_index)
+
+    def observe(self, obs: Flat) -> Flat:
+        for transform in self._chain:
+            obs = transform.observe(obs)
+        return obs
+
+    def reward(self, rew: Array) -> Array:
+        for transform in self._chain:
+            rew = transform.reward(rew)
+        return rew
+
+    def replay(self, rows: Flat, source: Source) -> Flat:
+        for transform in self._chain:
+            rows = transform.replay(rows, source)
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics of those that have any, under '<place> <class>'."""
+        states = {f"{i} {type(transform).__name__}": transform.state_dict() for i, transform in enumerate(self._chain)}
+        return {key: state for key, state in states.items() if state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` gave.
+
+        Raises:
+            ValueError: saved by another chain.
+        """
+        own = self.state_dict().keys()
+        if state.keys() != own:
+            raise ValueError(f"{self!r}: the saved statistics are of {list(state)}; expected {list(own)}: build the saved chain")
+        for key, part in state.items():
+            self._chain[int(key.split()[0])].load_state_dict(part)
+
+    def __len__(self) -> int:
+        return len(self._chain)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self._chain)
+
+    def __repr__(self) -> str:
+        return f"Transforms([{', '.join(map(repr, self._chain))}])"
+
+
+class UntransformedTimeStep(Transform):
+    """Replay: keeps every raw field `x` as `untransformed.x` too, for algorithms that look at raw experience.
+
+    On rollout it does nothing: a model is asked about observations only, and reads no other field.
+    """
+
+    tier = Tier.RAW_COPY
+    only_one = "UntransformedTimeStep"
+
+    def replay(self, rows: Flat, source: Source) -> Flat:
+        return rows | {f"untransformed.{name}": column for name, column in rows.items()}
+
+
+# ---- for those who write transforms of fields
+
+
+def obs_names(transform: Transform, fields: Fields) -> tuple[str, ...]:
+    """Checked names of observation leaves."""
+    names = (fields,) if isinstance(fields, str) else tuple(fields)
+    for name in names:
+        if name != "obs" and not name.startswith("obs."):
+            raise ValueError(f"{type(transform).__name__}, field {name!r}: expected 'obs' or 'obs.<name>', a leaf of the "
+                             "observation")
+    return names
+
+
+def next_name(name: str) -> str:
+    return "obs_next" + name[len("obs") :]
+
+
+def leaf_of(transform: Transform, obs: Flat, name: str) -> Array:
+    if name not in obs:
+        raise transform._error(name, f"one of {', '.join(obs)}", "an unknown name")
+    return obs[name]
+
+
+def map_space(
+    transform: Any, space: gym.Space[Any], change: Callable[[str, gym.Space[Any]], gym.Space[Any]]
+) -> gym.Space[Any]:
+    """The space with `change(name, part)` in place of the transform's fields."""
+    known = specs_of(space, "obs")
+    for name in transform.fields:
+        if name not in known:
+            raise transform._error(name, f"one of {', '.join(known)}", "an unknown name")
+
+    def mapped(part: gym.Space[Any], name: str) -> gym.Space[Any]:
+        if isinstance(part, gym.spaces.Dict):  # an ordered dict, for the keys of a plain one would be sorted
+            return gym.spaces.Dict(OrderedDict((key, mapped(inner, f"{name}.{key}")) for key, inner in part.spaces.items()))
+        if isinstance(part, gym.spaces.Tuple):
+            return gym.spaces.Tuple(tuple(mapped(inner, f"{name}.{i}") for i, inner in enumerate(part.spaces)))
+        return change(name, part) if name in transform.fields else part
+
+    return mapped(space, "obs")

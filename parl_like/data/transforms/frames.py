@@ -1,0 +1,87 @@
+"""FrameStacker: the newest frames as one observation."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.data.frames import first_stack, frame_positions, next_stack
+from parl_like.data.transforms.chain import Fields, Flat, Source, Tier, Transform, leaf_of, map_space, next_name, obs_names
+from parl_like.spec import specs_of
+
+
+class FrameStacker(Transform):
+    """The newest `stack` frames of an observation as one [stack, …], oldest first. Mnih et al. 2015.
+
+    Frames of two episodes never meet: an episode's first frame stands for those before it, on replay also the oldest stored frame
+    where earlier ones have been overwritten. Replay reads earlier frames from the buffer; rollout remembers them.
+
+    Args:
+        stack: Frames, at least 1.
+        fields: The observation's leaves to stack.
+    """
+
+    tier = Tier.BUFFER
+    only_one = "FrameStacker"
+
+    def __init__(self, stack: int, fields: Fields = ("obs",)) -> None:
+        self.stack, self.fields = stack, obs_names(self, fields)
+        if stack < 1:
+            raise self._error("stack", "at least 1", stack)
+        self._forget(1)
+
+    @property
+    def behind(self) -> int:  # type: ignore[override]
+        return self.stack - 1
+
+    def _forget(self, n_envs: int) -> None:
+        self._frames: Flat = {}
+        self._first = np.ones(n_envs, bool)  # environments whose next observation opens an episode
+
+    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        return map_space(self, space, self._stacked)
+
+    def _stacked(self, name: str, space: gym.Space[Any]) -> gym.Space[Any]:
+        spec = specs_of(space, name)[name]
+        low, high = (0, 1) if spec.low is None else (spec.low, spec.high)
+        return gym.spaces.Box(*(first_stack(np.full((1, *spec.shape), x, spec.dtype), self.stack)[0] for x in (low, high)),
+                              dtype=spec.dtype.type)
+
+    def for_helper(self, n_envs: int) -> Self:
+        other = super().for_helper(n_envs)
+        other._forget(n_envs)
+        return other
+
+    def begin(self, env_index: int) -> None:
+        self._first[env_index] = True
+
+    def observe(self, obs: Flat) -> Flat:
+        for name in self.fields:
+            newest = leaf_of(self, obs, name)
+            if len(newest) != len(self._first):
+                raise self._error(name, f"{len(self._first)} rows, one per environment of this helper", len(newest))
+            frames = first_stack(newest, self.stack)
+            if name in self._frames:
+                frames[~self._first] = next_stack(self._frames[name][~self._first], newest[~self._first])
+            self._frames[name] = frames
+        self._first[:] = False
+        return obs | self._frames
+
+    def replay(self, rows: Flat, source: Source) -> Flat:
+        out = dict(rows)
+        positions = frame_positions(source.buffer, source.indices, self.stack)
+        ahead = source.last_index is not source.indices and not np.array_equal(source.last_index, source.indices)
+        positions_next = frame_positions(source.buffer, source.last_index, self.stack) if ahead else positions
+        for name in self.fields:
+            for key, at in ((name, positions[:, :-1]), (next_name(name), positions_next[:, 1:])):
+                if key in rows:
+                    newest = rows[key]
+                    out[key] = frames = np.empty((len(newest), self.stack, *newest.shape[1:]), newest.dtype)
+                    frames[:, :-1] = source.buffer.take(at, [name])[name]
+                    frames[:, -1] = newest
+                    if name in source.relabelled:  # for the whole episode: earlier frames show the new value too
+                        new = source.relabelled[name]
+                        frames[new, :-1] = frames[new, -1:]
+        return out

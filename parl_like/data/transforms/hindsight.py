@@ -1,0 +1,108 @@
+"""Hindsight: rows that learn from goals which were reached later in their episode."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from parl_like.data.replay_buffer import Positions
+from parl_like.data.transforms.chain import Flat, Source, Tier, Transform, next_name, obs_names
+from parl_like.data.transforms.scale import check_reward
+from parl_like.spec import Array, specs_of
+
+
+def goal_reached(achieved: Array, goal: Array) -> Array:
+    """0 where the goals [N, …] are at most 0.05 apart (Euclidean), else −1: float64 [N]."""
+    distance = np.linalg.norm((achieved - goal).reshape(len(goal), -1), axis=1)
+    return np.where(distance <= 0.05, 0.0, -1.0)
+
+
+class Hindsight(Transform):
+    """Replay: rows learn from a goal that was achieved later in their episode. Andrychowicz et al. 2017, strategy "future".
+
+    The new goal of a row is what was achieved by one of the rows from this one to the newest of its episode that is stored, each
+    equally likely. It stands in obs and obs_next, and the reward is computed again. Everything is in the environment's units.
+
+    Args:
+        compute_reward: (achieved [N, …], goal [N, …]) -> [N]; `achieved` is what the row's action led to.
+        share: Part of the rows that are relabelled, in [0, 1].
+        achieved, desired: The fields, equal in shape.
+
+    Raises:
+        ValueError: `share` is outside [0, 1]. On replay: the rows look several steps ahead, lack a field, or `compute_reward`
+            gives a wrong shape or NaN.
+
+    Warns:
+        RuntimeWarning: once, when stored and recomputed rewards disagree although the goal is the row's own.
+    """
+
+    tier = Tier.BUFFER
+    only_one = "Hindsight"
+
+    def __init__(
+        self, compute_reward: Callable[[Array, Array], npt.ArrayLike] = goal_reached, share: float = 0.8,
+        achieved: str = "obs.achieved_goal", desired: str = "obs.desired_goal",
+    ) -> None:  # fmt: skip
+        self.compute_reward, self.share = compute_reward, share
+        (self.achieved,), (self.desired,) = obs_names(self, achieved), obs_names(self, desired)
+        if not 0 <= share <= 1:
+            raise self._error("share", "a number in [0, 1]", share)
+        self._warned = False
+
+    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        specs = specs_of(space, "obs")
+        for name in (self.achieved, self.desired):
+            if name not in specs:
+                raise self._error(name, f"one of {', '.join(specs)}", "an unknown name")
+        shapes = specs[self.achieved].shape, specs[self.desired].shape
+        if shapes[0] != shapes[1]:
+            raise self._error(self.desired, f"the shape of {self.achieved!r}, {shapes[0]}", shapes[1])
+        return space
+
+    def replay(self, rows: Flat, source: Source) -> Flat:
+        reached, desired, desired_next = next_name(self.achieved), self.desired, next_name(self.desired)
+        for name in ("rew", reached, desired, desired_next):
+            if name not in rows:
+                raise self._error(name, "this field in the rows", ", ".join(rows) or "nothing")
+        rew, n = rows["rew"], len(source.indices)
+        if rew.shape != (n,) or not np.array_equal(source.last_index, source.indices):
+            raise self._error("rew", f"({n},), rows of one step: set n_step=1", rew.shape)
+        if source.real is not None:
+            raise self._error("rew", "rows that stand alone: Window(sequence=1), no burn_in", "sequences, whose rows would get "
+                                                                                              "different goals")
+        if source.buffer.stack_num > 1:
+            raise self._error(self.achieved, "a buffer of single frames; put FrameStacker behind",
+                              f"stack_num={source.buffer.stack_num}")
+        new = source.rng.random(n) < self.share
+        later = _later(source)
+        goal, goal_next = rows[desired].copy(), rows[desired_next].copy()
+        goal[new] = goal_next[new] = source.buffer.get(later[new], reached)
+        recomputed = np.asarray(self.compute_reward(rows[reached], goal_next))
+        check_reward(self, recomputed, rew.shape)
+        wrong = np.flatnonzero(~new & ~np.isclose(rew, recomputed))
+        if len(wrong) and not self._warned:
+            self._warned = True
+            i = wrong[0]
+            warnings.warn(
+                f"{self!r}: {len(wrong)} of {n - new.sum()} rows with their own goal have another reward than compute_reward "
+                "gives, "
+                f"e.g. {rew[i]} stored, {recomputed[i]} recomputed; relabelled rows teach another task",
+                RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
+        source.relabelled[desired] = new
+        return rows | {desired: goal, desired_next: goal_next, "rew": np.where(new, recomputed, rew).astype(rew.dtype)}
+
+
+def _later(source: Source) -> Positions:
+    """For each row a position drawn from the row itself to the newest stored one of its episode."""
+    buffer, indices, size = source.buffer, source.indices, source.buffer.lane_size
+    count = (buffer.episode_end(indices) - indices) % size + 1
+    start = indices - indices % size
+    ahead = (source.rng.random(len(indices)) * count).astype(np.int64)
+    later: Positions = start + (indices - start + ahead) % size
+    return later

@@ -1,0 +1,120 @@
+"""Normalisers: observations and rewards in standard deviations, by statistics that all helpers of a task share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.data.transforms.chain import Fields, Flat, Source, Transform, leaf_of
+from parl_like.data.transforms.moments import Moments
+from parl_like.data.transforms.scale import ObservationTransform, RewardTransform, counted
+from parl_like.spec import Array
+
+Phase = Literal["replay", "rollout", "never"]
+
+
+class _Normalizer(Transform):
+    """Moments by field, when they change, and how they are saved."""
+
+    def _set_up(self, names: Sequence[str], clip: float | None, update_on: Phase, moments: Moments | None) -> None:
+        self.clip, self.update_on = clip, update_on
+        moments = Moments() if moments is None else moments
+        self.moments = {name: Moments(moments.rate, moments.window) for name in names}
+        if clip is not None and not clip > 0:
+            raise self._error("clip", "above 0", clip)
+        if update_on not in ("replay", "rollout", "never"):
+            raise self._error("update_on", "'replay', 'rollout' or 'never'", repr(update_on))
+
+    def _learn(self, phase: Phase, name: str, x: Array) -> None:
+        if not self.update:
+            return
+        moments, at_once = self.moments[name], self.lesson is None
+        if phase == "rollout" and not at_once:
+            moments.renew(self.lesson)  # before this row, which alone would be a poor measure of the whole unroll that follows
+        if phase == self.update_on:
+            moments.count(x)
+        if phase == "replay" or at_once:
+            moments.renew(self.lesson)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: moments.state_dict() for name, moments in self.moments.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != self.moments.keys():
+            raise ValueError(f"{self!r}: the saved fields are {list(state)}; expected {list(self.moments)}")
+        for name, moments in self.moments.items():
+            moments.load_state_dict(state[name])
+
+
+class ObservationNormalizer(_Normalizer, ObservationTransform):
+    """Fields in standard deviations from their mean, number by number, float32. A batch counts before it is transformed, unless
+    the statistics are in use for rows of its lesson already (`Transform.lesson`): such as by an on-policy helper, from its first
+    action on.
+
+    Args:
+        clip: Results are cut to ± clip; None: not at all.
+        fields: Leaves of the observation, by dotted name.
+        update_on: When the statistics change: 'replay' (by obs, relabelled or not, not by obs_next), 'rollout', 'never'.
+        moments: Which kind; its own numbers are not used.
+    """
+
+    def __init__(
+        self, clip: float | None = None, fields: Fields = ("obs",), update_on: Phase = "replay", moments: Moments | None = None
+    ) -> None:
+        super().__init__(fields)
+        self._set_up(self.fields, clip, update_on, moments)
+
+    def apply(self, name: str, x: Array) -> Array:
+        return self.moments[name].normalize(x, self.clip).astype(np.float32)
+
+    def box(self, name: str, space: gym.spaces.Box) -> gym.spaces.Box:
+        bound = math.inf if self.clip is None else self.clip
+        return gym.spaces.Box(-bound, bound, space.shape, np.float32)
+
+    def observe(self, obs: Flat) -> Flat:
+        for name in self.fields:
+            self._learn("rollout", name, leaf_of(self, obs, name))
+        return super().observe(obs)
+
+    def replay(self, rows: Flat, source: Source) -> Flat:
+        for name in self.fields:
+            if name in rows:
+                self._learn("replay", name, rows[name] if source.real is None else rows[name][source.real])
+        return super().replay(rows, source)
+
+
+class RewardNormalizer(_Normalizer, RewardTransform):
+    """Rewards in standard deviations; one mean and one deviation for all numbers, also those of a vector reward.
+
+    Args:
+        clip: Results are cut to ± clip; None: not at all.
+        subtract_mean: Whether they count from the mean. False keeps the sign, and what a longer episode is worth.
+        update_on: When the statistics change: 'replay', 'rollout' (by calls of `reward`), 'never'.
+        moments: Which kind; its own numbers are not used.
+    """
+
+    def __init__(
+        self, clip: float | None = None, subtract_mean: bool = True, update_on: Phase = "replay", moments: Moments | None = None
+    ) -> None:
+        self.subtract_mean = subtract_mean
+        self._set_up(("rew",), clip, update_on, moments)
+
+    def apply(self, rew: Array) -> Array:
+        out = self.moments["rew"].normalize(rew, self.clip, self.subtract_mean)
+        return out.astype(rew.dtype if rew.dtype.kind == "f" else np.float64, copy=False)
+
+    def reward(self, rew: Array) -> Array:
+        self._learn("rollout", "rew", rew.ravel())
+        return super().reward(rew)
+
+    def replay(self, rows: Flat, source: Source) -> Flat:
+        if "rew" in rows:
+            real = np.broadcast_to(counted(rows), rows["rew"].shape)
+            if source.real is not None:
+                real = real & source.real.reshape(-1, *[1] * (rows["rew"].ndim - 1))
+            self._learn("replay", "rew", rows["rew"][real])
+        return super().replay(rows, source)
