@@ -1,8 +1,8 @@
 """Atari games, prepared for learning, with the whole state to clone (extra `atari`: ale-py; the ROMs come with it).
 
 The preparation of Mnih et al. 2015 with the protocol of Machado et al. 2018. From the game outwards: sticky actions, limit on raw
-frames, no-ops at the start, repetition of the action with the sum of rewards and the maximum over the last two frames, the loss of a
-life as an end, FIRE at the start, luminance, size, stack, clipped reward.
+frames, no-ops at the start, repetition of the action with the sum of rewards and the maximum over the last two frames, the loss
+of a life as an end, FIRE at the start, luminance, size, stack, clipped reward.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Ale:
         # Stickiness and the frame limit are ours: the action that sticks is not in the emulator's state.
         self.ale.setFloat("repeat_action_probability", 0.0)
         self.seed(0)
-        for what, value, values in (("mode", mode, self.ale.getAvailableModes()), ("difficulty", difficulty, self.ale.getAvailableDifficulties())):
+        for what, value, values in (("mode", mode, self.ale.getAvailableModes()),
+                                    ("difficulty", difficulty, self.ale.getAvailableDifficulties())):
             if value is not None and value not in values:
                 raise ValueError(f"Atari: {what} of {name} is {value}; expected one of {list(values)}")
         self._actions: Any = self.ale.getLegalActionSet() if full_actions else self.ale.getMinimalActionSet()
@@ -130,16 +131,17 @@ class Ale:
 class Atari(gym.Env[Any, Any]):
     """A game whose observation is a stack of small pictures.
 
-    Observation [stack · channels, rows, columns] uint8, oldest frame first, channels 3 (red, green, blue) or 1; an array of its own
-    each time. At the start of an episode, also after a lost life, the stack is the first frame repeated: no frame of an older episode.
+    Observation [stack · channels, rows, columns] uint8, oldest frame first, channels 3 (red, green, blue) or 1; an array of its
+    own each time. At the start of an episode, also after a lost life, the stack is the first frame repeated: no frame of an older
+    episode.
 
-    `terminated`: the game is over or, with `life_loss`, a life was lost. `truncated`: `max_frames` raw frames since the game began.
-    After a lost life `reset` does not start the game again: it lets one no-op pass (then FIRE). It starts a new one if the no-op ended
-    the game, if it is given a seed or the option `real=True`, or if the episode was left before its end.
+    `terminated`: the game is over or, with `life_loss`, a life was lost. `truncated`: `max_frames` raw frames since the game
+    began. After a lost life `reset` does not start the game again: it lets one no-op pass (then FIRE). It starts a new one if the
+    no-op ended the game, if it is given a seed or the option `real=True`, or if the episode was left before its end.
 
-    Info of every reset and step: `real_done`, the game is over or truncated, in a reset: one ended inside of it; `lives`; `frames`, raw
-    ones of this game so far. Of every step: `raw_reward`, the points before clipping. With `real_done`: `real_return` and
-    `real_length` (steps) of the whole game, all lives together; points made inside of resets are in it.
+    Info of every reset and step: `real_done`, the game is over or truncated, in a reset: one ended inside of it; `lives`;
+    `frames`, raw ones of this game so far. Of every step: `raw_reward`, the points before clipping. With `real_done`:
+    `real_return` and `real_length` (steps) of the whole game, all lives together; points made inside of resets are in it.
 
     Args:
         game: Name or id, see `Ale`; or an emulator.
@@ -150,7 +152,8 @@ class Atari(gym.Env[Any, Any]):
         noop_max: A game begins with 1 … `noop_max` raw frames of no-ops, uniform; 0: none.
         fire: Press FIRE for one step at the start of an episode, where the game knows it.
         life_loss: A lost life ends the episode.
-        sticky: Probability, for each raw frame, that the console holds on to the action of the frame before. Machado et al.: 0.25.
+        sticky: Probability, for each raw frame, that the console holds on to the action of the frame before. Machado et al.:
+            0.25.
         clip_reward: Rewards are cut to ± this; None: not at all.
         max_frames: Raw frames after which a game is truncated, no-ops included; None: never. 108,000 are half an hour.
         full_actions, mode, difficulty: See `Ale`; only with a name.
@@ -165,7 +168,8 @@ class Atari(gym.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
 
     def __init__(
-        self, game: str | Emulator, size: int | tuple[int, int] | None = 96, *, grey: bool = False, stack: int = 4, frame_skip: int = 4,
+        self, game: str | Emulator, size: int | tuple[int, int] | None = 96, *, grey: bool = False, stack: int = 4,
+        frame_skip: int = 4,
         noop_max: int = 30, fire: bool = True, life_loss: bool = True, sticky: float = 0.0, clip_reward: float | None = None,
         max_frames: int | None = 108_000, full_actions: bool = False, mode: int | None = None, difficulty: int | None = None,
         render_mode: str | None = None,
@@ -178,7 +182,8 @@ class Atari(gym.Env[Any, Any]):
         if clip_reward is not None and not clip_reward > 0:
             raise ValueError(f"Atari: clip_reward is {clip_reward}; expected above 0, or None")
         if max_frames is not None and max_frames <= noop_max + frame_skip:
-            raise ValueError(f"Atari: max_frames is {max_frames}; expected more than the {noop_max + frame_skip} that a start may take")
+            raise ValueError(f"Atari: max_frames is {max_frames}; expected more than the {noop_max + frame_skip} that a start "
+                             "may take")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"Atari: render_mode is {render_mode!r}; expected 'rgb_array' or None")
         if not isinstance(game, str) and (full_actions or mode is not None or difficulty is not None):
@@ -318,7 +323,8 @@ class Atari(gym.Env[Any, Any]):
 
     def _picture(self, screen: Array) -> Array:
         """[channels, rows, columns] of a screen, in memory of its own."""
-        return area_resize((luminance(screen) if self.grey else screen).reshape(*screen.shape[:2], -1).transpose(2, 0, 1), self.size)
+        return area_resize((luminance(screen) if self.grey else screen).reshape(*screen.shape[:2], -1).transpose(2, 0, 1),
+                           self.size)
 
     def _observation(self) -> Array:
         return np.concatenate(self._stack)
@@ -326,8 +332,8 @@ class Atari(gym.Env[Any, Any]):
     # ---- state
 
     def clone_state(self) -> dict[str, Any]:
-        """Everything that what comes next depends on, in arrays and plain values: emulator and its generator, the generator of no-ops
-        and sticky actions, frames of the stack, held action, lives, counters, and the newest screen.
+        """Everything that what comes next depends on, in arrays and plain values: emulator and its generator, the generator of
+        no-ops and sticky actions, frames of the stack, held action, lives, counters, and the newest screen.
 
         Raises:
             gymnasium.error.ResetNeeded: nothing has begun yet.
@@ -368,7 +374,8 @@ def rom_name(game: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-# ---- pictures. Sums of whole numbers that float32 holds exactly: no rounding before the last step, so every machine gives the same bytes.
+# ---- pictures. Sums of whole numbers that float32 holds exactly: no rounding before the last step, so every machine gives the
+# same bytes.
 
 
 def luminance(image: Array) -> Array:
@@ -396,7 +403,8 @@ def area_resize(image: Array, size: tuple[int, int]) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def _cover(length: int, wanted: int) -> tuple[Array, Array]:
-    """Which of `length` pixels each of `wanted` new ones covers, and by how many parts, of which a pixel has `wanted`: [k, wanted]."""
+    """Which of `length` pixels each of `wanted` new ones covers, and by how many parts, of which a pixel has `wanted`: [k,
+    wanted]."""
     start = np.arange(wanted) * length
     index = start // wanted + np.arange(-(-length // wanted) + 1)[:, None]
     overlap = np.minimum((index + 1) * wanted, start + length) - np.maximum(index * wanted, start)

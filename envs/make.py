@@ -23,7 +23,8 @@ __all__ = ["ActionBounds", "DmEnv", "Layers", "OldStyle", "TimeLimit", "adapt", 
 
 
 class TimeLimit(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Truncates episodes after `max_steps` steps of the environment below. `terminated` stays: a true end exactly on the limit is an end.
+    """Truncates episodes after `max_steps` steps of the environment below. `terminated` stays: a true end exactly on the limit is
+    an end.
 
     Args:
         env: Environment.
@@ -53,8 +54,8 @@ class TimeLimit(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs
 class ActionBounds(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """Clips continuous actions to their bounds, and lets agents act in [−1, 1] where the environment's bounds are others.
 
-    Every Box of the action space, also inside of Dict and Tuple; integer Boxes are clipped only, unbounded components left alone. The
-    action space stays bounded, for algorithms want to know the bounds.
+    Every Box of the action space, also inside of Dict and Tuple; integer Boxes are clipped only, unbounded components left alone.
+    The action space stays bounded, for algorithms want to know the bounds.
 
     Args:
         env: Environment.
@@ -91,12 +92,14 @@ def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Spac
         if all(way is None for _, way in listed):
             return space, None
         return (spaces.Tuple([sub for sub, _ in listed]),
-                lambda action: tuple(value if way is None else way(value) for value, (_, way) in zip(action, listed, strict=True)))
+                lambda action: tuple(value if way is None else way(value) for value,
+                                     (_, way) in zip(action, listed, strict=True)))
     if not isinstance(space, spaces.Box):
         return space, None
     low, high, dtype = space.low, space.high, space.dtype
     bounded = np.isfinite(low) & np.isfinite(high) & (low < high)  # one value only is left alone
-    scaled = bounded & ~((low == -1) & (high == 1)) if rescale and np.issubdtype(space.dtype, np.floating) else np.zeros(low.shape, bool)
+    scaled = bounded & ~((low == -1) & (high == 1)) if rescale and np.issubdtype(space.dtype,
+                                                                                 np.floating) else np.zeros(low.shape, bool)
     if not scaled.any():
         if not clip or not (np.isfinite(low) | np.isfinite(high)).any():
             return space, None
@@ -123,9 +126,9 @@ def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Spac
 class OldStyle(gym.Env[Any, Any]):
     """An environment of the API before gymnasium, as one of today's; each of its habits is dealt with only where it has it.
 
-    `step` may return four values: `done` becomes `truncated` where the info says `TimeLimit.truncated`, else `terminated`. `reset` may
-    return the observation alone, and know neither `seed` (then `env.seed(seed)` is called, if there is one) nor `options`. Spaces
-    may be those of the package `gym`.
+    `step` may return four values: `done` becomes `truncated` where the info says `TimeLimit.truncated`, else `terminated`.
+    `reset` may return the observation alone, and know neither `seed` (then `env.seed(seed)` is called, if there is one) nor
+    `options`. Spaces may be those of the package `gym`.
 
     Args:
         env: Anything with `reset`, `step`, `observation_space` and `action_space`.
@@ -135,7 +138,8 @@ class OldStyle(gym.Env[Any, Any]):
         self.old = env
         missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(env, name)]
         if missing:
-            raise TypeError(f"OldStyle: {env!r} has no {', '.join(missing)}; expected an environment with reset, step and both spaces")
+            raise TypeError(f"OldStyle: {env!r} has no {', '.join(missing)}; expected an environment with reset, step and both "
+                            "spaces")
         self.observation_space, self.action_space = _space(env.observation_space), _space(env.action_space)
         self.metadata = dict(getattr(env, "metadata", None) or {})
         for old, new in (("render.modes", "render_modes"), ("video.frames_per_second", "render_fps")):
@@ -179,7 +183,8 @@ class OldStyle(gym.Env[Any, Any]):
         return obs, reward, bool(done) and not cut, bool(done) and cut, info
 
     def render(self) -> Any:
-        return self.old.render(mode=self.render_mode) if "mode" in _takes(self.old.render) and self.render_mode else self.old.render()
+        takes_mode = self.render_mode and "mode" in _takes(self.old.render)
+        return self.old.render(mode=self.render_mode) if takes_mode else self.old.render()
 
     def close(self) -> None:
         if hasattr(self.old, "close"):
@@ -221,10 +226,11 @@ def _space(space: Any) -> gym.Space[Any]:
 
 
 class DmEnv(gym.Env[Any, Any]):
-    """An environment of dm_env's as one of gymnasium's. Those of dm_control go through shimmy instead, which can seed and draw them.
+    """An environment of dm_env's as one of gymnasium's. Those of dm_control go through shimmy instead, which can seed and draw
+    them.
 
-    An end with discount 0 is `terminated`, any other `truncated`. Info of every step: `discount`. A seed reaches the environment only
-    where it has a method `seed`, for dm_env knows of none.
+    An end with discount 0 is `terminated`, any other `truncated`. Info of every step: `discount`. A seed reaches the environment
+    only where it has a method `seed`, for dm_env knows of none.
 
     Args:
         env: Anything with `reset`, `step`, `observation_spec` and `action_spec`; its specs may be in dicts and tuples.
@@ -248,7 +254,8 @@ class DmEnv(gym.Env[Any, Any]):
         now = self.dm.step(action)
         self._over, discount = bool(now.last()), float(now.discount)
         ends = self._over and discount == 0
-        return _arrays(self.observation_space, now.observation), float(now.reward), ends, self._over and not ends, {"discount": discount}
+        return _arrays(self.observation_space,
+                       now.observation), float(now.reward), ends, self._over and not ends, {"discount": discount}
 
     def close(self) -> None:
         if hasattr(self.dm, "close"):
@@ -273,7 +280,8 @@ def _spec_space(spec: Any) -> gym.Space[Any]:
     if dtype.kind not in "iuf":
         raise TypeError(f"DmEnv: the spec {spec!r}; expected numbers, or dicts and tuples of such specs")
     if hasattr(spec, "minimum"):
-        return spaces.Box(np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape), spec.shape, dtype.type)
+        return spaces.Box(np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape), spec.shape,
+                          dtype.type)
     low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return spaces.Box(low, high, spec.shape, dtype.type)
 
@@ -313,15 +321,17 @@ def load(id_or_factory: str | Callable[..., Any] | Any, **options: Any) -> tuple
     if not hasattr(id_or_factory, "step"):
         raise TypeError(f"make_env: {id_or_factory!r}; expected a gymnasium id, a factory or an environment")
     if options:
-        raise TypeError(f"make_env: the options {sorted(options)} come too late for {id_or_factory!r}; give its class or a factory")
+        raise TypeError(f"make_env: the options {sorted(options)} come too late for {id_or_factory!r}; give its class or a "
+                        "factory")
     return id_or_factory, None
 
 
 def adapt(env: Any) -> gym.Env[Any, Any]:
-    """Layer 3, the boundary: what came as gymnasium speaks; from there on, only (obs, reward, terminated, truncated, info) passes.
+    """Layer 3, the boundary: what came as gymnasium speaks; from there on, only (obs, reward, terminated, truncated, info)
+    passes.
 
-    An environment of gymnasium's is returned as it is. One whose `reset` takes no `seed`, or which is none of gymnasium's, is put into
-    `OldStyle`; one of dm_env's into `DmEnv`, or shimmy's own class if it is dm_control's.
+    An environment of gymnasium's is returned as it is. One whose `reset` takes no `seed`, or which is none of gymnasium's, is put
+    into `OldStyle`; one of dm_env's into `DmEnv`, or shimmy's own class if it is dm_control's.
 
     Raises:
         ImportError: dm_control without shimmy.
@@ -335,7 +345,8 @@ def adapt(env: Any) -> gym.Env[Any, Any]:
         try:
             shimmy = importlib.import_module("shimmy")
         except ImportError:
-            raise ImportError(f"make_env: {env!r} is of dm_control; these need shimmy: pip install 'shimmy[dm-control]'") from None
+            raise ImportError(f"make_env: {env!r} is of dm_control; these need shimmy: "
+                              "pip install 'shimmy[dm-control]'") from None
         adapted: gym.Env[Any, Any] = shimmy.DmControlCompatibilityV0(env)
         return adapted
     if isinstance(env, gym.Env) and "seed" in _takes(env.unwrapped.reset):
@@ -348,7 +359,8 @@ def limit(env: gym.Env[Any, Any], max_steps: int | None) -> gym.Env[Any, Any]:
     return env if max_steps is None else TimeLimit(env, max_steps)
 
 
-def wrap(env: gym.Env[Any, Any], clip: bool, rescale: bool, wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]]) -> gym.Env[Any, Any]:
+def wrap(env: gym.Env[Any, Any], clip: bool, rescale: bool,
+         wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]]) -> gym.Env[Any, Any]:
     """Layer 2, wrappers of the environment: bounds of actions, where there are any, then the caller's, the last one outermost."""
     if ActionBounds.changes(env.action_space, clip, rescale):
         env = ActionBounds(env, clip, rescale)
@@ -361,12 +373,13 @@ def wrap(env: gym.Env[Any, Any], clip: bool, rescale: bool, wrappers: Sequence[C
 class Layers:
     """The six steps from somebody's environment to what an agent drives; each may be replaced by a function of your own.
 
-    They are applied in this order. Numbers are those of ALF's list, which converts after wrapping: ours wraps gymnasium environments, so
-    the conversion comes before.
+    They are applied in this order. Numbers are those of ALF's list, which converts after wrapping: ours wraps gymnasium
+    environments, so the conversion comes before.
 
     Attributes:
         load: 1. Id, factory or environment, and options → (environment, its registered time limit or None).
-        adapt: 3. Environment → gymnasium environment. What is stored of a step (`TimeStep`) is made of its five values by the agent.
+        adapt: 3. Environment → gymnasium environment. What is stored of a step (`TimeStep`) is made of its five values by the
+            agent.
         limit: 4. (environment, steps or None) → environment with a time limit.
         wrap: 2. (environment, clip, rescale, wrappers) → wrapped environment.
         host: 5. Where environments live: a kind of `make_vector_env`, or a `parl_like.envs.vector.Host`.
@@ -383,15 +396,15 @@ class Layers:
 
 def make_env(
     id_or_factory: Any, *, time_limit: int | None = None, clip_actions: bool = True, rescale_actions: bool = True,
-    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (), render_mode: str | None = None, layers: Layers | None = None,
-    **options: Any,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (), render_mode: str | None = None,
+    layers: Layers | None = None, **options: Any,
 ) -> gym.Env[Any, Any]:
     """One environment, ready for an agent.
 
     Args:
         id_or_factory: A gymnasium id or `EnvSpec`, a factory, or an environment; also of the old gym API or dm_env.
-        time_limit: Steps of the bare environment after which an episode is truncated. None: the registered limit, where there is one;
-            −1: no limit.
+        time_limit: Steps of the bare environment after which an episode is truncated. None: the registered limit, where there is
+            one; −1: no limit.
         clip_actions: Continuous actions are clipped to their bounds. It helps early in training, and may hurt the final result.
         rescale_actions: Bounded continuous actions are [−1, 1] outside.
         wrappers: Put around it in turn, each a function of an environment.
@@ -401,19 +414,21 @@ def make_env(
 
     Raises:
         ValueError: A time limit that is none.
-        TypeError: An option that the constructor does not take, or that is nearly one of the above; the way around the latter is a
-            factory. Else, and ImportError: see `load` and `adapt`.
+        TypeError: An option that the constructor does not take, or that is nearly one of the above; the way around the latter is
+            a factory. Else, and ImportError: see `load` and `adapt`.
     """
     layers = layers or Layers()
     if time_limit is not None and (
         isinstance(time_limit, bool) or not isinstance(time_limit, (int, np.integer)) or time_limit != -1 and time_limit < 1
     ):
-        raise ValueError(f"make_env: time_limit is {time_limit!r}; expected at least 1, None for the registered limit, or -1 for none")
+        raise ValueError(f"make_env: time_limit is {time_limit!r}; expected at least 1, None for the registered limit, or -1 "
+                         "for none")
     own = [name for name, parameter in inspect.signature(make_env).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     taken = _parameters(id_or_factory)
     for name in options:
         if name not in taken and get_close_matches(name, own, 1, 0.85):  # a constructor that takes any keyword would not complain
-            raise TypeError(f"make_env: {unknown('option', name, own)} To the constructor it goes by a factory, as functools.partial makes them.")
+            raise TypeError(f"make_env: {unknown('option', name, own)} To the constructor it goes by a factory, as "
+                            "functools.partial makes them.")
     if render_mode is not None:
         options["render_mode"] = render_mode
     try:
@@ -422,7 +437,9 @@ def make_env(
         refused = re.search(r"(?:unexpected|multiple values for) (?:keyword )?argument '(\w+)'", str(error))
         if refused is None or refused[1] not in options:
             raise
-        hint = "did you mean 'time_limit'?" if refused[1] == "max_episode_steps" else f"of ours there are {', '.join(map(repr, own))}"
+        hint = f"of ours there are {', '.join(map(repr, own))}"
+        if refused[1] == "max_episode_steps":
+            hint = "did you mean 'time_limit'?"
         raise TypeError(f"make_env: the constructor of {id_or_factory!r} takes no option {refused[1]!r}; {hint}") from error
     steps = registered if time_limit is None else None if time_limit == -1 else time_limit
     env = layers.limit(layers.adapt(raw), steps)

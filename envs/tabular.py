@@ -1,8 +1,8 @@
 """Small Markov decision processes given by their tables, with exact values by dynamic programming, and the random walk.
 
-The cliff of Sutton & Barto (2018), example 6.6, and FrozenLake are gymnasium's `CliffWalking-v1` and `FrozenLake-v1`; their tables agree
-with the exact numbers that this project is held to, so there is none of our own. `TableEnv.from_gymnasium` takes such an environment's table
-over, for its values and for a twin whose state can be cloned.
+The cliff of Sutton & Barto (2018), example 6.6, and FrozenLake are gymnasium's `CliffWalking-v1` and `FrozenLake-v1`; their
+tables agree with the exact numbers that this project is held to, so there is none of our own. `TableEnv.from_gymnasium` takes
+such an environment's table over, for its values and for a twin whose state can be cloned.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_SWEEPS = 1_000_000
 class TableEnv(gym.Env[Any, Any]):
     """A Markov decision process of S states and A actions, given by its tables.
 
-    Observation: the state, an int 0 … S − 1. An episode begins in a state of `start` and terminates on arriving in a terminal one; a step after
-    that raises. Deterministic entries draw no random number.
+    Observation: the state, an int 0 … S − 1. An episode begins in a state of `start` and terminates on arriving in a terminal
+    one; a step after that raises. Deterministic entries draw no random number.
 
     Args:
         P: Where an action leads: [S, A] integers, the next state; or [S, A, S] probabilities.
@@ -78,7 +78,8 @@ class TableEnv(gym.Env[Any, Any]):
 
     @classmethod
     def from_outcomes(cls, outcomes: Any, start: Any = 0, *, render_mode: str | None = None) -> TableEnv:
-        """From `outcomes[state][action]`, a list of (probability, next state, reward, terminated), as gymnasium's toy texts have it."""
+        """From `outcomes[state][action]`, a list of (probability, next state, reward, terminated), as gymnasium's toy texts have
+        it."""
         env = TableEnv.__new__(TableEnv)
         env._build([[list(outcomes[s][a]) for a in range(len(outcomes[s]))] for s in range(len(outcomes))], start, render_mode)
         return env
@@ -118,7 +119,8 @@ class TableEnv(gym.Env[Any, Any]):
                 follows = [(operator.index(t), float(r), bool(done)) for _, t, r, done in row]
                 for p, (t, r, done) in zip(chances, follows, strict=True):
                     if not (0 <= t < n and np.isfinite(r)):
-                        raise ValueError(f"TableEnv: state {s}, action {a}: next state {t} and reward {r}; expected a state of {n} and a finite number")
+                        raise ValueError(f"TableEnv: state {s}, action {a}: next state {t} and reward {r}; expected a state of "
+                                         f"{n} and a finite number")
                     self.P[s, a, t] += p
                     self.R[s, a] += p * r
                     self.goes_on[s, a, t] += 0.0 if done else p
@@ -147,7 +149,8 @@ class TableEnv(gym.Env[Any, Any]):
         """Begins an episode; the option `state` says where, instead of `start`."""
         super().reset(seed=seed)
         if unknown := set(options or {}) - {"state"}:
-            raise ValueError(f"{type(self).__name__}: reset has no option {', '.join(map(repr, sorted(unknown)))}; there is 'state'")
+            raise ValueError(f"{type(self).__name__}: reset has no option {', '.join(map(repr, sorted(unknown)))}; there is "
+                             "'state'")
         if options and "state" in options:
             state = operator.index(options["state"])
             if not 0 <= state < self.n_states:
@@ -181,7 +184,8 @@ class TableEnv(gym.Env[Any, Any]):
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Goes back to a cloned state, also one of another environment with the same tables."""
         if not 0 <= state["state"] < self.n_states:
-            raise ValueError(f"{type(self).__name__}: cloned state {state['state']} does not exist here; there are {self.n_states}")
+            raise ValueError(f"{type(self).__name__}: cloned state {state['state']} does not exist here; there are "
+                             f"{self.n_states}")
         set_rng_state(self.np_random, state["rng"])
         self.state, self._over = state["state"], state["over"]
 
@@ -227,8 +231,8 @@ class TableEnv(gym.Env[Any, Any]):
     def optimal(self, gamma: float = 1.0, horizon: int | None = None) -> Array:
         """Exact value [S] float64 of every state under the best policy; `greedy(q_values(...))` is such a policy.
 
-        Below 1 by policy iteration, exact up to rounding. With gamma 1 by value iteration from 0 until nothing changes; that is right where
-        every reward has the same sign or every policy ends. With a horizon the policy may depend on the steps left.
+        Below 1 by policy iteration, exact up to rounding. With gamma 1 by value iteration from 0 until nothing changes; that is
+        right where every reward has the same sign or every policy ends. With a horizon the policy may depend on the steps left.
 
         Raises:
             ArithmeticError: the values with gamma 1 grow without a bound.
@@ -253,7 +257,8 @@ class TableEnv(gym.Env[Any, Any]):
             if np.abs(new - v).max() <= CONVERGED * max(1.0, float(np.abs(new).max())):
                 return new
             v = new
-        raise ArithmeticError(f"{type(self).__name__}: values without a discount did not converge in {MAX_SWEEPS} sweeps; use gamma < 1 or a horizon")
+        raise ArithmeticError(f"{type(self).__name__}: values without a discount did not converge in {MAX_SWEEPS} sweeps; use "
+                              "gamma < 1 or a horizon")
 
     @staticmethod
     def greedy(q: Any) -> Array:
@@ -275,13 +280,14 @@ class TableEnv(gym.Env[Any, Any]):
             return chosen
         pi = pi.astype(np.float64)
         if pi.shape != (self.n_states, self.n_actions) or not ((pi >= 0).all() and np.allclose(pi.sum(1), 1.0, atol=1e-9)):
-            raise ValueError(f"{type(self).__name__}: policy of shape {pi.shape}; expected {self.n_states} actions or probabilities "
-                             f"{(self.n_states, self.n_actions)}")
+            raise ValueError(f"{type(self).__name__}: policy of shape {pi.shape}; expected {self.n_states} actions or "
+                             f"probabilities {(self.n_states, self.n_actions)}")
         return pi
 
 
 def _endless(moves: Array) -> Array:
-    """[S] bool: from here the episode may go on for ever, if one goes from s to t with probability moves[s, t] [S, S] and ends with the rest."""
+    """[S] bool: from here the episode may go on for ever, if one goes from s to t with probability moves[s, t] [S, S] and ends
+    with the rest."""
     step = moves > 0
     ends: Array = moves.sum(1) < 1.0 - 1e-12  # where an end can be reached at all …
     while (more := ends | (step & ends).any(1)).sum() > ends.sum():
@@ -295,7 +301,8 @@ def _endless(moves: Array) -> Array:
 class RandomWalk(TableEnv):
     """States in a row, both ends terminal, a step left or right; starts in the middle.
 
-    With 7 states and rewards (0, 1) this is example 6.2 of Sutton & Barto (2018); with (−1, 1) the usual test of value prediction.
+    With 7 states and rewards (0, 1) this is example 6.2 of Sutton & Barto (2018); with (−1, 1) the usual test of value
+    prediction.
 
     Actions: 0 left, 1 right. The reward is that of the end which is reached, else 0.
 
@@ -325,4 +332,6 @@ class RandomWalk(TableEnv):
         return v
 
     def render(self) -> Any:
-        return "".join("*" if s == self.state else "." for s in range(self.n_states)) + "\n" if self.render_mode == "ansi" else None
+        if self.render_mode != "ansi":
+            return None
+        return "".join("*" if s == self.state else "." for s in range(self.n_states)) + "\n"

@@ -46,10 +46,11 @@ class _Normalizer(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
 
 class NormalizeObservation(_Normalizer):
-    """Observations in standard deviations from their mean, number by number, float32 [*shape]. An observation counts before it is changed.
+    """Observations in standard deviations from their mean, number by number, float32 [*shape]. An observation counts before it is
+    changed.
 
-    For models that are trained with helpers there is `ObservationNormalizer`, which leaves raw rows in the buffer; this is for whoever
-    wants a normalised environment.
+    For models that are trained with helpers there is `ObservationNormalizer`, which leaves raw rows in the buffer; this is for
+    whoever wants a normalised environment.
 
     Args:
         env: Its observations are a Box.
@@ -61,7 +62,9 @@ class NormalizeObservation(_Normalizer):
         ValueError: no Box, or `clip` is not above 0. In reset and step: an observation is not finite.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], clip: float | None = 10.0, moments: Moments | None = None, update: bool = True) -> None:
+    def __init__(
+        self, env: gym.Env[Any, Any], clip: float | None = 10.0, moments: Moments | None = None, update: bool = True,
+    ) -> None:
         RecordConstructorArgs.__init__(self, clip=clip, moments=moments, update=update)
         super().__init__(env)
         space = _box(self, env.observation_space, "observations")
@@ -95,8 +98,8 @@ class NormalizeObservation(_Normalizer):
 class NormalizeReward(_Normalizer):
     """Rewards divided by the standard deviation of the discounted return so far, Engstrom et al. 2020. Their sign stays.
 
-    The return counts before the reward is changed; it begins at 0 with each episode. Info `raw_reward`: the reward before this, or
-    before the innermost wrapper that tells it.
+    The return counts before the reward is changed; it begins at 0 with each episode. Info `raw_reward`: the reward before this,
+    or before the innermost wrapper that tells it.
 
     Args:
         env: Environment.
@@ -108,7 +111,8 @@ class NormalizeReward(_Normalizer):
     """
 
     def __init__(
-        self, env: gym.Env[Any, Any], discount: float = 0.99, clip: float | None = 10.0, moments: Moments | None = None, update: bool = True
+        self, env: gym.Env[Any, Any], discount: float = 0.99, clip: float | None = 10.0, moments: Moments | None = None,
+        update: bool = True
     ) -> None:
         RecordConstructorArgs.__init__(self, discount=discount, clip=clip, moments=moments, update=update)
         super().__init__(env)
@@ -139,7 +143,8 @@ class NormalizeReward(_Normalizer):
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Takes each action `n` times, less where the episode ends. Rewards are summed; observation and info are those of the last time.
+    """Takes each action `n` times, less where the episode ends. Rewards are summed; observation and info are those of the last
+    time.
 
     Info `repeats`: how often it was taken.
 
@@ -254,7 +259,8 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
         if len(state["frames"]) != self.n:
-            raise ValueError(f"FrameStack: the state holds {len(state['frames'])} frames; expected {self.n}: make the environment as it was")
+            raise ValueError(f"FrameStack: the state holds {len(state['frames'])} frames; expected {self.n}: make the "
+                             "environment as it was")
         self._frames.extend(state["frames"])
 
 
@@ -281,9 +287,11 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
         if len(counts) != low.size or min(counts, default=0) < 1:
             raise ValueError(f"Discretize: bins is {bins!r}; expected {low.size} numbers of at least 1")
         if joint and math.prod(counts) > MAX_ACTIONS:
-            raise ValueError(f"Discretize: {math.prod(counts)} combinations; expected at most {MAX_ACTIONS}: fewer bins, or joint=False")
+            raise ValueError(f"Discretize: {math.prod(counts)} combinations; expected at most {MAX_ACTIONS}: fewer bins, or "
+                             "joint=False")
         self._counts, self._shape, self._dtype = counts, space.shape, space.dtype
-        self._values = [np.linspace(a, b, n) if n > 1 else np.array([(a + b) / 2]) for a, b, n in zip(low, high, counts, strict=True)]
+        self._values = [np.linspace(a, b, n) if n > 1 else np.array([(a + b) / 2])
+                        for a, b, n in zip(low, high, counts, strict=True)]
         self._joint = joint
         self.action_space = gym.spaces.Discrete(math.prod(counts)) if joint else gym.spaces.MultiDiscrete(counts)
 
@@ -292,7 +300,8 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
         if not self.action_space.contains(action):
             raise ValueError(f"Discretize: action is {action!r}; expected one of {self.action_space}")
         choices = np.unravel_index(int(action), self._counts) if self._joint else action
-        return np.array([values[i] for values, i in zip(self._values, choices, strict=True)]).reshape(self._shape).astype(self._dtype)
+        return np.array([values[i] for values,
+                         i in zip(self._values, choices, strict=True)]).reshape(self._shape).astype(self._dtype)
 
     def own_state(self) -> dict[str, Any]:
         return {}
@@ -302,7 +311,8 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
 
 
 class RecordVideo(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Writes episodes as GIF files, `folder/name-000012.gif` for the 12th reset, counted from 0. Frames are held until the episode ends.
+    """Writes episodes as GIF files, `folder/name-000012.gif` for the 12th reset, counted from 0. Frames are held until the
+    episode ends.
 
     An episode that is left early is written at the next reset or at `close`. A restored state is simply the next frame.
 
@@ -326,7 +336,8 @@ class RecordVideo(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         super().__init__(env)
         fps = float(env.metadata.get("render_fps") or 30) if fps is None else fps
         if env.render_mode != "rgb_array":
-            raise ValueError(f"RecordVideo: the render mode of {env} is {env.render_mode!r}; make it with render_mode='rgb_array'")
+            raise ValueError(f"RecordVideo: the render mode of {env} is {env.render_mode!r}; make it with "
+                             "render_mode='rgb_array'")
         if not fps > 0 or max_frames < 1:
             raise ValueError(f"RecordVideo: fps is {fps}, max_frames {max_frames}; expected both above 0")
         self.folder, self.when, self.name, self.fps, self.max_frames = Path(folder), when, name, fps, max_frames
@@ -396,19 +407,20 @@ WRAPPERS = {
     _WRAPPERS + "transform_action.RescaleAction": (),
     _WRAPPERS + "transform_reward.ClipReward": (),
     _WRAPPERS + "transform_observation.FlattenObservation": (),
-    "parl_like.envs.make.TimeLimit": ("elapsed",),
-    "parl_like.envs.make.ActionBounds": (),
+    "parl_like.envs.make.TimeLimit": ("elapsed",), "parl_like.envs.make.ActionBounds": (),
 }
 REFUSED = {"ale_py.env.AtariEnv": "its state lacks the action that sticks; use parl_like.envs.atari.Atari"}
 
 
 def clone_state(env: gym.Env[Any, Any]) -> dict[str, Any]:
-    """Everything in an environment and its wrappers that what comes next depends on: restore it, take the same actions, and observations,
-    rewards, ends and later episodes are the same. It stays as it is whatever the environment does, and may be restored many times.
+    """Everything in an environment and its wrappers that what comes next depends on: restore it, take the same actions, and
+    observations, rewards, ends and later episodes are the same. It stays as it is whatever the environment does, and may be
+    restored many times.
 
-    A bare environment takes part by `clone_state()` and `restore_state(state)`, a wrapper by `own_state()` and `restore_own(state)`, which are
-    about the wrapper alone; those of gymnasium in `BARE` and `WRAPPERS` are known. Not in the state: statistics of normalisation, which are
-    learned and shared (freeze them for equal numbers), `action_space.sample()`, and what was recorded.
+    A bare environment takes part by `clone_state()` and `restore_state(state)`, a wrapper by `own_state()` and
+    `restore_own(state)`, which are about the wrapper alone; those of gymnasium in `BARE` and `WRAPPERS` are known. Not in the
+    state: statistics of normalisation, which are learned and shared (freeze them for equal numbers), `action_space.sample()`, and
+    what was recorded.
 
     Returns:
         `layers`: (class, state) from the outermost wrapper to the bare environment.
@@ -428,7 +440,8 @@ def restore_state(env: gym.Env[Any, Any], state: Mapping[str, Any]) -> None:
     layers = list(_layers(env))
     names, saved = [_name(layer) for layer in layers], [name for name, _ in state["layers"]]
     if names != saved:
-        raise ValueError(f"restore_state: the state is of {_chain(saved)}; expected {_chain(names)}: make the environment as it was")
+        raise ValueError(f"restore_state: the state is of {_chain(saved)}; expected {_chain(names)}: make the environment as it "
+                         "was")
     for layer, (name, part) in zip(reversed(layers), reversed(state["layers"]), strict=True):
         if isinstance(layer, gym.Wrapper) and name not in WRAPPERS:
             cast(Any, layer).restore_own(part)
@@ -463,7 +476,8 @@ def _part(layer: Any) -> Any:
     keys = BARE.get(name, WRAPPERS.get(name))
     if keys is not None:
         # The first that a bare environment remembers is None until its reset, or not there.
-        if missing := [key for key in keys if not hasattr(layer, key) or name in BARE and key == keys[0] and getattr(layer, key) is None]:
+        first = keys[0] if name in BARE else None
+        if missing := [key for key in keys if not hasattr(layer, key) or key == first and getattr(layer, key) is None]:
             raise gym.error.ResetNeeded(f"clone_state: {name} has no {', '.join(missing)} yet; reset it first")
         part: dict[str, Any] = {"values": {key: copy.deepcopy(getattr(layer, key)) for key in keys}}
         if name in BARE:
