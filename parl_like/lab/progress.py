@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,7 +18,8 @@ log = logging.getLogger("parl_like.lab")
 REFRESH_S = 0.5  # of the live table
 RATE_WINDOW_S = 10.0  # steps/s is that of now, not of the whole run
 MAX_LINES = 12
-# What a plain line shows of a robot's metrics; the live table has room for all.
+_WRONG = ("errors", "late", "dropped", "skipped", "bad_values")  # counters that are shown only where they are not 0
+# What a plain line shows of a robot's metrics; the live table has room for more.
 _BEGINNINGS = ("return/", "episode/")
 _ENDS = ("loss", "/mean_batch", "/queue_depth")
 
@@ -81,7 +82,7 @@ class Progress:
         if self._live is not None and time_now >= self._next_table:
             self._next_table = time_now + REFRESH_S
             with suppress(OSError):  # the terminal is gone; the run is not
-                self._live.update(self._table(step, metrics()), refresh=True)
+                self._live.update(self._table(step, metrics(), self._live.console.width), refresh=True)
 
     def steps_per_s(self) -> float:
         """Environment steps per second over the last ten seconds; NaN at the start."""
@@ -104,25 +105,70 @@ class Progress:
                 self._live.stop()
             self._live = None
 
-    def _table(self, step: int, metrics: Mapping[str, float]) -> Table:
+    def _table(self, step: int, metrics: Mapping[str, float], width: int = 80) -> Table:
+        """At most MAX_LINES lines of at most `width` columns: what matters most first, and what has no room left out whole."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
-        from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
-        elapsed, left = _time(self.clock() - self.started), _time(self.seconds_left(step))
-        table.add_row("run", Text(f"{self.title}  {elapsed} gone, {left} left  (Ctrl-C: save and stop)", no_wrap=True, overflow="ellipsis"))
-        table.add_row("steps", ProgressBar(total=self.total_steps, completed=step, width=40))
-        table.add_row("", f"{step:,} of {self.total_steps:,} env steps, {_number(self.steps_per_s())}/s")
-        groups: dict[str, list[str]] = {}
-        for key, value in metrics.items():
-            group, _, name = key.rpartition("/")
-            if not math.isnan(value):  # what matters most first: a narrow terminal cuts the end of a line
-                at = 0 if key.endswith(_ENDS) else len(groups.get(group, []))
-                groups.setdefault(group, []).insert(at, f"{name} {_number(value)}")
-        for group, values in list(groups.items())[: MAX_LINES - 3]:
-            table.add_row(group, Text("  ".join(values), no_wrap=True, overflow="ellipsis"))
+        speed = f"{step:,} of {self.total_steps:,} env steps, {_number(self.steps_per_s())}/s,"
+        times = f"{_time(self.clock() - self.started)} gone,", f"{_time(self.seconds_left(step))} left"
+        rows = [("run", self.title.replace(", ", ",\0").split("\0")), ("steps", [speed, *times])]
+        metric_rows = [(label, [f"{name} {_number(value)}" for name, value in items]) for label, items in rows_of(metrics)]
+        labels = max(len(label) for label, _ in [*rows, *metric_rows])
+        room = max(20, width - labels - 2)
+        for label, words in rows:
+            for number, line in enumerate(_lines(words, room, " ")):
+                table.add_row("" if number else label, line)
+        table.add_row("", ProgressBar(total=self.total_steps, completed=step, width=min(40, room)))
+        for label, items in metric_rows:
+            for number, line in enumerate(_lines(items, room, "  ")):
+                if table.row_count == MAX_LINES:
+                    return table
+                table.add_row("" if number else label, line)
         return table
+
+
+def rows_of(metrics: Mapping[str, float]) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Label and (name, value) of every row of the live table, in its order: returns, what went wrong (if anything did), each task's losses
+    and other numbers, counters, queues."""
+    returns, wrong, counts, others = [], [], [], []
+    tasks: dict[str, list[tuple[str, float]]] = {}
+    queues: dict[str, list[tuple[str, float]]] = {}
+    for key, value in metrics.items():
+        group, _, name = key.rpartition("/")
+        if math.isnan(value):
+            continue
+        if group in ("return", "episode"):
+            returns.append((name if group == "return" else f"{group} {name}", value))
+        elif name in _WRONG:
+            if value:
+                wrong.append((key, value))
+        elif group in ("updates", "rows") or key == "episodes":
+            counts.append((key, value))
+        elif not group:
+            others.append((key, value))
+        elif "/" in group:
+            queues.setdefault(group, []).append((name, value))
+        else:
+            tasks.setdefault(group, []).append((name, value))
+    for items in tasks.values():
+        items.sort(key=lambda item: (not item[0].endswith("loss"), item[0] != "loss"))  # stable: the others keep their order
+    for items in queues.values():
+        items.sort(key=lambda item: item[0] not in ("mean_batch", "queue_depth"))
+    return [(label, items) for label, items in [("return", returns), ("wrong", wrong), *tasks.items(), ("counts", counts), *queues.items(), ("more", others)]
+            if items]
+
+
+def _lines(items: Sequence[str], width: int, gap: str) -> list[str]:
+    """The items side by side, in as many lines of at most `width` columns as they need."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(gap) + len(item) <= width:
+            lines[-1] += gap + item
+        else:
+            lines.append(item if len(item) <= width else item[: width - 1] + "…")
+    return lines
 
 
 def _number(value: float) -> str:

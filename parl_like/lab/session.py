@@ -85,6 +85,12 @@ class RobotLike(Protocol):
     def play(self, path: Path, *, seed: int, max_steps: int = 0) -> float:
         """Plays one evaluation episode, or the first `max_steps` of it, writes its frames to the GIF `path`, returns the return."""
 
+    def never_learned(self) -> Mapping[str, str]:
+        """Tasks that could learn and made no update: name → why."""
+
+    def remarks(self) -> Sequence[str]:
+        """Sentences for the end of a run, such as that a task never learned; usually none."""
+
     def trace_hash(self) -> str | None:
         """Hash of every event so far; None where the configuration keeps none."""
 
@@ -277,28 +283,15 @@ class Session:
             "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None, "counters": self.robot.counters(),
             "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
         }
-        if never := self._never_learned():
-            self.result["never_learned"] = never
-            self._warn(f"task {', '.join(map(repr, never))} never learned in {step:,} env steps: it has a helper that stores nothing, "
-                       "needs more rows than came (batch_size, warmup), or has no helper that learns")
-        if remarks := list(getattr(self.robot, "remarks", list)()):
-            self.result["remarks"] = remarks
-            for remark in remarks:
-                self._warn(remark)
+        self.result |= {"never_learned": dict(self.robot.never_learned()), "remarks": list(self.robot.remarks())}
+        for remark in self.result["remarks"]:
+            self._warn(remark)
         self.run.save_result(self.result)
         picture = self._picture()
         self.say(f"{_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps)}")
         self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.say(f"everything is in {self.run.path}; {picture}")
         self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
-
-    def _never_learned(self) -> list[str]:
-        """Tasks that may learn and made no update."""
-        if (told := getattr(self.robot, "never_learned", None)) is not None:
-            return list(told())
-        tasks = getattr(self.robot, "tasks", {})
-        idle = [key.partition("/")[2] for key, count in self.robot.counters().items() if key.startswith("updates/") and not count]
-        return [name for name in idle if name not in tasks or tasks[name].train]
 
     def _picture(self) -> str:
         try:

@@ -108,6 +108,12 @@ class FakeRobot:
         path.write_bytes(b"GIF89a")
         return self.weight + seed % 7
 
+    def never_learned(self) -> dict[str, str]:
+        return {"RL": "too few rows"} if self.env_steps <= WARM_UP else {}
+
+    def remarks(self) -> list[str]:
+        return [f"task {name!r} never learned: {why}" for name, why in self.never_learned().items()]
+
     def trace_hash(self) -> str | None:
         return self.trace.hex() if self.config.trace else None
 

@@ -39,7 +39,7 @@ def command(capsys):
     return run
 
 
-def test_train_eval_play_list_verify_resume(command):
+def test_train_eval_play_list_verify_resume(command, tmp_path):
     code, out, _ = command("train fake run_dir=runs/one total_steps=200 seed=3")
     assert code == 0
     assert out.splitlines()[0] == "fake: counts ..."
@@ -60,9 +60,12 @@ def test_train_eval_play_list_verify_resume(command):
     assert (run["run"], run["experiment"], run["state"], run["steps"]) == ("one", "fake", "finished", 200)
     assert run["last_return"] > 0
     assert {"name": "fake", "robot": "fake", "description": "counts"} in json.loads(out)["experiments"]
+    assert run["score"] == json.loads((tmp_path / "runs" / "one" / "result.json").read_text())["evaluation"]["mean_return"]
+    assert run["differs"] == {"seed": 3, "total_steps": 200}
     code, out, _ = command("list")
     assert code == 0
     assert any(line.split()[:4] == ["one", "fake", "finished", "200"] for line in out.splitlines())
+    assert f"{run['score']:.4g}" in out and "seed=3 total_steps=200" in out
 
     code, out, _ = command("verify one --json")
     assert code == 0

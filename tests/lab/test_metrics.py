@@ -281,3 +281,49 @@ def test_a_terminal_gets_a_table_of_at_most_twelve_lines():
     assert "mean 12.35" in shown
     assert "loss 1e-07  lr 0.1" in shown, "what matters most comes first, for a narrow terminal cuts the end"
     assert progress._table(250, METRICS | {f"task{i}/loss": 1.0 for i in range(50)}).row_count == 12
+
+
+OF_A_HIERARCHY = {
+    "return/mean": 0.8123, "return/max": 1.0, "return/last": 1.0, "episode/length": 61.25, "bad_values": 0.0,
+    **{f"{task}/{name}": -0.0225 for task in ("goal", "RL") for name in ("policy_loss", "value_loss", "entropy", "kl", "loss")},
+    **{f"{task}/{queue}/{name}": 123.456 for task in ("goal", "RL") for queue in ("predict", "learn")
+       for name in ("requests", "rows", "batches", "mean_batch", "queue_depth", "wait_p50_s", "wait_p99_s", "compute_p50_s", "compute_p99_s")},
+    **{f"{task}/{queue}/{name}": 0.0 for task in ("goal", "RL") for queue in ("predict", "learn") for name in ("errors", "late", "dropped")},
+    "time_steps": 99_840.0, "episodes": 1234.0, "iterations": 780.0, "updates/goal": 1234.0, "rows/goal": 12_345.0, "updates/RL": 31_200.0,
+    "rows/RL": 99_840.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("trouble", [False, True])
+def test_the_screen_fits_and_shows_what_matters_first(width, trouble):
+    from rich.console import Console
+
+    clock, title = Clock(), "hierarchy-doorkey (robot hierarchy, 32 agents, cooperative, seed 0)"
+    progress = Progress(title, 100_000, 0, 1e9, None, clock)
+    clock.now += 3725.0
+    progress.tick(99_840, dict)
+    metrics = OF_A_HIERARCHY | ({"RL/predict/errors": 3.0, "goal/dropped": 128.0, "bad_values": 2.0} if trouble else {})
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False, color_system=None).print(progress._table(99_840, metrics, width))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= 12 and max(map(len, lines)) <= width
+    assert "…" not in out.getvalue(), "nothing is cut"
+    text = " ".join(" ".join(lines).split())
+    assert f"run {title} steps 99,840 of 100,000 env steps, 26.8/s, 1h02m gone, 5s left" in text
+    for shown in ("mean 0.8123", "last 1", "episode length 61.25", "goal loss -0.0225 policy_loss -0.0225", "RL loss -0.0225", "updates/RL 31200"):
+        assert shown in text, shown
+    queues = ["goal/predict mean_batch"] * (width > 80 or not trouble)
+    order = [text.index(word) for word in ("return mean", "goal loss", "RL loss", "counts", *queues)]
+    assert order == sorted(order), "returns and losses before counters of queues"
+    assert ("RL/predict/errors 3" in text, "goal/dropped 128" in text, "bad_values 2" in text) == (trouble,) * 3
+    assert trouble or not any(word in text for word in ("errors", "late", "dropped", "bad_values", "wrong"))
+
+
+def test_a_row_that_has_no_room_is_left_out_whole():
+    out, clock = io.StringIO(), Clock()
+    from rich.console import Console
+
+    progress = Progress("a-very-long-name-" * 5, 1_000, 0, 1e9, None, clock)
+    Console(file=out, width=80).print(progress._table(250, METRICS | {f"task{i}/loss": 1.0 for i in range(50)}))
+    assert len(out.getvalue().splitlines()) == 12 and "task4 " in out.getvalue() and "task40" not in out.getvalue()

@@ -104,6 +104,16 @@ def test_a_run_leaves_everything():
     assert FakeRobot.closed == 1
 
 
+def test_a_task_that_never_learned_is_said_at_the_end():
+    _, run, screen = train()
+    assert (run.result()["never_learned"], run.result()["remarks"]) == ({}, [])
+    assert "never learned" not in screen
+    code, run, screen = train("short", total_steps=50)
+    assert (code, run.result()["never_learned"]) == (0, {"RL": "too few rows"})
+    assert screen.count("warning: task 'RL' never learned: too few rows") == 1
+    assert [event["text"] for event in events(run, "warning")] == run.result()["remarks"] == ["task 'RL' never learned: too few rows"]
+
+
 def test_the_header_has_what_every_run_has_and_what_is_known_only_after_learning():
     _, run, _ = train(total_steps=100)
     before, after = rows(run)
