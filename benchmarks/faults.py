@@ -816,8 +816,8 @@ def unsafe_calls_in(source: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-OWN_PIPE = {"parl_like/drivers/worker.py": "the robot's recipe, by the parent's own pipe", "envs/_worker.py": "orders of the parent, by its own pipe or socket pair",
-            "envs/vector.py": "answers of its own workers",
+OWN_PIPE = {"parl_like/drivers/worker.py": "the robot's recipe, by the parent's own pipe", "envs/group.py": "the parent's own factory",
+            "envs/hosts.py": "orders of the parent and answers of its own workers, by their own socket pair",
             "parl_like/drivers/ray_tasks.py": "what the robot gives to its actors, among arguments that Ray itself pickles"}
 """Where what is read was written by a process of the same user that this one started, or that started this one."""
 

@@ -167,16 +167,14 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
         TypeError: a space without a fixed shape (Graph, Sequence, Text …).
         ValueError: a key of a Dict that `leaves` refuses, or a space that holds no number: a Box of size 0, an empty Dict or Tuple.
     """
-    empty = not len(space.spaces) if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)) else 0 in (space.shape or ())
-    if empty:
+    parts = parts_of(space)
+    if not parts if parts is not None else 0 in (space.shape or ()):
         raise ValueError(f"space of {name!r} is {space}, which holds no number; leave it out of the environment's spaces, or give it a size")
-    if isinstance(space, gym.spaces.Dict):
-        for key in space.spaces:
+    if parts is not None:
+        for key in parts:
             if "." in key or not key:
                 raise _unnamable(key, name)
-        return {k: v for key, part in space.spaces.items() for k, v in specs_of(part, f"{name}.{key}").items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return {k: v for i, part in enumerate(space.spaces) for k, v in specs_of(part, f"{name}.{i}").items()}
+        return {k: v for key, part in parts.items() for k, v in specs_of(part, f"{name}.{key}").items()}
     if isinstance(space, gym.spaces.Discrete):
         low = int(space.start)
         return {name: Spec(name, (), np.dtype(np.int64), low, low + int(space.n) - 1)}
@@ -191,6 +189,13 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
         f"space of {name!r} is {type(space).__name__}, which has no fixed shape; wrap the environment so that it gives "
         "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
     )
+
+
+def parts_of(space: gym.Space[Any]) -> dict[str, gym.Space[Any]] | None:
+    """The spaces that a Dict or a Tuple consists of, by key or number; None of any other space, which is a leaf."""
+    if isinstance(space, gym.spaces.Dict):
+        return dict(space.spaces)
+    return {str(i): part for i, part in enumerate(space.spaces)} if isinstance(space, gym.spaces.Tuple) else None
 
 
 _LEAVES = frozenset((np.ndarray, int, float, bool))

@@ -14,8 +14,8 @@ from parl_like.spec import Array
 def send(arrays: Mapping[str, Array], device: torch.device) -> dict[str, torch.Tensor]:
     """Arrays of any shapes and dtypes as tensors on `device`.
 
-    On the CPU they share memory with the arrays. To another device the bytes of all go side by side into one block of pinned memory
-    and are copied at once, without waiting: a copy of its own would cost every field some 10 µs.
+    On the CPU they share memory with the arrays. To another device the bytes of all go side by side into one block of pinned
+    memory and are copied at once, without waiting: a copy of its own would cost every field some 10 µs.
     """
     whole = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
     if device.type == "cpu":
@@ -24,7 +24,8 @@ def send(arrays: Mapping[str, Array], device: torch.device) -> dict[str, torch.T
 
 
 def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-    """Tensors of any shapes and dtypes as arrays that share memory with none of them; from another device than the CPU in one copy."""
+    """Tensors of any shapes and dtypes as arrays that share memory with none of them; from another device than the CPU in one
+    copy."""
     values = {name: tensor.detach() for name, tensor in tensors.items()}
     if all(value.device.type == "cpu" for value in values.values()):
         return {name: value.clone().numpy() for name, value in values.items()}

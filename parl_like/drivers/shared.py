@@ -1,8 +1,8 @@
 """Shared memory: large observations reach the robot's process, and large networks its workers, without passing through a socket.
 
-A worker gathers the rows of its agents in a block anyway; if that is large, its columns lie in a file of /dev/shm that both processes map, and the
-message says which block it is. The robot copies the rows into its own batch before it answers, and the worker writes into the block
-again only after the answer; so neither has to ask the other.
+A worker gathers the rows of its agents in a block anyway; if that is large, its columns lie in a file of /dev/shm that both
+processes map, and the message says which block it is. The robot copies the rows into its own batch before it answers, and the
+worker writes into the block again only after the answer; so neither has to ask the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ LARGE = 1 << 18
 
 
 def folder() -> str | None:
-    """Where such files can be: in /dev/shm, or where the environment's PARL_LIKE_SHM says (empty: nowhere); None where there is no such place."""
+    """Where such files can be: in /dev/shm, or where the environment's PARL_LIKE_SHM says (empty: nowhere); None where there is
+    no such place."""
     path = os.environ.get("PARL_LIKE_SHM", "/dev/shm")
     return path if path and os.access(path, os.W_OK) else None
 
@@ -102,8 +103,8 @@ def task_file(name: str) -> str:
 class Parameters:
     """The parameters of one task, in two slots by turns, which the robot writes and its workers read.
 
-    A slot begins with the number of the publication that it holds, 0 while it is being written: who has copied it looks again, and throws away
-    what two publications were written over meanwhile; the second of them is on its way.
+    A slot begins with the number of the publication that it holds, 0 while it is being written: who has copied it looks again,
+    and throws away what two publications were written over meanwhile; the second of them is on its way.
 
     Args:
         path: The file; made where it is missing, which is the robot's to do first.
@@ -111,7 +112,8 @@ class Parameters:
     """
 
     def __init__(self, path: Path, like: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        (_, *begins), end = offsets([8, *(tensor.numel() * tensor.element_size() for tensor in like.values())])  # the number comes first
+        sizes = [tensor.numel() * tensor.element_size() for tensor in like.values()]
+        (_, *begins), end = offsets([8, *sizes])  # the publication's number comes first
         with open(path, "a+b") as file:
             os.posix_fallocate(file.fileno(), 0, 2 * end)
             self._memory = mmap.mmap(file.fileno(), 2 * end)

@@ -15,7 +15,8 @@ class RestartBudget:
     Args:
         limit: Restarts within `period` seconds that are allowed; 0: none.
         period: Seconds after which a restart is forgotten.
-        pause: Seconds that the second restart within `period` waits; each further one waits twice as long. The first never waits. 0: none does.
+        pause: Seconds that the second restart within `period` waits; each further one waits twice as long. The first never waits.
+            0: none does.
         max_pause: Seconds that no restart waits longer than.
     """
 

@@ -94,7 +94,8 @@ def end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def run_forked(parent: int, closing: Sequence[int], output: Sequence[int], path: list[str], environment: dict[str, str], directory: str,
+def run_forked(parent: int, closing: Sequence[int], output: Sequence[int], path: list[str], environment: dict[str, str],
+               directory: str,
                work: Callable[[], None]) -> None:
     """What a fork does from its first moment to its last; never returns.
 
@@ -112,7 +113,8 @@ def run_forked(parent: int, closing: Sequence[int], output: Sequence[int], path:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Ctrl-C is for the process at the top. Not SIG_IGN: what an environment starts would inherit that.
         signal.signal(signal.SIGINT, lambda *_: None)
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; of the thread that forked, which is the fork server's only one
+        # PR_SET_PDEATHSIG, which fires when the thread ends that forked: the fork server's only one.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended in between
             os._exit(1)
         for fd in closing:

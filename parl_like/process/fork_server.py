@@ -1,13 +1,13 @@
 """ForkServer: a process that has imported once what its children need, and forks them from there.
 
-A child so begins in some 10 ms instead of the seconds that imports take, and shares their memory with its siblings. The server runs none
-of the user's code and has one thread, so a fork of it is clean. It ends, kills its children and removes the folders that it was told of,
-when its parent ends, whatever that dies of: then the socket between them closes, or, where another process has inherited that, the
-parent's pidfd tells.
+A child so begins in some 10 ms instead of the seconds that imports take, and shares their memory with its siblings. The server
+runs none of the user's code and has one thread, so a fork of it is clean. It ends, kills its children and removes the folders
+that it was told of, when its parent ends, whatever that dies of: then the socket between them closes, or, where another process
+has inherited that, the parent's pidfd tells.
 
-To the server goes `_HEAD`, then as many bytes as it says: the path of a folder, before that is made; or, with the child's file descriptors,
-a JSON text and the child's payload. From it comes `_REPORT`: the process id of a child that was made and 0, with its pidfd; or, when it has
-ended, minus its id and its exit code.
+To the server goes `_HEAD`, then as many bytes as it says: the path of a folder, before that is made; or, with the child's file
+descriptors, a JSON text and the child's payload. From it comes `_REPORT`: the process id of a child that was made and 0, with its
+pidfd; or, when it has ended, minus its id and its exit code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ START_LIMIT = 60.0
 """Seconds that a fork server may take to begin, which imports, and to fork."""
 
 IDLE = 30.0
-"""Seconds that a fork server without children waits for the next one before it ends; another is started where one is wanted after that."""
+"""Seconds that a fork server without children waits for the next one before it ends; another is started where one is wanted after
+that."""
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
@@ -56,7 +57,8 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-# --------------------------------------------------------------------------------------------------------- in the server's process
+# --------------------------------------------------------------------------------------------------------- in the server's
+# process
 
 
 def serve(control_fd: int, parent: int, target: str) -> None:
@@ -65,7 +67,8 @@ def serve(control_fd: int, parent: int, target: str) -> None:
     Args:
         control_fd: Its end of the socket.
         parent: Process id of who started it.
-        target: "module:function". The module is imported at once, the function called in each child with the payload and its file descriptors.
+        target: "module:function". The module is imported at once, the function called in each child with the payload and its file
+            descriptors.
     """
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
@@ -129,7 +132,8 @@ def serve(control_fd: int, parent: int, target: str) -> None:
         report(pid, 0, fds=[pidfd])
 
 
-# ---------------------------------------------------------------------------------------------------------- in the parent's process
+# ---------------------------------------------------------------------------------------------------------- in the parent's
+# process
 
 _BOOT = "import sys; from parl_like.process.fork_server import serve; serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 
@@ -157,7 +161,8 @@ class ForkServer:
         return self._process.pid if running and self._process is not None else None
 
     def make_folder(self, where: str) -> str:
-        """A new folder in the folder `where`, that only this user may enter; the server removes it when it ends, should nobody have done so before.
+        """A new folder in the folder `where`, that only this user may enter; the server removes it when it ends, should nobody
+        have done so before.
 
         Raises:
             OSError: it cannot be made; this is no Linux; the system has no process left.
@@ -222,7 +227,8 @@ class ForkServer:
         if self.pid is not None:
             return
         if sys.platform != "linux":
-            raise OSError(f"worker processes need Linux (pidfd, death signals); this is {sys.platform}. Use driver='cooperative' or 'threads', "
+            raise OSError(f"worker processes need Linux (pidfd, death signals); this is {sys.platform}. Use "
+                          "driver='cooperative' or 'threads', "
                           "and vector environments of kind 'sync' or 'thread'")
         self._end()
         if self._owner != os.getpid():  # a forked copy, which has no folders
@@ -233,7 +239,8 @@ class ForkServer:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([where, *filter(None, [os.environ.get("PYTHONPATH")])])}
         arguments = [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(self._owner), self.target]
         with theirs:
-            self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+            self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                                             start_new_session=True, env=environment)
         for folder in self._folders:
             self._tell(folder)
 

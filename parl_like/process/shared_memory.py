@@ -14,7 +14,8 @@ import numpy as np
 from parl_like.spec import Array
 
 ALIGNMENT = 64
-"""Bytes of a cache line: each array begins on one of its own, so that two processes that write into neighbours do not slow each other."""
+"""Bytes of a cache line: each array begins on one of its own, so that two processes that write into neighbours do not slow each
+other."""
 
 Column = tuple[tuple[int, ...], Any]
 """Shape and dtype of one array."""

@@ -16,7 +16,7 @@ KINDS = ["sync", "thread", "process"]
 
 
 class Rude(gym.Env):
-    """One array, one dict, one list for ever; all environments of a process share the dict of their infos, too. Episodes of three steps."""
+    """One array, one dict, one list for ever; all environments of a process share the dict of their infos, too."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -132,7 +132,8 @@ def test_repeated_actions_are_the_same_and_vector_rewards_add_up():
 
 
 @pytest.mark.parametrize("wrap", [
-    lambda env: FrameStack(env, 2), lambda env: FrameStack(env, 2, lazy=True), lambda env: FrameStack(env, 1), NormalizeObservation,
+    lambda env: FrameStack(env, 2), lambda env: FrameStack(env, 2, lazy=True), lambda env: FrameStack(env, 1),
+    NormalizeObservation,
     lambda env: FrameStack(ActionRepeat(env, 2), 3)], ids=["stack", "lazy", "one", "normal", "repeat"])
 def test_what_wrappers_keep_and_hand_out_stays_as_it_is(wrap):
     env = wrap(Rude(length=20))

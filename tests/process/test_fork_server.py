@@ -52,7 +52,8 @@ def test_a_child_gets_its_file_descriptors_and_no_others(server):
     child.forget()
 
 
-@pytest.mark.parametrize("code, expected", [(b"pass", 0), (b"raise SystemExit(7)", 7), (b"1 / 0", 1), (b"import os; os.kill(os.getpid(), 9)", -9)])
+@pytest.mark.parametrize("code, expected",
+                         [(b"pass", 0), (b"raise SystemExit(7)", 7), (b"1 / 0", 1), (b"import os; os.kill(os.getpid(), 9)", -9)])
 def test_how_a_child_ended(server, code, expected, capfd):
     child = server.start(code)
     assert child.wait(20) and child.code == expected
@@ -63,7 +64,8 @@ def test_how_a_child_ended(server, code, expected, capfd):
 
 def test_what_a_child_has_started_ends_with_it_and_it_may_be_interrupted(server):
     ours, theirs = os.pipe()
-    child = server.start(b"import os, subprocess, time; p = subprocess.Popen(['sleep', '60']); os.write(fds[0], b'%d' % p.pid); time.sleep(60)", [theirs])
+    child = server.start(b"import os, subprocess, time; p = subprocess.Popen(['sleep', '60']); os.write(fds[0], b'%d' % p.pid); "
+                         b"time.sleep(60)", [theirs])
     os.close(theirs)
     helper = psutil.Process(int(os.read(ours, 100)))
     os.close(ours)
@@ -127,6 +129,10 @@ sys.stdin.read()
 """
 
 
+def lives(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 @pytest.mark.parametrize("when", ["at once", "later", "forked"])
 def test_a_parent_that_is_killed_leaves_neither_processes_nor_folders(server, tmp_path, when):
     """At once: while the server imports. Forked: a copy of the parent, which goes on, holds the server's socket."""
@@ -134,13 +140,14 @@ def test_a_parent_that_is_killed_leaves_neither_processes_nor_folders(server, tm
     where.mkdir()
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     words = [sys.executable, "-c", PARENT, str(where), when]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, text=True) as parent:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+                          text=True) as parent:
         pids = [int(word) for word in parent.stdout.readline().split() if word != "None"]
         copies = psutil.Process(parent.pid).children()
         parent.kill()
     try:
         end = time.monotonic() + 20
-        while (left := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]) or os.listdir(where):
+        while (left := [pid for pid in pids if lives(pid)]) or os.listdir(where):
             assert time.monotonic() < end, (left, os.listdir(where))
             time.sleep(0.01)
     finally:
