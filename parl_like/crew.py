@@ -292,6 +292,7 @@ class Crew:
     def _ensure_started(self) -> None:
         if not self._started:
             self._started = True  # first: what has started when Ctrl-C strikes must be halted
+            self._runner = threading.current_thread().name
             self._driver.start(self.agents, list(self.wrappers.values()))
 
     def _advance(self) -> bool:
