@@ -1,12 +1,27 @@
-"""Environments. Importing any of them makes gymnasium know `Sokoban-v0`, `Sokoban-test-v0`, `Sokoban-medium-v0`, `Sokoban-hard-v0`, and
+"""Environments: `make_env` and `make_vector_env` build most. Importing any of them makes gymnasium know `Sokoban-v0`, `Sokoban-test-v0`, `Sokoban-medium-v0`, `Sokoban-hard-v0`, and
 `Atari-v0` with the option `game`."""
 
 if __name__ != "parl_like.envs":
     raise ImportError(f"this folder is the package parl_like.envs; it was imported as {__name__!r}")
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
+
 import gymnasium
+
+if TYPE_CHECKING:
+    from parl_like.envs.make import make_env as make_env
+    from parl_like.envs.vector import make_vector_env as make_vector_env
+
+_HOMES = {"make_env": "make", "make_vector_env": "vector"}
 
 for _id, _kind in (("Sokoban-v0", "train"), ("Sokoban-test-v0", "test"), ("Sokoban-medium-v0", "medium"), ("Sokoban-hard-v0", "hard")):
     gymnasium.register(_id, "parl_like.envs.sokoban.env:SokobanEnv", vector_entry_point="parl_like.envs.sokoban.vector:SokobanVectorEnv",
                        kwargs={"kind": _kind})
 gymnasium.register("Atari-v0", "parl_like.envs.atari:Atari", kwargs={"game": "breakout"})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'parl_like.envs' has no attribute {name!r}")
+    return getattr(_import_module(f"parl_like.envs.{_HOMES[name]}"), name)

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from parl_like.agent import Agent as Agent
     from parl_like.agent_helper import AgentHelper as AgentHelper
     from parl_like.algorithm import Algorithm as Algorithm
+    from parl_like.algorithm import Linear as Linear
+    from parl_like.algorithm import Shared as Shared
+    from parl_like.algorithm import Window as Window
     from parl_like.algorithm import create_algorithm_func as create_algorithm_func
     from parl_like.batch import Batch as Batch
     from parl_like.communicator import Communicator as Communicator
+    from parl_like.computation_task import BatchRule as BatchRule
     from parl_like.computation_task import ComputationTask as ComputationTask
     from parl_like.computation_wrapper import ComputationWrapper as ComputationWrapper
     from parl_like.data.experience import Experience as Experience
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
     from parl_like.data.replay_buffer import ReplayBuffer as ReplayBuffer
     from parl_like.data.replay_buffer import VectorReplayBuffer as VectorReplayBuffer
     from parl_like.data.timestep import TimeStep as TimeStep
+    from parl_like.envs.make import make_env as make_env
     from parl_like.lab.experiment import Experiment as Experiment
+    from parl_like.lab.experiment import register as register
     from parl_like.model import Model as Model
     from parl_like.robot import Robot as Robot
     from parl_like.schedules import EpisodicHelper as EpisodicHelper
@@ -43,16 +49,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "agent": ["Agent"],
     "agent_helper": ["AgentHelper"],
-    "algorithm": ["Algorithm", "create_algorithm_func"],
+    "algorithm": ["Algorithm", "Linear", "Shared", "Window", "create_algorithm_func"],
     "batch": ["Batch"],
     "communicator": ["Communicator"],
-    "computation_task": ["ComputationTask"],
+    "computation_task": ["BatchRule", "ComputationTask"],
     "computation_wrapper": ["ComputationWrapper"],
     "data.experience": ["Experience"],
     "data.prioritized": ["PrioritizedReplayBuffer"],
     "data.replay_buffer": ["ReplayBuffer", "VectorReplayBuffer"],
     "data.timestep": ["TimeStep"],
-    "lab.experiment": ["Experiment"],
+    "envs.make": ["make_env"],
+    "lab.experiment": ["Experiment", "register"],
     "layers": ["layers"],
     "model": ["Model"],
     "robot": ["Robot"],

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from parl_like.agent import Agent
+from parl_like.computation_task import ComputationTask
+from parl_like.computation_wrapper import PredictionQueue
 from parl_like.crew import Crew
+from parl_like.data.transforms import Transforms
 from parl_like.env_source import EnvSource, is_made
+from parl_like.spec import SpecError, leaves, specs_of
 from parl_like.stages import Hook, StopAfterSteps
 
 
@@ -151,3 +156,36 @@ class EvaluationCrew(Crew):
             pass
         finished = quotas.seen[agent.index]
         return float(finished[0][0] if finished else agent.env.episode_return)
+
+
+def greedy_action(task: ComputationTask, transforms: Transforms, raw: gym.Space[Any] | None, queue: PredictionQueue, obs: Any) -> Any:
+    """The task's best action for an observation, or for n of them, stacked; see `Robot.act`.
+
+    Args:
+        raw: Space of the observations as they come, where transforms make others of them.
+        queue: Has the explorer and the map to the environment's actions that the task's helpers use.
+    """
+    inputs = task.algorithm.model.inputs()
+    if any(name.startswith("state") for name in inputs) or transforms.behind:
+        raise ValueError(f"act: task {task.name!r} looks back at earlier observations; use watch or evaluate, which play whole episodes")
+    given = dict(leaves(obs, "obs"))
+    specs = {name: spec.owned_by(f"task {task.name!r}") for name, spec in inputs.items()}
+    expected = specs if raw is None else specs_of(raw, "obs")
+    one = next((np.ndim(value) == len(expected[name].shape) for name, value in given.items() if name in expected), True)
+    if one:
+        given = {name: np.asarray(value)[None] for name, value in given.items()}
+    if len(transforms):
+        rows = len(next(iter(given.values()))) if given else 0
+        given = transforms.for_helper(rows, "test").observe({name: np.asarray(value) for name, value in given.items()})
+    if given.keys() != specs.keys():
+        raise SpecError(f"act: task {task.name!r}, field 'obs': expected {', '.join(specs)}, got {', '.join(given) or 'nothing'}")
+    rows_in = {name: spec.convert(given[name], rows=True) for name, spec in specs.items()}
+    out = task.predict(rows_in, "test")
+    n, explorer = len(next(iter(rows_in.values()))), queue.explorer
+    if explorer is not None:
+        noise = None if explorer.noise is None else np.array([explorer.greedy()] * n, explorer.noise.dtype)
+        out |= explorer.act(out, noise)
+    if "act" not in out:
+        raise ValueError(f"act: task {task.name!r} gives {', '.join(out)} and no action")
+    act = out["act"] if queue.to_env is None else queue.to_env(out["act"])
+    return act if not one else act[0].item() if act.ndim == 1 and act.dtype.kind != "f" else act[0, ...]

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -20,11 +21,11 @@ from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
 from parl_like.env_source import EnvSource, again, drawable, factory_of, is_made
 from parl_like.errors import AgentFailed, unknown
-from parl_like.evaluation import Episodes, EvaluationCrew, gather
+from parl_like.evaluation import Episodes, EvaluationCrew, gather, greedy_action
 from parl_like.film import Film, write_gif
 from parl_like.model import Model
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
-from parl_like.stages import Hook, StopAfterEpisodes, StopCondition, TraceHash, overridden
+from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,26 @@ class Robot(Crew):
         super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
         self._observe()
 
+    @classmethod
+    def of(cls, algorithm: str | type, env: EnvSource, **options: Any) -> Robot:
+        """A robot with one task 'RL' that learns by a known algorithm; helper, model and sizes have defaults.
+
+            robot = Robot.of("PPO", "CartPole-v1", seed=1)
+            robot.run(50_000)
+            print(robot.evaluate(20), robot.act(obs))
+
+        Args:
+            algorithm: 'DQN', 'PPO', 'A2C', 'IMPALA', or the class.
+            env: As for `Robot`; also a factory of vector environments. Observations with an image get a convolutional model.
+            options: Keys of the configuration of `parl_like.robots.dqn`, `.actor_critic` or `.impala`, such as n_agents=16, lr=1e-3,
+                hidden=(64, 64), driver='processes'. Schedules (of ε, of a learning rate with lr_decay) end at total_steps.
+
+        Raises:
+            ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions do not fit.
+        """
+        robot: Robot = import_module("parl_like.robots.one_line").build(algorithm, env, options)
+        return robot
+
     def add_agents(self, n: int = 1) -> list[Agent]:
         """Lets `n` more agents join, between two iterations. Open episodes end here, as at a checkpoint, and everybody goes on.
 
@@ -130,8 +151,8 @@ class Robot(Crew):
 
     # ------------------------------------------------------------------------------------------------------------- running
 
-    def run(self, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
-        """Runs until `stop` says so; without it, until interrupted. Begins with new episodes, and ends those that are open then.
+    def run(self, stop: StopCondition | int | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
+        """Runs until `stop` says so, or for that many environment steps; without it, until interrupted. Begins with new episodes, and ends those that are open then.
 
         Training requests that are open at the end are still served (not under the threads driver, where that could mean to wait
         for an environment): with `OnPolicyHelper(unroll=5)`, 20 steps are learned from in 4 lessons.
@@ -139,8 +160,11 @@ class Robot(Crew):
         Raises:
             What an agent, an environment or a task raised, named. POST_EXPERIMENT fires all the same.
         """
+        if isinstance(stop, int) and not isinstance(stop, bool):
+            stop = StopAfterSteps(stop)
         if stop is not None and not isinstance(stop, StopCondition):
-            raise TypeError(f"Robot.run: stop is {stop!r}; expected a StopCondition, e.g. StopAfterSteps(1000) of parl_like.stages")
+            raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. StopAfterSteps(1000) of "
+                            "parl_like.stages")
         self._driver.refuse_agents()
         with self._one_thread():
             self._run(stop, [hooks] if isinstance(hooks, Hook) else list(hooks))
@@ -312,6 +336,28 @@ class Robot(Crew):
         if done is not None:
             done(result)
         return result
+
+    def act(self, obs: Any, task: str | None = None) -> Any:
+        """The greedy action in a state, outside of a run: nothing is stored or counted.
+
+        Args:
+            obs: One observation as the environment gives it, or n of them, stacked (each leaf of a dict).
+            task: Which task acts; None: the first.
+
+        Returns:
+            One action as the environment takes it, or n of them, stacked.
+
+        Raises:
+            ValueError: the task remembers what it saw before (a recurrent model, stacked frames), so a single observation is not enough.
+        """
+        if not self.tasks:
+            raise ValueError("act: this robot has no task that could act")
+        name = next(iter(self.tasks)) if task is None else task
+        if name not in self.tasks:
+            raise KeyError(unknown("task", name, self.tasks))
+        chain = self.transforms[name]
+        raw = getattr(self.agents[0].env, "observation_space", None) if len(chain) else None
+        return greedy_action(self.tasks[name], chain, raw, self.wrappers[name].predictions, obs)
 
     def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None, n_agents: int | None = None) -> Episodes:
         """Episodes in test mode, greedy unless `eval_explore`, with agents, environments and queues of their own; nothing is stored or counted.

@@ -9,10 +9,12 @@ from msgspec import Meta
 from parl_like.algorithm import create_algorithm_func
 from parl_like.algorithms.actor_critic import A2C, PPO
 from parl_like.computation_task import ComputationTask
+from parl_like.env_source import EnvSource
 from parl_like.lab.config import ExperimentConfig
+from parl_like.models.conv import ConvActorCritic
 from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
-from parl_like.robots.spaces import schedule, spaces_of
+from parl_like.robots.spaces import network, one_task_robot, probed, schedule
 from parl_like.schedules import OnPolicyHelper
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -49,7 +51,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     clip: Annotated[float, Meta(gt=0, lt=1)] = 0.2
 
 
-def build(config: Config) -> Robot:
+def build(config: Config, env: EnvSource = None) -> Robot:
+    """The robot of a configuration; `env` in place of its id: a factory, or an environment for one agent."""
     iterations = config.total_steps // (config.n_agents * config.unroll)
     ppo = config.algorithm == "ppo"
     updates = iterations * (config.epochs * config.minibatches if ppo else 1)
@@ -58,6 +61,8 @@ def build(config: Config) -> Robot:
         reward_scale=config.reward_scale, max_grad_norm=config.max_grad_norm, lr=schedule(config.lr, config.lr_decay, updates))
     if ppo:
         options |= dict(epochs=config.epochs, minibatches=config.minibatches, clip=config.clip)
-    func = create_algorithm_func(MLPActorCritic, dict(**spaces_of(config.env), hidden=config.hidden), PPO if ppo else A2C, options)
-    task = ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll), device=config.device)
-    return Robot(config.env, tasks={"RL": task}, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)
+    source = config.env if env is None else env
+    spaces, agent = probed(source)
+    model, sizes = network(spaces, MLPActorCritic, ConvActorCritic, config.hidden, Config().hidden)
+    func = create_algorithm_func(model, sizes, PPO if ppo else A2C, options)
+    return one_task_robot(config, source, agent, ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll), device=config.device))

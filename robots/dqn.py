@@ -13,10 +13,12 @@ from parl_like.algorithms.dqn import DQN
 from parl_like.computation_task import ComputationTask
 from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.replay_buffer import ReplayBuffer
+from parl_like.env_source import EnvSource
 from parl_like.lab.config import ExperimentConfig
+from parl_like.models.conv import ConvQ
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
-from parl_like.robots.spaces import schedule, spaces_of
+from parl_like.robots.spaces import network, one_task_robot, probed, schedule
 from parl_like.schedules import OffPolicyHelper
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -72,13 +74,15 @@ def buffer_of(config: Config) -> Callable[..., ReplayBuffer]:
     return partial(PrioritizedReplayBuffer, alpha=config.alpha, beta=Linear(config.beta, 1.0, lessons))
 
 
-def build(config: Config) -> Robot:
-    func = create_algorithm_func(
-        MLPQ, dict(**spaces_of(config.env), hidden=config.hidden, dueling=config.dueling), DQN, algorithm_args(config))
+def build(config: Config, env: EnvSource = None) -> Robot:
+    """The robot of a configuration; `env` in place of its id: a factory, or an environment for one agent."""
+    source = config.env if env is None else env
+    spaces, agent = probed(source)
+    model, sizes = network(spaces, MLPQ, ConvQ, config.hidden, Config().hidden)
+    func = create_algorithm_func(model, {**sizes, "dueling": config.dueling}, DQN, algorithm_args(config))
 
     def helper() -> OffPolicyHelper:
         return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=config.learn_every, updates=config.updates,
                                warmup=config.warmup, buffer=buffer_of(config))
 
-    return Robot(config.env, tasks={"RL": ComputationTask(func, helper, device=config.device)}, n_agents=config.n_agents,
-                 driver=config.robot_driver(), seed=config.seed, trace=config.trace)
+    return one_task_robot(config, source, agent, ComputationTask(func, helper, device=config.device))

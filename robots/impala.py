@@ -9,10 +9,12 @@ from msgspec import Meta
 from parl_like.algorithm import create_algorithm_func
 from parl_like.algorithms.impala import IMPALA
 from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.env_source import EnvSource
 from parl_like.lab.config import ExperimentConfig
+from parl_like.models.conv import ConvActorCritic
 from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
-from parl_like.robots.spaces import schedule, spaces_of
+from parl_like.robots.spaces import network, one_task_robot, probed, schedule
 from parl_like.schedules import OnPolicyHelper
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -43,12 +45,16 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     max_grad_norm: Annotated[float, Meta(gt=0)] = 0.5
 
 
-def build(config: Config) -> Robot:
+def build(config: Config, env: EnvSource = None) -> Robot:
+    """The robot of a configuration; `env` in place of its id: a factory, or an environment for one agent."""
+    source = config.env if env is None else env
     batch = min(config.batch, config.n_agents)
     updates = config.total_steps // (batch * config.unroll)
-    func = create_algorithm_func(MLPActorCritic, dict(**spaces_of(config.env), hidden=config.hidden), IMPALA, dict(
+    spaces, agent = probed(source)
+    model, sizes = network(spaces, MLPActorCritic, ConvActorCritic, config.hidden, Config().hidden)
+    func = create_algorithm_func(model, sizes, IMPALA, dict(
         gamma=config.gamma, lam=config.lam, entropy=config.entropy, value_weight=config.value_weight, reward_scale=config.reward_scale,
         max_grad_norm=config.max_grad_norm, lr=schedule(config.lr, config.lr_decay, updates)))
-    task = ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll, store_policy=True), device=config.device,
-                           training_rule=BatchRule(max_rows=batch * config.unroll))
-    return Robot(config.env, tasks={"RL": task}, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)
+    return one_task_robot(config, source, agent, ComputationTask(
+        func, lambda: OnPolicyHelper(unroll=config.unroll, store_policy=True), device=config.device,
+        training_rule=BatchRule(max_rows=batch * config.unroll)))

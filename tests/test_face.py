@@ -7,7 +7,8 @@ import parl_like
 
 NAMES = """Robot Agent VectorAgent AgentHelper OnPolicyHelper OffPolicyHelper OfflineHelper EpisodicHelper ComputationTask
 ComputationWrapper Communicator Algorithm Model create_algorithm_func layers Batch Spec TimeStep Experience ReplayBuffer
-VectorReplayBuffer PrioritizedReplayBuffer Stage Hook StopCondition Experiment""".split()
+VectorReplayBuffer PrioritizedReplayBuffer Stage Hook StopCondition Experiment register
+Shared Window Linear BatchRule make_env""".split()
 
 
 def test_the_exported_names():
@@ -15,6 +16,12 @@ def test_the_exported_names():
     for name in parl_like.__all__:
         assert getattr(parl_like, name) is not None
     assert set(parl_like.__all__) <= set(dir(parl_like))
+
+
+def test_the_ways_to_make_environments_are_where_the_readme_says():
+    from parl_like.envs import make_env, make_vector_env
+
+    assert make_env is parl_like.make_env and callable(make_vector_env)
 
 
 def run(code):

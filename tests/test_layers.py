@@ -20,7 +20,7 @@ ALLOWED = {
     "models": {"ground", "data", "nouns"},
     "envs": {"ground", "data", "nouns", "process"},
     # parl_like/__init__.py and __main__.py: the face shows what the rooms hold, the command starts the lab
-    "face": {"ground", "data", "nouns", "drivers", "lab"},
+    "face": {"ground", "data", "nouns", "drivers", "lab", "envs"},
     "robots": {"ground", "data", "nouns", "drivers", "lab", "algorithms", "models", "envs"},
 }
 

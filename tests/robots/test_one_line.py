@@ -1,0 +1,125 @@
+"""A robot in one line: `Robot.of`, `run(steps)`, `act`, and what they refuse."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, VectorAgent, create_algorithm_func
+from parl_like.algorithms import DQN, PPO
+from parl_like.data.transforms import ObservationNormalizer
+from parl_like.models import MLPQ, ConvActorCritic, ConvQ, MLPActorCritic, RecurrentActorCritic
+
+
+class Pictures(gym.Env):
+    """Small images; the reward is for the action that the first pixel shows."""
+
+    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.obs(), {}
+
+    def obs(self):
+        self.shown = int(self.np_random.integers(2))
+        return np.full((8, 8, 3), 255 * self.shown, np.uint8)
+
+    def step(self, act):
+        self.t += 1
+        right = act == self.shown
+        return self.obs(), float(right), False, self.t == 10, {}
+
+
+@pytest.mark.parametrize(("algorithm", "env", "model"), [
+    ("DQN", "CartPole-v1", MLPQ), ("dqn", Pictures, ConvQ), ("PPO", "CartPole-v1", MLPActorCritic), (PPO, "Pendulum-v1", MLPActorCritic),
+    ("PPO", Pictures, ConvActorCritic), ("A2C", "Pendulum-v1", MLPActorCritic), ("IMPALA", "CartPole-v1", MLPActorCritic),
+    ("IMPALA", Pictures, ConvActorCritic),
+])
+def test_one_line_makes_a_robot_that_acts_learns_and_is_evaluated(algorithm, env, model):
+    sizes = {"warmup": 64} if str(algorithm).upper() == "DQN" else {"unroll": 16}
+    with Robot.of(algorithm, env, seed=3, **sizes) as robot:
+        assert type(robot.tasks["RL"].algorithm.model) is model
+        before = robot.tasks["RL"].algorithm.model.weights_hash()
+        robot.run(400)
+        assert 400 <= robot.env_steps <= 400 + len(robot.agents) and robot.never_learned() == {}
+        assert robot.tasks["RL"].algorithm.model.weights_hash() != before
+        probe = gym.make(env) if isinstance(env, str) else env()
+        obs = np.stack([probe.reset(seed=i)[0] for i in range(5)])
+        acts = robot.act(obs)
+        assert acts.shape == (5, *probe.action_space.shape)
+        alone = robot.act(obs[2])
+        assert probe.action_space.contains(alone) and np.allclose(alone, acts[2], atol=1e-5)
+        assert robot.evaluate(2, n_agents=1).n_episodes == 2
+
+
+def test_what_act_says_is_what_an_evaluation_does():
+    seen = []
+
+    class Watched(Agent):
+        def run_one_episode(self):
+            obs, _ = self.env.reset()
+            over = False
+            while not over:
+                act = self.helpers["RL"].predict(obs)
+                seen.append((obs, act))
+                obs, _, terminated, truncated, _ = self.env.step(act)
+                over = terminated or truncated
+
+    env = gym.make("CartPole-v1")
+    func = create_algorithm_func(MLPQ, dict(obs=env.observation_space, act=env.action_space), DQN, {})
+    task = ComputationTask(func, lambda: OffPolicyHelper(transforms=[ObservationNormalizer()], warmup=32))
+    with Robot("CartPole-v1", tasks={"RL": task}, n_agents=2) as robot:
+        robot.run(200)  # the normaliser has statistics
+        robot._make_agent = Watched
+        robot.evaluate(1)
+        assert [robot.act(obs) for obs, _ in seen] == [act for _, act in seen] and len(seen) > 3
+        assert robot.act(np.stack([obs for obs, _ in seen])).tolist() == [act for _, act in seen]
+
+
+@pytest.mark.parametrize("driver", ["threads", "processes"])
+def test_one_line_under_other_drivers(driver):
+    with Robot.of("PPO", "CartPole-v1", driver=driver, n_agents=2, unroll=16) as robot:
+        robot.run(64)
+        assert robot.act(np.zeros(4, np.float32)) in (0, 1) and robot.tasks["RL"].learns >= 1
+
+
+def test_a_vector_environment_and_an_environment_itself():
+    with Robot.of("PPO", lambda: gym.make_vec("CartPole-v1", 4), n_agents=1, unroll=16) as robot:
+        robot.run(128)
+        assert isinstance(robot.agents[0], VectorAgent) and robot.tasks["RL"].learns == 2
+    with Robot.of("A2C", gym.make("CartPole-v1")) as robot:
+        robot.run(32)
+        assert len(robot.agents) == 1 and robot.tasks["RL"].learns == 2
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: Robot.of("POO", "CartPole-v1"), "Robot.of: .*'POO'.*did you mean 'PPO'"),
+    (lambda: Robot.of("PPO", "CartPoll-v1"), "Robot.of: .*CartPoll"),
+    (lambda: Robot.of("DQN", "Pendulum-v1"), "Robot.of: DQN chooses one of several actions, .* use PPO"),
+    (lambda: Robot.of("PPO", "CartPole-v1", unrol=3), "Robot.of: .*'unrol'.*did you mean 'unroll'"),
+    (lambda: Robot.of("PPO", "CartPole-v1", run_dir="here"), "Robot.of: run_dir is no option of a robot"),
+    (lambda: Robot.of("PPO", "CartPole-v1", n_agents=0), "Robot.of: .*n_agents"),
+])
+def test_mistakes_in_one_line_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_act_needs_no_memory_and_the_right_fields():
+    env = gym.make("CartPole-v1")
+    spaces = dict(obs=env.observation_space, act=env.action_space)
+    recurrent = ComputationTask(create_algorithm_func(RecurrentActorCritic, dict(**spaces, size=4), PPO, {}))
+    with Robot("CartPole-v1", tasks={"RL": recurrent}) as robot, pytest.raises(ValueError, match="looks back at earlier observations; use watch"):
+        robot.act(np.zeros(4, np.float32))
+    with Robot.of("PPO", "CartPole-v1", n_agents=1) as robot:
+        with pytest.raises(ValueError, match=r"task 'RL', field 'obs': expected \('N', 4\) float32, got \(1, 5\) float32"):
+            robot.act(np.zeros(5, np.float32))
+        with pytest.raises(KeyError, match="no task 'LR'; there are 'RL'"):
+            robot.act(np.zeros(4, np.float32), task="LR")
+        with pytest.raises(TypeError, match="expected a number of steps or a StopCondition"):
+            robot.run("long")
+        with pytest.raises(ValueError, match="StopAfterSteps: n is 0"):
+            robot.run(0)
+    with Robot("CartPole-v1", tasks={}) as robot, pytest.raises(ValueError, match="no task that could act"):
+        robot.act(np.zeros(4, np.float32))
