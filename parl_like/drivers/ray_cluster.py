@@ -7,6 +7,7 @@ and the same supervisor. Placement and delivery are Ray's, and so are the news t
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -168,10 +169,16 @@ class RayLink:
 
 
 def _reason(error: BaseException) -> str:
-    """What Ray says of an actor that has died, in one line and without its numbers."""
+    """What Ray says of an actor that has died, in plain words: the same for every actor that dies of it."""
     text = " ".join(said_by_ray(error).split())
-    begin = text.find("The actor is dead because")
-    return text[begin:][:400] if begin >= 0 else text[-400:]
+    if isinstance(error, the_ray().exceptions.ActorUnavailableError) or "its node has died" in text:
+        return "its node has died or cannot be reached"
+    if "killed by `ray.kill`" in text:
+        return "it was ended through Ray"
+    if "its worker process has died" in text:
+        code = re.search(r"exit code (\d+)", text)
+        return f"its process ended with exit code {code[1]}" if code else "its process was killed or has crashed; memory may have run out there"
+    return text[:400]
 
 
 class RayDriver(ProcessesDriver):

@@ -114,8 +114,9 @@ class _Connection:
                         _knock(str(address))
                     ray.init(address=address, logging_level="WARNING")
                 except (OSError, ValueError) as error:
-                    raise ConnectionError(f"Ray: there is no cluster at {address} ({error}); start one with `ray start --head --port=6379`, and give the address "
-                                          "that it prints") from error
+                    raise ConnectionError(
+                        f"Ray: there is no cluster at {address} ({error}); start one with `ray start --head --port=6379`, and give the address that "
+                        "it prints. If it asks for a token: RAY_AUTH_MODE=token, and its ~/.ray/auth_token, on every machine") from error
         elif address is not None and address not in ("auto", ray.get_runtime_context().gcs_address):
             raise ValueError(f"Ray: address is {address!r}, but this process is connected to {ray.get_runtime_context().gcs_address}; close what uses that, "
                              "or leave address out")

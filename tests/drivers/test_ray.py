@@ -6,26 +6,31 @@ import socket
 import subprocess
 import sys
 import textwrap
+import zlib
 from contextlib import suppress
 from functools import partial
 from time import monotonic, sleep
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 import torch
-from drivers.test_processes import Broken, Cursed, Elementwise, Faulty, Fragile
+from drivers.test_processes import Broken, Cursed, Elementwise, Faulty, Fragile, Uneven
 from drivers.transport_fakes import BAD, Drift, Echo, Programmed, lesson, no_fork_server_stays, row  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithm import Shared
+from parl_like.algorithm import Algorithm, Shared
 from parl_like.algorithms.actor_critic import PPO
 from parl_like.algorithms.dqn import DQN
 from parl_like.computation_task import ComputationTask
+from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.drivers.processes import Processes
 from parl_like.drivers.ray_cluster import Ray
 from parl_like.drivers.ray_tasks import CONNECTION, RayTask
 from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.explorer import Categorical
+from parl_like.model import Model
 from parl_like.models.mlp import MLPQ, MLPActorCritic
 from parl_like.stages import EpisodeStats, StopAfterSteps, StopWhen
 
@@ -218,7 +223,9 @@ def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
         robot.run(StopWhen(until))
         before = learned(robot)
         assert [worker.incarnation for worker in robot._driver.workers] == [1, 1]
-        assert caplog.text.count("was lost: The actor is dead because") == caplog.text.count("is replaced, its agents begin anew") == 2
+        said = [record.getMessage() for record in caplog.records if "is replaced, its agents begin anew" in record.getMessage()]
+        reasons = [text.partition(" was lost: ")[2].partition("; it is replaced")[0] for text in said]
+        assert reasons == ["its process was killed or has crashed; memory may have run out there", "it was ended through Ray"]
         robot.run(StopAfterSteps(100))
         assert learned(robot) > before
 
@@ -236,7 +243,7 @@ def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(tmp_path, caplog
 @pytest.mark.parametrize(("env", "kind", "said", "trace"), [
     (Cursed, {}, r"agent 0: its environment raised in reset\(seed=.*OSError: no level", "in reset"),
     (Broken, {}, r"worker 0 \(agents 0 to 0\): building its agents raised FileNotFoundError: levels.txt", "in __init__"),
-    (Fragile, {"max_restarts": 1}, "worker 0 .*was lost: .*; it was replaced 1 times within 60 s", ""),
+    (Fragile, {"max_restarts": 1}, "worker 0 .*was lost: its process (ended|was killed).*; it was replaced 1 times within 60 s", ""),
 ])
 def test_what_ends_the_run_is_said(env, kind, said, trace, tmp_path):
     make = partial(env, tmp_path / "count") if env is Broken else env
@@ -246,7 +253,7 @@ def test_what_ends_the_run_is_said(env, kind, said, trace, tmp_path):
         assert trace in str(caught.value.__cause__)
 
 
-def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster):
+def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster, caplog):
     """One worker a node, for each wants a CPU; a third node takes in who was on the second."""
     second = cluster.add_node(num_cpus=1, **MEMORY)
     lost = []
@@ -261,7 +268,109 @@ def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster):
     with drifting(Ray(workers=2), task, n_agents=4) as robot:
         robot.run(StopWhen(lose))
         assert lost and task.rows_learned <= robot.env_steps and 1 in [min(w.incarnation, 1) for w in robot._driver.workers]
+        assert "was lost: its node has died or cannot be reached; it is replaced" in caplog.text
     cluster.remove_node(lost[0])
+
+
+def test_a_node_100_times_slower_is_named_and_holds_up_nobody(cluster, tmp_path, caplog):
+    second = cluster.add_node(num_cpus=1, **MEMORY)
+    task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
+    with Robot(partial(Uneven, str(tmp_path / "count")), tasks={"RL": task}, n_agents=2, driver=Ray(workers=2), mode="async") as robot:
+        robot.run(StopWhen(lambda robot: "is slow" in caplog.text))
+        robot.checkpoint_boundary()
+        steps = [agent.steps for agent in robot.agents]
+        assert max(steps) > 5 * min(steps), steps
+    assert caplog.text.count("is slow: a turn of its agents takes") == 1 and "nobody waits for it" in caplog.text
+    cluster.remove_node(second)
+
+
+# ------------------------------------------------------------------------------------------------------------------ three nodes
+
+
+class Pictures(gym.Env):
+    """Pictures of noise, whose first bytes tell whether the others are as they were. Notes which nodes of Ray it was made on."""
+
+    observation_space = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, path):
+        if ray.get_runtime_context().get_actor_id():  # one is made where the robot is, to be looked at
+            (path / ray.get_runtime_context().get_node_id()).touch()
+
+    def seen(self):
+        picture = self.np_random.integers(0, 256, (84, 84, 4), np.uint8)
+        picture.reshape(-1)[:4] = check(picture)
+        return picture
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.seen(), {}
+
+    def step(self, act):
+        self.t += 1
+        return self.seen(), float(act), False, self.t == 100, {}
+
+
+def check(picture):
+    return np.frombuffer(zlib.crc32(picture.reshape(-1)[4:].tobytes()).to_bytes(4, "little"), np.uint8)
+
+
+class Checks(Algorithm):
+    """Fails if a picture is not as its environment made it."""
+
+    def __init__(self):
+        model = Model(Pictures.observation_space, Pictures.action_space)
+        model.w = torch.nn.Parameter(torch.zeros(2))
+        super().__init__(model)
+        self.checked = 0
+
+    def look(self, pictures):
+        for picture in pictures.numpy():
+            if picture.any():  # else of the trial when the task was built
+                assert (check(picture) == picture.reshape(-1)[:4]).all()
+                self.checked += 1
+
+    def predict(self, inputs):
+        self.look(inputs.obs)
+        return {"logits": self.model.w.expand(len(inputs.obs), 2)}
+
+    def explorer(self):
+        return Categorical()
+
+    def learn(self, batch):
+        self.look(batch.obs)
+        self.look(batch.obs_next)
+        return {"loss": -(self.model.w * batch.rew.float().mean()).sum()}
+
+
+@pytest.mark.parametrize("rows", [40, pytest.param(3_750, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_a_robot_on_three_nodes_sends_images_and_its_replay_is_saved_and_loaded(rows, cluster, tmp_path):
+    """With 3,750 rows in each of three workers 300 MiB: pytest -m slow tests/drivers/test_ray.py -k three_nodes."""
+    others = [cluster.add_node(num_cpus=1, **MEMORY) for _ in range(2)]
+    helper = partial(OffPolicyHelper, size=rows, batch_size=16, learn_every=32, buffer=partial(ReplayBuffer, ignore_obs_next=True))
+    (tmp_path / "nodes").mkdir()
+
+    def robot():
+        return Robot(partial(Pictures, tmp_path / "nodes"), tasks={"RL": ComputationTask(Checks, helper)}, n_agents=12,
+                     driver=Ray(workers=3), trace=True)
+
+    def goes_on(robot):
+        robot.run(StopAfterSteps(240))
+        return robot.trace_hash(), robot.counters()
+
+    with robot() as first:
+        first.run(StopAfterSteps(4 * rows))
+        first.save(tmp_path / "state")
+        assert len(list((tmp_path / "nodes").iterdir())) == 3, "the workers are on three nodes"
+        expected = goes_on(first)
+        assert first.tasks["RL"].algorithm.checked > 5 * rows and expected[1]["updates/RL"] > 2
+    assert sum(file.stat().st_size for file in (tmp_path / "state").rglob("*")) > 3 * rows * 84 * 84 * 4
+    with robot() as second:
+        second.load(tmp_path / "state")
+        assert goes_on(second) == expected
+    for node in others:
+        cluster.remove_node(node)
 
 
 # ------------------------------------------------------------------------------------------------------------------ the connection
@@ -345,6 +454,31 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path):
     for line, address in zip(lines, addresses, strict=False):
         assert line.startswith(f"Ray: there is no cluster at {address} (") and "`ray start --head --port=6379`" in line
     assert lines[3:] == ["True False"]
+
+
+@pytest.mark.slow
+def test_nothing_is_left_in_a_cluster_of_a_robot_that_is_killed(cluster, tmp_path):
+    """F32: Ray ends the actors of a program that has ended, whatever ended it."""
+    program = tmp_path / "robot.py"
+    program.write_text(textwrap.dedent(f"""
+        import sys
+        sys.path[:0] = {sys.path!r}
+        from drivers.test_ray import *
+
+        with drifting(Ray(workers=2, num_cpus=0, address={cluster.address!r}, tasks={{"RL": {{"num_cpus": 0}}}}), dqn()) as robot:
+            robot.run(StopAfterSteps(100))
+            print("running", flush=True)
+            robot.run(StopWhen(lambda robot: False))
+    """))
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "running\n"
+        mine = actors()
+        assert len(mine) >= 3
+        process.kill()
+    end = monotonic() + 30
+    while (left := actors()) and monotonic() < end:
+        sleep(0.1)
+    assert not left
 
 
 @pytest.mark.slow
