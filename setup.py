@@ -1,5 +1,6 @@
 """Build script: places the top-level areas inside the parl_like package and compiles the Cython modules."""
 
+import os
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -23,6 +24,7 @@ sources = [src for top in ("parl_like", *AREAS) for src in sorted(Path(top).rglo
 
 setup(
     packages=packages,
+    options={"build_ext": {"parallel": os.cpu_count()}},
     package_dir={f"parl_like.{area}": area for area in AREAS},
     ext_modules=cythonize(
         [Extension(dotted(src), [str(src)], extra_compile_args=["-O3"]) for src in sources],

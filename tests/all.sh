@@ -9,7 +9,7 @@
 # empty folder. So what is tested is what a user gets.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-bin=$(cd "$root/$BIN" && pwd)
+bin=$(cd "$root" && cd "$BIN" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$root"
