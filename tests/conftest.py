@@ -23,6 +23,12 @@ settings.register_profile("many", settings.get_profile("few"), max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 
+def pytest_itemcollected(item):
+    """Processes that share the tests must call them the same, so no name may hold an address."""
+    if " at 0x" in item.nodeid:
+        raise pytest.UsageError(f"{item.nodeid}: give its parameters names of their own (ids=)")
+
+
 def pytest_unconfigure():
     if MEMORY:
         shutil.rmtree(MEMORY, ignore_errors=True)

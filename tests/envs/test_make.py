@@ -446,7 +446,8 @@ def anything(**options):
     return Corridor()
 
 
-@pytest.mark.parametrize("what", ["Pendulum-v1", gym.spec("Pendulum-v1"), Corridor, lambda: Corridor(), anything], ids=str)
+@pytest.mark.parametrize("what", ["Pendulum-v1", gym.spec("Pendulum-v1"), Corridor, lambda: Corridor(), anything],
+                         ids=["id", "spec", "class", "lambda", "function"])
 @pytest.mark.parametrize("wrong, right", [
     ("clip_action", "clip_actions"), ("rescale_action", "rescale_actions"), ("timelimit", "time_limit"), ("wrapper", "wrappers"),
     ("layer", "layers"), ("rendermode", "render_mode")])
