@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from parl_like.algorithm import Algorithm, Linear
-from parl_like.computation_task import BatchRule, ComputationTask, _set_mode, clip_gradients
+from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.errors import Diverged
 from parl_like.model import Model
+from parl_like.optimization import clip_gradients
 from parl_like.spec import SpecError
+from parl_like.train_mode import set_mode
 
 OBS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACT = gym.spaces.Discrete(2)
@@ -443,10 +445,10 @@ def test_setting_the_mode_is_what_train_does():
     own = torch.nn.Dropout()
     own.train = lambda mode=True: heard.append(mode)
     network = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Dropout(), Frozen()), own)
-    _set_mode(network, True)
+    set_mode(network, True)
     assert [m.training for m in network.modules()] == [True, True, True, False, True] and heard == [True, True]
     network.append(torch.nn.BatchNorm1d(2))
-    _set_mode(network, False)
+    set_mode(network, False)
     assert not network[2].training and not network[0][0].training and network[1].training and heard == [True, True, False, False]
 
 

@@ -50,7 +50,7 @@ class Replica(ComputationTask):
     """A task in a worker: it predicts, and learns nowhere but in the robot's process."""
 
     def claim(self) -> None:
-        self.optimizer, self._optimizers, self._parameters, self._buffers = None, [], [], []
+        self._optimization = None
 
 
 class TaskCard:
