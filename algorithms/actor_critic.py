@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch.nn.functional as F
 
 from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.batch import Batch
+from parl_like.contract import answer, check_fields, check_pair, check_shape, check_state, refuse
 from parl_like.data.returns import gae, next_values
-from parl_like.explorer import Categorical, Explorer, Gaussian, MultiCategorical
-from parl_like.model import Model
+from parl_like.explorer import Categorical, Explorer, Gaussian, MultiCategorical, n_logits
+from parl_like.model import Model, one_step
 
 
 class ActorCritic(Algorithm):
@@ -31,6 +33,12 @@ class ActorCritic(Algorithm):
     """
 
     window = Window(in_order=True)
+    calls = {
+        "policy": "policy(obs, state) -> (out, state): out is {'logits': [N, A]} or {'mean', 'log_std'}, state {} without a memory,",
+        "value": "value(obs, state) -> [N]", "evaluate": "evaluate(obs, state, first) -> (out, value): as policy, and value [N],",
+        "head": "head, with log_prob(out, act) -> [N], entropy(out) -> [N] and explorer ('categorical', 'multi_categorical', 'gaussian'),",
+    }
+    fitting_models = "MLPActorCritic, ConvActorCritic and RecurrentActorCritic"
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, lam: float = 0.95, entropy: float | Schedule = 0.0,
@@ -44,6 +52,31 @@ class ActorCritic(Algorithm):
         self.gamma, self.lam, self.entropy, self.value_weight = gamma, lam, entropy, value_weight
         self.normalize, self.reward_scale = normalize, reward_scale
         self.recurrent = bool(self.model.state_specs())
+
+    def value_shapes(self, n: int) -> tuple[tuple[int, ...], ...]:
+        """What `value` of n rows may look like."""
+        return ((n,),)
+
+    def check_model(self, inputs: Batch) -> None:
+        model, obs, state, n = self.model, inputs.obs, inputs.get("state"), 2
+        kind = getattr(model.head, "explorer", None)
+        if kind not in ("categorical", "multi_categorical", "gaussian"):
+            raise refuse(self, "head.explorer", "one of these names", repr(kind))
+        numbers = math.prod(model.act_space.shape) if kind == "gaussian" else n_logits(model.act_space)
+        expected = {name: (n, numbers) for name in (("mean", "log_std") if kind == "gaussian" else ("logits",))}
+        acted = answer(self, "policy", obs, state)
+        check_pair(self, "policy", acted, (Mapping, Batch), (Mapping, Batch))
+        check_fields(self, "policy", acted[0], expected)
+        check_state(self, "policy", acted[1], list(model.state_specs()))
+        if "value" in self.calls:
+            check_shape(self, "value", answer(self, "value", obs, state), *self.value_shapes(n))
+        learned = answer(self, "evaluate", one_step(obs) if self.recurrent else obs, state)
+        check_pair(self, "evaluate", learned, (Mapping, Batch), torch.Tensor)
+        check_fields(self, "evaluate", learned[0], expected)
+        check_shape(self, "evaluate", learned[1], *self.value_shapes(n), part="value")
+        act = torch.from_numpy(np.zeros((n, *model.act_space.shape), np.float32 if kind == "gaussian" else np.int64))
+        check_shape(self, "head.log_prob", model.head.log_prob(learned[0], act), (n,))
+        check_shape(self, "head.entropy", model.head.entropy(learned[0]), (n,))
 
     def explorer(self) -> Explorer:
         if self.model.head.explorer == "categorical":
@@ -128,13 +161,17 @@ class PPO(ActorCritic):
         minibatches: Optimiser steps per pass; rows are dealt out evenly, so none is dropped.
         minibatch_rows: Instead of `minibatches`: rows of one step, as far as they divide.
         target_kl: Passes end early when the approximate KL divergence of a pass exceeds this; None: never.
+        The rest: see `ActorCritic`.
     """
 
     def __init__(
-        self, model: Model | Callable[[], Model], *, clip: float = 0.2, epochs: int = 4, minibatches: int = 4, minibatch_rows: int | None = None,
-        target_kl: float | None = None, **options: Any,
+        self, model: Model | Callable[[], Model], *, clip: float = 0.2, epochs: int = 4, minibatches: int = 4,
+        minibatch_rows: int | None = None, target_kl: float | None = None, gamma: float = 0.99, lam: float = 0.95,
+        entropy: float | Schedule = 0.0, value_weight: float = 0.5, normalize: bool = True, reward_scale: float = 1.0,
+        lr: float | Schedule = 3e-4, max_grad_norm: float | None = 0.5,
     ) -> None:
-        super().__init__(model, **options)
+        super().__init__(model, gamma=gamma, lam=lam, entropy=entropy, value_weight=value_weight, normalize=normalize,
+                         reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
         if epochs < 1 or minibatches < 1:
             raise ValueError(f"PPO: epochs is {epochs} and minibatches {minibatches}; expected at least 1 each")
         self.clip, self.epochs, self.n_minibatches = clip, epochs, minibatches

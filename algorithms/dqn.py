@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import gymnasium as gym
 import torch
 import torch.nn.functional as F
 
 from parl_like.algorithm import Algorithm, Schedule, Window
 from parl_like.batch import Batch
+from parl_like.contract import ContractError, answer, check_shape
 from parl_like.explorer import EpsilonGreedy, Explorer
 from parl_like.model import Model
 
@@ -33,6 +35,8 @@ class DQN(Algorithm):
     """
 
     transient = ("_before",)
+    calls = {"q": "q(obs) -> [N, A], the value of every action,"}
+    fitting_models = "MLPQ and ConvQ"
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500, tau: float | None = None,
@@ -52,6 +56,12 @@ class DQN(Algorithm):
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model} if self.target is self.model else {"model": self.model, "target": self.target}
+
+    def check_model(self, inputs: Batch) -> None:
+        act = self.model.act_space
+        if not isinstance(act, gym.spaces.Discrete):
+            raise ContractError(f"DQN needs Discrete actions, one value each; {type(self.model).__name__} has {act}")
+        check_shape(self, "q", answer(self, "q", inputs.obs), (2, int(act.n)))
 
     def explorer(self) -> Explorer:
         return EpsilonGreedy(self.epsilon)

@@ -23,6 +23,10 @@ class DynamicsLearner(Algorithm):
         forward, inverse: Weights of the two terms.
     """
 
+    calls = {"trunk": "trunk, with trunk(obs) -> [N, F] and flat(obs),", "next_obs": "next_obs(features, act) -> the flat next observation",
+             "action_logits": "action_logits(features, features_next) -> [N, A]"}
+    fitting_models = "Dynamics"
+
     def __init__(
         self, model: Model | Callable[[], Model], *, forward: float = 1.0, inverse: float = 1.0, lr: float | Schedule = 1e-3,
         max_grad_norm: float | None = None,

@@ -122,6 +122,10 @@ class IMPALA(ActorCritic):
         self.return_norm, self.norm_floor, self.faithful = return_norm, norm_floor, faithful
         self.recent = Recent(len(self.streams)) if return_norm in ("targets", "advantages") else None
 
+    def value_shapes(self, n: int) -> tuple[tuple[int, ...], ...]:
+        streams = len(self.streams)
+        return ((n,), (n, 1)) if streams == 1 else ((n, streams),)
+
     def networks(self) -> dict[str, torch.nn.Module]:
         return super().networks() | ({} if self.recent is None else {"recent": self.recent})
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Window
 from parl_like.batch import Batch
+from parl_like.contract import check_methods
 from parl_like.model import Model, sync
 from parl_like.optim import FusedAdam
 from parl_like.spec import Spec
@@ -133,6 +134,9 @@ class WorldModel(Algorithm):
         table: State name → [nodes, ...] float32.
     """
 
+    calls = {"initial": "initial(obs, act) -> (value, logits, state)", "recurrent": "recurrent(state, act, decode) -> (reward, done, value, logits, state, x)",
+             "unroll": "unroll(obs, acts) -> Unroll", "state_shapes": "state_shapes() -> shapes by name"}
+    fitting_models = "ThinkerNet"
     transient = ("table", "_claims", "_before")
 
     def __init__(
@@ -142,6 +146,7 @@ class WorldModel(Algorithm):
         nodes: int = 1024, return_h: bool = True, return_x: bool = False, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, lr=lr if total_steps is None else Remaining(lr, total_steps), max_grad_norm=max_grad_norm)
+        check_methods(self)  # before they are used below
         self.weights = {"reward": reward, "done": done, "image": image, "feature": feature, "latent": latent, "value": value, "policy": policy,
                         "reg": reg}
         for name, number in self.weights.items():

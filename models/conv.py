@@ -10,8 +10,8 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from parl_like.layers import Brief, orthogonal_
 from parl_like.layers import activation as activation_named
-from parl_like.layers import orthogonal_
 from parl_like.models.heads import mask_names
 from parl_like.models.mlp import MLP, MLPQ, RELU_GAIN, FlatObs, MLPActorCritic
 from parl_like.spec import specs_of
@@ -22,7 +22,7 @@ SMALL = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
 """For images of a few cells, such as the 7 × 7 view of a grid world."""
 
 
-class ConvTrunk(nn.Module):
+class ConvTrunk(nn.Module, metaclass=Brief):
     """Image → [..., out_size] features: convolutions, then one linear layer, each followed by the activation.
 
     The image is the one array of the observation with three axes; other leaves of a Dict join before the linear layer, flat. Pixels of

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parl_like.layers import Brief
 from parl_like.model import Model
 from parl_like.models.mlp import MLP, FlatObs
 
 
-class Trunk(nn.Module):
+class Trunk(nn.Module, metaclass=Brief):
     """Observation of any space → features [..., out_size]: the flat observation through fully connected layers.
 
     Wrap it in `Shared` and give it as `trunk=` to the models of several tasks.

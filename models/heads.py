@@ -20,21 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.explorer import legal
-from parl_like.layers import orthogonal_
+from parl_like.explorer import legal, n_logits
+from parl_like.layers import Brief, orthogonal_
 
 ILLEGAL = -1e9
 LOG_2PI = math.log(2.0 * math.pi)
 Out = Mapping[str, Tensor]
-
-
-def n_logits(act: gym.Space[Any]) -> int:
-    """Logits of a discrete action space: A, or the sum over the parts of a joint action. 0 for a continuous one."""
-    if isinstance(act, gym.spaces.Discrete):
-        return int(act.n)
-    if isinstance(act, gym.spaces.MultiDiscrete):
-        return int(act.nvec.sum())
-    return 2 * math.prod(act.shape) if isinstance(act, gym.spaces.MultiBinary) else 0
 
 
 def mask_key(obs: gym.Space[Any], act: gym.Space[Any]) -> str | None:
@@ -79,7 +70,7 @@ class Linear(nn.Linear):
         return F.linear(features, weights["weight"], weights["bias"])  # type: ignore[arg-type]
 
 
-class CategoricalHead(nn.Module):
+class CategoricalHead(nn.Module, metaclass=Brief):
     """One of n actions: softmax of `logits`.
 
     Args:
@@ -139,7 +130,7 @@ class MultiCategoricalHead(CategoricalHead):
         return self.log_probs(out).gather(-1, act.long().flatten(1) + self.offsets).sum(-1)
 
 
-class GaussianHead(nn.Module):
+class GaussianHead(nn.Module, metaclass=Brief):
     """Independent normal distributions: `mean` and `log_std`, each [N, dim].
 
     Args:

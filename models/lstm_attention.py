@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parl_like.layers import Brief
 from parl_like.spec import Spec
 
 State = dict[str, Tensor]
@@ -35,7 +36,7 @@ class _Cell(nn.Module):
         nn.init.uniform_(self.slot_bias, -0.1, 0.1)
 
 
-class LSTMAttention(nn.Module):
+class LSTMAttention(nn.Module, metaclass=Brief):
     """Layers of LSTM cells with a fifth gate, for what an attention over the last `memory` steps of the episode found:
 
         u = [x, h of the layer below at this step; for the first layer, of the last layer at the step before]

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parl_like.layers import Brief, orthogonal_
 from parl_like.layers import activation as activation_named
-from parl_like.layers import orthogonal_
 from parl_like.model import Model
 from parl_like.models.heads import Linear, make_head, mask_key, mask_names, masked
 from parl_like.spec import leaves
@@ -22,7 +22,7 @@ from parl_like.spec import leaves
 RELU_GAIN = math.sqrt(2.0)
 
 
-class MLP(nn.Module):
+class MLP(nn.Module, metaclass=Brief):
     """Linear layers of the given sizes with an activation between them: [..., sizes[0]] → [..., sizes[-1]].
 
     Args:
@@ -68,7 +68,7 @@ class MLP(nn.Module):
         return x
 
 
-class TwinMLP(nn.Module):
+class TwinMLP(nn.Module, metaclass=Brief):
     """Two MLPs of the same sizes on the same input, side by side: one batched product per layer instead of two.
 
     A lesson of a 2×64 actor and critic with 256 rows takes 17 % less than with two `MLP`s. Initial values are
@@ -120,7 +120,7 @@ class TwinMLP(nn.Module):
         return h.reshape(*x.shape[:-1], self.out_size)
 
 
-class FlatObs(nn.Module):
+class FlatObs(nn.Module, metaclass=Brief):
     """Perception without parameters: an observation of any space → [..., out_size] float32, its leaves side by side.
 
     Box: flattened; uint8 divided by the largest legal value (255 for images). Discrete, MultiDiscrete: one-hot. Everything keeps

@@ -3,57 +3,23 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from parl_like.batch import Batch
+from parl_like.explorer import Explorer
 from parl_like.leaf import same
-from parl_like.model import reinitialise, sync
+from parl_like.model import Model, reinitialise, sync
 from parl_like.optim import FusedAdam
+from parl_like.schedule import Exponential as Exponential
+from parl_like.schedule import Linear as Linear
+from parl_like.schedule import Schedule as Schedule
+from parl_like.schedule import value_of as value_of
 from parl_like.task_state import Attributes
-
-if TYPE_CHECKING:
-    from parl_like.batch import Batch
-    from parl_like.explorer import Explorer
-    from parl_like.model import Model
-
-Schedule = Callable[[int], float]
-"""Counter (optimiser steps, or acting steps of one helper) -> value."""
-
-
-@dataclass(frozen=True)
-class Linear:
-    """`start` → `end` over `steps` counts after `warmup` counts at `start`, then `end` for ever."""
-
-    start: float
-    end: float
-    steps: int
-    warmup: int = 0
-
-    def __call__(self, count: int) -> float:
-        done = min(max((count - self.warmup) / self.steps, 0.0), 1.0)
-        return self.start + (self.end - self.start) * done
-
-
-@dataclass(frozen=True)
-class Exponential:
-    """`end` + (`start` − `end`) · exp(−(count − warmup) / `decay`)."""
-
-    start: float
-    end: float
-    decay: float
-    warmup: int = 0
-
-    def __call__(self, count: int) -> float:
-        return self.end + (self.start - self.end) * math.exp(-max(count - self.warmup, 0) / self.decay)
-
-
-def value_of(number_or_schedule: float | Schedule, count: int) -> float:
-    return number_or_schedule(count) if callable(number_or_schedule) else number_or_schedule
 
 
 @dataclass(frozen=True)
@@ -104,11 +70,15 @@ class Algorithm:
         updates: Optimiser steps done.
         rng: Generator for minibatches and the like; the task gives it its own.
         torch_rng: The same for torch.
+        calls: What the algorithm calls of its model: name → signature, and what it returns. A model without it is refused when the task is
+            built. fitting_models: Which have it, for that message.
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
     """
 
     window = Window()
     transient: tuple[str, ...] = ()
+    calls: Mapping[str, str] = {}
+    fitting_models = ""
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
         self.model: Any = model if isinstance(model, torch.nn.Module) else model()
@@ -131,6 +101,9 @@ class Algorithm:
             `state` (a mapping) for a recurrent model. Anything else goes back to the agent's helper as it is.
         """
         raise TypeError(f"{type(self).__name__} has no predict(inputs): write it to act or compute with this algorithm")
+
+    def check_model(self, inputs: Batch) -> None:
+        """Calls the model on two rows of `inputs`, in eval mode, and raises `ContractError` where an answer has the wrong shape."""
 
     def process(self, batch: Batch) -> Batch:
         """Whole learning batch → what `learn` reads. Runs without gradients; targets and advantages are made here."""
@@ -168,7 +141,7 @@ class Algorithm:
         """Everything that has state to save and a device to live on, by name: the model and, say, its target copy."""
         return {"model": self.model}
 
-    def watch(self, owner: str) -> None:
+    def watch(self, owner: Callable[[], str]) -> None:
         """From now on `state_dict` gives what has changed; called when the task is built, before anything is learned.
 
         Raises:

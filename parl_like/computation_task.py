@@ -16,6 +16,7 @@ from parl_like.acting import ActingCopies, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
 from parl_like.batch_rule import BatchRule as BatchRule
+from parl_like.contract import ContractError, check_methods
 from parl_like.errors import Diverged
 from parl_like.lesson import ROW, Returns, to_numpy
 from parl_like.optimization import Optimization, claim, own_parameters
@@ -127,7 +128,10 @@ class ComputationTask:
         if self._algorithm is None:
             with torch.random.fork_rng(devices=[]):
                 torch.random.manual_seed(int(algorithm_seed))
-                algorithm = self._source()  # type: ignore[operator]
+                try:
+                    algorithm = self._source()  # type: ignore[operator]
+                except ContractError as error:
+                    raise ContractError(f"task {self.name!r}: {error}") from None
                 if not isinstance(algorithm, Algorithm):
                     raise TypeError(f"task {self.name!r}: the algorithm function gave {type(algorithm).__name__}; expected an Algorithm")
                 self._adopt(algorithm)
@@ -139,24 +143,30 @@ class ComputationTask:
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"task {self.name!r}: device is {str(self.device)!r}, but torch sees no CUDA device; use device='cpu'")
         self._algorithm = algorithm
-        self._try_out()
+        try:
+            self._try_out(algorithm)
+        except ContractError as error:
+            raise ContractError(f"task {self.name!r}: {error}") from error.__cause__
         for network in algorithm.networks().values():
-            network.to(self.device).eval()
+            network.to(self.device)
         for parameter in own_parameters(algorithm).values():
             parameter.data = parameter.data.to(self.device)
         self.has_modes = has_modes(algorithm.networks())
-        algorithm.watch(f"task {self.name!r}")
+        algorithm.watch(lambda: f"task {self.name!r}")
         self.claim()
 
-    def _try_out(self) -> None:
-        """One prediction on two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that
-        does not fit at once."""
-        inputs = self.algorithm.model.inputs()
-        if not inputs or type(self.algorithm).predict is Algorithm.predict:
+    def _try_out(self, algorithm: Algorithm) -> None:
+        """Predicts two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that does not fit."""
+        check_methods(algorithm)
+        for network in algorithm.networks().values():
+            network.eval()
+        inputs = algorithm.model.inputs()
+        if not inputs or type(algorithm).predict is Algorithm.predict:
             return
-        rows = {name: torch.from_numpy(spec.legal(2)) for name, spec in inputs.items()}
+        rows = Batch(nest({name: torch.from_numpy(spec.legal(2)) for name, spec in inputs.items()}))
         with torch.no_grad():
-            out = self._flat(self.algorithm.predict(Batch(nest(rows))))
+            algorithm.check_model(rows)
+            out = self._flat(algorithm.predict(rows))
         self.check_output({name: to_numpy(value) for name, value in out.items()}, 2)
         self.output_shapes = {name: tuple(value.shape[1:]) for name, value in out.items()}
 

@@ -7,13 +7,15 @@ depends on its own seed and prediction alone, never on which requests happened t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
-from parl_like.algorithm import Schedule, value_of
 from parl_like.data import _sample
+from parl_like.schedule import Schedule, value_of
 from parl_like.spec import Array, Spec
 
 GREEDY = -1.0
@@ -74,6 +76,15 @@ def _read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
         raise ValueError(f"{type(explorer).__name__} reads {name!r} of the prediction, which has {', '.join(out) or 'nothing'}; "
                          "return it from the algorithm's predict, or give the helper another explorer")
     return out[name]
+
+
+def n_logits(act: gym.Space[Any]) -> int:
+    """Logits of a discrete action space: A, or the sum over the parts of a joint action. 0 for a continuous one."""
+    if isinstance(act, gym.spaces.Discrete):
+        return int(act.n)
+    if isinstance(act, gym.spaces.MultiDiscrete):
+        return int(act.nvec.sum())
+    return 2 * math.prod(act.shape) if isinstance(act, gym.spaces.MultiBinary) else 0
 
 
 def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:

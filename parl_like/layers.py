@@ -138,7 +138,15 @@ def _unique_name(base: str) -> str:
     return f"{base}_{number}"
 
 
-class LayerFunc(nn.Module):
+class Brief(type):
+    """A class whose help() and dir() leave out what only torch says of it: a hundred methods, among which the few that matter are lost."""
+
+    def __dir__(cls) -> list[str]:
+        ours = {name for base in cls.__mro__ if not base.__module__.startswith(("torch.", "builtins")) for name in vars(base)}
+        return [name for name in super().__dir__() if name in ours]
+
+
+class LayerFunc(nn.Module, metaclass=Brief):
     """Base of the layers below. Parameters exist from construction when the sizes are given, else from the first call.
 
     Attributes:

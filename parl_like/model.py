@@ -22,6 +22,7 @@ Any other task calls whatever its own model offers.
 from __future__ import annotations
 
 import copy as copying
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -32,20 +33,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from parl_like.layers import has_unbuilt, require_built
+from parl_like.batch import Batch
+from parl_like.layers import Brief, has_unbuilt, require_built
 from parl_like.spec import Spec, nest, specs_of
 
 
-class _Complete(type):
-    """Builds a model's lazily sized layers when its outermost constructor has returned: a model is never half there."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        model = super().__call__(*args, **kwargs)
-        model.build()
-        return model
-
-
-class Model(nn.Module, metaclass=_Complete):
+class Model(nn.Module, metaclass=Brief):
     """Base class of all models. A subclass writes what its algorithm calls, all on [N, …] tensors (the module's text says more):
 
         q(obs) -> [N, A]                                for values of actions (DQN)
@@ -61,6 +54,19 @@ class Model(nn.Module, metaclass=_Complete):
 
     The keys of `state_dict()` are module paths, the same in every process that builds the same model; checkpoints rely on them.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Builds a model's lazily sized layers when its outermost constructor has returned: a model is never half there."""
+        super().__init_subclass__(**options)
+        construct = cls.__init__
+
+        @functools.wraps(construct)
+        def construct_and_build(self: Model, *args: Any, **kwargs: Any) -> None:
+            construct(self, *args, **kwargs)
+            if type(self) is cls:
+                self.build()
+
+        cls.__init__ = construct_and_build  # type: ignore[method-assign]
 
     def __init__(self, obs: gym.Space[Any], act: gym.Space[Any]) -> None:
         super().__init__()
@@ -95,7 +101,7 @@ class Model(nn.Module, metaclass=_Complete):
         obs, state = rows["obs"], rows.get("state")
         passes: dict[str, tuple[Any, ...]] = {"q": (obs,), "policy": (obs, state), "value": (obs, state), "evaluate": (obs,)}
         if state is not None:
-            passes["evaluate"] = (_unsqueeze(obs), state, torch.ones(1, 1, dtype=torch.bool))
+            passes["evaluate"] = (one_step(obs), state, torch.ones(1, 1, dtype=torch.bool))
         with torch.no_grad():
             for name, arguments in passes.items():
                 method: Any = getattr(self, name, None)
@@ -105,6 +111,9 @@ class Model(nn.Module, metaclass=_Complete):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         require_built(self)  # an optimiser over the layers that happen to exist would leave the others untrained
         return super().named_parameters(*args, **kwargs)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(nn.Module)})  # type: ignore[no-untyped-call]
 
     def parameter_count(self) -> int:
         """Numbers in all parameters; shared ones count once."""
@@ -129,8 +138,9 @@ class Model(nn.Module, metaclass=_Complete):
         return other
 
 
-def _unsqueeze(obs: Any) -> Any:
-    return {key: _unsqueeze(part) for key, part in obs.items()} if isinstance(obs, Mapping) else obs[None]
+def one_step(obs: Any) -> Any:
+    """Observations [N, ...] as one step of a sequence, [1, N, ...]."""
+    return {key: one_step(part) for key, part in obs.items()} if isinstance(obs, (Mapping, Batch)) else obs[None]
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ class Optimization:
     """Backward pass, clipping and step for the losses of an algorithm.
 
     Args:
-        owner: For messages, such as "task 'RL'".
+        owner: Gives the name for messages, such as "task 'RL'".
         mine: The parameters that this task's optimiser holds.
         others: Optimisers of the tasks that hold the algorithm's other parameters; they step what has a gradient here.
 
@@ -26,7 +27,7 @@ class Optimization:
         parameters, buffers: All that learning changes: by steps, and by forward passes.
     """
 
-    def __init__(self, owner: str, algorithm: Algorithm, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, owner: Callable[[], str], algorithm: Algorithm, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer]) -> None:
         self.owner, self.algorithm = owner, algorithm
         self.parameters = list(algorithm.parameters())
         buffers = [buffer for network in algorithm.networks().values() for buffer in network.buffers()]
@@ -42,7 +43,7 @@ class Optimization:
             return []
         first, rates = schedule(0), [group["lr"] for group in self.optimizer.param_groups]
         if not first and any(rates):
-            raise ValueError(f"{self.owner}: the schedule of the learning rate begins at 0, and a group of parameters at {max(rates)}, which is no "
+            raise ValueError(f"{self.owner()}: the schedule of the learning rate begins at 0, and a group of parameters at {max(rates)}, which is no "
                              "share of it; begin above 0, or give all groups the schedule's rate")
         return [rate / first if first else 1.0 for rate in rates]
 
@@ -57,7 +58,7 @@ class Optimization:
                 parameters |= {f"{name}.{key}": parameter for key, parameter in network.named_parameters()}
         unheld = [name for name, parameter in parameters.items() if parameter.requires_grad and id(parameter) not in held]
         if unheld:
-            warnings.warn(f"{self.owner}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them from parameters() of "
+            warnings.warn(f"{self.owner()}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them from parameters() of "
                           f"{type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not to learn", RuntimeWarning, stacklevel=2)
 
     def step(self, loss: torch.Tensor) -> float:
@@ -77,7 +78,7 @@ class Optimization:
         norm = clip_gradients(self.parameters, algorithm.max_grad_norm)
         self._check_finite("norm of the gradient", norm)
         if not norm and all(parameter.grad is None for parameter in self.parameters):
-            raise ValueError(f"{self.owner}: the loss of {type(algorithm).__name__} reaches none of the task's parameters, so nothing would be "
+            raise ValueError(f"{self.owner()}: the loss of {type(algorithm).__name__} reaches none of the task's parameters, so nothing would be "
                              "learned; compute it with the algorithm's own model, without detach() or no_grad()")
         if self._shares:
             rate = algorithm.lr(algorithm.updates)  # type: ignore[operator]
@@ -91,7 +92,7 @@ class Optimization:
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
-            raise Diverged(f"{self.owner}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are unchanged. "
+            raise Diverged(f"{self.owner()}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are unchanged. "
                            "Lower the learning rate, set max_grad_norm, or look for extreme rewards")
 
 
@@ -111,7 +112,7 @@ def claim(task: Any) -> Optimization:
         elif owner not in owners:
             owners.append(owner)
     others = [owner.optimizer for owner in owners if owner.optimizer is not None]
-    optimization = Optimization(f"task {task.name!r}", task.algorithm, mine, others)
+    optimization = Optimization(lambda: f"task {task.name!r}", task.algorithm, mine, others)
     if owners:
         tensors = {id(p) for p in optimization.parameters}
         for other in {*owners, *(sharer for owner in owners for sharer in owner.sharers)} - {task}:

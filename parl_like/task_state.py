@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ class Attributes:
     """The attributes of an algorithm beside its networks, as they were when its task was built.
 
     Args:
-        owner: For messages, such as "task 'RL'".
+        owner: Gives the name for messages, such as "task 'RL'".
         strict: Refuse what cannot be saved; else leave it out.
 
     Attributes:
@@ -30,7 +30,7 @@ class Attributes:
         TypeError: an attribute that cannot be saved.
     """
 
-    def __init__(self, algorithm: Any, owner: str, strict: bool = True) -> None:
+    def __init__(self, algorithm: Any, owner: Callable[[], str], strict: bool = True) -> None:
         self.owner, self.start = owner, {}
         for name, packed in self._packed(algorithm):
             if not isinstance(packed, TypeError):
@@ -38,7 +38,7 @@ class Attributes:
             elif strict:
                 mend = ("add it to networks()" if "networks()" in str(packed) else f"if it may be lost, name it in the class's `transient`: "
                         f"transient = ({name!r},); else write state_dict and load_state_dict")
-                raise TypeError(f"{owner}: {packed}, so it would be lost at every checkpoint; {mend}")
+                raise TypeError(f"{owner()}: {packed}, so it would be lost at every checkpoint; {mend}")
 
     def _packed(self, algorithm: Any) -> Iterator[tuple[str, Any]]:
         """Every attribute with its packed value, or the error that says why it has none."""
@@ -59,7 +59,7 @@ class Attributes:
                 kind = type(getattr(algorithm, name)).__name__
                 packed = TypeError(f"{type(algorithm).__name__}.{name} holds a {kind} that was not there when the task was built")
             if isinstance(packed, TypeError):
-                warnings.warn(f"{self.owner}: {packed}; it is left out of the checkpoint", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"{self.owner()}: {packed}; it is left out of the checkpoint", RuntimeWarning, stacklevel=4)
             elif name not in self.start or not same(packed, self.start[name]):
                 out[name] = packed
         return out
@@ -71,16 +71,16 @@ class Attributes:
             ValueError: something does not fit; what came before it has been set.
         """
         if not isinstance(state, Mapping):
-            raise ValueError(f"{self.owner}, algorithm: expected attributes by name, got {type(state).__name__}")
+            raise ValueError(f"{self.owner()}, algorithm: expected attributes by name, got {type(state).__name__}")
         now, kind = vars(algorithm), type(algorithm)
         for name in state:
             if not name.isidentifier() or callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property):
-                raise ValueError(f"{self.owner}, algorithm, {name!r}: no attribute of {kind.__name__} that learning changes")
+                raise ValueError(f"{self.owner()}, algorithm, {name!r}: no attribute of {kind.__name__} that learning changes")
         back = {name: self.start[name] for name, packed in self._packed(algorithm) if name in self.start and not same(packed, self.start[name])}
         for name in [name for name in now if name not in self.start and name not in state and hasattr(kind, name)]:
             delattr(algorithm, name)  # what the class says, again
         for name, saved in {**back, **state}.items():
-            now[name] = unpack(saved, now.get(name), f"{self.owner}, algorithm, {name!r}")
+            now[name] = unpack(saved, now.get(name), f"{self.owner()}, algorithm, {name!r}")
 
 
 def task_state(task: Any) -> dict[str, Any]:

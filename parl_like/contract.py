@@ -1,0 +1,68 @@
+"""What an algorithm calls of its model: that it is there, and that it answers in the right shapes, tried out when the task is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+class ContractError(TypeError):
+    """A model does not offer what the algorithm calls, or returns something else."""
+
+
+def check_methods(algorithm: Any) -> None:
+    """Raises ContractError unless the model has everything that the algorithm's `calls` names, and is a `Model` at all."""
+    model = algorithm.model
+    if not hasattr(model, "inputs"):
+        raise ContractError(f"{type(algorithm).__name__} has a {type(model).__name__} as its model; expected a parl_like.Model, which says its spaces")
+    for name in algorithm.calls:
+        if not hasattr(model, name):
+            fitting = f"; {algorithm.fitting_models} have it" if algorithm.fitting_models else ""
+            raise ContractError(f"{_called(algorithm, name)}, and {type(model).__name__} has no {name}{fitting}")
+
+
+def answer(algorithm: Any, name: str, *arguments: Any) -> Any:
+    """What the model's method `name` returns; a call that does not fit its signature is a ContractError."""
+    try:
+        return getattr(algorithm.model, name)(*arguments)
+    except TypeError as error:
+        raise ContractError(f"{_called(algorithm, name)}; {type(algorithm.model).__name__}.{name} raised {error}") from error
+
+
+def refuse(algorithm: Any, name: str, expected: str, got: object) -> ContractError:
+    """The error for an answer of the model's `name` (or of a part of it, `head.log_prob`)."""
+    return ContractError(f"{_called(algorithm, name.split('.')[0])}; {type(algorithm.model).__name__}.{name}: expected {expected}, got {got}")
+
+
+def check_shape(algorithm: Any, name: str, value: Any, *shapes: tuple[int, ...], part: str = "") -> None:
+    """Raises ContractError unless `value`, the answer of `name` (its field `part`), is a tensor of one of these shapes."""
+    got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    if got not in shapes:
+        raise refuse(algorithm, name, f"{part and part + ' '}{' or '.join(map(str, shapes))} for a batch of {shapes[0][0]} rows", got)
+
+
+def check_pair(algorithm: Any, name: str, value: Any, first: Any, second: Any) -> None:
+    """Raises ContractError unless `value` is a tuple of these two."""
+    parts = value if isinstance(value, tuple) else (value,)
+    if len(parts) != 2 or not isinstance(parts[0], first) or not isinstance(parts[1], second):
+        raise refuse(algorithm, name, "that pair", ", ".join(type(part).__name__ for part in parts))
+
+
+def check_fields(algorithm: Any, name: str, out: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ContractError unless a mapping has these tensors at least."""
+    for field, shape in expected.items():
+        if field not in out:
+            raise refuse(algorithm, name, f"{field!r} in it", ", ".join(out) or "nothing")
+        check_shape(algorithm, name, out[field], shape, part=field)
+
+
+def check_state(algorithm: Any, name: str, state: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raises ContractError unless a memory has just these parts."""
+    if set(state) != set(names):
+        raise refuse(algorithm, name, f"the state {sorted(names)} of state_specs()", f"the state {sorted(state)}")
+
+
+def _called(algorithm: Any, name: str) -> str:
+    return f"{type(algorithm).__name__} calls {algorithm.calls.get(name, name)} of its model"
