@@ -95,6 +95,12 @@ class Remaining:
     def __call__(self, updates: int) -> float:
         return self.start * max(1.0 - self.real_steps / self.total, 0.0)
 
+    def state_dict(self) -> dict[str, int]:
+        return {"real_steps": self.real_steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.real_steps = state["real_steps"]
+
 
 class WorldModel(Algorithm):
     """Learns a `ThinkerNet` from sequences of real steps, and serves planning from a copy of it.

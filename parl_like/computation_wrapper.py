@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from parl_like.communicator import Communicator, Link, Ticket
@@ -204,6 +205,8 @@ class PredictionQueue(RequestQueue):
         self.specs = specs
         self.explorer: Explorer | None = None
         self.to_env: Any = None
+        space = getattr(task.algorithm.model, "act_space", None)
+        self.one_number = isinstance(space, gym.spaces.Box) and space.shape == ()
         self._capacity = rule.max_rows or 64
         self._free: list[RowBlock] = []
         self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
@@ -311,10 +314,10 @@ class PredictionQueue(RequestQueue):
         acts = None
         if "act" in out:
             act = out["act"] if self.to_env is None else self.to_env(out["act"])
-            if act.ndim == 1:  # Python integers; of a Box of shape () arrays, as its environment expects
-                acts = [act[i, ...] for i in range(len(act))] if act.dtype.kind == "f" else act.tolist()
-            else:
+            if act.ndim > 1:
                 acts = list(act)
+            else:  # Python numbers; of a Box of shape () arrays, as its environment expects
+                acts = [act[i, ...] for i in range(len(act))] if self.one_number else act.tolist()
         for ticket in tickets:
             ticket.out = out
             ticket.acts = acts

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from parl_like.leaf import same
 from parl_like.data.archive import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
-from parl_like.plain_state import check_numbers, fits, load_optimizer, optimizer_state, pack, unpack
+from parl_like.leaf import same
+from parl_like.plain_state import check_numbers, copied, fits, load_optimizer, optimizer_state, pack, unpack
 
 COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "rows": "rows_learned", "skipped": "skipped", "skips": "skips"}
 """Name in a checkpoint → attribute of the task; `updates` is the algorithm's."""
@@ -87,7 +87,7 @@ def task_state(task: Any) -> dict[str, Any]:
     """Everything that learning depends on; copies, so that later learning leaves it as it is. The caller holds the task's lock."""
     algorithm = task.algorithm
     return {
-        "networks": {name: {key: value.detach().clone() if isinstance(value, torch.Tensor) else value for key, value in network.state_dict().items()}
+        "networks": {name: {key: copied(value) for key, value in network.state_dict().items()}
                      for name, network in algorithm.networks().items()},
         "optimizer": {} if task.optimizer is None else optimizer_state(task.optimizer),
         "counters": {name: getattr(algorithm if name == "updates" else task, attribute) for name, attribute in COUNTERS.items()},

@@ -403,8 +403,8 @@ def test_a_prediction_with_another_number_of_actions(columns):
             return super().q(obs)[:, :1].expand(-1, columns)
 
     func = create_algorithm_func(Narrow, dict(obs=POSITION, act=ACT, hidden=[4]), DQN, {})
-    message = rf"task 'RL', output of predict, field 'q': expected \('N', 2\), one number per action, got \('N', {columns}\); look at .* Narrow"
-    with pytest.raises(SpecError, match=message):
+    message = rf"task 'RL': DQN calls q\(obs\) -> \[N, A\].*; Narrow.q: expected \(2, 2\) for a batch of 2 rows, got \(2, {columns}\)"
+    with pytest.raises(TypeError, match=message):
         robot_of(func, off())
 
 

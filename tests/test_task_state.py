@@ -1,7 +1,7 @@
 """What a task saves: whatever of its algorithm changes while it learns. What cannot be saved is refused by name when the task is built."""
 
-import random
 import threading
+import types
 from collections import deque
 from dataclasses import dataclass
 
@@ -45,6 +45,12 @@ class Average:
         self.seen += 1
         self.value += (x - self.value) / self.seen
 
+    def state_dict(self):
+        return {"value": self.value, "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.value, self.seen = state["value"], state["seen"]
+
 
 class Rich(Plain):
     """Learns with everything that an algorithm may keep beside its networks: a temperature with an optimiser of its own, counters, targets."""
@@ -56,7 +62,7 @@ class Rich(Plain):
         self.lessons, self.name, self.best = 0, "begin", None
         self.mean, self.table = np.zeros(2), torch.zeros(3)
         self.recent, self.pair, self.seen, self.by_act = deque(maxlen=3), (0, 0.0), set(), {0: 0.0, (1, 2): [1]}
-        self.average, self.noise, self.torch_noise, self.dice = Average(), np.random.default_rng(7), torch.Generator(), random.Random(3)
+        self.average, self.noise, self.torch_noise = Average(), np.random.default_rng(7), torch.Generator()
         self.entropy = Linear(1.0, 0.0, 10)
         self.tools, self.lock = {"f": np.sum}, threading.Lock()
 
@@ -65,7 +71,7 @@ class Rich(Plain):
 
     def learn(self, batch):
         self.lessons += 1
-        drawn = self.noise.normal() + float(torch.rand((), generator=self.torch_noise)) + self.dice.random()
+        drawn = self.noise.normal() + float(torch.rand((), generator=self.torch_noise))
         self.second.zero_grad()
         (self.temperature * float(self.mean.sum() + drawn + 1)).square().backward()
         self.second.step()
@@ -89,7 +95,7 @@ def rich(seed=1):
 def facts(task):
     a = task.algorithm
     return (a.model.w.tolist(), float(a.temperature.detach()), a.lessons, a.name, a.best, a.mean.tolist(), a.table.tolist(), list(a.recent), a.recent.maxlen,
-            a.pair, a.seen, a.by_act, a.average, a.noise.random(), float(torch.rand((), generator=a.torch_noise)), a.dice.random(), a.entropy)
+            a.pair, a.seen, a.by_act, a.average, a.noise.random(), float(torch.rand((), generator=a.torch_noise)), a.entropy)
 
 
 def test_everything_that_changes_while_learning_comes_back(tmp_path):
@@ -160,6 +166,7 @@ def test_a_checkpoint_of_before_has_no_such_part():
 
 @pytest.mark.parametrize(("value", "what"), [
     (iter([1, 2]), "list_iterator"), (torch.nn.Linear(2, 2), "network"), ({"deep": [torch.nn.Linear(2, 2)]}, "network"), (object(), "object"),
+    (types.SimpleNamespace(a=1), "SimpleNamespace"),
     ((n for n in range(3)), "generator"),
 ])
 def test_what_cannot_be_saved_is_refused_when_the_task_is_built(value, what):
@@ -329,7 +336,7 @@ def spoil(path, value):
     (spoil(["algorithm", "count"], {"$": 1}), "algorithm.*count"), (spoil(["algorithm", "learn"], 5), "algorithm.*'learn'"),
     (spoil(["algorithm", "noise"], 5), "algorithm.*noise"), (spoil(["algorithm", "noise", "value", "inc"], 4), "algorithm.*noise"),
     (spoil(["algorithm", "t"], torch.tensor([1.0, np.nan])), "algorithm.*'t'.*NaN"), (spoil(["algorithm", "t"], torch.ones(3)), "algorithm.*'t'.*fits the Parameter"),
-    (spoil(["algorithm", "average", "type"], "Robot"), "algorithm.*average"), (spoil(["algorithm", "average", "fields"], []), "algorithm.*average"),
+    (spoil(["algorithm", "average", "kind"], "rng"), "algorithm.*average"), (spoil(["algorithm", "average", "value"], {}), "algorithm.*average"),
 ])
 def test_a_state_of_wrong_types_or_numbers_is_refused_by_name_and_changes_nothing(change, message):
     class Counting(Plain):
