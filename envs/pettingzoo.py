@@ -1,4 +1,5 @@
-"""PettingZoo both ways: one player of an AEC environment as a gymnasium environment, and our games as AEC environments (extra `pettingzoo`)."""
+"""PettingZoo both ways: one player of an AEC environment as a gymnasium environment, and our games as AEC environments (extra
+`pettingzoo`)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import numpy as np
 from parl_like.envs.games import CHANCE, FRUITLESS, Game, draw
 
 Choice = Callable[[Any, np.random.Generator], Any]
-"""Observation of a player whose turn it is, and the environment's generator → action. Where there is a mask, the observation has it."""
+"""Observation of a player whose turn it is, and the environment's generator → action. Where there is a mask, the observation has
+it."""
 
 
 def random_choice(space: gym.Space[Any]) -> Choice:
@@ -32,11 +34,12 @@ def random_choice(space: gym.Space[Any]) -> Choice:
 class AECPlayer(gym.Env[Any, Any]):
     """One player of a PettingZoo AEC environment; the others act by given rules between its turns.
 
-    Observation: PettingZoo's own of this player. Where that is a Dict of `observation` and `action_mask`, it is called `obs` and `mask` ([A] int8)
-    instead. Where the mask comes in the infos (`mask=True`), the observation is put beside it in the same way. After a true end the mask is zeros.
+    Observation: PettingZoo's own of this player. Where that is a Dict of `observation` and `action_mask`, it is called `obs` and
+    `mask` ([A] int8) instead. Where the mask comes in the infos (`mask=True`), the observation is put beside it in the same way.
+    After a true end the mask is zeros.
 
-    Reward: of this player since its last turn; what it got before its first turn comes with its first step. Games that are over before its
-    first turn are played again. `terminated` and `truncated` are this player's own. Info: this player's.
+    Reward: of this player since its last turn; what it got before its first turn comes with its first step. Games that are over
+    before its first turn are played again. `terminated` and `truncated` are this player's own. Info: this player's.
 
     A PettingZoo environment has no way to copy its state, so there is no `clone_state`; our own games have one in `GameEnv`.
 
@@ -51,20 +54,23 @@ class AECPlayer(gym.Env[Any, Any]):
         ValueError: there is no such agent.
     """
 
-    def __init__(self, env: Any, player: str | int = 0, others: Choice | Mapping[str, Choice] | None = None, *, mask: bool = False) -> None:
+    def __init__(self, env: Any, player: str | int = 0, others: Choice | Mapping[str, Choice] | None = None, *,
+                 mask: bool = False) -> None:
         missing = [name for name in ("agent_iter", "last", "possible_agents", "observe") if not hasattr(env, name)]
         if missing:
-            raise TypeError(f"AECPlayer: {type(env).__name__} is no AEC environment, it has no {', '.join(missing)}; of a parallel one use "
-                            "pettingzoo.utils.parallel_to_aec")
+            raise TypeError(f"AECPlayer: {type(env).__name__} is no AEC environment, it has no {', '.join(missing)}; of a "
+                            "parallel one use pettingzoo.utils.parallel_to_aec")
         self.env = env
         agents = list(env.possible_agents)
         if isinstance(player, int):
             if not 0 <= player < len(agents):
-                raise ValueError(f"AECPlayer: player is {player}; expected 0 to {len(agents) - 1}, or one of {', '.join(map(str, agents))}")
+                raise ValueError(f"AECPlayer: player is {player}; expected 0 to {len(agents) - 1}, or one of "
+                                 f"{', '.join(map(str, agents))}")
             player = agents[player]
         rules = {} if others is None else dict.fromkeys(agents, others) if callable(others) else dict(others)
         if unknown := {player, *rules} - set(agents):
-            raise ValueError(f"AECPlayer: there is no agent {', '.join(map(repr, sorted(unknown)))}; there are {', '.join(map(str, agents))}")
+            raise ValueError(f"AECPlayer: there is no agent {', '.join(map(repr, sorted(unknown)))}; there are "
+                             f"{', '.join(map(str, agents))}")
         self.player = player
         self.rules = {agent: rules.get(agent) or random_choice(env.action_space(agent)) for agent in agents}
         self.render_mode = getattr(env, "render_mode", None)
@@ -113,12 +119,12 @@ class AECPlayer(gym.Env[Any, Any]):
             if agent == self.player:
                 return self._converted(obs, info, bool(terminated)), float(reward), bool(terminated), bool(truncated), info
             env.step(None if over else self.rules[agent](self._plain(agent, obs, info), self.np_random))
-        raise RuntimeError(f"AECPlayer: {env} ended without a last turn of {self.player}, so its last reward is unknown; agents that are "
-                           "done must be stepped once more, with None")
+        raise RuntimeError(f"AECPlayer: {env} ended without a last turn of {self.player}, so its last reward is unknown; agents "
+                           "that are done must be stepped once more, with None")
 
     def _converted(self, obs: Any, info: Mapping[str, Any], terminated: bool) -> Any:
-        """What the player sees. After a true end nothing is legal, whatever the environment says; a game that was only cut keeps its mask,
-        for its value is asked for."""
+        """What the player sees. After a true end nothing is legal, whatever the environment says; a game that was only cut keeps
+        its mask, for its value is asked for."""
         if not self._masked:
             return obs
         if terminated or (not self._named and "action_mask" not in info):
@@ -144,9 +150,9 @@ class AECPlayer(gym.Env[Any, Any]):
 def game_to_aec(game: Game, render_mode: str | None = None) -> Any:
     """A game as a PettingZoo `AECEnv`, agents `player_0` …
 
-    Observations: Dict of `observation` [tensor_size] float32 and `action_mask` [n_actions] int8, zeros when it is not the agent's turn. Rewards:
-    changes of utility. Chance draws from the environment's own generator, which `reset(seed=...)` seeds. An illegal action raises
-    ValueError. render_mode "ansi": the true state as text.
+    Observations: Dict of `observation` [tensor_size] float32 and `action_mask` [n_actions] int8, zeros when it is not the agent's
+    turn. Rewards: changes of utility. Chance draws from the environment's own generator, which `reset(seed=...)` seeds. An
+    illegal action raises ValueError. render_mode "ansi": the true state as text.
 
     Raises:
         ImportError: PettingZoo is not installed.

@@ -8,7 +8,8 @@ from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any
 
 if _find_spec("parl_like.data._rows") is None:
-    raise ImportError("parl_like's compiled modules are missing here: run `pip install -e .` at the repository root (it needs a C compiler)")
+    raise ImportError("parl_like's compiled modules are missing here: run `pip install -e .` at the repository root (it needs a "
+                      "C compiler)")
 
 if TYPE_CHECKING:
     from parl_like import layers as layers
@@ -48,24 +49,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "agent": ["Agent"],
-    "agent_helper": ["AgentHelper"],
-    "algorithm": ["Algorithm", "Linear", "Shared", "Window", "create_algorithm_func"],
-    "batch": ["Batch"],
-    "communicator": ["Communicator"],
-    "computation_task": ["BatchRule", "ComputationTask"],
-    "computation_wrapper": ["ComputationWrapper"],
-    "data.experience": ["Experience"],
-    "data.prioritized": ["PrioritizedReplayBuffer"],
-    "data.replay_buffer": ["ReplayBuffer", "VectorReplayBuffer"],
-    "data.timestep": ["TimeStep"],
-    "envs.make": ["make_env"],
-    "lab.experiment": ["Experiment", "register"],
-    "layers": ["layers"],
-    "model": ["Model"],
-    "robot": ["Robot"],
+    "agent_helper": ["AgentHelper"], "algorithm": ["Algorithm", "Linear", "Shared", "Window", "create_algorithm_func"],
+    "batch": ["Batch"], "communicator": ["Communicator"], "computation_task": ["BatchRule", "ComputationTask"],
+    "computation_wrapper": ["ComputationWrapper"], "data.experience": ["Experience"],
+    "data.prioritized": ["PrioritizedReplayBuffer"], "data.replay_buffer": ["ReplayBuffer", "VectorReplayBuffer"],
+    "data.timestep": ["TimeStep"], "envs.make": ["make_env"], "lab.experiment": ["Experiment", "register"],
+    "layers": ["layers"], "model": ["Model"], "robot": ["Robot"],
     "schedules": ["EpisodicHelper", "OfflineHelper", "OffPolicyHelper", "OnPolicyHelper"],
-    "spec": ["Spec"],
-    "stages": ["Hook", "Stage", "StopCondition"],
+    "spec": ["Spec"], "stages": ["Hook", "Stage", "StopCondition"],
     "vector_agent": ["VectorAgent"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

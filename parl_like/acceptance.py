@@ -15,8 +15,8 @@ class Acceptance:
     """What an environment's observations and rewards must be like, and what can be mended.
 
     Args:
-        env: Its `observation_space` and, where rewards are vectors, `reward_space` are what is declared. What has no fixed shape is not
-            looked at.
+        env: Its `observation_space` and, where rewards are vectors, `reward_space` are what is declared. What has no fixed shape
+            is not looked at.
         mend: Numbers that are not finite become 0, and those outside the bounds the nearest legal ones. Else they are refused.
     """
 
@@ -39,7 +39,8 @@ class Acceptance:
             return obs
         flat = dict(leaves(obs, "obs"))
         if flat.keys() != self.specs.keys():
-            raise SpecError(f"field 'obs': expected {', '.join(self.specs)}, got {', '.join(flat) or 'nothing'}; give the keys of the space")
+            raise SpecError(f"field 'obs': expected {', '.join(self.specs)}, got {', '.join(flat) or 'nothing'}; give the keys "
+                            "of the space")
         mended = {name: self.value(spec, flat[name]) for name, spec in self.specs.items()}
         return obs if all(mended[name] is flat[name] for name in flat) else nest(mended)["obs"]
 

@@ -22,7 +22,8 @@ class Agent:
     """Runs episodes in one environment as plain sequential code. Override `run_one_episode` for your own control flow.
 
     Args:
-        max_episode_steps, action_repeat, repeat_discount, keep_frames, on_bad_value: See below; None: what the class says. A subclass may set
+        max_episode_steps, action_repeat, repeat_discount, keep_frames, on_bad_value: See below; None: what the class says. A
+        subclass may set
             them in its body instead.
 
     Attributes:
@@ -31,13 +32,14 @@ class Agent:
         helpers: Task name → helper.
         rng: Its own generator.
         steps: Actions taken. The environment's own steps, of which an action may take several, are `env.time_steps`.
-        action_repeat: Environment steps per action (K), read at each step, so an action may choose it; `repeat_discount` scales the reward of the k-th, from 0, by its k-th
-            power; `keep_frames` puts the K observations into `info["frames"]`.
+        action_repeat: Environment steps per action (K), read at each step, so an action may choose it; `repeat_discount` scales
+            the reward of the k-th, from 0, by its k-th power; `keep_frames` puts the K observations into `info["frames"]`.
         max_episode_steps: Actions after which an episode is truncated; None: the environment's own limit only.
-        on_bad_value: What becomes of an observation or reward that is not finite, outside of the declared bounds, or of another shape or
-            dtype. 'raise': whoever takes it refuses what it cannot use (NaN, shape, dtype, an integer outside), and the run ends. 'drop':
-            the episode ends before that step, like an interrupted one, and another begins, newly seeded. 'replace': numbers that are not
-            finite become 0, others the nearest legal ones; shapes and dtypes raise. Actions that are impossible always raise.
+        on_bad_value: What becomes of an observation or reward that is not finite, outside of the declared bounds, or of another
+            shape or dtype. 'raise': whoever takes it refuses what it cannot use (NaN, shape, dtype, an integer outside), and the
+            run ends. 'drop': the episode ends before that step, like an interrupted one, and another begins, newly seeded.
+            'replace': numbers that are not finite become 0, others the nearest legal ones; shapes and dtypes raise. Actions that
+            are impossible always raise.
         bad_values: Steps and resets with values that were dropped or replaced.
     """
 
@@ -60,14 +62,15 @@ class Agent:
                 setattr(self, name, value)
 
     def bind(self, robot: Any, index: int, rng: np.random.Generator, label: str = "agent") -> None:
-        """Called once, before anything else, by the crew that it belongs to: the robot, that of an evaluation, or that of a worker process."""
+        """Called once, before anything else, by the crew that it belongs to: the robot, that of an evaluation, or that of a
+        worker process."""
         for name in ("action_repeat", "max_episode_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected at least 1")
         if self.on_bad_value not in ("raise", "drop", "replace") or (self.vector and self.on_bad_value != "raise"):
-            raise ValueError(f"{type(self).__name__}: on_bad_value is {self.on_bad_value!r}; expected 'raise'"
-                             + (" of an agent with a vector environment; wrap the single ones" if self.vector else ", 'drop' or 'replace'"))
+            rest = " of an agent with a vector environment; wrap the single ones" if self.vector else ", 'drop' or 'replace'"
+            raise ValueError(f"{type(self).__name__}: on_bad_value is {self.on_bad_value!r}; expected 'raise'{rest}")
         self.robot, self.index, self.rng = robot, index, rng
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
@@ -139,7 +142,8 @@ class Agent:
                 self.interrupt()
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 if isinstance(error, SpecError) and self.env is not None:
-                    error.add_note(f"{self}: its environment (seed {self.env.seed}), after {self.env.episode_length} steps of the episode")
+                    error.add_note(f"{self}: its environment (seed {self.env.seed}), after {self.env.episode_length} steps of "
+                                   "the episode")
                 try:
                     self.interrupt()
                 except Exception as second:  # noqa: BLE001 - whatever a hook raises now, the first error is the one to report
@@ -170,7 +174,8 @@ class Agent:
             self.env.end_episode()
 
     def cut(self, rows: Array | None = None) -> None:
-        """Marks the newest row of every helper as the last one of its episode; of a vector environment in the environments `rows`."""
+        """Marks the newest row of every helper as the last one of its episode; of a vector environment in the environments
+        `rows`."""
         for helper in self.helpers.values():
             helper.interrupt(rows)
 

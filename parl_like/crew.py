@@ -36,7 +36,8 @@ DRIVERS = {
     "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
     "processes": "parl_like.drivers.processes:ProcessesDriver", "ray": "parl_like.drivers.ray_cluster:RayDriver",
 }
-"""Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users only."""
+"""Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users
+only."""
 
 DRAIN_PATIENCE = 10.0
 """Seconds that `close(drain=True)` waits for agents that are busy in their environments."""
@@ -61,18 +62,18 @@ class Crew:
     """Whether the tasks are in another process."""
 
     def __init__(
-        self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int, seed: np.random.SeedSequence,
-        driver: str | DriverOptions, sync: bool, mode: Mode, label: str = "agent", transforms: Mapping[str, Transforms] | None = None,
-        told: set[str] | None = None,
+        self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int,
+        seed: np.random.SeedSequence, driver: str | DriverOptions, sync: bool, mode: Mode, label: str = "agent",
+        transforms: Mapping[str, Transforms] | None = None, told: set[str] | None = None,
     ) -> None:
         self.tasks = dict(tasks)
         self.driver_name, self.sync, self.mode = driver if isinstance(driver, str) else driver.name, sync, mode
         self._driver_options = None if isinstance(driver, str) else driver
-        # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`. The
-        # value of a call (next() of a counter) could be stored late, over a larger one.
+        # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`.
+        # The value of a call (next() of a counter) could be stored late, over a larger one.
         self.env_steps = self.episodes = self.bad_values = 0
         self._bad_so_far = 0  # a worker's `bad_values` are counted off
-        self.told: set[str] = set() if told is None else told  # what of the process the environments changed, and a warning has said so
+        self.told: set[str] = set() if told is None else told  # what environments changed, and a warning has said so
         self.rows = RowCounts()
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
@@ -118,17 +119,17 @@ class Crew:
         return new
 
     def make_example(self) -> Agent:
-        """An agent that is closed already, for drivers whose agents are made elsewhere: making it tells the wrappers what the agents will
-        ask, and finds a mistake before a process is started."""
+        """An agent that is closed already, for drivers whose agents are made elsewhere: making it tells the wrappers what the
+        agents will ask, and finds a mistake before a process is started."""
         if is_made(self._env):
-            raise ValueError(f"Robot: an environment itself cannot go to a worker process; driver={self.driver_name!r} needs a factory "
-                             "(`lambda: gym.make(...)`) or an id")
+            raise ValueError(f"Robot: an environment itself cannot go to a worker process; driver={self.driver_name!r} needs a "
+                             "factory (`lambda: gym.make(...)`) or an id")
         like = self._make_member(-1, np.random.SeedSequence(0))
         for name in self.tasks:
             self._give_helpers(name, [like], [np.random.SeedSequence(0)], stores=False)
             if self.transforms[name].state_dict():
-                raise ValueError(f"Robot: the transforms of task {name!r} keep statistics, which worker processes do not share yet; use "
-                                 "driver='cooperative' or 'threads', or normalise inside the model")
+                raise ValueError(f"Robot: the transforms of task {name!r} keep statistics, which worker processes do not share "
+                                 "yet; use driver='cooperative' or 'threads', or normalise inside the model")
             like.helpers[name].comm.close()
         if like.env is not None:
             like.env.close()
@@ -144,7 +145,8 @@ class Crew:
         if not isinstance(member, Agent):
             raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
         if hasattr(member, "robot"):
-            raise ValueError(f"Robot: agent() gave one {type(member).__name__} several times; expected a new one at every call, such as its class")
+            raise ValueError(f"Robot: agent() gave one {type(member).__name__} several times; expected a new one at every call, "
+                             "such as its class")
         member.bind(self, index, np.random.default_rng(seed), self._label)
         if self._env is None:
             member.env = None
@@ -152,14 +154,17 @@ class Crew:
             member.join(lambda: make_one(self._env))
         return member
 
-    def _give_helpers(self, name: str, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence], stores: bool = True) -> None:
-        """A helper of one task for every new agent; before the first one the task's wrapper and, where rows are stored, its buffer."""
+    def _give_helpers(self, name: str, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence],
+                      stores: bool = True) -> None:
+        """A helper of one task for every new agent; before the first one the task's wrapper and, where rows are stored, its
+        buffer."""
         task = self.tasks[name]
         make = task.helper or AgentHelper
         helpers = [make() for _ in agents]
         first = helpers[0]
         if len({id(helper) for helper in helpers}) < len(helpers) or hasattr(first, "comm"):
-            raise ValueError(f"Robot: task {name!r}: helper() gave one {type(first).__name__} to several agents; expected a new one at every call")
+            raise ValueError(f"Robot: task {name!r}: helper() gave one {type(first).__name__} to several agents; expected a new "
+                             "one at every call")
         training = self.mode != "test" and task.train
         n_lanes = sum(agent.n_envs for agent in agents)
         if name in self.wrappers:
@@ -191,8 +196,8 @@ class Crew:
                     buffer.make_threadsafe()
         wrapper = ComputationWrapper(task, self.mode, helper.training_rule(), lock)
         if self.sync and wrapper.trainings.rule.when_full == "drop_oldest":
-            raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent waits for its own; "
-                             "use when_full='block', or mode='async'")
+            raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent "
+                             "waits for its own; use when_full='block', or mode='async'")
         self.wrappers[name] = wrapper
 
     def _new_lanes(self, name: str, n: int) -> int:
@@ -216,7 +221,8 @@ class Crew:
         self.episodes += 1
 
     def count_bad(self, text: str) -> None:
-        """A value of an environment was dropped or replaced; the log has the robot's 1st, 2nd, 4th, 8th …, so that it stays small."""
+        """A value of an environment was dropped or replaced; the log has the robot's 1st, 2nd, 4th, 8th …, so that it stays
+        small."""
         self.bad_values += 1
         self._bad_so_far += 1
         if not self._bad_so_far & (self._bad_so_far - 1):
@@ -261,13 +267,15 @@ class Crew:
         """
         if not self._runs.acquire(blocking=False):
             self._driver.refuse_agents()
-            raise RuntimeError(f"thread {self._runner!r} runs this robot; only one thread at a time may run, save or close it. To end the run from "
-                               "another one call request_stop()")
+            raise RuntimeError(f"thread {self._runner!r} runs this robot; only one thread at a time may run, save or close it. "
+                               "To end the run from another one call request_stop()")
         try:
             here = threading.current_thread()
             if self._started and self.driver_name == "cooperative" and self._runner != here.name:
-                raise RuntimeError(f"thread {self._runner!r} has begun with the agents of this robot, and greenlets cannot change threads; go on, "
-                                   "or close() it, there. A run that came to its end, by run(stop), may be followed by one in another thread")
+                raise RuntimeError(f"thread {self._runner!r} has begun with the agents of this robot, and greenlets cannot "
+                                   "change threads; go on, "
+                                   "or close() it, there. A run that came to its end, by run(stop), may be followed by one in "
+                                   "another thread")
             self._runner = here.name
             yield
         finally:
@@ -275,8 +283,8 @@ class Crew:
 
     @contextmanager
     def _uninterrupted(self) -> Iterator[None]:
-        """Around what leaves agents in a state that nothing else understands: where Ctrl-C strikes inside, all of them end before the
-        next thing is done."""
+        """Around what leaves agents in a state that nothing else understands: where Ctrl-C strikes inside, all of them end before
+        the next thing is done."""
         self._driver.refuse_agents()
         with self._one_thread():
             if self._unsound:
@@ -323,7 +331,8 @@ class Crew:
         with self._uninterrupted():
             late = self._driver.halt(self.agents, "interrupt", patience) if self._started else []
             if late:
-                raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: {', '.join(map(str, late))}")
+                raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
+                                   f"{', '.join(map(str, late))}")
             for agent in self.agents:
                 try:
                     for helper in agent.helpers.values():

@@ -1,4 +1,5 @@
-"""EnvFace: the one way between an agent and its environment. It fires the stages, counts, checks, and keeps what comes in from changing."""
+"""EnvFace: the one way between an agent and its environment. It fires the stages, counts, checks, and keeps what comes in from
+changing."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from parl_like.stages import Hook, overridden
 def _old_style(error: Exception) -> str:
     """What to say to one who gives us an environment of the time before gymnasium; '' where that is not what happened."""
     wrong = isinstance(error, ValueError) and "values to unpack" in str(error)
-    return ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym environment needs "
-            "a wrapper such as shimmy's GymV21CompatibilityV0") if wrong else ""
+    return ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym "
+            "environment needs a wrapper such as shimmy's GymV21CompatibilityV0") if wrong else ""
 
 
 class EnvFace:
@@ -84,7 +85,8 @@ class EnvFace:
         try:
             obs, info = self._reset(seed=seed, options=options)
         except Exception as error:
-            raise AgentFailed(f"{agent}: its environment raised in reset(seed={seed}): {type(error).__name__}: {error}{_old_style(error)}") from error
+            raise AgentFailed(f"{agent}: its environment raised in reset(seed={seed}): {type(error).__name__}: "
+                              f"{error}{_old_style(error)}") from error
         self.episode_return, self.episode_length = 0.0, 0
         obs = own(obs)
         if self._accepts is not None:
@@ -96,7 +98,8 @@ class EnvFace:
         return obs, info
 
     def _reset(self, **options: Any) -> Any:
-        """The environment's own reset. It is watched the first time, and always where the environment has changed something before."""
+        """The environment's own reset. It is watched the first time, and always where the environment has changed something
+        before."""
         if self._known and not self._agent.told:
             return self._env.reset(**options)
         with watched(self._agent, "reset", not self._known):
@@ -114,7 +117,8 @@ class EnvFace:
         return seed
 
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Takes one action, `agent.action_repeat` times or until the episode ends; rewards are summed, the last observation counts."""
+        """Takes one action, `agent.action_repeat` times or until the episode ends; rewards are summed, the last observation
+        counts."""
         agent = self._agent
         if agent.signal is not None:
             agent.obey()
@@ -132,8 +136,8 @@ class EnvFace:
             else:
                 obs, rew, terminated, truncated, info = self._repeat(act)
         except Exception as error:
-            raise AgentFailed(f"{agent}: its environment (seed {self.seed}) raised in step({act!r}), step {self.episode_length} of the "
-                              f"episode: {type(error).__name__}: {error}{_old_style(error)}") from error
+            raise AgentFailed(f"{agent}: its environment (seed {self.seed}) raised in step({act!r}), step {self.episode_length} "
+                              f"of the episode: {type(error).__name__}: {error}{_old_style(error)}") from error
         obs = own(obs)
         if rew.__class__ is not float:
             rew = own(rew)
@@ -149,7 +153,8 @@ class EnvFace:
         robot.env_steps += 1
         if terminated or truncated:
             self._over = True
-            robot.count_episode(float(self.episode_return) if np.ndim(self.episode_return) == 0 else self.episode_return, self.episode_length)
+            robot.count_episode(float(self.episode_return) if np.ndim(self.episode_return) == 0 else self.episode_return,
+                                self.episode_length)
         for call in self._post_act:
             call(agent)
         stop = robot._stop
@@ -166,7 +171,8 @@ class EnvFace:
             SpecError: it cannot be mended. Interrupted: the episode is dropped.
         """
         agent = self._agent
-        where = f"{agent}: its environment (seed {self.seed}), {f'step {self.episode_length} of the episode' if stepped else 'reset'}"
+        moment = f"step {self.episode_length} of the episode" if stepped else "reset"
+        where = f"{agent}: its environment (seed {self.seed}), {moment}"
         try:
             good_obs, good_rew = accepts.observation(obs), accepts.value(accepts.reward, rew)
         except SpecError as error:
@@ -223,12 +229,12 @@ class EnvFace:
         except Exception:  # noqa: BLE001 - a space may choke on what is not even nearly an action; that is an answer, too
             fits = False
         if not fits and isinstance(act, Batch):
-            raise AgentFailed(f"{self._agent}: the task gave {sorted(act.keys())} and no action; write explorer() of its algorithm, or give its "
-                              "helper explorer=, so that predictions become actions")
+            raise AgentFailed(f"{self._agent}: the task gave {sorted(act.keys())} and no action; write explorer() of its "
+                              "algorithm, or give its helper explorer=, so that predictions become actions")
         if not fits:
             raise AgentFailed(
-                f"{self._agent}: action outside the space: expected {space}, got {act!r}; look at the output of the task that made "
-                "it, or at the model's action space"
+                f"{self._agent}: action outside the space: expected {space}, got {act!r}; look at the output of the task that "
+                "made it, or at the model's action space"
             )
 
     def end_episode(self) -> None:

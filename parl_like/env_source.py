@@ -53,8 +53,8 @@ def again(env: Any) -> Callable[..., Any]:
 
 
 def drawable(factory: Callable[..., Any]) -> Callable[[], Any]:
-    """A factory of the same environments that draws them, as far as that can be asked for: `render_mode="rgb_array"` where the factory takes
-    a render mode; else what it gives is switched to that mode, if it knows it."""
+    """A factory of the same environments that draws them, as far as that can be asked for: `render_mode="rgb_array"` where the
+    factory takes a render mode; else what it gives is switched to that mode, if it knows it."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):  # something that has no signature

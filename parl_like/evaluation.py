@@ -30,7 +30,8 @@ class Episodes:
         idxs: Where the rows of each episode begin in the buffer of the first task that stores: position, or −1 without a buffer.
         n_steps: Environment steps, unfinished episodes included.
         seconds: Wall time.
-        mean_return, std_return, min_return, max_return: Over the episodes: a number, of vectors one per component; NaN without episodes.
+        mean_return, std_return, min_return, max_return: Over the episodes: a number, of vectors one per component; NaN without
+            episodes.
     """
 
     returns: list[Any] = field(default_factory=list)
@@ -40,7 +41,8 @@ class Episodes:
     seconds: float = 0.0
 
     def __repr__(self) -> str:
-        mean, std = (np.array2string(np.asarray(x), precision=4) if np.ndim(x) else f"{x:.4g}" for x in (self.mean_return, self.std_return))
+        mean, std = (np.array2string(np.asarray(x), precision=4) if np.ndim(x) else f"{x:.4g}" for x in (self.mean_return,
+                                                                                                         self.std_return))
         return f"Episodes({self.n_episodes}: return {mean} ± {std}, {self.n_steps} steps, {self.seconds:.1f} s)"
 
     def _over(self, function: Callable[..., Any]) -> Any:
@@ -57,8 +59,8 @@ class Episodes:
     mean_length = property(lambda self: float(np.mean(self.lengths)) if self.lengths else float("nan"))
 
     def numbers(self) -> dict[str, float]:
-        """Flat and ready to save: `n_steps`, `episodes` and, where there are any, `mean_return`, `std_return` (of the population), `min_return`,
-        `max_return`, `mean_length`. A return of several components counts as their mean."""
+        """Flat and ready to save: `n_steps`, `episodes` and, where there are any, `mean_return`, `std_return` (of the
+        population), `min_return`, `max_return`, `mean_length`. A return of several components counts as their mean."""
         plain = Episodes([float(np.mean(value)) for value in self.returns], self.lengths)
         names = ("mean_return", "std_return", "min_return", "max_return", "mean_length") if self.returns else ()
         return {"n_steps": self.n_steps, "episodes": len(self.returns), **{name: getattr(plain, name) for name in names}}
@@ -73,7 +75,8 @@ class Quotas(Hook):
     def post_episode(self, agent: Agent, interrupted: bool) -> None:
         if interrupted or agent.quota_episodes == 0:
             return
-        stored = ((helper.buffer, helper.lanes[agent.env.env_index]) for helper in agent.helpers.values() if helper.buffer is not None)
+        stored = ((helper.buffer,
+                   helper.lanes[agent.env.env_index]) for helper in agent.helpers.values() if helper.buffer is not None)
         first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
         self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row))
         if agent.quota_episodes is not None:
@@ -99,7 +102,8 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None) -> Episodes:
             n = sum(agent.n_envs for agent in agents)
             share = -(-n_step // n)
             if n_step % n:
-                warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} environments; collecting {share * n}", stacklevel=3)
+                warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} environments; collecting {share * n}",
+                              stacklevel=3)
             for agent in agents:
                 agent.quota_steps = share * agent.n_envs
         for agent in agents:
@@ -130,7 +134,8 @@ class EvaluationCrew(Crew):
         borrowed = is_made(source)
         # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
         seed = np.random.SeedSequence(entropy=seed.entropy, spawn_key=seed.spawn_key)
-        super().__init__(robot.tasks, source, robot._make_agent, 1 if borrowed else n, seed, "cooperative", True, "test", "evaluator",
+        super().__init__(robot.tasks, source, robot._make_agent, 1 if borrowed else n, seed, "cooperative", True, "test",
+                         "evaluator",
                          robot.transforms, robot.told)
         self._borrowed = borrowed
         if explore:
@@ -145,7 +150,8 @@ class EvaluationCrew(Crew):
         self.close()
 
     def watch(self, hook: Hook, max_steps: int) -> float:
-        """The only agent plays one episode before the eyes of a hook, or `max_steps` of it (0: all); returns its return so far."""
+        """The only agent plays one episode before the eyes of a hook, or `max_steps` of it (0: all); returns its return so
+        far."""
         if max_steps:
             self._stop = StopAfterSteps(max_steps)
         (agent,) = self.agents
@@ -158,7 +164,8 @@ class EvaluationCrew(Crew):
         return float(finished[0][0] if finished else agent.env.episode_return)
 
 
-def greedy_action(task: ComputationTask, transforms: Transforms, raw: gym.Space[Any] | None, queue: PredictionQueue, obs: Any) -> Any:
+def greedy_action(task: ComputationTask, transforms: Transforms, raw: gym.Space[Any] | None, queue: PredictionQueue,
+                  obs: Any) -> Any:
     """The task's best action for an observation, or for n of them, stacked; see `Robot.act`.
 
     Args:
@@ -167,7 +174,8 @@ def greedy_action(task: ComputationTask, transforms: Transforms, raw: gym.Space[
     """
     inputs = task.algorithm.model.inputs()
     if any(name.startswith("state") for name in inputs) or transforms.behind:
-        raise ValueError(f"act: task {task.name!r} looks back at earlier observations; use watch or evaluate, which play whole episodes")
+        raise ValueError(f"act: task {task.name!r} looks back at earlier observations; use watch or evaluate, which play whole "
+                         "episodes")
     given = dict(leaves(obs, "obs"))
     specs = {name: spec.owned_by(f"task {task.name!r}") for name, spec in inputs.items()}
     expected = specs if raw is None else specs_of(raw, "obs")

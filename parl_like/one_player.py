@@ -1,4 +1,5 @@
-"""Rows that are looked at together, as n steps, unrolls, sequences or stacks, must be one player's; here it is noticed that they are not."""
+"""Rows that are looked at together, as n steps, unrolls, sequences or stacks, must be one player's; here it is noticed that they
+are not."""
 
 from __future__ import annotations
 
@@ -8,14 +9,15 @@ from typing import Any
 import numpy as np
 
 PLAYERS, ENOUGH, HOPELESS = 8, 2, 100
-"""Players by turns that are noticed; rows that show it; rows that go on from nothing at all, after which an agent is known to store such."""
+"""Players by turns that are noticed; rows that show it; rows that go on from nothing at all, after which an agent is known to
+store such."""
 
 
 class OnePlayer:
     """Watches the rows that come into one lane.
 
-    A player's row begins with the observation that its row before ended with. Where it begins with the end of a row *before* that one
-    instead, and again a little later, the rows of several players come by turns, or some were left out in between.
+    A player's row begins with the observation that its row before ended with. Where it begins with the end of a row *before* that
+    one instead, and again a little later, the rows of several players come by turns, or some were left out in between.
 
     Args:
         where: Agent and task, for the message.
@@ -44,9 +46,10 @@ class OnePlayer:
                 self._crossed += 1
                 if self._crossed == ENOUGH:
                     raise ValueError(
-                        f"{self.where}: rows of two players come by turns, or some are left out in between, but this task looks along the rows "
-                        "(n steps, unrolls, sequences, stacks) and would mix them; store every row, and give each player a task of its own "
-                        "(`Shared` lets tasks have one network)")
+                        f"{self.where}: rows of two players come by turns, or some are left out in between, but this task looks "
+                        "along the rows "
+                        "(n steps, unrolls, sequences, stacks) and would mix them; store every row, and give each player a task "
+                        "of its own (`Shared` lets tasks have one network)")
         if last:
             self.begin()
         else:

@@ -1,7 +1,7 @@
 """What comes from an environment and is kept: no array in it may be one that the environment changes later.
 
-This is the rule's one place. `EnvFace` and `VectorFace` put everything that they hand out through `own`, so what an agent keeps of a
-step, for as long as it likes and in whatever control flow, stays what it was.
+This is the rule's one place. `EnvFace` and `VectorFace` put everything that they hand out through `own`, so what an agent keeps
+of a step, for as long as it likes and in whatever control flow, stays what it was.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from parl_like.batch import Batch
 def own(value: Any) -> Any:
     """`value`, where an array that somebody else holds, too, or memory that belongs to no array, is replaced by a copy of it.
 
-    An array is its giver's no longer where nobody refers to it but the caller, to be seen by its count of references; images that an
-    environment makes anew for each step are therefore not copied. Everything inside a container is copied. Objects of other kinds, and
-    what is inside them, are left as they are.
+    An array is its giver's no longer where nobody refers to it but the caller, to be seen by its count of references; images that
+    an environment makes anew for each step are therefore not copied. Everything inside a container is copied. Objects of other
+    kinds, and what is inside them, are left as they are.
     """
     kind = type(value)
     if kind is np.ndarray:

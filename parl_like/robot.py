@@ -40,21 +40,23 @@ class Robot(Crew):
         tasks: Name → `ComputationTask`, in the order that breaks ties.
         agent: Zero-argument function that makes an agent, e.g. its class.
         n_agents: Agents, each with an environment of its own.
-        driver: 'cooperative' (greenlets, deterministic), 'threads', 'processes' (workers on all cores and other machines, each with a block of
-            the agents; their options: `parl_like.drivers.processes.Processes`), or 'ray' (`parl_like.drivers.ray_cluster.Ray`).
+        driver: 'cooperative' (greenlets, deterministic), 'threads', 'processes' (workers on all cores and other machines, each
+            with a block of the agents; their options: `parl_like.drivers.processes.Processes`), or 'ray'
+            (`parl_like.drivers.ray_cluster.Ray`).
         mode: 'sync': all agents unroll, then the tasks train, one `train_iter` after the other. 'async': agents never wait for
             training.
         seed: Decides everything random: one `SeedSequence` spawns the generators of tasks, agents, helpers and buffers.
         trace: Keep a `TraceHash`; costs about 2 µs a step.
         eval_env: What `evaluate` and `play` use, such as held-out levels; None: as `env`.
-        eval_explore: Evaluations draw actions as training does, instead of taking the best ones: for policies that are meant to be drawn from,
-            and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
+        eval_explore: Evaluations draw actions as training does, instead of taking the best ones: for policies that are meant to
+            be drawn from, and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
     """
 
     def __init__(
-        self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent, n_agents: int = 1,
-        driver: str | DriverOptions = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False, eval_env: EnvSource = None,
-        eval_explore: bool = False,
+        self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent,
+        n_agents: int = 1,
+        driver: str | DriverOptions = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False,
+        eval_env: EnvSource = None, eval_explore: bool = False,
     ) -> None:
         if n_agents < 1:
             raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
@@ -62,17 +64,20 @@ class Robot(Crew):
             raise ValueError(f"Robot: mode is {mode!r}; expected 'sync' or 'async'")
         for name, task in tasks.items():
             if not isinstance(task, ComputationTask):
-                raise TypeError(f"Robot: task {name!r} is {type(task).__name__}; expected ComputationTask(algorithm or function, helper=…)")
+                raise TypeError(f"Robot: task {name!r} is {type(task).__name__}; expected ComputationTask(algorithm or "
+                                "function, helper=…)")
         for name, task in tasks.items():
             twin = next((other for other, one in tasks.items() if one is task and other != name), None)
             if twin is not None:
-                raise ValueError(f"Robot: tasks {name!r} and {twin!r} are one ComputationTask; make one for each (`Shared` lets tasks have one network)")
+                raise ValueError(f"Robot: tasks {name!r} and {twin!r} are one ComputationTask; make one for each (`Shared` lets "
+                                 "tasks have one network)")
         if not isinstance(driver, str):
             tasks = driver.place(tasks)
         if not callable(agent):
             raise TypeError(f"Robot: agent is {type(agent).__name__}; expected a function that makes one, such as its class")
         if is_made(env) and n_agents > 1:
-            raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) or an id")
+            raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) "
+                             "or an id")
         self.seed, self.eval_env, self.eval_explore = seed, eval_env, eval_explore
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
@@ -98,11 +103,13 @@ class Robot(Crew):
         Args:
             algorithm: 'DQN', 'PPO', 'A2C', 'IMPALA', or the class.
             env: As for `Robot`; also a factory of vector environments. Observations with an image get a convolutional model.
-            options: Keys of the configuration of `parl_like.robots.dqn`, `.actor_critic` or `.impala`, such as n_agents=16, lr=1e-3,
-                hidden=(64, 64), driver='processes'. Schedules (of ε, of a learning rate with lr_decay) end at total_steps.
+            options: Keys of the configuration of `parl_like.robots.dqn`, `.actor_critic` or `.impala`, such as n_agents=16,
+                lr=1e-3, hidden=(64, 64), driver='processes'. Schedules (of ε, of a learning rate with lr_decay) end at
+                total_steps.
 
         Raises:
-            ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions do not fit.
+            ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions
+                do not fit.
         """
         robot: Robot = import_module("parl_like.robots.one_line").build(algorithm, env, options)
         return robot
@@ -118,7 +125,8 @@ class Robot(Crew):
         if n < 1:
             raise ValueError(f"add_agents: n is {n}; expected at least 1")
         if is_made(self._env):
-            raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: gym.make(...)`) or an id")
+            raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: "
+                             "gym.make(...)`) or an id")
         self._driver.need_local("add_agents", DIVIDED)
         self._cut()
         self._halt()
@@ -128,8 +136,8 @@ class Robot(Crew):
         return new
 
     def remove_agent(self, agent: Agent) -> None:
-        """Lets an agent leave, between two iterations, and closes its environment. Open episodes end as with `add_agents`; what the
-        agent stored stays.
+        """Lets an agent leave, between two iterations, and closes its environment. Open episodes end as with `add_agents`; what
+        the agent stored stays.
 
         Raises:
             ValueError: it is no agent of this robot, or the only one.
@@ -152,7 +160,8 @@ class Robot(Crew):
     # ------------------------------------------------------------------------------------------------------------- running
 
     def run(self, stop: StopCondition | int | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
-        """Runs until `stop` says so, or for that many environment steps; without it, until interrupted. Begins with new episodes, and ends those that are open then.
+        """Runs until `stop` says so, or for that many environment steps; without it, until interrupted. Begins with new episodes,
+        and ends those that are open then.
 
         Training requests that are open at the end are still served (not under the threads driver, where that could mean to wait
         for an environment): with `OnPolicyHelper(unroll=5)`, 20 steps are learned from in 4 lessons.
@@ -163,8 +172,8 @@ class Robot(Crew):
         if isinstance(stop, int) and not isinstance(stop, bool):
             stop = StopAfterSteps(stop)
         if stop is not None and not isinstance(stop, StopCondition):
-            raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. StopAfterSteps(1000) of "
-                            "parl_like.stages")
+            raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
+                            "StopAfterSteps(1000) of parl_like.stages")
         self._driver.refuse_agents()
         with self._one_thread():
             self._run(stop, [hooks] if isinstance(hooks, Hook) else list(hooks))
@@ -212,8 +221,8 @@ class Robot(Crew):
         """Why a task has not learned."""
         helper = (task.helper or AgentHelper)()
         if not helper.learns:
-            return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, or train=False "
-                    "where that is meant")
+            return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
+                    "or train=False where that is meant")
         if not self.agents[0].helpers:  # they are in other processes
             return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
         rows, warmup = sum(agent.helpers[name].steps for agent in self.agents), getattr(helper, "warmup", 0)
@@ -239,7 +248,8 @@ class Robot(Crew):
         return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
 
     def iterate(self, stop_steps: int) -> Iterator[int]:
-        """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they are."""
+        """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they
+        are."""
         while self.env_steps < stop_steps and self._advance():
             self.iterations += 1
             self._save_as_asked()
@@ -326,11 +336,13 @@ class Robot(Crew):
             rows, done = first.lesson(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)
         elif isinstance(first, OnPolicyHelper):
             if batch_size:
-                raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size out")
+                raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size "
+                                 "out")
             parts = [h.take() for h in helpers if isinstance(h, OnPolicyHelper) and h.ready()] or [first.take()]
             rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
         else:
-            raise ValueError(f"update: task {task!r} has a {type(first).__name__}; expected OffPolicyHelper or OnPolicyHelper, or call helper.learn()")
+            raise ValueError(f"update: task {task!r} has a {type(first).__name__}; expected OffPolicyHelper or OnPolicyHelper, "
+                             "or call helper.learn()")
         result = self.tasks[task].learn(rows)
         self.wrappers[task].trainings.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
         if done is not None:
@@ -348,7 +360,8 @@ class Robot(Crew):
             One action as the environment takes it, or n of them, stacked.
 
         Raises:
-            ValueError: the task remembers what it saw before (a recurrent model, stacked frames), so a single observation is not enough.
+            ValueError: the task remembers what it saw before (a recurrent model, stacked frames), so a single observation is not
+                enough.
         """
         if not self.tasks:
             raise ValueError("act: this robot has no task that could act")
@@ -359,8 +372,10 @@ class Robot(Crew):
         raw = getattr(self.agents[0].env, "observation_space", None) if len(chain) else None
         return greedy_action(self.tasks[name], chain, raw, self.wrappers[name].predictions, obs)
 
-    def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None, n_agents: int | None = None) -> Episodes:
-        """Episodes in test mode, greedy unless `eval_explore`, with agents, environments and queues of their own; nothing is stored or counted.
+    def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None,
+                 n_agents: int | None = None) -> Episodes:
+        """Episodes in test mode, greedy unless `eval_explore`, with agents, environments and queues of their own; nothing is
+        stored or counted.
 
         Args:
             episodes: How many, spread evenly over the evaluating agents.
@@ -392,22 +407,25 @@ class Robot(Crew):
         return again(source) if is_made(source) else factory_of(source)
 
     def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
-        """One episode as `evaluate` plays them, before the eyes of a hook, with an agent and environment of its own; returns its return.
+        """One episode as `evaluate` plays them, before the eyes of a hook, with an agent and environment of its own; returns its
+        return.
 
         Args:
             seed, env: As for `evaluate`.
-            max_steps: Environment steps after which it stops; 0: at the end of the episode. The return is then what there was so far.
+            max_steps: Environment steps after which it stops; 0: at the end of the episode. The return is then what there was so
+                far.
         """
         with self._evaluators(1, seed, env) as crew:
             return crew.watch(hook, max_steps)
 
     def play(
-        self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30, env: EnvSource = None, max_steps: int = 0,
+        self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30, env: EnvSource = None,
+        max_steps: int = 0,
     ) -> float:
         """One episode as `evaluate` plays them, as an animated GIF at `path`; returns its return.
 
-        The factory is called as for `evaluate`, with `render_mode="rgb_array"` where it takes a render mode; an environment that was made
-        for another mode is switched to this one.
+        The factory is called as for `evaluate`, with `render_mode="rgb_array"` where it takes a render mode; an environment that
+        was made for another mode is switched to this one.
 
         Args:
             seed, env, max_steps: As for `watch`. An environment itself must draw pictures already.
@@ -441,8 +459,8 @@ class Robot(Crew):
                 agent.env.observe(self._hooks())
 
     def counters(self) -> dict[str, int]:
-        """'env_steps' (the agents' actions), 'time_steps' (the environments' own steps, more where actions are repeated), 'episodes',
-        'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
+        """'env_steps' (the agents' actions), 'time_steps' (the environments' own steps, more where actions are repeated),
+        'episodes', 'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
         time_steps = self._departed_time_steps + sum(agent.env.time_steps for agent in self.agents if agent.env is not None)
         out = {"env_steps": self.env_steps, "time_steps": time_steps, "episodes": self.episodes, "iterations": self.iterations}
         for name, task in self.tasks.items():
@@ -455,7 +473,8 @@ class Robot(Crew):
         out: dict[str, float] = {}
         if self.recent_returns:
             returns = np.asarray(self.recent_returns, dtype=np.float64)
-            out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()), "return/last": float(np.mean(returns[-1])),
+            out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()),
+                    "return/last": float(np.mean(returns[-1])),
                     "episode/length": float(np.mean(self.recent_lengths))}
         if self.bad_values:
             out["bad_values"] = float(self.bad_values)
@@ -478,7 +497,8 @@ class Robot(Crew):
         return hashlib.blake2b((self._trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
-        return f"Robot({len(self.agents)} agents, tasks {', '.join(self.tasks) or 'none'}, {self.driver_name}, {self.env_steps} steps)"
+        tasks = ", ".join(self.tasks) or "none"
+        return f"Robot({len(self.agents)} agents, tasks {tasks}, {self.driver_name}, {self.env_steps} steps)"
 
     # --------------------------------------------------------------------------------------------------------------- state
 
@@ -499,7 +519,8 @@ class Robot(Crew):
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
             "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
             "trace": {} if self._trace is None else {str(i): d.hex() for i, d in self._trace.digests.items()},
-            "rows": self.rows.state_dict(), "departed_time_steps": self._departed_time_steps, "wrappers": {name: wrapper.state_dict() for name, wrapper in self.wrappers.items()},
+            "rows": self.rows.state_dict(), "departed_time_steps": self._departed_time_steps,
+            "wrappers": {name: wrapper.state_dict() for name, wrapper in self.wrappers.items()},
         }
         return out
 
@@ -512,7 +533,8 @@ class Robot(Crew):
         expected = {f"task.{n}" for n in self.tasks} | self._driver.state_keys() | {"counters"}
         expected |= {f"transforms.{n}" for n, chain in self.transforms.items() if len(chain)}
         if state.keys() != expected:
-            raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it was saved")
+            raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it "
+                             "was saved")
         self._driver.check_state(state)
         self._halt()
         for name, task in self.tasks.items():
@@ -538,7 +560,8 @@ class Robot(Crew):
         write_archive(Path(path), self.state_dict())
 
     def request_save(self, path: str | Path) -> None:
-        """`save` at the end of the running iteration. For hooks and agents, which cannot save at once: they would wait for themselves.
+        """`save` at the end of the running iteration. For hooks and agents, which cannot save at once: they would wait for
+        themselves.
 
         Where the disk refuses, there is a warning and the run goes on.
         """
@@ -577,7 +600,8 @@ class Robot(Crew):
 
 
 def run_policy(
-    policy: Callable[[Any], Any], env: EnvSource, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = (), *, seed: int = 0,
+    policy: Callable[[Any], Any], env: EnvSource, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = (), *,
+    seed: int = 0,
 ) -> None:
     """Runs a plain function observation → action, without tasks or learning: `run_policy(lambda obs: 0, "CartPole-v1")`.
 

@@ -1,4 +1,5 @@
-"""What the code of an environment does to the process around it: it is looked at, told once, and put back where that can be done."""
+"""What the code of an environment does to the process around it: it is looked at, told once, and put back where that can be
+done."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ _LEFT = "left so: nothing of the framework draws from it, but then reset(seed=..
 def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
     """Around code of an environment: tells, once per robot and thing, what it changed that belongs to the whole process.
 
-    The working directory and the handler of Ctrl-C are put back, except in a thread beside others that may rely on them. The global
-    random generators are left as they are: an environment that draws from them would else repeat itself in every episode. Ours
-    never do, so whatever happens to them, what we draw stays the same.
+    The working directory and the handler of Ctrl-C are put back, except in a thread beside others that may rely on them. The
+    global random generators are left as they are: an environment that draws from them would else repeat itself in every episode.
+    Ours never do, so whatever happens to them, what we draw stays the same.
 
     Args:
         doing: What the environment is doing, for the warning.
@@ -47,16 +48,18 @@ def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
         new = sorted(changed - agent.robot.told)
         if new:
             agent.robot.told.update(new)
-            hints = [f"{name} ({_PUT_BACK if alone else _SHARED})" if name in (DIRECTORY, CTRL_C) else f"{name} ({_LEFT})" for name in new]
-            warnings.warn(f"{agent}: while its environment was {doing}, something changed {' and '.join(hints)}", RuntimeWarning, stacklevel=4)
+            hints = [f"{name} ({_PUT_BACK if alone else _SHARED})" if name in (DIRECTORY,
+                                                                               CTRL_C) else f"{name} ({_LEFT})" for name in new]
+            warnings.warn(f"{agent}: while its environment was {doing}, something changed {' and '.join(hints)}", RuntimeWarning,
+                          stacklevel=4)
 
 
 def _belongings(alone: bool, generators: bool) -> dict[str, Any]:
     """What environments shall not change, by name; None where it cannot be told.
 
     Args:
-        alone: This is the main thread. In another one, handlers and torch's generator tell nothing: the main thread holds Ctrl-C off at
-            times, and lessons with dropout borrow the generator.
+        alone: This is the main thread. In another one, handlers and torch's generator tell nothing: the main thread holds Ctrl-C
+            off at times, and lessons with dropout borrow the generator.
         generators: As for `watched`.
     """
     try:

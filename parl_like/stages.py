@@ -1,6 +1,7 @@
 """Six stages around experiment, episode and act; hooks that observe them; stop conditions that end a run.
 
-An agent (`parl_like.agent.Agent`) and a robot (`parl_like.robot.Robot`) are `Any` here, for both know this file; annotate yours as you like.
+An agent (`parl_like.agent.Agent`) and a robot (`parl_like.robot.Robot`) are `Any` here, for both know this file; annotate yours
+as you like.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Hook:
     """Observes a run. Override what you need; a method that is not overridden costs nothing.
 
     Order: PRE_EXPERIMENT; per episode PRE_EPISODE (after the reset); per action PRE_ACT, the environment's step, POST_ACT; then
-    POST_EPISODE (after the agent's code is done with the episode), `interrupted` where a stop, an error or the agent's own code cut
-    the episode; POST_EXPERIMENT, always, also after an error. At every stage the agent's helpers come before the hooks (a helper
-    hears of a stage for which it has a method), and hooks in the order in which they were given. Hooks never move data.
+    POST_EPISODE (after the agent's code is done with the episode), `interrupted` where a stop, an error or the agent's own code
+    cut the episode; POST_EXPERIMENT, always, also after an error. At every stage the agent's helpers come before the hooks (a
+    helper hears of a stage for which it has a method), and hooks in the order in which they were given. Hooks never move data.
 
-    Of a `VectorAgent`, PRE_ACT and POST_ACT are those of all its environments together; PRE_EPISODE and POST_EPISODE come for each
-    environment, whose number is `agent.env.env_index`.
+    Of a `VectorAgent`, PRE_ACT and POST_ACT are those of all its environments together; PRE_EPISODE and POST_EPISODE come for
+    each environment, whose number is `agent.env.env_index`.
     """
 
     def pre_experiment(self, robot: Any) -> None: ...
@@ -153,8 +154,8 @@ class TraceHash(Hook):
 class EveryNSteps(Hook):
     """Calls `function(robot)` whenever the whole robot's environment steps pass a multiple of `n`, once after each act that does.
 
-    An agent calls it, so it cannot run, save or close the robot, which would wait for that agent. It can ask for a save at the end
-    of the iteration: `EveryNSteps(10_000, lambda robot: robot.request_save(path))`.
+    An agent calls it, so it cannot run, save or close the robot, which would wait for that agent. It can ask for a save at the
+    end of the iteration: `EveryNSteps(10_000, lambda robot: robot.request_save(path))`.
     """
 
     counts_only = True  # no agent is looked at, so it may be called for many steps of a worker process at once
@@ -194,7 +195,8 @@ class EveryNEpisodes(Hook):
 
 
 class StopCondition:
-    """Consulted after every act; the run ends at once when it returns True: no agent takes another step. Compose with `&` and `|`.
+    """Consulted after every act; the run ends at once when it returns True: no agent takes another step. Compose with `&` and
+    `|`.
 
     Subclasses write `__call__`. A composition asks both sides every time, so that counters inside see every act.
     """
@@ -220,7 +222,8 @@ class _Both(StopCondition):
     def __init__(self, left: StopCondition, right: StopCondition, rule: Callable[[list[bool]], bool]) -> None:
         for side in (left, right):
             if not isinstance(side, StopCondition):
-                raise TypeError(f"a stop condition was composed with {side!r}; expected a StopCondition, e.g. StopWhen(lambda robot: ...)")
+                raise TypeError(f"a stop condition was composed with {side!r}; expected a StopCondition, e.g. StopWhen(lambda "
+                                "robot: ...)")
         self.sides, self.rule = (left, right), rule
         self._last = [False, False]
 
@@ -296,7 +299,8 @@ class StopAtReturn(StopCondition):
 
     def __init__(self, threshold: float, episodes: int = 100) -> None:
         if not 1 <= episodes <= 100:
-            raise ValueError(f"StopAtReturn: episodes is {episodes}; expected 1 to 100, as many as a robot's recent_returns keeps")
+            raise ValueError(f"StopAtReturn: episodes is {episodes}; expected 1 to 100, as many as a robot's recent_returns "
+                             "keeps")
         self.threshold, self.episodes = threshold, episodes
 
     def __call__(self, robot: Any) -> bool:
@@ -305,7 +309,8 @@ class StopAtReturn(StopCondition):
 
 
 class StopWithoutImprovement(StopCondition):
-    """When `value(robot)`, read at the end of every episode, has not risen above its best by more than `delta` for `patience` episodes.
+    """When `value(robot)`, read at the end of every episode, has not risen above its best by more than `delta` for `patience`
+    episodes.
 
     Args:
         value: What should rise; None: the return of the episode that ended.
@@ -313,7 +318,8 @@ class StopWithoutImprovement(StopCondition):
 
     def __init__(self, patience: int, delta: float = 0.0, value: Callable[[Any], float] | None = None) -> None:
         if patience < 1 or delta < 0:
-            raise ValueError(f"StopWithoutImprovement: patience is {patience} and delta {delta}; expected patience ≥ 1 and delta ≥ 0")
+            raise ValueError(f"StopWithoutImprovement: patience is {patience} and delta {delta}; expected patience ≥ 1 and "
+                             "delta ≥ 0")
         self.patience, self.delta, self.value = patience, delta, value
         self._best, self._since, self._seen = float("-inf"), 0, 0
 
@@ -382,4 +388,5 @@ def _refuse_misspelt(kind: type) -> None:
     for name in dir(kind):
         near = () if name.startswith("_") or name in stages else get_close_matches(name, stages, 1, 0.8)
         if near and callable(getattr(kind, name, None)):
-            raise TypeError(f"{kind.__name__}.{name} is no stage; did you mean {near[0]!r}? A method that is none needs a name less like it")
+            raise TypeError(f"{kind.__name__}.{name} is no stage; did you mean {near[0]!r}? A method that is none needs a name "
+                            "less like it")

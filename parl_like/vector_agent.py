@@ -25,17 +25,18 @@ class VectorFace(EnvFace):
     """`EnvFace` of n environments that are stepped together. Episode ends are reported per environment.
 
     Works with every autoreset mode of gymnasium. The row that NEXT_STEP inserts after each episode (its action is ignored) is
-    marked invalid, so that rows are real transitions only; the final observation of an episode is never lost. Where an environment
-    failed and was rebuilt (`restart=True`), its row is invalid, too: the episode is cut off before it, as an interrupted one. Steps that
-    the info calls `imagined` are rows like all others, but no steps of the environment: they are not counted.
+    marked invalid, so that rows are real transitions only; the final observation of an episode is never lost. Where an
+    environment failed and was rebuilt (`restart=True`), its row is invalid, too: the episode is cut off before it, as an
+    interrupted one. Steps that the info calls `imagined` are rows like all others, but no steps of the environment: they are not
+    counted.
 
     Attributes:
         n: Environments.
         obs_next: Observation after the last actions, the true final one where an episode ended.
         valid: [n] bool, rows of the last step that are real transitions and wanted; only they are counted.
         env_index: The environment whose episode end a hook hears of; `episode_return` and `episode_length` are that episode's.
-        quotas: [n] episodes that each environment still has to play in a collection; one with 0 is stepped, but no longer counted.
-            None: no bound.
+        quotas: [n] episodes that each environment still has to play in a collection; one with 0 is stepped, but no longer
+            counted. None: no bound.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], agent: Agent) -> None:
@@ -72,7 +73,8 @@ class VectorFace(EnvFace):
         except PASSED:
             raise
         except Exception as error:
-            raise AgentFailed(f"{agent}: its vector environment raised in reset(seed={seed}): {type(error).__name__}: {error}") from error
+            raise AgentFailed(f"{agent}: its vector environment raised in reset(seed={seed}): "
+                              f"{type(error).__name__}: {error}") from error
         obs = own(obs)
         self.last = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
         self._done[:] = self._ended[:] = self._lost[:] = False
@@ -120,7 +122,8 @@ class VectorFace(EnvFace):
         except PASSED:
             raise
         except Exception as error:
-            raise AgentFailed(f"{agent}: its vector environment (seed {self.seed}) raised in step(): {type(error).__name__}: {error}") from error
+            raise AgentFailed(f"{agent}: its vector environment (seed {self.seed}) raised in step(): {type(error).__name__}: "
+                              f"{error}") from error
         if self._mode is AutoresetMode.NEXT_STEP:
             self._reset_now = self._done
             self.valid = self._wanted() & ~self._done
@@ -199,8 +202,8 @@ class VectorFace(EnvFace):
 
     @property
     def time_step(self) -> TimeStep:
-        """The last step of environment `env_index`: LAST with the true final observation; FIRST of the next episode in PRE_EPISODE, and
-        in the step that does nothing but reset (NEXT_STEP)."""
+        """The last step of environment `env_index`: LAST with the true final observation; FIRST of the next episode in
+        PRE_EPISODE, and in the step that does nothing but reset (NEXT_STEP)."""
         i = self.env_index
         obs, act, rew, terminated, truncated, info = self.last
         begins = act is None or self._begins or (self._mode is AutoresetMode.NEXT_STEP and bool(self._reset_now[i]))
@@ -233,8 +236,8 @@ class VectorAgent(Agent):
             env = make()
         ready = isinstance(env, VectorEnv)
         if self.action_repeat != 1 or (ready and self.max_episode_steps is not None):
-            raise ValueError(f"{self}: a VectorAgent does not repeat actions, and limits episodes only in environments that it makes; "
-                             "wrap the environments (gymnasium.wrappers.TimeLimit, an action-repeating wrapper)")
+            raise ValueError(f"{self}: a VectorAgent does not repeat actions, and limits episodes only in environments that it "
+                             "makes; wrap the environments (gymnasium.wrappers.TimeLimit, an action-repeating wrapper)")
         if not ready:
             env = self._copies(env, make)
         self.n_envs = int(env.num_envs)

@@ -65,4 +65,5 @@ def build(config: Config, env: EnvSource = None) -> Robot:
     spaces, agent = probed(source)
     model, sizes = network(spaces, MLPActorCritic, ConvActorCritic, config.hidden, Config().hidden)
     func = create_algorithm_func(model, sizes, PPO if ppo else A2C, options)
-    return one_task_robot(config, source, agent, ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll), device=config.device))
+    return one_task_robot(config, source, agent,
+                          ComputationTask(func, lambda: OnPolicyHelper(unroll=config.unroll), device=config.device))

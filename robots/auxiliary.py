@@ -1,11 +1,12 @@
 """A policy task and an auxiliary task on one trunk. `auxiliary=false` is the same robot without the second task.
 
-CartPole's four numbers come with `noise` more that mean nothing. The auxiliary task learns from the same steps, from a buffer and at a
-pace of its own, to predict the next observation and the action between two, which only the four real numbers help with.
+CartPole's four numbers come with `noise` more that mean nothing. The auxiliary task learns from the same steps, from a buffer and
+at a pace of its own, to predict the next observation and the action between two, which only the four real numbers help with.
 
-Deterministic evaluation over 50 episodes after 15,000 steps, seeds 0-4: with 247 155 179 179 186, without 29 26 36 32 31. No setting
-was found that does without the task at this budget: lr 1e-3, 3e-3, 6e-3 with learn_every 1, 2, 4 give medians of 26 to 30 (seeds
-10-12). With more steps or less noise the gap closes: at 40,000 steps and 96 numbers of noise DQN alone, with lr 3e-3, reaches 200.
+Deterministic evaluation over 50 episodes after 15,000 steps, seeds 0-4: with 247 155 179 179 186, without 29 26 36 32 31. No
+setting was found that does without the task at this budget: lr 1e-3, 3e-3, 6e-3 with learn_every 1, 2, 4 give medians of 26 to 30
+(seeds 10-12). With more steps or less noise the gap closes: at 40,000 steps and 96 numbers of noise DQN alone, with lr 3e-3,
+reaches 200.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def build(config: Config) -> Robot:
         return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=learn_every, updates=updates,
                                warmup=config.warmup, buffer=buffer)
 
-    tasks = {"RL": ComputationTask(policy, lambda: helper(config.learn_every, config.updates, dqn.buffer_of(config)), device=config.device)}
+    tasks = {"RL": ComputationTask(policy, lambda: helper(config.learn_every, config.updates, dqn.buffer_of(config)),
+                                   device=config.device)}
     if config.auxiliary:
         tasks["auxiliary"] = ComputationTask(dynamics, lambda: helper(config.auxiliary_every), device=config.device)
     return Robot(make, tasks=tasks, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)

@@ -35,7 +35,8 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
         target_period: Optimiser steps between two copies to the target network.
         size: Rows of the buffer, all agents together. warmup: rows before learning begins.
         updates: Optimiser steps per training occasion.
-        alpha: Exponent of prioritised replay; 0: all rows are drawn alike. beta: of its importance weights, from this to 1 linearly.
+        alpha: Exponent of prioritised replay; 0: all rows are drawn alike. beta: of its importance weights, from this to 1
+            linearly.
     """
 
     env: str = "CartPole-v1"
@@ -64,7 +65,8 @@ def algorithm_args(config: Config) -> dict[str, Any]:
     per_agent = max(int(config.total_steps * config.epsilon_share / config.n_agents), 1)
     updates = config.total_steps * config.updates // config.learn_every
     return {"gamma": config.gamma, "n_step": config.n_step, "double": config.double, "target_period": config.target_period,
-            "lr": schedule(config.lr, config.lr_decay, updates), "epsilon": Linear(config.epsilon_start, config.epsilon_end, per_agent)}
+            "lr": schedule(config.lr, config.lr_decay, updates),
+            "epsilon": Linear(config.epsilon_start, config.epsilon_end, per_agent)}
 
 
 def buffer_of(config: Config) -> Callable[..., ReplayBuffer]:
@@ -82,7 +84,7 @@ def build(config: Config, env: EnvSource = None) -> Robot:
     func = create_algorithm_func(model, {**sizes, "dueling": config.dueling}, DQN, algorithm_args(config))
 
     def helper() -> OffPolicyHelper:
-        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=config.learn_every, updates=config.updates,
-                               warmup=config.warmup, buffer=buffer_of(config))
+        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=config.learn_every,
+                               updates=config.updates, warmup=config.warmup, buffer=buffer_of(config))
 
     return one_task_robot(config, source, agent, ComputationTask(func, helper, device=config.device))

@@ -1,7 +1,7 @@
 """An agent that acts at two time resolutions: one task chooses goals, another one the actions that lead to them.
 
-    goal    sees {obs, prev_goal}, gives a goal; one row per goal: the observation in which it was chosen, the rewards until it was
-            left, the steps that took.
+    goal    sees {obs, prev_goal}, gives a goal; one row per goal: the observation in which it was chosen, the rewards until it
+            was left, the steps that took.
     RL      sees {obs, goal}, gives an action; one row per step.
 
 Both tasks learn whenever their own helper says so, and nothing but the goal passes from one to the other. A robot with it:
@@ -39,17 +39,19 @@ class Left(IntEnum):
 
 
 GOAL_EXTRAS = (DURATION, Spec("left", (), np.dtype(np.int64), 0, 2))
-"""`extras` of the helper of task 'goal': the steps that a goal took, by which algorithms discount, and why it was left (`Left`)."""
+"""`extras` of the helper of task 'goal': the steps that a goal took, by which algorithms discount, and why it was left
+(`Left`)."""
 
 
 class GoalAgent(Agent):
     """Chooses a goal, follows it for at least one step until it is achieved, aborted or the episode ends, and chooses the next.
 
-    The goal's row has the reward Σ γᵏ r_k of its n steps and the duration n, so that its target is Σ γᵏ r_k + γⁿ V(s'): a semi-Markov
-    decision process (Sutton, Precup & Singh 1999). A goal that is left open by an interruption leaves no row.
+    The goal's row has the reward Σ γᵏ r_k of its n steps and the duration n, so that its target is Σ γᵏ r_k + γⁿ V(s'): a
+    semi-Markov decision process (Sutton, Precup & Singh 1999). A goal that is left open by an interruption leaves no row.
 
-    To the worker, each goal is an episode of its own: achieved is an end (terminated), aborted a cut (truncated), and the next goal a
-    new beginning. So the value of one goal never leaks into that of another. It sees the time limit of the environment as a cut, too.
+    To the worker, each goal is an episode of its own: achieved is an end (terminated), aborted a cut (truncated), and the next
+    goal a new beginning. So the value of one goal never leaks into that of another. It sees the time limit of the environment as
+    a cut, too.
 
     Attributes:
         goal_horizon: Steps after which a goal is aborted; None: never.
@@ -98,7 +100,8 @@ class GoalAgent(Agent):
             prev_goal = goal
 
     def follow(self, start: Any, goal: Any, prev_goal: Any) -> tuple[Any, bool]:
-        """Acts under one goal until it is left, and stores both levels' rows. Returns the observation then, and whether the episode ended."""
+        """Acts under one goal until it is left, and stores both levels' rows. Returns the observation then, and whether the
+        episode ended."""
         worker = self.helpers["RL"]
         gamma = self._gamma()
         obs, rew, scale, steps = start, 0.0, 1.0, 0

@@ -1,9 +1,10 @@
 """Two tasks at two paces: what to go for next, and how to get it. `hierarchy=false` is the same learner without the goals.
 
-In MiniGrid's DoorKey rooms a key must be fetched and a door unlocked before the way to the exit is free, and nothing is paid until the
-exit is reached. A single policy that explores step by step hardly ever does all three in order. Here a goal task picks one of the three
-things and keeps it for up to `horizon` steps, and a worker is paid for getting there and for handling it. The worker soon knows its
-three short trips; from then on the goal task needs only the right order of them, and random orders find it often.
+In MiniGrid's DoorKey rooms a key must be fetched and a door unlocked before the way to the exit is free, and nothing is paid
+until the exit is reached. A single policy that explores step by step hardly ever does all three in order. Here a goal task picks
+one of the three things and keeps it for up to `horizon` steps, and a worker is paid for getting there and for handling it. The
+worker soon knows its three short trips; from then on the goal task needs only the right order of them, and random orders find it
+often.
 
 Deterministic evaluation over 50 episodes after 100,000 steps, seeds 0–4 (a success pays 1 − 0.9 · steps / limit, else 0):
 
@@ -123,12 +124,15 @@ def build(config: Config) -> Robot:
         raise ConfigError(f"Config: {error}") from None
     if not config.hierarchy:
         policy = ppo(box(17), actions, 1.0, config.worker_unroll, gamma=config.gamma)
-        return Robot(room, tasks={"RL": ComputationTask(policy, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device)},
+        return Robot(room,
+                     tasks={"RL": ComputationTask(policy, lambda: OnPolicyHelper(unroll=config.worker_unroll),
+                                                  device=config.device)},
                      n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)
     goal = ppo(box(20), gym.spaces.Discrete(3), 2.0 / config.horizon, config.goal_unroll, gamma=config.gamma)
     worker = ppo(box(22), actions, 1.0, config.worker_unroll, gamma=config.worker_gamma)
     tasks = {
-        "goal": ComputationTask(goal, lambda: OnPolicyHelper(unroll=config.goal_unroll, extras=GOAL_EXTRAS), device=config.device),
+        "goal": ComputationTask(goal, lambda: OnPolicyHelper(unroll=config.goal_unroll, extras=GOAL_EXTRAS),
+                                device=config.device),
         "RL": ComputationTask(worker, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device),
     }
     return Robot(room, agent=lambda: KeyAgent(config.horizon), tasks=tasks, n_agents=config.n_agents,

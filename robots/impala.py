@@ -21,11 +21,13 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class Config(ExperimentConfig, frozen=True, kw_only=True):
-    """One learning batch has `batch` × `unroll` rows; of `n_agents` / `batch` batches one after the other all but the first are off-policy.
+    """One learning batch has `batch` × `unroll` rows; of `n_agents` / `batch` batches one after the other all but the first are
+    off-policy.
 
     Attributes:
         env: gymnasium id.
-        unroll: Steps of each agent between two of its training requests. batch: requests of one optimiser step, at most `n_agents`.
+        unroll: Steps of each agent between two of its training requests. batch: requests of one optimiser step, at most
+            `n_agents`.
         lr: Adam's learning rate; lr_decay: share of it that is gone at the end of the run.
         lam: λ of V-trace. entropy: weight of the entropy bonus.
         reward_scale: Rewards are multiplied by it in learning; reported returns are the environment's.
@@ -53,8 +55,8 @@ def build(config: Config, env: EnvSource = None) -> Robot:
     spaces, agent = probed(source)
     model, sizes = network(spaces, MLPActorCritic, ConvActorCritic, config.hidden, Config().hidden)
     func = create_algorithm_func(model, sizes, IMPALA, dict(
-        gamma=config.gamma, lam=config.lam, entropy=config.entropy, value_weight=config.value_weight, reward_scale=config.reward_scale,
-        max_grad_norm=config.max_grad_norm, lr=schedule(config.lr, config.lr_decay, updates)))
+        gamma=config.gamma, lam=config.lam, entropy=config.entropy, value_weight=config.value_weight,
+        reward_scale=config.reward_scale, max_grad_norm=config.max_grad_norm, lr=schedule(config.lr, config.lr_decay, updates)))
     return one_task_robot(config, source, agent, ComputationTask(
         func, lambda: OnPolicyHelper(unroll=config.unroll, store_policy=True), device=config.device,
         training_rule=BatchRule(max_rows=batch * config.unroll)))

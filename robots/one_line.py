@@ -23,7 +23,8 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Algorithm → the robot that has it, and defaults for whoever gives none."""
 
-ROBOT_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes", "torch_threads", "tensorboard")
+ROBOT_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
+                 "torch_threads", "tensorboard")
 """Keys of a configuration that are about a run directory, of which there is none here."""
 
 
@@ -32,7 +33,8 @@ def build(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> 
     name = algorithm if isinstance(algorithm, str) else algorithm.__name__
     known = {family.lower(): family for family in FAMILIES}
     if name.lower() not in known:
-        raise ValueError("Robot.of: " + unknown("algorithm", name, FAMILIES) + "; for another build its task: Robot(env, tasks={...})")
+        raise ValueError("Robot.of: " + unknown("algorithm", name, FAMILIES) + "; for another build its task: Robot(env, "
+                                                                               "tasks={...})")
     name = known[name.lower()]
     module_name, defaults = FAMILIES[name]
     module = import_module(f"parl_like.robots.{module_name}")
@@ -40,7 +42,7 @@ def build(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> 
         defaults = {**defaults, "n_agents": 1}
     for key in ("env", "algorithm", *ROBOT_OPTIONS):
         if key in options:
-            raise ValueError(f"Robot.of: {key} is no option of a robot" + ("; give the environment itself" if key == "env" else ""))
+            raise ValueError(f"Robot.of: {key} is no option of a robot{'; give the environment itself' * (key == 'env')}")
     try:
         config = configs.resolve(module.Config, defaults, options, {"env": env} if isinstance(env, str) else {})
         space = spaces_of(env)["act"]

@@ -61,7 +61,8 @@ def network(spaces: dict[str, Any], flat: Callable[..., Any], conv: Callable[...
 
 def one_task_robot(config: ExperimentConfig, env: EnvSource, agent: type[Agent], task: ComputationTask) -> Robot:
     """The robot that a configuration says, with the task 'RL'."""
-    return Robot(env, tasks={"RL": task}, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)
+    return Robot(env, tasks={"RL": task}, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
+                 trace=config.trace)
 
 
 def schedule(start: float, share: float, updates: int) -> Any:

@@ -79,7 +79,8 @@ class TwoLengths(gym.Env):
 
 
 class Noisy(gym.Env):
-    """A walk on a line whose steps the environment's generator shakes; ends at ±1 or after 20 steps. Exercises every generator."""
+    """A walk on a line whose steps the environment's generator shakes; ends at ±1 or after 20 steps. Exercises every
+    generator."""
 
     observation_space = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
 

@@ -44,7 +44,8 @@ def test_environment_agent_helper_and_robot_count_the_same_steps():
         robot.run(StopAfterSteps(100))
         for agent in robot.agents:
             actions = [entry for entry in agent.env.log if not isinstance(entry, tuple)]
-            assert len(actions) == agent.steps == agent.helpers["RL"].steps == agent.env.time_steps == len(rows(robot, lane=agent.index)["rew"])
+            assert len(actions) == agent.steps == agent.helpers["RL"].steps == agent.env.time_steps == len(rows(robot,
+                                                                                                                lane=agent.index)["rew"])
         assert sum(agent.steps for agent in robot.agents) == robot.env_steps == 100
 
 
@@ -104,7 +105,8 @@ def test_an_action_that_is_repeated_five_times():
 
 
 def test_repeated_rewards_may_be_discounted():
-    with robot_of(Recorder(), keep(), env=lambda: Corridor(3), agent=lambda: Agent(action_repeat=2, repeat_discount=0.5)) as robot:
+    with robot_of(Recorder(), keep(), env=lambda: Corridor(3),
+                  agent=lambda: Agent(action_repeat=2, repeat_discount=0.5)) as robot:
         robot.run(StopAfterEpisodes(1))
         assert rows(robot)["rew"].tolist() == [1.5, 1.0]
 
@@ -180,7 +182,8 @@ def test_a_loop_that_does_nothing_is_found():
             self.calls = getattr(self, "calls", 0) + 1
 
     with robot_of(Recorder(), agent=Idle) as robot:
-        with pytest.raises(AgentFailed, match="agent 0: run_one_episode returned 1000 times without an environment step or a request"):
+        with pytest.raises(AgentFailed, match="agent 0: run_one_episode returned 1000 times without an environment step or a "
+                                              "request"):
             robot.run(StopAfterSteps(1))
         assert robot.agents[0].calls == 1000
 

@@ -49,8 +49,10 @@ def model_for(make):
     return type(Recorder().model)(env.observation_space, env.action_space)
 
 
-@pytest.mark.parametrize("env", [Corridor, lambda: Corridor(5), wrapped, partial(Corridor, 5), lambda **options: Corridor(5, **options),
-                                 lambda **options: Corridor(5, end="terminated", **{k: v for k, v in options.items() if k == "length"})])
+@pytest.mark.parametrize("env",
+                         [Corridor, lambda: Corridor(5), wrapped, partial(Corridor, 5), lambda **options: Corridor(5, **options),
+                                 lambda **options: Corridor(5, end="terminated",
+                                                            **{k: v for k, v in options.items() if k == "length"})])
 @pytest.mark.parametrize("agent", [Agent, lambda: VectorAgent(2)], ids=["single", "vector"])
 def test_factories_classes_and_wrappers_are_filmed(env, agent, tmp_path):
     with robot_of(Recorder(), env=env, agent=agent) as robot:
@@ -93,8 +95,10 @@ class NoRender:
 
 
 @pytest.mark.parametrize(("env", "message"), [
-    (Blind, r"Blind.* cannot be drawn: expected render\(\) to give a picture .* got str \(its render_mode is 'rgb_array'\); give play an environment"),
-    (Broken, r"Broken.* cannot be drawn, its render\(\) raised OSError: no screen; give play an environment that renders 'rgb_array'"),
+    (Blind, r"Blind.* cannot be drawn: expected render\(\) to give a picture .* got str \(its render_mode is 'rgb_array'\); "
+            r"give play an environment"),
+    (Broken, r"Broken.* cannot be drawn, its render\(\) raised OSError: no screen; give play an environment that renders "
+             r"'rgb_array'"),
     (NoRender, r"NoRender.* cannot be drawn, its render\(\) raised AttributeError: .*factory that takes the mode"),
 ])
 def test_what_cannot_be_drawn_is_named(env, message, tmp_path):
@@ -111,7 +115,8 @@ def test_an_environment_that_is_lent_is_filmed_itself(tmp_path):
 
 
 def test_a_wrapped_environment_itself_cannot_be_made_again(tmp_path):
-    with robot_of(Recorder(model_for(heavy)), env=Brighter(heavy())) as robot, pytest.raises(ValueError, match="give the robot a factory"):
+    with robot_of(Recorder(model_for(heavy)), env=Brighter(heavy())) as robot, pytest.raises(ValueError,
+                                                                                             match="give the robot a factory"):
         robot.play(tmp_path / "film.gif")
 
 

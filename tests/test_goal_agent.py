@@ -28,7 +28,8 @@ def tasks(ahead=7, learn_every=1, unroll=5, goal_model=None):
     choose = Recorder(goal_model or Plain(ABOVE, PLACES), lambda obs: obs["obs"][:, 0].long() + ahead)
     follow = Recorder(Plain(BELOW, ACT))
     return {
-        "goal": ComputationTask(choose, lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=learn_every, extras=GOAL_EXTRAS)),
+        "goal": ComputationTask(choose,
+                                lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=learn_every, extras=GOAL_EXTRAS)),
         "RL": ComputationTask(follow, lambda: OnPolicyHelper(unroll=unroll)),
     }
 

@@ -1,6 +1,7 @@
 """Mistakes in using a robot that would show in nothing but its numbers: each is refused, or said, by name."""
 
 import logging
+import re
 import threading
 
 import gymnasium as gym
@@ -38,7 +39,8 @@ def test_one_task_under_two_names_is_refused():
 
 def test_one_helper_or_agent_for_several_agents_is_refused():
     helper = OffPolicyHelper()
-    with pytest.raises(ValueError, match=r"task 'RL': helper\(\) gave one OffPolicyHelper to several agents; expected a new one at every call"):
+    with pytest.raises(ValueError, match=r"task 'RL': helper\(\) gave one OffPolicyHelper to several agents; expected a new one "
+                                         r"at every call"):
         robot_of(dqn(), lambda: helper, n_agents=2)
     agent = Agent()
     with pytest.raises(ValueError, match=r"agent\(\) gave one Agent several times; expected a new one at every call"):
@@ -48,7 +50,8 @@ def test_one_helper_or_agent_for_several_agents_is_refused():
 # ---------------------------------------------------------------------------------------------------------------- misspelt stages
 
 
-@pytest.mark.parametrize(("name", "right"), [("post_epsiode", "post_episode"), ("pre_action", "pre_act"), ("post_experimnt", "post_experiment")])
+@pytest.mark.parametrize(("name", "right"),
+                         [("post_epsiode", "post_episode"), ("pre_action", "pre_act"), ("post_experimnt", "post_experiment")])
 def test_a_misspelt_stage_of_a_hook_is_refused(name, right):
     mine = type("Mine", (Hook,), {name: lambda self, *rest: None, "process": lambda self: None})
     with robot_of(Recorder()) as robot, pytest.raises(TypeError, match=f"Mine.{name} is no stage; did you mean {right!r}"):
@@ -86,13 +89,13 @@ class Forgetful(Agent):
     (lambda: EpisodicHelper(episodes=50), Agent, "20 rows were stored, but no lesson was due yet"),
 ])
 def test_a_learner_that_never_learns_is_told(helper, agent, why, caplog):
-    with robot_of(dqn() if helper is not None and helper().learns and not isinstance(helper(), OnPolicyHelper) else ppo(), helper, agent=agent) as robot:
+    algorithm = dqn() if helper is not None and isinstance(helper(), OffPolicyHelper) else ppo()
+    with robot_of(algorithm, helper, agent=agent) as robot:
         with caplog.at_level(logging.WARNING, "parl_like"):
             robot.run(StopAfterSteps(20))
         assert list(robot.never_learned()) == ["RL"]
-        assert [r.getMessage() for r in caplog.records if "never learned" in r.getMessage()] == [f"task 'RL' never learned: {robot.never_learned()['RL']}"]
-        import re
-
+        said = [record.getMessage() for record in caplog.records if "never learned" in record.getMessage()]
+        assert said == [f"task 'RL' never learned: {robot.never_learned()['RL']}"]
         assert re.search(why, robot.never_learned()["RL"])
 
 
@@ -100,7 +103,8 @@ def test_tasks_that_learned_or_were_not_to_learn_are_not_told(caplog):
     with robot_of(dqn(), off()) as robot, caplog.at_level(logging.WARNING, "parl_like"):
         robot.run(StopAfterSteps(40))
         assert robot.never_learned() == {}
-    with Robot(Corridor, tasks={"RL": ComputationTask(dqn(), train=False)}) as robot, caplog.at_level(logging.WARNING, "parl_like"):
+    tasks = {"RL": ComputationTask(dqn(), train=False)}
+    with Robot(Corridor, tasks=tasks) as robot, caplog.at_level(logging.WARNING, "parl_like"):
         robot.run(StopAfterSteps(40))
         assert robot.never_learned() == {}
     assert "never learned" not in caplog.text
@@ -121,8 +125,8 @@ def test_a_robot_that_another_thread_runs_is_refused(second, tmp_path):
         first = threading.Thread(target=lambda: robot.run(stop | StopWhen(begun)), name="first")
         first.start()
         assert running.wait(30)
-        calls = {"run": lambda: robot.run(StopAfterSteps(10)), "train_iter": robot.train_iter, "collect": lambda: robot.collect(n_step=4),
-                 "save": lambda: robot.save(tmp_path / "there"), "close": robot.close}
+        calls = {"run": lambda: robot.run(StopAfterSteps(10)), "train_iter": robot.train_iter,
+                 "collect": lambda: robot.collect(n_step=4), "save": lambda: robot.save(tmp_path / "there"), "close": robot.close}
         try:
             with pytest.raises(RuntimeError, match=r"thread 'first' runs this robot; .* request_stop\(\)"):
                 calls[second]()

@@ -72,7 +72,8 @@ def hierarchical(**options):
         observation_space, action_space = below, env.action_space
 
     tasks = {
-        "goal": ComputationTask(dqn(Above, epsilon=0.3), lambda: OffPolicyHelper(size=200, batch_size=4, learn_every=2, extras=GOAL_EXTRAS)),
+        "goal": ComputationTask(dqn(Above, epsilon=0.3),
+                                lambda: OffPolicyHelper(size=200, batch_size=4, learn_every=2, extras=GOAL_EXTRAS)),
         "RL": ComputationTask(ppo(Below), lambda: OnPolicyHelper(unroll=7)),
     }
     return Robot(Noisy, tasks=tasks, agent=Goals, trace=True, **options)
@@ -167,14 +168,16 @@ def test_on_policy_every_step_is_learned_from_once_at_every_moment():
 def test_off_policy_counts_steps_and_learned_rows_apart():
     with BUILD["dqn"]() as robot:
         robot.run(StopAfterSteps(100))
-        assert robot.counters() == {"env_steps": 100, "time_steps": 100, "episodes": robot.episodes, "iterations": robot.iterations,
+        assert robot.counters() == {"env_steps": 100, "time_steps": 100, "episodes": robot.episodes,
+                                    "iterations": robot.iterations,
                                     "updates/RL": 24, "rows/RL": 24 * 8}
 
 
 def test_train_iter_needs_a_learner_and_rounds():
     with robot_of(Recorder()) as robot, pytest.raises(ValueError, match="no helper of this robot learns; use collect"):
         robot.train_iter()
-    with robot_of(Recorder(), off(), mode="async") as robot, pytest.raises(ValueError, match="this robot is async, where an iteration is not"):
+    with robot_of(Recorder(), off(), mode="async") as robot, pytest.raises(ValueError, match="this robot is async, where an "
+                                                                                             "iteration is not"):
         robot.train_iter()
 
 
@@ -186,13 +189,13 @@ def test_an_async_robot_learns_and_stops_where_it_should():
 
 @pytest.mark.parametrize("build", [
     lambda: robot_of(Recorder(), n_agents=0),
-    lambda: robot_of(Recorder(), mode="sometimes"),
-    lambda: robot_of(Recorder(), driver="cooperativ"),
+    lambda: robot_of(Recorder(), mode="sometimes"), lambda: robot_of(Recorder(), driver="cooperativ"),
     lambda: robot_of(Recorder(), env=Corridor(), n_agents=2),
     lambda: robot_of(Recorder(), env=gym.vector.SyncVectorEnv([Corridor]), agent=VectorAgent, n_agents=2),
 ])
 def test_arguments_that_make_no_robot_are_refused(build):
-    with pytest.raises(ValueError, match="expected at least 1|expected 'sync' or 'async'|did you mean 'cooperative'|cannot share one environment"):
+    with pytest.raises(ValueError, match="expected at least 1|expected 'sync' or 'async'|did you mean 'cooperative'|cannot "
+                                         "share one environment"):
         build()
 
 
@@ -220,7 +223,8 @@ def test_iterate_stops_at_the_first_iteration_that_is_far_enough():
 
 def test_robots_that_are_advanced_together_are_as_if_apart():
     def stats(robot):
-        return [(epoch, stat["test/return/mean"], stat["RL/loss"], info["env_steps"]) for epoch, stat, info in robot.epochs(3, 60, evaluate_episodes=2)]
+        return [(epoch, stat["test/return/mean"], stat["RL/loss"], info["env_steps"]) for epoch, stat,
+                info in robot.epochs(3, 60, evaluate_episodes=2)]
 
     with BUILD["dqn"](seed=1, n_agents=2) as a, BUILD["ppo"](seed=2) as b:
         apart = stats(a), stats(b)
@@ -292,7 +296,8 @@ def test_nothing_is_learned_while_collecting():
 
 
 def test_steps_are_rounded_up_with_a_warning():
-    with robot_of(Recorder(), off(), n_agents=4) as robot, pytest.warns(UserWarning, match="n_step 10 is not a multiple of 4 environments"):
+    with robot_of(Recorder(), off(), n_agents=4) as robot, pytest.warns(UserWarning, match="n_step 10 is not a multiple of 4 "
+                                                                                           "environments"):
         assert robot.collect(n_step=10).n_steps == 12
 
 
@@ -306,7 +311,8 @@ def test_collect_wants_one_number(options, message):
 
 
 def test_a_robot_without_environment_cannot_collect():
-    with Robot(tasks={"RL": ComputationTask(Recorder(), off())}) as robot, pytest.raises(ValueError, match="this robot has no environment"):
+    with Robot(tasks={"RL": ComputationTask(Recorder(), off())}) as robot, pytest.raises(ValueError, match="this robot has no "
+                                                                                                           "environment"):
         robot.collect(n_step=1)
 
 
@@ -468,17 +474,21 @@ def test_the_training_environment_is_made_again_for_an_evaluation_or_refused():
     with robot_of(model, env=made) as robot:
         crew = robot._evaluators(1, None)
         assert crew.agents[0].env.unwrapped is not made.unwrapped
-        assert crew.agents[0].env.unwrapped.desc.shape == (8, 8) and len(crew.agents[0].env.unwrapped.P[0][1]) == 1  # not slippery
+        assert crew.agents[0].env.unwrapped.desc.shape == (8,
+                                                           8) and len(crew.agents[0].env.unwrapped.P[0][1]) == 1  # not slippery
         crew.close()
     for env, agent in ((Corridor(), Agent), (gym.make_vec("CartPole-v1", 2), VectorAgent)):
-        with robot_of(dqn(lambda: env) if agent is Agent else dqn(lambda: gym.make("CartPole-v1")), env=env, agent=agent) as robot:
+        with robot_of(dqn(lambda: env) if agent is Agent else dqn(lambda: gym.make("CartPole-v1")), env=env,
+                      agent=agent) as robot:
             with pytest.raises(ValueError, match="is not registered with gymnasium, so it cannot be made a second time"):
                 robot.evaluate(1)
     with robot_of(Recorder(), env=Corridor()) as robot:
-        with pytest.raises(ValueError, match="is not registered with gymnasium, so it cannot be made a second time; give the robot a factory"):
+        with pytest.raises(ValueError, match="is not registered with gymnasium, so it cannot be made a second time; give the "
+                                             "robot a factory"):
             robot.evaluate(1)
         assert robot.evaluate(1, env=Corridor(2)).lengths == [2]
-    with Robot(tasks={"RL": ComputationTask(Recorder())}) as robot, pytest.raises(ValueError, match="no environment; give one as env="):
+    with Robot(tasks={"RL": ComputationTask(Recorder())}) as robot, pytest.raises(ValueError, match="no environment; give one "
+                                                                                                    "as env="):
         robot.evaluate(1)
 
 
@@ -616,7 +626,8 @@ def test_time_steps_are_saved(tmp_path):
 @pytest.mark.parametrize(("other", "message"), [
     (lambda: BUILD["dqn"](n_agents=3), "the saved state has 2 agents, this robot 3; set n_agents"),
     (lambda: BUILD["hierarchical"](n_agents=2), "build the robot as it was saved"),
-    (lambda: robot_of(dqn(Noisy, hidden=(9,)), off(), Noisy, n_agents=2), "task 'RL', network 'model': the checkpoint is of another model: 'net.layers.0.bias' is"),
+    (lambda: robot_of(dqn(Noisy, hidden=(9,)), off(), Noisy, n_agents=2), "task 'RL', network 'model': the checkpoint is of "
+                                                                          "another model: 'net.layers.0.bias' is"),
     (lambda: robot_of(dqn(Noisy), off(size=400), Noisy, n_agents=2), "the saved size is 300, this buffer's 400"),
 ])
 def test_a_state_of_another_robot_is_refused_by_name(other, message, tmp_path):
@@ -663,7 +674,8 @@ def test_metrics_are_flat_numbers():
         robot.run(StopAfterSteps(100))
         metrics = robot.metrics()
         assert all(isinstance(value, float) for value in metrics.values())
-        assert {"return/mean", "return/max", "return/last", "episode/length", "RL/loss", "RL/predict/mean_batch", "env_steps"} <= metrics.keys()
+        assert {"return/mean", "return/max", "return/last", "episode/length", "RL/loss", "RL/predict/mean_batch",
+                "env_steps"} <= metrics.keys()
         assert metrics["return/mean"] == pytest.approx(np.mean(robot.recent_returns))
 
 
@@ -771,7 +783,8 @@ def test_a_checkpoint_of_another_model_names_all_that_differs_or_is_loaded_in_pa
         robot.save(tmp_path / "saved")
         with pytest.raises(ValueError) as caught:
             other.load(tmp_path / "saved")
-        for text in ("'net.layers.0.weight' is (8, 1) there and (9, 1) here", "'net.layers.1.weight' is (2, 8) there and (2, 9) here"):
+        for text in ("'net.layers.0.weight' is (8, 1) there and (9, 1) here", "'net.layers.1.weight' is (2, 8) there and (2, 9) "
+                                                                              "here"):
             assert text in str(caught.value)
         before = weights(other)["RL"]
         left = other.load(tmp_path / "saved", partial=True)
@@ -876,7 +889,8 @@ def test_a_hook_may_ask_for_a_save(driver, tmp_path):
 
 def test_one_robot_may_mix_on_policy_and_off_policy_tasks():
     """A2: rows of one step go to both; each learns at its own rhythm."""
-    tasks = {"PPO": ComputationTask(ppo(Noisy), lambda: OnPolicyHelper(unroll=8, store_policy=True)), "DQN": ComputationTask(dqn(Noisy), off(learn_every=4))}
+    tasks = {"PPO": ComputationTask(ppo(Noisy), lambda: OnPolicyHelper(unroll=8, store_policy=True)),
+             "DQN": ComputationTask(dqn(Noisy), off(learn_every=4))}
     with Robot(Noisy, tasks=tasks, n_agents=2) as robot:
         robot.run(StopAfterSteps(160))
         assert tasks["PPO"].learns == 10 and tasks["DQN"].learns > 10
@@ -1092,7 +1106,8 @@ def test_books_stay_true_when_agents_leave():
 
 
 def test_an_evaluation_may_draw_its_actions():
-    """Of a policy that knows nothing, the best action is always the same one; drawn ones are not, but they are the same each time."""
+    """Of a policy that knows nothing, the best action is always the same one; drawn ones are not, but they are the same each
+    time."""
 
     def taken(**options):
         envs = []

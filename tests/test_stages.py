@@ -74,11 +74,13 @@ def test_two_episodes_of_two_steps_give_exactly_this_sequence():
         return [(who, stage, *rest) for who in ("policy", "first", "second")]
 
     def step(position):
-        return [("policy", "predict", position), *everybody("PRE_ACT", 0), *everybody("POST_ACT", 1.0), ("stop?",), ("policy", "store")]
+        return [("policy", "predict", position), *everybody("PRE_ACT", 0), *everybody("POST_ACT", 1.0), ("stop?",),
+                ("policy", "store")]
 
     episode = [*everybody("PRE_EPISODE"), *step(0.0), *step(1.0), *everybody("POST_EPISODE", False)]
     assert events == [
-        ("first", "PRE_EXPERIMENT"), ("second", "PRE_EXPERIMENT"), *episode, *episode, ("first", "POST_EXPERIMENT"), ("second", "POST_EXPERIMENT"),
+        ("first", "PRE_EXPERIMENT"), ("second", "PRE_EXPERIMENT"), *episode, *episode, ("first", "POST_EXPERIMENT"),
+        ("second", "POST_EXPERIMENT"),
     ]
 
 
@@ -196,7 +198,8 @@ def test_hooks_add_up_in_order():
 
 def test_a_function_at_a_stage():
     calls = []
-    hooks = StageHook(Stage.PRE_EXPERIMENT, calls.append) + StageHook(Stage.POST_EPISODE, lambda agent, interrupted: calls.append(interrupted))
+    hooks = StageHook(Stage.PRE_EXPERIMENT, calls.append) + StageHook(Stage.POST_EPISODE, lambda agent,
+                                                                      interrupted: calls.append(interrupted))
     with robot_of(Recorder(), env=lambda: Corridor(2)) as robot:
         robot.run(StopAfterEpisodes(2), hooks)
         assert calls == [robot, False, False]
@@ -288,7 +291,8 @@ def test_both_sides_are_asked_at_every_act():
             self.n += 1
             return self.n >= 6
 
-    for stop in (StopAfterSteps(3) & Count(), Count() & StopAfterSteps(3), StopAfterSteps(9) | Count(), Count() | StopAfterSteps(9)):
+    for stop in (StopAfterSteps(3) & Count(), Count() & StopAfterSteps(3), StopAfterSteps(9) | Count(),
+                 Count() | StopAfterSteps(9)):
         assert play(stop).env_steps == 6
     ones = Count()
     play((StopAfterSteps(2) | ones) & StopAfterSteps(4))
@@ -343,7 +347,8 @@ def test_the_other_conditions():
 
 def test_iterations_end_between_unrolls():
     helper = lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=5)  # noqa: E731
-    for stop in (StopAfterIterations(3), StopAfterIterations(3) | StopAfterSteps(1000), StopAfterIterations(3) & StopAfterSteps(2)):
+    for stop in (StopAfterIterations(3), StopAfterIterations(3) | StopAfterSteps(1000),
+                 StopAfterIterations(3) & StopAfterSteps(2)):
         with robot_of(Recorder(), helper, n_agents=2) as robot:
             robot.run(stop)
             assert (robot.iterations, robot.env_steps, robot.tasks["RL"].learns) == (3, 30, 6)

@@ -43,7 +43,8 @@ def by_parity(obs):
 def test_n_episodes_of_length_l_are_n_times_l_rows(mode, end):
     with robot_of(Recorder(rule=by_parity), keep, env=vector(mode, 3, 3, end=end), agent=VectorAgent) as robot:
         seen = robot.collect(n_episode=6)
-        assert seen.lengths == [3] * 6 and seen.returns == [3.0] * 6 and seen.n_steps == 18 == robot.env_steps == robot.agents[0].steps
+        assert seen.lengths == [3] * 6 and seen.returns == [3.0] * 6
+        assert seen.n_steps == 18 == robot.env_steps == robot.agents[0].steps
         for lane in range(2):
             stored = rows(robot, lane=lane)
             assert stored["obs"][:, 0].tolist() == [0, 1, 2] * 3
@@ -75,7 +76,8 @@ def test_stacked_dict_observations_keep_their_final_rows(mode):
     class Named(Corridor):
         def __init__(self):
             super().__init__(3, "truncated")
-            self.observation_space = gym.spaces.Dict({"at": POSITION, "deep": gym.spaces.Dict({"twice": gym.spaces.Discrete(10)})})
+            self.observation_space = gym.spaces.Dict({"at": POSITION,
+                                                      "deep": gym.spaces.Dict({"twice": gym.spaces.Discrete(10)})})
 
         def obs(self):
             return {"at": super().obs(), "deep": {"twice": 2 * self.at}}
@@ -259,7 +261,8 @@ def test_evaluations_play_as_many_episodes_as_asked_for(episodes):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["dqn", "ppo", "recurrent", "episodic"])
 def test_algorithms_run_on_vector_environments(kind, mode):
-    helper = {"dqn": lambda: OffPolicyHelper(size=500, batch_size=8), "episodic": EpisodicHelper}.get(kind, lambda: OnPolicyHelper(unroll=8))
+    on_policy = lambda: OnPolicyHelper(unroll=8)  # noqa: E731
+    helper = {"dqn": lambda: OffPolicyHelper(size=500, batch_size=8), "episodic": EpisodicHelper}.get(kind, on_policy)
     func = dqn(Noisy) if kind == "dqn" else ppo(Noisy, recurrent=kind == "recurrent")
     env = lambda: SyncVectorEnv([Noisy] * 3, autoreset_mode=mode)  # noqa: E731
     with robot_of(func, helper, env=env, agent=VectorAgent, n_agents=2, trace=True) as robot:
@@ -296,7 +299,8 @@ def test_an_environment_that_raises_is_named(mode):
     env = lambda: SyncVectorEnv([Corridor, lambda: Corridor(fail_at=2)], autoreset_mode=mode)  # noqa: E731
     log = Log()
     with robot_of(Recorder(), keep, env=env, agent=VectorAgent) as robot:
-        with pytest.raises(AgentFailed, match=r"agent 0: its vector environment \(seed \d+\) raised in step\(\): OSError: a hole in the floor"):
+        with pytest.raises(AgentFailed, match=r"agent 0: its vector environment \(seed \d+\) raised in step\(\): OSError: a "
+                                              r"hole in the floor"):
             robot.run(StopAfterSteps(20), log)
         assert log.count("POST_EPISODE", True) == 2 and log.events[-1] == ("hook", "POST_EXPERIMENT")
         assert len(rows(robot)["rew"]) == 2
@@ -335,7 +339,8 @@ def test_time_steps_are_those_of_the_episode_that_they_belong_to(mode):
     mine = [(stage, *rest) for stage, i, *rest in seen if i == 0]
     first, mid, last = ("FIRST", [0.0], 0.0, 1.0), ("MID", [1.0], 1.0, 1.0), ("LAST", [2.0], 1.0, 0.0)
     between = [("act", *first)] if mode is AutoresetMode.NEXT_STEP else []
-    assert mine[:5 + len(between)] == [("begin", *first), ("act", *mid), ("act", *last), *between, ("begin", *first), ("act", *mid)]
+    assert mine[:5 + len(between)] == [("begin", *first), ("act", *mid), ("act", *last), *between, ("begin", *first),
+                                       ("act", *mid)]
     other = [rest for stage, i, *rest in seen if i == 1 and stage == "act"]
     assert [step[:2] for step in other[:4]] == [["MID", [1.0]], ["MID", [2.0]], ["MID", [3.0]], ["MID", [4.0]]]
 
@@ -384,7 +389,8 @@ def test_hooks_hear_that_a_dropped_episode_was_interrupted():
     assert heard[:4] == [(1, True, 1), (0, False, 2), (0, False, 2), (1, False, 2)]
 
 
-# ------------------------------------------------------------------------------------------------- environments that imagine, or ask
+# ------------------------------------------------------------------------------------------------- environments that imagine, or
+# ask
 
 
 class Imagining(SyncVectorEnv):
@@ -410,7 +416,8 @@ def test_imagined_steps_are_rows_but_no_steps():
 
 
 @pytest.mark.parametrize("stage", ["reset", "step"])
-@pytest.mark.parametrize("error", [TaskFailed("task 'model': predict failed"), Stopped("the robot stopped")], ids=["failed", "stopped"])
+@pytest.mark.parametrize("error", [TaskFailed("task 'model': predict failed"), Stopped("the robot stopped")],
+                         ids=["failed", "stopped"])
 def test_what_a_task_says_to_an_environment_that_asks_it_is_no_failure_of_the_environment(stage, error):
     class Asking(SyncVectorEnv):
         def step(self, actions):
@@ -423,7 +430,8 @@ def test_what_a_task_says_to_an_environment_that_asks_it_is_no_failure_of_the_en
                 raise error
             return super().reset(**options)
 
-    with robot_of(Recorder(rule=by_parity), env=lambda: Asking([Corridor] * 2, autoreset_mode=AutoresetMode.SAME_STEP), agent=VectorAgent) as robot:
+    with robot_of(Recorder(rule=by_parity), env=lambda: Asking([Corridor] * 2, autoreset_mode=AutoresetMode.SAME_STEP),
+                  agent=VectorAgent) as robot:
         if isinstance(error, TaskFailed):
             with pytest.raises(TaskFailed, match="^task 'model'"):
                 robot.run(StopAfterSteps(4))

@@ -32,7 +32,8 @@ class Pictures(gym.Env):
 
 
 @pytest.mark.parametrize(("algorithm", "env", "model"), [
-    ("DQN", "CartPole-v1", MLPQ), ("dqn", Pictures, ConvQ), ("PPO", "CartPole-v1", MLPActorCritic), (PPO, "Pendulum-v1", MLPActorCritic),
+    ("DQN", "CartPole-v1", MLPQ), ("dqn", Pictures, ConvQ), ("PPO", "CartPole-v1", MLPActorCritic),
+    (PPO, "Pendulum-v1", MLPActorCritic),
     ("PPO", Pictures, ConvActorCritic), ("A2C", "Pendulum-v1", MLPActorCritic), ("IMPALA", "CartPole-v1", MLPActorCritic),
     ("IMPALA", Pictures, ConvActorCritic),
 ])
@@ -110,7 +111,8 @@ def test_act_needs_no_memory_and_the_right_fields():
     env = gym.make("CartPole-v1")
     spaces = dict(obs=env.observation_space, act=env.action_space)
     recurrent = ComputationTask(create_algorithm_func(RecurrentActorCritic, dict(**spaces, size=4), PPO, {}))
-    with Robot("CartPole-v1", tasks={"RL": recurrent}) as robot, pytest.raises(ValueError, match="looks back at earlier observations; use watch"):
+    with Robot("CartPole-v1", tasks={"RL": recurrent}) as robot, pytest.raises(ValueError, match="looks back at earlier "
+                                                                                                 "observations; use watch"):
         robot.act(np.zeros(4, np.float32))
     with Robot.of("PPO", "CartPole-v1", n_agents=1) as robot:
         with pytest.raises(ValueError, match=r"task 'RL', field 'obs': expected \('N', 4\) float32, got \(1, 5\) float32"):
