@@ -94,20 +94,24 @@ class Spec:
             if array.dtype.kind in "ui" and self.dtype.kind in "ui" and array.size:
                 bounds = np.iinfo(self.dtype)
                 if array.min() < bounds.min or array.max() > bounds.max:
-                    raise self.error(f"{_text(array)} with values up to {array.max()}", f"stay within [{bounds.min}, {bounds.max}]", rows)
+                    raise self.error(f"{_text(array)} with values up to {array.max()}", f"stay within [{bounds.min}, "
+                                                                                        f"{bounds.max}]", rows)
             with np.errstate(over="ignore"):  # said better here
                 narrow = array.astype(self.dtype)
             if self.dtype.kind == "f" and np.isinf(narrow).any() and not np.isinf(array).any():
-                raise self.error(f"{_text(array)} with values up to {np.abs(array).max():.4g}", f"stay within ±{np.finfo(self.dtype).max:.4g}", rows)
+                raise self.error(f"{_text(array)} with values up to {np.abs(array).max():.4g}",
+                                 f"stay within ±{np.finfo(self.dtype).max:.4g}", rows)
             array = narrow
         if array.dtype.kind == "f" and np.isnan(array).any():
             where = tuple(int(i) for i in np.argwhere(np.isnan(array))[0])
-            raise self.error(f"{_text(array)} with NaN at {where}", "find out which computation made it; NaN is never stored", rows)
+            raise self.error(f"{_text(array)} with NaN at {where}", "find out which computation made it; NaN is never stored",
+                             rows)
         return array if array.flags.c_contiguous else array.copy()  # not ascontiguousarray: it makes a scalar (1,)
 
     def _no_numbers(self, value: Any, array: Array, rows: bool) -> SpecError:
         """Why `value`, which became `array`, cannot be converted: in words, since a dtype like <U3 or object says little."""
-        mend = "give numbers" if rows else f"give numbers in the shape {self.shape}" if self.shape else "give numbers, here just one"
+        where = "" if rows else f" in the shape {self.shape}" if self.shape else ", here just one"
+        mend = f"give numbers{where}"
         if isinstance(value, (str, bytes)):
             return self.error(f"{_text(array)}, the text {value!r:.50}", f"{mend}, not text", rows)
         if not isinstance(value, (list, tuple, np.ndarray, Number)):
@@ -117,7 +121,8 @@ class Spec:
         odd = next((x for x in array.flat if not isinstance(x, Number)), array.flat[0] if array.size else None)
         text = isinstance(odd, (str, bytes))
         odd = str(odd) if isinstance(odd, str) else odd  # np.str_ would name its type
-        return self.error(f"{_text(array)} with {'the text ' if text else ''}{odd!r:.50} in it", f"{mend}, not text" if text else mend, rows)
+        return self.error(f"{_text(array)} with {'the text ' if text else ''}{odd!r:.50} in it",
+                          f"{mend}, not text" if text else mend, rows)
 
     @cached_property
     def integer_bounds(self) -> tuple[Any, Any] | None:
@@ -148,7 +153,8 @@ class Spec:
         at = tuple(int(i) for i in np.argwhere(~legal)[0])
         low, high = (np.broadcast_to(bound, array.shape)[at] for bound in (low, high))
         where = f" at {at}" if at else ""
-        raise self.error(f"{array[at]}{where}", f"stay within [{low}, {high}], the bounds of the space", array.ndim > len(self.shape))
+        raise self.error(f"{array[at]}{where}", f"stay within [{low}, {high}], the bounds of the space",
+                         array.ndim > len(self.shape))
 
 
 _NO_NUMBERS = "USO"
@@ -165,11 +171,13 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
 
     Raises:
         TypeError: a space without a fixed shape (Graph, Sequence, Text …).
-        ValueError: a key of a Dict that `leaves` refuses, or a space that holds no number: a Box of size 0, an empty Dict or Tuple.
+        ValueError: a key of a Dict that `leaves` refuses, or a space that holds no number: a Box of size 0, an empty Dict or
+            Tuple.
     """
     parts = parts_of(space)
     if not parts if parts is not None else 0 in (space.shape or ()):
-        raise ValueError(f"space of {name!r} is {space}, which holds no number; leave it out of the environment's spaces, or give it a size")
+        raise ValueError(f"space of {name!r} is {space}, which holds no number; leave it out of the environment's spaces, or "
+                         "give it a size")
     if parts is not None:
         for key in parts:
             if "." in key or not key:
@@ -201,31 +209,32 @@ def parts_of(space: gym.Space[Any]) -> dict[str, gym.Space[Any]] | None:
 _LEAVES = frozenset((np.ndarray, int, float, bool))
 
 
-def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, name: str, loose: bool = False) -> Iterator[tuple[str, Any]]:
     """The leaves of a nested value under dotted names, in the order of its keys.
 
-    A Batch counts as a mapping of its fields, a tuple as keys '0', '1', … What is empty (a mapping, a tuple, a reserved field of a
-    Batch) has no leaf, so `nest` does not bring it back.
+    A Batch counts as a mapping of its fields, a tuple as keys '0', '1', … What is empty (a mapping, a tuple, a reserved field of
+    a Batch) has no leaf, so `nest` does not bring it back.
 
     Args:
         value: Mappings, Batches and tuples, nested; anything else is a leaf.
         name: What the names begin with; '' for nothing.
+        loose: A tuple is a leaf, and keys may be dotted names themselves.
 
     Raises:
         ValueError: a key is empty or has a dot in it, which `nest` would take for another level.
     """
     if type(value) in _LEAVES:  # before the others, which cost more than all the rest here
         yield name, value
-    elif isinstance(value, Mapping):
-        for key in value:
+    elif isinstance(value, Mapping) or (loose and hasattr(value, "leaves")):  # a Batch, whose module imports this one
+        for key, inner in value.items():
             part = str(key)
-            if "." in part or not part:
+            if not loose and ("." in part or not part):
                 raise _unnamable(part, name)
-            yield from leaves(value[key], f"{name}.{part}" if name else part)
-    elif isinstance(value, tuple) and not hasattr(value, "dtype"):
+            yield from leaves(inner, f"{name}.{part}" if name else part, loose)
+    elif not loose and isinstance(value, tuple) and not hasattr(value, "dtype"):
         for i, part in enumerate(value):
             yield from leaves(part, f"{name}.{i}" if name else str(i))
-    elif hasattr(value, "leaves"):  # a Batch, whose module imports this one
+    elif hasattr(value, "leaves"):
         for part, leaf in value.leaves().items():
             yield f"{name}.{part}" if name else part, leaf
     else:
@@ -255,8 +264,8 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unnamable(key: str, name: str) -> ValueError:
     where = f" of {name!r}" if name else ""
-    return ValueError(f"key {key!r}{where}: expected a name without dots, since dots separate the levels of flat names; rename it, e.g. "
-                      f"{key.replace('.', '_') or 'value'!r}")
+    return ValueError(f"key {key!r}{where}: expected a name without dots, since dots separate the levels of flat names; rename "
+                      f"it, e.g. {key.replace('.', '_') or 'value'!r}")
 
 
 def _contradiction(name: str, flat: Mapping[str, Any]) -> ValueError:

@@ -412,28 +412,33 @@ cdef class Ring:
                     to[i] = self.writes[lane] - 1 - age
         return out
 
-    def count_episodes(self, into, positions, const double[::1] rew, const unsigned char[::1] done, double[::1] totals, long long[::1] lengths,
-                       long long[::1] starts):
-        """Adds row i, with reward `rew[i]`, to the open episode of lane `into[i]`; its books, [n_lanes] each, are written.
+    def count_episodes(self, into, positions, const double[:, ::1] rew, const unsigned char[::1] done, double[:, ::1] totals,
+                       long long[::1] lengths, long long[::1] starts):
+        """Adds row i, with rewards `rew[i]` [m], to the open episode of lane `into[i]`; its books, [n_lanes, m] and [n_lanes] each, are
+        written.
 
         Returns:
-            [k] return and [k] length of the episode that ended with each row, 0 where it goes on; [k] where it began.
+            [k, m] returns and [k] length of the episode that ended with each row, 0 where it goes on; [k] where it began.
         """
         cdef const long long[::1] lanes = np.ascontiguousarray(into, np.int64), at = positions
-        cdef Py_ssize_t i, lane, n = lanes.shape[0]
-        out_return, out_length, out_start = np.zeros(n), np.zeros(n, np.int64), np.empty(n, np.int64)
-        cdef double[::1] to_return = out_return
+        cdef Py_ssize_t i, j, lane, n = lanes.shape[0], m = rew.shape[1]
+        out_return, out_length, out_start = np.zeros((n, m)), np.zeros(n, np.int64), np.empty(n, np.int64)
+        cdef double[:, ::1] to_return = out_return
         cdef long long[::1] to_length = out_length, to_start = out_start
         for i in range(n):
             lane = lanes[i]
             if not lengths[lane]:
                 starts[lane] = at[i]
             lengths[lane] += 1
-            totals[lane] += rew[i]
             to_start[i] = starts[lane]
+            for j in range(m):
+                totals[lane, j] += rew[i, j]
+                if done[i]:
+                    to_return[i, j] = totals[lane, j]
+                    totals[lane, j] = 0
             if done[i]:
-                to_return[i], to_length[i] = totals[lane], lengths[lane]
-                totals[lane], lengths[lane] = 0, 0
+                to_length[i] = lengths[lane]
+                lengths[lane] = 0
         return out_return, out_length, out_start
 
     # ---- along time

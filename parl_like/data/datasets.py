@@ -17,14 +17,15 @@ __all__ = ["from_arrays", "from_minari", "to_arrays", "to_minari"]
 
 
 def from_arrays(
-    obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any = None, obs_next: Any = None, *, size: int | None = None, **more: Any
+    obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any = None, obs_next: Any = None, *, size: int | None = None,
+    **more: Any
 ) -> ReplayBuffer:
     """A buffer of rows in time order, all in one lane.
 
-    Where `obs_next` is not given, it is obs of the next row, and at a terminated row, where nothing is to be bootstrapped from, obs
-    itself. What a truncated row led to, or the last one of all, is not known then: such a row is left out, and the row before it,
-    which is known to lead there, is truncated instead. So nothing is bootstrapped from a wrong observation; it costs one row of
-    each such episode, and a warning counts them.
+    Where `obs_next` is not given, it is obs of the next row, and at a terminated row, where nothing is to be bootstrapped from,
+    obs itself. What a truncated row led to, or the last one of all, is not known then: such a row is left out, and the row before
+    it, which is known to lead there, is truncated instead. So nothing is bootstrapped from a wrong observation; it costs one row
+    of each such episode, and a warning counts them.
 
     Args:
         obs, act: Arrays [N, …] of numbers, or nested dicts and tuples of such.
@@ -35,8 +36,8 @@ def from_arrays(
         more: Other fields, [N, …]: `info={"x": …}` …
 
     Raises:
-        ValueError: no rows. SpecError: another length, no numbers, NaN (with the row), flags that are none, or an obs_next that is
-            not built as obs.
+        ValueError: no rows. SpecError: another length, no numbers, NaN (with the row), flags that are none, or an obs_next that
+            is not built as obs.
     """
     given = {"obs": obs, "act": act, "rew": rew, "terminated": terminated, "truncated": truncated, "obs_next": obs_next, **more}
     flat = {name: _column(name, value) for key, part in given.items() if part is not None for name, value in leaves(part, key)}
@@ -48,7 +49,8 @@ def from_arrays(
         if len(column) != n:
             raise _error(name, column, f"{n} rows, as 'terminated' has", "give one row per step")
         if column.dtype.kind == "f" and np.isnan(column).any():
-            raise _error(name, column, f"NaN in row {int(np.argwhere(np.isnan(column))[0][0])}", "leave its episode out", got=True)
+            raise _error(name, column, f"NaN in row {int(np.argwhere(np.isnan(column))[0][0])}", "leave its episode out",
+                         got=True)
     for name in ("terminated", "truncated"):
         if flat[name].ndim != 1 or not np.isin(flat[name], (0, 1)).all():
             raise _error(name, flat[name], "one flag per row", "give [N] bool, or 0 and 1")
@@ -60,7 +62,8 @@ def from_arrays(
     for name, column in own.items():
         after = flat.pop("obs_next" + name[3:], None)
         if after is None or after.shape[1:] != column.shape[1:]:
-            raise _error("obs_next" + name[3:], after, f"[N, …] like {name!r}, {column.shape}", "give what each row led to, or no obs_next")
+            raise _error("obs_next" + name[3:], after, f"[N, …] like {name!r}, {column.shape}", "give what each row led to, or "
+                                                                                                "no obs_next")
         flat["obs_next" + name[3:]] = after.astype(column.dtype, casting="same_kind", copy=False)
     if not len(flat["terminated"]):
         raise ValueError("from_arrays: no row is left whose next observation is known; give obs_next")
@@ -92,8 +95,8 @@ def from_minari(dataset: Any, *, size: int | None = None) -> ReplayBuffer:
         size: As for `from_arrays`.
 
     Raises:
-        ImportError: minari is missing. TypeError: spaces without a fixed shape. ValueError, SpecError: an episode that does not fit
-            its spaces or lengths, and as `from_arrays`.
+        ImportError: minari is missing. TypeError: spaces without a fixed shape. ValueError, SpecError: an episode that does not
+            fit its spaces or lengths, and as `from_arrays`.
     """
     if isinstance(dataset, str):
         dataset = _minari().load_dataset(dataset)
@@ -126,8 +129,8 @@ def to_minari(
 ) -> Any:  # fmt: skip
     """Writes all rows as the new Minari dataset `dataset_id` and returns it. An episode's last obs_next is its last observation.
 
-    What began or ended outside the buffer becomes an episode of what is there; a row whose obs_next is not obs of the row after it
-    ends one too, as truncated.
+    What began or ended outside the buffer becomes an episode of what is there; a row whose obs_next is not obs of the row after
+    it ends one too, as truncated.
 
     Args:
         buffer: With obs_next.
@@ -144,7 +147,8 @@ def to_minari(
     minari = _minari()
     if env is not None and not isinstance(env, gym.Env):
         with gym.make(env) as made:
-            return to_minari(buffer, dataset_id, env=made, observation_space=observation_space, action_space=action_space, **metadata)
+            return to_minari(buffer, dataset_id, env=made, observation_space=observation_space, action_space=action_space,
+                             **metadata)
     observation_space = observation_space or (env and env.observation_space)
     action_space = action_space or (env and env.action_space)
     if observation_space is None or action_space is None:
@@ -152,19 +156,24 @@ def to_minari(
     flat = dict(leaves(to_arrays(buffer), "")) if len(buffer) else {}
     if not flat:
         raise ValueError(f"to_minari: {buffer!r} has no rows; expected at least one")
-    for spec in (specs_of(observation_space, "obs") | specs_of(observation_space, "obs_next") | specs_of(action_space, "act")).values():
+    for spec in (specs_of(observation_space, "obs") | specs_of(observation_space, "obs_next") | specs_of(action_space,
+                                                                                                         "act")).values():
         column = flat.get(spec.name)
         if column is None or (column.shape[1:], column.dtype) != (spec.shape, spec.dtype):
-            raise spec.error("none" if column is None else f"{column.shape} {column.dtype}", "give the spaces of the stored rows", True)
+            raise spec.error("none" if column is None else f"{column.shape} {column.dtype}", "give the spaces of the stored rows",
+                             True)
     episodes = []
     for rows in _episodes(flat):
         last = rows.stop - 1
-        seen = {name: np.concatenate([c[rows], flat["obs_next" + name[3:]][last:][:1]]) for name, c in flat.items() if _is_obs(name)}
+        seen = {name: np.concatenate([c[rows], flat["obs_next" + name[3:]][last:][:1]]) for name,
+                c in flat.items() if _is_obs(name)}
         terminated, truncated = flat["terminated"][rows].copy(), flat["truncated"][rows].copy()
         truncated[-1] |= not terminated[-1]
         episodes.append(minari.data_collector.EpisodeBuffer(
-            observations=_as_space(observation_space, seen, "obs"), rewards=flat["rew"][rows].tolist(), terminations=terminated.tolist(),
-            actions=_as_space(action_space, {name: c[rows] for name, c in flat.items()}, "act"), truncations=truncated.tolist(), infos={},
+            observations=_as_space(observation_space, seen, "obs"), rewards=flat["rew"][rows].tolist(),
+            terminations=terminated.tolist(),
+            actions=_as_space(action_space, {name: c[rows] for name, c in flat.items()}, "act"), truncations=truncated.tolist(),
+            infos={},
         ))  # fmt: skip
     spaces = {"observation_space": observation_space, "action_space": action_space}
     return minari.create_dataset_from_buffers(dataset_id, episodes, env=env, **spaces, **{"jpeg_encoding": False, **metadata})
@@ -176,7 +185,8 @@ def _column(name: str, value: Any) -> Array:
     try:
         column = np.asarray(value)
     except ValueError as error:
-        raise SpecError(f"from_arrays, field {name!r}: got a ragged {type(value).__name__} ({error}); give rows of one shape") from None
+        raise SpecError(f"from_arrays, field {name!r}: got a ragged {type(value).__name__} ({error}); "
+                        "give rows of one shape") from None
     if column.dtype.kind not in "biuf" or not column.ndim:
         raise _error(name, column, "an array [N, …] of numbers", "encode it, or leave it out")
     return column.astype(column.dtype.newbyteorder("="), copy=False)
@@ -184,7 +194,8 @@ def _column(name: str, value: Any) -> Array:
 
 def _error(name: str, column: Array | None, text: str, mend: str, got: bool = False) -> SpecError:
     came = "none" if column is None else f"{column.shape} {column.dtype}"
-    return SpecError(f"from_arrays, field {name!r}: {f'got {came} with {text}' if got else f'expected {text}, got {came}'}; {mend}")
+    return SpecError(f"from_arrays, field {name!r}: {f'got {came} with {text}' if got else f'expected {text}, got {came}'}; "
+                     f"{mend}")
 
 
 def _with_next(flat: dict[str, Array], obs: Mapping[str, Array]) -> dict[str, Array]:
@@ -197,7 +208,8 @@ def _with_next(flat: dict[str, Array], obs: Mapping[str, Array]) -> dict[str, Ar
     out["truncated"] = out["truncated"] | (unknown[here + 1 - terminated[here]] & ~terminated[here])
     out |= {f"obs_next{name[3:]}": column[here + ~terminated[here]] for name, column in obs.items()}
     if unknown.any():
-        warnings.warn(f"from_arrays: {int(unknown.sum())} of {len(unknown)} rows are left out, since what they led to is not known; give obs_next",
+        warnings.warn(f"from_arrays: {int(unknown.sum())} of {len(unknown)} rows are left out, since what they led to is not "
+                      "known; give obs_next",
                       stacklevel=3)  # fmt: skip
     return out
 

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from parl_like.batch import Batch
 from parl_like.data.files import Savable
-from parl_like.data.replay_buffer import FLAGS, Positions, Random, ReplayBuffer
+from parl_like.data.lanes import Positions
+from parl_like.data.replay_buffer import Random, ReplayBuffer
+from parl_like.data.row_specs import FLAGS, in_words
 from parl_like.spec import Array, Spec
 
 __all__ = ["CachedReplayBuffer", "EpisodeBuffer"]
@@ -69,7 +71,8 @@ class _ByEpisode(Savable, ABC):
         return int(self._now(np.array(self._finish(lane)[3])))
 
     def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
-        """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as `push`.
+        """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as
+        `push`.
 
         Raises:
             SpecError, ValueError: as `push`; nothing is written.
@@ -139,14 +142,16 @@ class _ByEpisode(Savable, ABC):
 
     @abstractmethod
     def _keep(self, lane: int, values: tuple[Array, ...], n: int) -> tuple[int, int]:
-        """Takes a finished episode of n rows, `values` in the order of `_kept.specs`; returns where its first and last row are."""
+        """Takes a finished episode of n rows, `values` in the order of `_kept.specs`; returns where its first and last row
+        are."""
 
     def _now(self, places: Positions) -> Positions:
         """Positions that rows have now, of what `_keep` returned earlier in the same call."""
         return places
 
     def _staged(self, k: int) -> ReplayBuffer:
-        """k lanes of one row. Rows are written there first where they are to be checked and converted before anything changes here."""
+        """k lanes of one row. Rows are written there first where they are to be checked and converted before anything changes
+        here."""
         stage = self._stage
         if stage is None or stage.n_lanes != max(k, 1) or stage.specs != self.specs:
             self._stage = stage = ReplayBuffer(max(k, 1), max(k, 1), rew_dtype=self._kept.rew_dtype)
@@ -203,7 +208,8 @@ class _ByEpisode(Savable, ABC):
         return positions, returns, lengths, starts
 
     def _finish(self, lane: int) -> tuple[Any, int, int, int]:
-        """Moves the episode of a lane to the finished ones; returns its return, its length, and where its first and last row are."""
+        """Moves the episode of a lane to the finished ones; returns its return, its length, and where its first and last row
+        are."""
         n, rows = int(self._lengths[lane]), self._open.lane_rows(lane)
         total = rows["rew"].sum(0, np.float64) if "rew" in rows else 0.0
         # A field that `_kept` has learned from somebody else meanwhile is missing here, so it is zero.
@@ -220,7 +226,8 @@ class _ByEpisode(Savable, ABC):
         opened = ReplayBuffer(state["open"]["size"], self.n_lanes)
         opened.load_state_dict(state["open"])
         if opened.specs[: len(self.specs)] != self.specs:
-            raise ValueError(f"{self!r}: the saved fields are {_words(opened.specs)}, this buffer's {_words(self.specs)}; load into a new one")
+            raise ValueError(f"{self!r}: the saved fields are {in_words(opened.specs)}, this buffer's {in_words(self.specs)}; "
+                             "load into a new one")
         return opened
 
     def _set_open(self, opened: ReplayBuffer, count: Sequence[int]) -> None:
@@ -230,8 +237,9 @@ class _ByEpisode(Savable, ABC):
 class EpisodeBuffer(_ByEpisode):
     """Whole episodes, oldest first, as many as there are or as the bounds allow.
 
-    Rows are written as into a ReplayBuffer. Those of an open episode wait in their lane, unseen; with its last row an episode joins
-    the finished ones. Where a bound would be passed, the oldest episodes go, whole; the newest one stays however long it is.
+    Rows are written as into a ReplayBuffer. Those of an open episode wait in their lane, unseen; with its last row an episode
+    joins the finished ones. Where a bound would be passed, the oldest episodes go, whole; the newest one stays however long it
+    is.
 
     A *position* is the place of a row among the rows of finished episodes, 0 … len(buffer) − 1, oldest first; it holds until the
     next write or pop. `serials` turns positions into numbers that hold for ever. Nothing is locked.
@@ -255,7 +263,8 @@ class EpisodeBuffer(_ByEpisode):
         *, rew_dtype: npt.DTypeLike = np.float64,
     ) -> None:  # fmt: skip
         if min(n_lanes, *(bound for bound in (max_rows, max_episodes, 1) if bound is not None)) < 1:
-            raise ValueError(f"EpisodeBuffer: max_rows is {max_rows}, max_episodes {max_episodes}, n_lanes {n_lanes}; expected all at least 1")
+            raise ValueError(f"EpisodeBuffer: max_rows is {max_rows}, max_episodes {max_episodes}, n_lanes {n_lanes}; expected "
+                             "all at least 1")
         # Slots before _first held episodes that are gone. A slot is written once: full memory is left for another, so views last.
         super().__init__(ReplayBuffer(FEW, rew_dtype=rew_dtype), n_lanes, None)
         self._first = 0
@@ -346,7 +355,8 @@ class EpisodeBuffer(_ByEpisode):
         return len(self._spans)
 
     def episode(self, index: int) -> Batch:
-        """A finished episode, 0 the oldest and −1 the newest: read-only views [T, …] that never change, whatever is written later.
+        """A finished episode, 0 the oldest and −1 the newest: read-only views [T, …] that never change, whatever is written
+        later.
 
         Raises:
             IndexError: no such episode.
@@ -414,8 +424,10 @@ class EpisodeBuffer(_ByEpisode):
         self._check_sample(n, "episodes")
         return [self.episode(i) for i in self._draw(n, self.n_episodes, rng).tolist()]
 
-    def sample_sequences(self, n: int, length: int, rng: np.random.Generator | None = None, burn_in: int = 0) -> tuple[Batch, Array]:
-        """Pieces of episodes, from a row drawn uniformly on: leaves [n, burn_in + length, …], and a mask [n, burn_in + length] bool.
+    def sample_sequences(self, n: int, length: int, rng: np.random.Generator | None = None, burn_in: int = 0) -> tuple[Batch,
+                                                                                                                       Array]:
+        """Pieces of episodes, from a row drawn uniformly on: leaves [n, burn_in + length, …], and a mask [n, burn_in + length]
+        bool.
 
         The mask is False where the episode has no such row; there the nearest one stands. `sequences` is the same for given rows.
 
@@ -462,8 +474,9 @@ class EpisodeBuffer(_ByEpisode):
         return array.astype(np.int64) + self._first
 
     def __repr__(self) -> str:
-        return (f"EpisodeBuffer(episodes={self.n_episodes} of {self.max_episodes or 'any'}, rows={len(self)} of {self.max_rows or 'any'}, "
-                f"open={np.count_nonzero(self._lengths)} in {self.n_lanes} lanes, fields={_words(self.specs)})")
+        return (f"EpisodeBuffer(episodes={self.n_episodes} of {self.max_episodes or 'any'}, rows={len(self)} of "
+                f"{self.max_rows or 'any'}, "
+                f"open={np.count_nonzero(self._lengths)} in {self.n_lanes} lanes, fields={in_words(self.specs)})")
 
     # ---- saving
 
@@ -471,7 +484,8 @@ class EpisodeBuffer(_ByEpisode):
         """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
         return {
             "max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes, "dropped": self.dropped,
-            "lengths": [stop - start for start, stop in self._spans], "rows": self._packed(max(len(self), 1), self.specs).state_dict(),
+            "lengths": [stop - start for start, stop in self._spans],
+            "rows": self._packed(max(len(self), 1), self.specs).state_dict(),
             "open": self._open.state_dict(), "rng": self.rng.bit_generator.state,
         }  # fmt: skip
 
@@ -486,12 +500,14 @@ class EpisodeBuffer(_ByEpisode):
         opened = self._load_open(state, own)
         kind = type(self.rng.bit_generator).__name__
         if state["rng"]["bit_generator"] != kind:
-            raise ValueError(f"{self!r}: saved with a {state['rng']['bit_generator']} generator, this one has {kind}; use that kind")
+            raise ValueError(f"{self!r}: saved with a {state['rng']['bit_generator']} generator, this one has {kind}; use that "
+                             "kind")
         kept = ReplayBuffer(state["rows"]["size"], rew_dtype=self._kept.rew_dtype)
         kept.load_state_dict(state["rows"])
         ends = np.cumsum([0, *state["lengths"]], dtype=np.int64)
         if ends[-1] != len(kept):
-            raise ValueError(f"{self!r}: the saved lengths of episodes make {ends[-1]} rows, but {len(kept)} are there; the file is damaged")
+            raise ValueError(f"{self!r}: the saved lengths of episodes make {ends[-1]} rows, but {len(kept)} are there; the "
+                             "file is damaged")
         self._set_open(opened, state["open"]["count"])
         self._kept, self._first, self.dropped = kept, 0, state["dropped"]
         serials = (ends + self.dropped).tolist()
@@ -500,13 +516,15 @@ class EpisodeBuffer(_ByEpisode):
 
 
 class CachedReplayBuffer(_ByEpisode):
-    """A ReplayBuffer whose episodes lie whole: rows wait in a cache of their own until their episode ends, then go to `main` as one.
+    """A ReplayBuffer whose episodes lie whole: rows wait in a cache of their own until their episode ends, then go to `main` as
+    one.
 
-    So one lane of `main` serves many environments, and no episode is drawn from before it is over. Whatever is not defined here is
-    `main`'s: sampling, reading, priorities.
+    So one lane of `main` serves many environments, and no episode is drawn from before it is over. Whatever is not defined here
+    is `main`'s: sampling, reading, priorities.
 
-    An episode may not have more than `max_episode_length` rows: the row after them is refused and the episode stays as it is. It is
-    not cut in silence, because a cut is a truncation that no environment reported; `truncate_open` makes one where it is wanted.
+    An episode may not have more than `max_episode_length` rows: the row after them is refused and the episode stays as it is. It
+    is not cut in silence, because a cut is a truncation that no environment reported; `truncate_open` makes one where it is
+    wanted.
 
     Args:
         main: Any ReplayBuffer, with one lane for all, or with `n_lanes` lanes, one for each environment. It may hold rows, but no
@@ -521,13 +539,16 @@ class CachedReplayBuffer(_ByEpisode):
     def __init__(self, main: ReplayBuffer, n_lanes: int, max_episode_length: int | None = None) -> None:
         longest = main.lane_size if max_episode_length is None else max_episode_length
         if n_lanes < 1 or main.n_lanes not in (1, n_lanes):
-            raise ValueError(f"CachedReplayBuffer: {n_lanes} lanes cannot go into {main!r}; give main one lane, or as many as here")
+            raise ValueError(f"CachedReplayBuffer: {n_lanes} lanes cannot go into {main!r}; give main one lane, or as many as "
+                             "here")
         if not 1 <= longest <= main.lane_size:
-            raise ValueError(f"CachedReplayBuffer: max_episode_length is {longest}; expected 1 to {main.lane_size}, the rows of a lane of main")
+            raise ValueError(f"CachedReplayBuffer: max_episode_length is {longest}; expected 1 to {main.lane_size}, the rows of "
+                             "a lane of main")
         unfinished = main.unfinished_index()
         if len(unfinished):
             lane = int(unfinished[0]) // main.lane_size
-            raise ValueError(f"CachedReplayBuffer: lane {lane} of {main!r} has an open episode; end it first: main.truncate_open({lane})")
+            raise ValueError(f"CachedReplayBuffer: lane {lane} of {main!r} has an open episode; end it first: "
+                             f"main.truncate_open({lane})")
         super().__init__(main, n_lanes, longest)
         self.max_episode_length = longest
 
@@ -566,7 +587,8 @@ class CachedReplayBuffer(_ByEpisode):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
-        return {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length, "main": self.main.state_dict(), "open": self._open.state_dict()}
+        return {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length, "main": self.main.state_dict(),
+                "open": self._open.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave.
@@ -581,7 +603,3 @@ class CachedReplayBuffer(_ByEpisode):
 
 def _repeat(lanes: Positions) -> bool:
     return len(lanes) > 1 and len(set(lanes.tolist())) < len(lanes)
-
-
-def _words(specs: Sequence[Spec]) -> str:
-    return ", ".join(f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs) or "none yet"

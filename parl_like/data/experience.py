@@ -218,8 +218,8 @@ def _rows(rows: Batch | Mapping[str, Any]) -> dict[str, Array]:
         if differs.any():
             i = int(np.flatnonzero(differs)[0])
             raise ValueError(
-                f"rows {i} and {i + 1} are not consecutive: obs_next{tail} of the first is not obs{tail} of the second; give rows "
-                "of one lane in time order, and mark interrupted episodes with truncate_open"
+                f"rows {i} and {i + 1} are not consecutive: obs_next{tail} of the first is not obs{tail} of the second; give "
+                "rows of one lane in time order, and mark interrupted episodes with truncate_open"
             )
     return flat
 

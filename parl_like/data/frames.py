@@ -21,5 +21,5 @@ def next_stack(frames: Array, newest: Array) -> Array:
 
 
 def frame_positions(buffer: Any, positions: Array, stack: int) -> Array:
-    """[N, stack] positions of the frames of stored rows [N], each row last; of a ReplayBuffer or a Ring."""
-    return buffer.around(positions, stack - 1, 0)[0]  # type: ignore[no-any-return]
+    """[N, stack] positions of the frames of a ReplayBuffer's rows [N], each row last."""
+    return buffer.sequences(positions, 1, stack - 1)[0]  # type: ignore[no-any-return]

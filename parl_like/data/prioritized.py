@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.data.replay_buffer import LOCKED, Positions, Random, ReplayBuffer
+from parl_like.data.lanes import Positions
+from parl_like.data.replay_buffer import LOCKED, Random, ReplayBuffer
 from parl_like.data.segment_tree import SegmentTree
 from parl_like.spec import Array, Spec
 
@@ -19,7 +20,7 @@ EPS = float(np.finfo(np.float32).eps)
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Proportional prioritised replay (Schaul et al. 2016), in O(log n) per row written, drawn or updated.
 
-        p = |td| + eps,    P(row) = pᵅ / Σ pᵅ,    weight = (P / min P)^(−β), and with `weight_norm` divided by the largest of the batch
+        p = |td| + eps,    P(row) = pᵅ / Σ pᵅ,    weight = (P / min P)^(−β), with `weight_norm` divided by the largest of a batch
 
     A new row gets the largest priority that any row has had so far, 1 in the beginning. Rows that are read have a field `weight`
     [N] float32, with which a loss is to be multiplied. Lanes, frames and windows are those of `ReplayBuffer`; rows that cannot be
@@ -42,9 +43,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         weight_norm: bool = True, **options: Any,
     ) -> None:  # fmt: skip
         if not alpha > 0:
-            raise ValueError(f"PrioritizedReplayBuffer: alpha is {alpha}; expected a number above 0; for equal chances take ReplayBuffer")
+            raise ValueError(f"PrioritizedReplayBuffer: alpha is {alpha}; expected a number above 0; for equal chances take "
+                             "ReplayBuffer")
         if not callable(beta) and not beta >= 0:
-            raise ValueError(f"PrioritizedReplayBuffer: beta is {beta}; expected a number ≥ 0, or a function of the batches drawn so far")
+            raise ValueError(f"PrioritizedReplayBuffer: beta is {beta}; expected a number ≥ 0, or a function of the batches "
+                             "drawn so far")
         self.alpha, self._beta, self.weight_norm = float(alpha), beta, weight_norm
         self.batches_drawn = 0
         self.max_priority = 1.0
@@ -109,7 +112,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             Rows left alone.
 
         Raises:
-            ValueError: a negative or infinite priority, or NaN. IndexError: a position that holds no row. The buffer is as before.
+            ValueError: a negative or infinite priority, or NaN. IndexError: a position that holds no row. The buffer is as
+                before.
         """
         values = np.asarray(priorities, np.float64)
         if values.size and values.min() < 0:
@@ -118,7 +122,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _no_priority(self, values: Array) -> ValueError:
         where = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
-        return ValueError(f"{self!r}: priority {values.ravel()[where]} at place {where}; expected finite numbers ≥ 0, look for NaN in the loss")
+        return ValueError(f"{self!r}: priority {values.ravel()[where]} at place {where}; expected finite numbers ≥ 0, look for "
+                          "NaN in the loss")
 
     def _set_priorities(self, index: Any, values: Array, serials: Positions | None) -> int:
         """Of priorities that are not negative."""
@@ -209,14 +214,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return {**super()._options(), "alpha": self.alpha, "weight_norm": self.weight_norm, **beta}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "weights": self._leaves[self._filled()], "max_priority": self.max_priority, "batches_drawn": self.batches_drawn}
+        return {**super().state_dict(), "weights": self._leaves[self._filled()], "max_priority": self.max_priority,
+                "batches_drawn": self.batches_drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "weights" not in state:
-            raise ValueError(f"{self!r}: the saved buffer has no priorities; load it into a ReplayBuffer, and take its rows over with update()")
+            raise ValueError(f"{self!r}: the saved buffer has no priorities; load it into a ReplayBuffer, and take its rows "
+                             "over with update()")
         alpha = state.get("options", {}).get("alpha", self.alpha)
         if alpha != self.alpha:
-            raise ValueError(f"{self!r}: the saved weights are of alpha={alpha}, this buffer has {self.alpha}; build it with the saved one")
+            raise ValueError(f"{self!r}: the saved weights are of alpha={alpha}, this buffer has {self.alpha}; build it with "
+                             "the saved one")
         super().load_state_dict(state)
         self._trees()
         self._set(self._filled(), np.asarray(state["weights"], np.float64))

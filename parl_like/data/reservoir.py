@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
 import numpy as np
-import numpy.typing as npt
 
 from parl_like.batch import Batch
 from parl_like.data.files import Savable
+from parl_like.data.lanes import Positions
+from parl_like.data.replay_buffer import Random
+from parl_like.data.row_specs import check_numbers, check_saved, in_words, infer, loaded_specs, saved_specs
 from parl_like.data.rows import RowBlock
-from parl_like.spec import Array, Spec, SpecError
+from parl_like.spec import Array, Spec, SpecError, leaves
 
 __all__ = ["ReservoirBuffer"]
-
-Positions = npt.NDArray[np.int64]
-Random = np.random.Generator | np.random.SeedSequence | int | None
 
 OWNER = "reservoir buffer"
 
 
-class _NotInTime:
-    """A name that ReplayBuffer has and a reservoir cannot: reading it raises, and `hasattr` says no."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, buffer: object, owner: type) -> Never:
-        raise AttributeError(
-            f"ReservoirBuffer has no {self.name!r}: it keeps single rows of any time in any order, so a row has no neighbours and no "
-            "episode; use ReplayBuffer for what needs them, or store what you need of them in the row"
-        )
+IN_TIME = frozenset((
+    "prev", "next", "n_step", "window", "done", "unfinished_index", "episode_start", "truncate_open", "lane_rows", "clear_lane"))
+"""What ReplayBuffer has and a reservoir cannot have."""
 
 
 class ReservoirBuffer(Savable):
-    """Keeps each row seen so far with the same probability, size / seen: Vitter 1985, "Random Sampling with a Reservoir", algorithm R.
+    """Keeps each row seen so far with the same probability, size / seen: Vitter 1985, "Random Sampling with a Reservoir",
+    algorithm R.
 
     Row number k takes the place of a random kept row with probability size / k, and is dropped otherwise.
 
     This is the memory of an average policy, which must weigh all past iterations alike, where a circular buffer forgets: the
-    supervised memory of NFSP (Heinrich & Silver 2016) and both memories of Deep CFR (Brown et al. 2019; there the iteration number
-    is a field of the row, and weighs the loss). Rows are independent of each other: the fields are whatever the learner needs, with
-    no flag required, and there are no episodes, no n-step returns and no row before or after another.
+    supervised memory of NFSP (Heinrich & Silver 2016) and both memories of Deep CFR (Brown et al. 2019; there the iteration
+    number is a field of the row, and weighs the loss). Rows are independent of each other: the fields are whatever the learner
+    needs, with no flag required, and there are no episodes, no n-step returns and no row before or after another.
 
     A *position* is a slot of the memory, 0 … size − 1; slots 0 … len(buffer) − 1 hold rows. Nothing is locked.
 
@@ -75,14 +67,17 @@ class ReservoirBuffer(Savable):
         """Declares the fields, as flat dotted names, and takes the memory. Repeating the same specs does nothing.
 
         Raises:
-            ValueError: there is no field, a name is double or both a leaf and a group, a field does not hold numbers, or other specs
-                are in use.
+            ValueError: there is no field, a name is double or both a leaf and a group, a field does not hold numbers, or other
+                specs are in use.
         """
         if self.specs:
             if tuple(specs) != self.specs:
-                raise ValueError(f"{self!r}: already allocated as {_words(self.specs)}, not {_words(specs)}; make a new buffer")
+                raise ValueError(f"{self!r}: already allocated as {in_words(self.specs)}, not {in_words(specs)}; make a new "
+                                 "buffer")
             return
-        _check_specs(specs)
+        if not specs or len({spec.name for spec in specs}) != len(specs):
+            raise ValueError(f"ReservoirBuffer: the fields are {in_words(specs)}; expected at least one, and each name once")
+        check_numbers("ReservoirBuffer", specs)
         self._block, self._spare = RowBlock(specs, self.size), RowBlock(specs, 1)
         self.specs = tuple(specs)
 
@@ -90,7 +85,8 @@ class ReservoirBuffer(Savable):
         """Sees one row: `values` in the order of `specs`. Returns its position, or −1 where it is not kept.
 
         Raises:
-            SpecError: a value does not fit. The buffer is as before, generator included, whether the row would have been kept or not.
+            SpecError: a value does not fit. The buffer is as before, generator included, whether the row would have been kept or
+                not.
             IndexError: another number of values than of fields.
             ValueError: `allocate` was not called.
         """
@@ -111,21 +107,23 @@ class ReservoirBuffer(Savable):
         return position
 
     def add(self, row: Batch | Mapping[str, Any]) -> int:
-        """Sees one row, nested or not, whose leaves have no row axis; the first one says which fields there are. Returns as `push`.
+        """Sees one row, nested or not, whose leaves have no row axis; the first one says which fields there are. Returns as
+        `push`.
 
         Raises:
-            SpecError: a value does not fit its field or is no number, or the fields are not those of the first row. The buffer is as
-                before.
+            SpecError: a value does not fit its field or is no number, or the fields are not those of the first row. The buffer is
+                as before.
             ValueError: the row is empty.
         """
-        flat = dict(_leaves(row))
+        flat = dict(leaves(row, "", loose=True))
         if self.specs:
             names = {spec.name for spec in self.specs}
             for name in sorted(names ^ flat.keys()):
                 what = "is missing in this row" if name in names else "is not stored here"
-                raise SpecError(f"{OWNER}, field {name!r}: {what}; all rows have the fields of the first one: {_words(self.specs)}")
+                raise SpecError(f"{OWNER}, field {name!r}: {what}; all rows have the fields of the first one: "
+                                f"{in_words(self.specs)}")
             return self.push(tuple(flat[spec.name] for spec in self.specs))
-        specs = [_infer(name, value) for name, value in flat.items()]
+        specs = [infer(OWNER, name, value) for name, value in flat.items()]
         values = tuple(spec.convert(flat[spec.name]) for spec in specs)  # raises before memory is taken
         self.allocate(specs)
         return self.push(values)
@@ -172,19 +170,15 @@ class ReservoirBuffer(Savable):
         positions = self.sample_indices(n, rng)
         return Batch.nest(self.take(positions)), positions
 
-    def __repr__(self) -> str:
-        return f"ReservoirBuffer(rows={len(self)} of {self.size}, seen={self.seen}, fields={_words(self.specs)})"
+    def __getattr__(self, name: str) -> Never:
+        if name in IN_TIME:
+            raise AttributeError(
+                f"ReservoirBuffer has no {name!r}: it keeps single rows of any time in any order, so a row has no neighbours "
+                "and no episode; use ReplayBuffer for what needs them, or store what you need of them in the row")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    prev = _NotInTime()
-    next = _NotInTime()
-    n_step = _NotInTime()
-    window = _NotInTime()
-    done = _NotInTime()
-    unfinished_index = _NotInTime()
-    episode_start = _NotInTime()
-    truncate_open = _NotInTime()
-    lane_rows = _NotInTime()
-    clear_lane = _NotInTime()
+    def __repr__(self) -> str:
+        return f"ReservoirBuffer(rows={len(self)} of {self.size}, seen={self.seen}, fields={in_words(self.specs)})"
 
     # ---- saving
 
@@ -192,9 +186,7 @@ class ReservoirBuffer(Savable):
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the kept rows."""
         return {
             "size": self.size,
-            "seen": self.seen,
-            "specs": [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype.str} for spec in self.specs],
-            "columns": self.take(np.arange(len(self))),
+            "seen": self.seen, "specs": saved_specs(self.specs), "columns": self.take(np.arange(len(self))),
             "rng": self.rng.bit_generator.state,
         }
 
@@ -204,16 +196,10 @@ class ReservoirBuffer(Savable):
         Raises:
             ValueError: another size, kind of generator, number of rows, or other fields; the buffer is as before.
         """
-        if state["size"] != self.size:
-            raise ValueError(f"{self!r}: the saved size is {state['size']}, this buffer's {self.size}; build it with the saved one")
-        kind = type(self.rng.bit_generator).__name__
-        if state["rng"]["bit_generator"] != kind:
-            raise ValueError(
-                f"{self!r}: saved with a {state['rng']['bit_generator']} generator, this one has {kind}; use that kind"
-            )
-        saved = [Spec(s["name"], tuple(s["shape"]), np.dtype(s["dtype"]), owner=OWNER) for s in state["specs"]]
+        check_saved(self, state, {"size": self.size})
+        saved = loaded_specs(OWNER, state["specs"])
         if (saved and self.specs and tuple(saved) != self.specs) or (state["seen"] and not saved):
-            raise ValueError(f"{self!r}: the saved fields are {_words(saved)}; load into a new buffer")
+            raise ValueError(f"{self!r}: the saved fields are {in_words(saved)}; load into a new buffer")
         count = min(state["seen"], self.size)
         arrays = {spec.name: spec.convert(state["columns"][spec.name], rows=True) for spec in saved}
         for name, array in arrays.items():
@@ -225,42 +211,3 @@ class ReservoirBuffer(Savable):
             self.columns[name][:count] = array
         self.seen = state["seen"]
         self.rng.bit_generator.state = state["rng"]
-
-
-def _leaves(row: Batch | Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and leaves of nested dicts and Batches."""
-    for key, part in row.items():
-        if isinstance(part, (Batch, Mapping)):
-            yield from _leaves(part, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", part
-
-
-def _infer(name: str, value: Any) -> Spec:
-    """The spec of a field first seen as `value`."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    mend = "rows hold numbers of one shape: encode it, or leave it out"
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise SpecError(f"{OWNER}, field {name!r}: got a ragged {type(value).__name__} ({error}); {mend}") from None
-    if array.dtype.kind not in "biuf":
-        raise SpecError(f"{OWNER}, field {name!r}: got {value!r} ({type(value).__name__}); {mend}")
-    return Spec(name, array.shape, array.dtype.newbyteorder("="), owner=OWNER)
-
-
-def _check_specs(specs: Sequence[Spec]) -> None:
-    names = [spec.name for spec in specs]
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"ReservoirBuffer: the fields are {_words(specs)}; expected at least one, and each name once")
-    for spec in specs:
-        if spec.dtype.kind not in "biuf":
-            raise ValueError(f"ReservoirBuffer: field {spec.name!r} has dtype {spec.dtype}; rows hold numbers")
-        for other in names:
-            if spec.name.startswith(other + "."):
-                raise ValueError(f"ReservoirBuffer: {other!r} cannot be both an array and the group of {spec.name!r}")
-
-
-def _words(specs: Sequence[Spec]) -> str:
-    return ", ".join(f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs) or "none yet"

@@ -1,21 +1,21 @@
 """Returns and advantages along time.
 
-Row t is one experience: the action at t, its reward, and what followed. Arrays are [T, B], time first, then rows that never meet; [T]
-is one such column, and further axes are more columns. Flat batches (segments of several agents behind each other) are [T] with `last`
-at the end of each segment.
+Row t is one experience: the action at t, its reward, and what followed. Arrays are [T, B], time first, then rows that never meet;
+[T] is one such column, and further axes are more columns. Flat batches (segments of several agents behind each other) are [T]
+with `last` at the end of each segment.
 
 In all functions
 
-    discount    γ, or 0 where the row *terminated* its episode: nothing follows. A truncated episode goes on unseen, so it keeps γ.
-    last        The time chain is cut after this row: terminated, truncated, or the last row that there is. The final row of an array
-                is cut whether it says so or not.
+    discount    γ, or 0 where the row *terminated* its episode: nothing follows. A truncated episode goes on unseen: γ.
+    last        The time chain is cut after this row: terminated, truncated, or the last row that there is. The final row of an
+                array is cut whether it says so or not.
     value_next  V of the observation that the action led to (before any reset). At a truncated row, of the true final observation.
 
     log_ratio   log π(a|s) − log μ(a|s) of the action that row t took: π the policy that is learned about, μ the one that acted.
 
-The result has the dtype of `rew` where that is float32, else float64; sums are kept in double. NumPy arrays in C order whose floats are
-all of that dtype are read where they are; anything else is copied first. Each function has a twin `*_reference` in plain NumPy, which
-says the same slowly and is what the tests trust.
+The result has the dtype of `rew` where that is float32, else float64; sums are kept in double. NumPy arrays in C order whose
+floats are all of that dtype are read where they are; anything else is copied first. Each function has a twin `*_reference` in
+plain NumPy, which says the same slowly and is what the tests trust.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def discounted_return(
         rew: [T, B] float.
         discount: [T, B] float in [0, 1].
         last: [T, B] bool.
-        value_next: [T, B] float, read at cut rows only; None for zeros: an unfinished episode then counts what it has earned so far.
+        value_next: [T, B] float, read at cut rows only; None for zeros: an unfinished episode then counts what it has earned so
+            far.
 
     Returns:
         [T, B], newly allocated.
@@ -127,11 +128,8 @@ def discounted_return_reference(rew: Array, discount: Array, last: Array, value_
 
 def gae(
     rew: npt.ArrayLike,
-    discount: npt.ArrayLike,
-    value: npt.ArrayLike,
-    value_next: npt.ArrayLike,
-    last: npt.ArrayLike,
-    lam: float,
+    discount: npt.ArrayLike, value: npt.ArrayLike, value_next: npt.ArrayLike,
+    last: npt.ArrayLike, lam: float,
 ) -> Array:
     """Generalised advantage estimates (Schulman et al. 2016, equation 16).
 
@@ -176,7 +174,8 @@ def n_step_targets(
 
         G[t] = Σ_{k<m} (Π_{j<k} discount[t+j]) · rew[t+k]  +  (Π_{j<m} discount[t+j]) · value_next[t+m−1]
 
-    with m = n, or fewer: counting stops with the first row that is cut. `n_step_return` does it for windows sampled from a buffer.
+    with m = n, or fewer: counting stops with the first row that is cut. `n_step_return` does it for windows sampled from a
+    buffer.
 
     Args:
         rew: [T, B] float.
@@ -217,14 +216,9 @@ def n_step_targets_reference(rew: Array, discount: Array, value_next: Array, las
 
 def vtrace(
     rew: npt.ArrayLike,
-    discount: npt.ArrayLike,
-    value: npt.ArrayLike,
-    value_next: npt.ArrayLike,
-    log_ratio: npt.ArrayLike,
-    last: npt.ArrayLike,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
-    lam: float = 1.0,
+    discount: npt.ArrayLike, value: npt.ArrayLike, value_next: npt.ArrayLike,
+    log_ratio: npt.ArrayLike, last: npt.ArrayLike, rho_bar: float = 1.0,
+    c_bar: float = 1.0, lam: float = 1.0,
 ) -> tuple[Array, Array]:
     """V-trace targets and advantages of rows that another policy took (Espeholt et al. 2018, equation 1 and section 4.2).
 
@@ -264,13 +258,8 @@ def vtrace(
 
 def vtrace_reference(
     rew: Array,
-    discount: Array,
-    value: Array,
-    value_next: Array,
-    log_ratio: Array,
-    last: Array,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
+    discount: Array, value: Array, value_next: Array, log_ratio: Array,
+    last: Array, rho_bar: float = 1.0, c_bar: float = 1.0,
     lam: float = 1.0,
 ) -> tuple[Array, Array]:
     """`vtrace` as its formulas say."""
@@ -289,12 +278,8 @@ def vtrace_reference(
 
 def retrace(
     rew: npt.ArrayLike,
-    discount: npt.ArrayLike,
-    q: npt.ArrayLike,
-    value_next: npt.ArrayLike,
-    log_ratio: npt.ArrayLike,
-    last: npt.ArrayLike,
-    lam: float = 1.0,
+    discount: npt.ArrayLike, q: npt.ArrayLike, value_next: npt.ArrayLike,
+    log_ratio: npt.ArrayLike, last: npt.ArrayLike, lam: float = 1.0,
 ) -> Array:
     """Retrace(λ) targets of an action-value function (Munos et al. 2016, equations 3 and 4).
 
@@ -380,7 +365,8 @@ def n_step_return(rew: npt.ArrayLike, valid: npt.ArrayLike, gamma: float) -> tup
 
         G[i] = Σ γ^k · rew[i, k] over k < valid[i],    scale[i] = γ^valid[i]
 
-    The n-step target is G + scale · V of the observation after the last reward counted, or G alone where that reward's row terminated.
+    The n-step target is G + scale · V of the observation after the last reward counted, or G alone where that reward's row
+    terminated.
 
     Args:
         rew: [N, n] float. Rewards of n consecutive rows, n ≥ 1; those from `valid` on are not read.
@@ -423,17 +409,13 @@ def n_step_return_reference(rew: Array, valid: Array, gamma: float) -> tuple[Arr
 
 def _run(
     kernel: Callable[..., None],
-    verb: str,
-    names: str,
-    floats: tuple[npt.ArrayLike, ...],
-    last: npt.ArrayLike,
-    numbers: tuple[float, ...],
-    results: int = 1,
+    verb: str, names: str, floats: tuple[npt.ArrayLike, ...],
+    last: npt.ArrayLike, numbers: tuple[float, ...], results: int = 1,
 ) -> list[Array]:
     """The kernel's results.
 
-    Kernels refuse what they cannot read in place; only then is each array looked at, and refused by name or copied. At a few thousand
-    rows a look at each would take as long as the kernel.
+    Kernels refuse what they cannot read in place; only then is each array looked at, and refused by name or copied. At a few
+    thousand rows a look at each would take as long as the kernel.
     """
     rew = floats[0]
     if type(rew) is np.ndarray:

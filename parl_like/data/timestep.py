@@ -35,7 +35,8 @@ class TimeStep(NamedTuple):
         step_type: FIRST, MID or LAST.
         reward: For `prev_action`, in environment units: a number, or a vector of named components. 0 at FIRST.
         discount: 0.0 if the task ended here, else 1.0.
-        observation: What the environment shows now, a copy, since it may draw its next one into the same array; nested dicts are fine.
+        observation: What the environment shows now, a copy, since it may draw its next one into the same array; nested dicts are
+            fine.
         prev_action: The action that led here; None at FIRST.
         env_id: Index of the environment.
         untransformed: The step before any Transform, set by the transform that keeps it; None while nothing was transformed.

@@ -13,7 +13,8 @@ from typing import Any, Self
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.replay_buffer import Positions, ReplayBuffer
+from parl_like.data.lanes import Positions
+from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.spec import Array, specs_of
 
 Flat = dict[str, Array]

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.data.replay_buffer import Positions
+from parl_like.data.lanes import Positions
 from parl_like.data.transforms.chain import Flat, Source, Tier, Transform, next_name, obs_names
 from parl_like.data.transforms.scale import check_reward
 from parl_like.spec import Array, specs_of

@@ -1,0 +1,161 @@
+"""How the fields that a buffer is given become those that it stores, and what rows led to where no next row tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parl_like.data.row_specs import as_array, convert_rows, is_part
+from parl_like.data.rows import RowBlock
+from parl_like.spec import Array, Spec
+
+Positions = npt.NDArray[np.int64]
+Which = list[tuple[int, bool]]
+
+
+class StoredFields:
+    """How the fields that are given become those that are stored.
+
+    Args:
+        specs: The fields as they are given.
+        stack: Frames of an observation that is read.
+        ignore_obs_next: Whether obs_next is not stored.
+        only_last: Whether observations come as stacks, of which the newest frame is stored.
+
+    Attributes:
+        given: All fields, of single frames. names: theirs. next_names: those of obs_next. readable: those that reading gives,
+            obs_next also where it was never given.
+        kept: What is stored; `number` is the place of each by name.
+        as_given: Every value is stored as it comes. as_stored: every field is read as it is stored.
+    """
+
+    def __init__(self, specs: Sequence[Spec], stack: int = 1, ignore_obs_next: bool = False, only_last: bool = False) -> None:
+        self.specs = tuple(specs)
+        self.names = tuple(spec.name for spec in specs)
+        self.next_names = [name for name in self.names if is_part(name, "obs_next")]
+        looked_up = ["obs_next" + name[3:] for name in self.names if is_part(name, "obs")] if ignore_obs_next else []
+        self.readable = (*self.names, *(name for name in looked_up if name not in self.names))
+        framed = [only_last and (is_part(name, "obs") or is_part(name, "obs_next")) for name in self.names]
+        for spec, is_framed in zip(specs, framed, strict=True):
+            if is_framed and not spec.shape:
+                raise spec.error("a single number", "save_only_last_obs takes observations of stacked frames, frames first")
+        self.given = [replace(s, shape=s.shape[1:], low=None, high=None) if f else s for s, f in zip(specs, framed, strict=True)]
+        if ignore_obs_next or stack > 1:
+            own = {spec.name: (spec.shape, spec.dtype) for spec in specs}
+            for spec in specs:
+                obs = f"obs{spec.name[8:]}"
+                if is_part(spec.name, "obs_next") and own.get(obs) != (spec.shape, spec.dtype):
+                    raise ValueError(f"ReplayBuffer: field {spec.name!r} is {spec.shape} {spec.dtype}, and {obs!r} is not; with "
+                                     "ignore_obs_next or stack_num both need the same fields")
+        keep = [not (ignore_obs_next and is_part(name, "obs_next")) for name in self.names]
+        self.kept = [spec for spec, kept in zip(self.given, keep, strict=True) if kept]
+        self.number = {spec.name: i for i, spec in enumerate(self.kept)}
+        self._stored: Which = [(i, framed[i]) for i in range(len(self.names)) if keep[i]]
+        self._nexts: Which = [(i, framed[i]) for i in range(len(self.names)) if not keep[i]]
+        self.nested = any("." in name or name.startswith("_") for name in self.names)
+        self.as_given = all(keep) and not any(framed)
+        self.as_stored = stack == 1 and self.readable == tuple(self.number)
+
+    def stored(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+        """Of the values of `names`, those that are stored; `framed`: observations are stacks, where this buffer takes such."""
+        return self._pick(self._stored, values, rows, framed)
+
+    def nexts(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+        """Those of obs_next that are not."""
+        return self._pick(self._nexts, values, rows, framed)
+
+    def _pick(self, which: Which, values: tuple[Any, ...], rows: bool, framed: bool) -> tuple[Any, ...]:
+        if len(values) != len(self.names):
+            raise IndexError
+        return tuple([self._newest_frame(i, values[i], rows) if is_framed and framed else values[i] for i, is_framed in which])
+
+    def _newest_frame(self, i: int, value: Any, rows: bool) -> Array:
+        stack = as_array(value)
+        if stack.shape[int(rows) :] != self.specs[i].shape:
+            raise self.specs[i].error(f"{stack.shape} {stack.dtype}", "save_only_last_obs takes stacks of that many frames", rows)
+        return stack[:, -1] if rows else stack[-1]
+
+
+class FinalObservations:
+    """What rows led to, where no next row tells: of every lane's newest row, and of truncated ones.
+
+    Args:
+        specs: The fields of obs_next, single frames.
+
+    Attributes:
+        table: Position of a truncated row → its obs_next, by field.
+    """
+
+    def __init__(self, specs: Sequence[Spec], n_lanes: int, before: FinalObservations | None = None) -> None:
+        self.specs = tuple(specs)
+        self.newest, self._spare = RowBlock(self.specs, n_lanes), RowBlock(self.specs, 1)
+        self.known = np.zeros(n_lanes, bool)  # whether `newest` has what the lane's newest row led to
+        self.table: dict[int, dict[str, Array]] = {}
+        if before is not None:  # which has fewer lanes or fields
+            self.known[: len(before.known)] = before.known
+            for name, column in before.newest.arrays.items():
+                self.newest.arrays[name][: len(column)] = column
+            zeros = {spec.name: spec.zeros(1)[0] for spec in self.specs}
+            self.table = {position: {**zeros, **row} for position, row in before.table.items()}
+
+    def check(self, nexts: tuple[Any, ...]) -> None:
+        self._spare.write(0, nexts)
+
+    def convert(self, nexts: tuple[Any, ...], n: int) -> list[Array]:
+        return [convert_rows(spec, value, n) for spec, value in zip(self.specs, nexts, strict=True)]
+
+    def keep(self, lane: int, position: int, nexts: tuple[Any, ...], truncated: bool) -> None:
+        """After a row was written at `position`."""
+        if self.table:
+            self.table.pop(position, None)
+        self.newest.write(lane, nexts)
+        self.known[lane] = True
+        if truncated:
+            self.settle(lane, position)
+
+    def keep_rows(self, lanes: Positions, positions: Positions, nexts: list[Array], truncated: Array) -> None:
+        if self.table:
+            for position in positions.tolist():
+                self.table.pop(position, None)
+        for spec, array in zip(self.specs, nexts, strict=True):
+            self.newest.arrays[spec.name][lanes] = array  # of several rows of a lane the last one stays
+        self.known[lanes] = True
+        for i in np.flatnonzero(truncated).tolist():
+            self.table[int(positions[i])] = {spec.name: array[i].copy() for spec, array in zip(self.specs, nexts, strict=True)}
+
+    def settle(self, lane: int, position: int) -> None:
+        """The lane's newest row, at `position`, is truncated."""
+        if self.known[lane]:
+            self.table[position] = self._of_newest(lane)
+
+    def _of_newest(self, lane: int) -> dict[str, Array]:
+        return {name: column[lane].copy() for name, column in self.newest.arrays.items()}
+
+    def find(self, position: int, newest: Positions) -> dict[str, Array] | None:
+        """What the row at `position` led to, if it is known; `newest` are the positions of the lanes' newest rows."""
+        if position in self.table:
+            return self.table[position]
+        lane = int(np.flatnonzero(newest == position)[0]) if (newest == position).any() else -1
+        return self._of_newest(lane) if lane >= 0 and self.known[lane] else None
+
+    def clear(self, lane: int, positions: range) -> None:
+        self.known[lane] = False
+        self.table = {position: row for position, row in self.table.items() if position not in positions}
+
+    def state_dict(self) -> dict[str, Any]:
+        at = sorted(self.table)
+        rows = {s.name: np.stack([self.table[p][s.name] for p in at]) if at else s.zeros(0) for s in self.specs}
+        return {"positions": np.array(at, np.int64), "rows": rows, "fresh": self.known.copy(),
+                "pending": {name: column.copy() for name, column in self.newest.arrays.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.known[:] = state["fresh"]
+        for name, column in self.newest.arrays.items():
+            column[:] = state["pending"][name]
+        names = [spec.name for spec in self.specs]
+        self.table = {p: {name: state["rows"][name][i].copy() for name in names} for i,
+                      p in enumerate(state["positions"].tolist())}
