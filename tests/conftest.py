@@ -1,4 +1,5 @@
-"""What all tests share: one torch thread (the networks are small, and a second costs more than it gives), shared memory of their own, examples."""
+"""What all tests share: one torch thread (the networks are small, and a second costs more than it gives), shared memory of their
+own, examples."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""Continuous actions of any shape, from a single number to a matrix, from the explorer to the environment and back into learning."""
+"""Continuous actions of any shape, from a single number to a matrix, from the explorer to the environment and back into
+learning."""
 
 import gymnasium as gym
 import numpy as np
@@ -18,8 +19,8 @@ OBS = Box(-1, 1, (3,), np.float32)
 
 
 class Aim(gym.Env):
-    """The reward is less, the farther the action is from 0.5 in each of its numbers. The observation may be a Dict with a mask, which says
-    nothing here.
+    """The reward is less, the farther the action is from 0.5 in each of its numbers. The observation may be a Dict with a mask,
+    which says nothing here.
 
     Attributes:
         acts: The actions, as they came.
@@ -41,14 +42,17 @@ class Aim(gym.Env):
 
     def step(self, act):
         # gymnasium's own vector environments hand out a NumPy scalar where the shape is ().
-        assert self.action_space.contains(act) and isinstance(act, (np.ndarray, np.float32)) and act.shape == self.action_space.shape
+        assert (
+            self.action_space.contains(act) and isinstance(act, (np.ndarray, np.float32)) and act.shape == self.action_space.shape
+        )
         self.acts.append(np.array(act))
         self.left -= 1
         return self.obs(), -float(np.abs(act - 0.5).sum()), False, self.left == 0, {}
 
 
 def task_of(env, algorithm=PPO, model=MLPActorCritic, **options):
-    func = create_algorithm_func(model, dict(obs=env.observation_space, act=env.action_space, hidden=[16]), algorithm, dict(lr=0.01))
+    func = create_algorithm_func(model, dict(obs=env.observation_space, act=env.action_space, hidden=[16]), algorithm,
+                                 dict(lr=0.01))
     return ComputationTask(func, lambda: OnPolicyHelper(unroll=16, store_policy=algorithm is IMPALA), **options)
 
 

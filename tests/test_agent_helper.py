@@ -113,7 +113,8 @@ def test_a_long_episode_is_cut_where_the_episodic_helper_is_full():
 
 def test_open_episodes_of_other_environments_wait_for_the_next_episodic_lesson():
     lengths = iter([2, 5])
-    with robot_of(Recorder(), lambda: EpisodicHelper(episodes=1), env=lambda: Corridor(next(lengths)), agent=lambda: VectorAgent(2)) as robot:
+    with robot_of(Recorder(), lambda: EpisodicHelper(episodes=1), env=lambda: Corridor(next(lengths)),
+                  agent=lambda: VectorAgent(2)) as robot:
         robot.run(StopAfterSteps(12))
         lessons = robot.tasks["RL"].algorithm.lessons
         assert [lesson["obs"][:, 0].tolist() for lesson in lessons] == [[0, 1], [0, 1], [0, 1, 2, 3, 4], [0, 1]]
@@ -140,7 +141,8 @@ def test_episodes_counted_before_a_checkpoint_count_after_it():
 @pytest.mark.parametrize("store_policy", [False, True])
 def test_on_policy_rows_that_two_updates_made_old_are_dropped_and_counted(store_policy):
     class Two(Agent):
-        """Task 'clock' makes both agents wait at every step. Agent 1, whose unroll is 2, updates 'RL' meanwhile; agent 0's is 6."""
+        """Task 'clock' makes both agents wait at every step. Agent 1, whose unroll is 2, updates 'RL' meanwhile; agent 0's is
+        6."""
 
         def run_one_episode(self):
             obs, _ = self.env.reset()
@@ -160,7 +162,8 @@ def test_on_policy_rows_that_two_updates_made_old_are_dropped_and_counted(store_
             return super().process(batch)
 
     unrolls = iter([6, 2])
-    func = create_algorithm_func(MLPActorCritic, dict(obs=POSITION, act=ACT, hidden=[4]), Recording, dict(epochs=1, minibatches=1))
+    func = create_algorithm_func(MLPActorCritic, dict(obs=POSITION, act=ACT, hidden=[4]), Recording,
+                                 dict(epochs=1, minibatches=1))
     tasks = {"RL": ComputationTask(func, lambda: OnPolicyHelper(unroll=next(unrolls), store_policy=store_policy)),
              "clock": ComputationTask(Recorder(), off(learn_every=1, batch_size=1))}
     with Robot(lambda: Corridor(100), tasks=tasks, agent=Two, n_agents=2) as robot:
@@ -254,7 +257,8 @@ def test_learning_by_hand_returns_the_training_return():
 def test_learning_by_hand_before_there_are_rows_says_what_is_missing():
     agent = type("A", (ByHand,), {"first": 1})
     for helper, message in [
-        (off(learn_every=10**9), "agent 0, task 'RL': learning needs 4 rows, the buffer has 2; store more steps first, or lower batch_size"),
+        (off(learn_every=10**9), "agent 0, task 'RL': learning needs 4 rows, the buffer has 2; store more steps first, or lower "
+                                 "batch_size"),
         (lambda: EpisodicHelper(), "agent 0, task 'RL': no episode has ended since the last learning"),
         (None, "agent 0, task 'RL': AgentHelper keeps no rows; use OnPolicyHelper or OffPolicyHelper"),
     ]:
@@ -291,7 +295,8 @@ class Shaped(gym.Env):
         return self.observation_space.sample(), 1.0, self.t == 3, False, {}
 
 
-NESTED = Dict({"image": Box(0, 255, (3, 2), np.uint8), "place": Dict({"at": Box(-1, 1, (2,), np.float32), "room": Discrete(3, start=5)})})
+NESTED = Dict({"image": Box(0, 255, (3, 2), np.uint8),
+               "place": Dict({"at": Box(-1, 1, (2,), np.float32), "room": Discrete(3, start=5)})})
 
 
 @pytest.mark.parametrize("vector", [False, True])
@@ -304,7 +309,8 @@ def test_nested_observations_travel_to_the_model_the_buffer_and_the_lesson(kind,
         before = weights(robot)
         robot.run(StopAfterSteps(64))
         assert robot.tasks["RL"].learns >= 4 and weights(robot) != before
-        assert {"obs.image", "obs.place.at", "obs.place.room", "obs_next.image", "obs_next.place.at"} <= robot.buffers["RL"].columns.keys()
+        assert {"obs.image", "obs.place.at", "obs.place.room", "obs_next.image",
+                "obs_next.place.at"} <= robot.buffers["RL"].columns.keys()
         assert robot.evaluate(2).lengths == [3, 3]
 
 
@@ -332,7 +338,8 @@ def test_discrete_actions_that_do_not_start_at_zero(space, vector):
 @pytest.mark.parametrize("vector", [False, True])
 def test_several_choices_at_once(space, vector):
     agent = (lambda: VectorAgent(2)) if vector else Agent
-    with robot_of(ppo(lambda: Shaped(act=space)), lambda: OnPolicyHelper(unroll=8), env=lambda: Shaped(act=space), agent=agent) as robot:
+    with robot_of(ppo(lambda: Shaped(act=space)), lambda: OnPolicyHelper(unroll=8), env=lambda: Shaped(act=space),
+                  agent=agent) as robot:
         robot.run(StopAfterSteps(48))
         assert robot.tasks["RL"].learns >= 3 and robot.evaluate(1).lengths == [3]
 
@@ -364,12 +371,14 @@ def test_an_action_from_elsewhere_is_stored_in_the_policys_units():
             obs_next, rew, terminated, truncated, _ = self.env.step(act)
             self.helpers["RL"].store(obs, act, rew, obs_next, terminated, truncated)
 
-    with robot_of(Recorder(Plain(act=SCALED), lambda obs: torch.zeros(len(obs), 2)), off(), env=lambda: Shaped(act=SCALED), agent=Warming) as robot:
+    with robot_of(Recorder(Plain(act=SCALED), lambda obs: torch.zeros(len(obs), 2)), off(), env=lambda: Shaped(act=SCALED),
+                  agent=Warming) as robot:
         robot.run(StopAfterSteps(1))
         np.testing.assert_array_equal(rows(robot)["act"], [[0.5, -0.5]])
 
 
-@given(low=st.floats(-1e6, 1e6, width=32), width=st.floats(0, 1e6, width=32, allow_subnormal=False), raw=st.floats(-3, 3, width=32),
+@given(low=st.floats(-1e6, 1e6, width=32), width=st.floats(0, 1e6, width=32, allow_subnormal=False),
+       raw=st.floats(-3, 3, width=32),
        dtype=st.sampled_from([np.float32, np.float64]))
 def test_scaled_actions_stay_inside_whatever_the_bounds(low, width, raw, dtype):
     """0.1 · 3 and the like round to above their bound in float32."""
@@ -378,7 +387,11 @@ def test_scaled_actions_stay_inside_whatever_the_bounds(low, width, raw, dtype):
     for value in (raw, -1.0, 1.0):
         act = to_env(np.array([[value]], np.float32))
         assert space.contains(act[0])
-    assert to_env(np.array([[-1e30]], np.float32))[0] == space.low and to_env(np.array([[1e30]], np.float32))[0] == space.high or not width
+    assert (
+        to_env(np.array([[-1e30]], np.float32))[0] == space.low
+        and to_env(np.array([[1e30]], np.float32))[0] == space.high
+        or not width
+    )
     back = to_env.inverse(to_env(np.array([[1.0]], np.float32))[0])
     assert back.shape == (1,) and np.isfinite(back).all()
 
@@ -639,7 +652,7 @@ def test_rows_of_an_open_episode_do_not_move_over_those_that_are_learned():
         assert robot.buffers["RL"].lane_rows(0)["rew"].tolist() == [3.0]
 
 
-# --------------------------------------------------------------------------------------------------------------- asking, and outputs
+# ------------------------------------------------------------------------------------------------------------ asking, and outputs
 
 
 class Twice(Recorder):
@@ -682,7 +695,8 @@ def test_what_is_asked_for_wrongly_is_named():
             self.helpers["RL"].ask(self.robot.rows)
 
     for wrong, message in [({"observation": np.zeros((2, 1))}, "agent 0: task 'RL', ask: expected obs, got observation"),
-                           ({"obs": np.zeros((2, 3), np.float32)}, "agent 0: .*'obs'"), ({"obs": np.zeros((0, 1), np.float32)}, "prediction of 0 rows")]:
+                           ({"obs": np.zeros((2, 3), np.float32)}, "agent 0: .*'obs'"),
+                           ({"obs": np.zeros((0, 1), np.float32)}, "prediction of 0 rows")]:
         with robot_of(Twice(), agent=Wrong) as robot:
             robot.rows = wrong
             with pytest.raises((SpecError, RuntimeError), match=message):

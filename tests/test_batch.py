@@ -179,7 +179,8 @@ def test_t3_a_field_named_like_a_method_is_reached_as_an_item_and_hides_nothing(
     made = Batch({"obs": {key: column}})
     by_item = Batch(obs=Batch())
     by_item["obs"][key] = column
-    for b in (made, by_item, Batch.nest({f"obs.{key}": column}), pickle.loads(pickle.dumps(made)), copy.deepcopy(made), Batch(made)):
+    for b in (made, by_item, Batch.nest({f"obs.{key}": column}), pickle.loads(pickle.dumps(made)), copy.deepcopy(made),
+              Batch(made)):
         b = Batch(b, copy=True)
         obs = b.obs
         assert obs[key].tolist() == column.tolist() and key in obs and obs.get(key) is obs[key]
@@ -255,7 +256,8 @@ BACKWARDS = slice(None, None, -1)
     "index",
     [
         (slice(None), BACKWARDS), (BACKWARDS, 0), (BACKWARDS, BACKWARDS), (..., BACKWARDS), (BACKWARDS, ..., 0), (0, BACKWARDS),
-        ([0, 1], BACKWARDS), (None, BACKWARDS), (np.array([True, False, True, False]), BACKWARDS), (np.ones((4, 3), bool), BACKWARDS),
+        ([0, 1], BACKWARDS), (None, BACKWARDS), (np.array([True, False, True, False]), BACKWARDS),
+        (np.ones((4, 3), bool), BACKWARDS),
         (slice(3, None, -2), slice(1, None, -1), -1), (slice(0, 0), BACKWARDS), (torch.tensor([0, 1]), BACKWARDS), (BACKWARDS,),
         (slice(None), np.array([1, 0], np.uint8)), (np.array([0, 1])[::-1],), [[0, 1], [1, 2]],
     ],
@@ -762,7 +764,8 @@ def test_t16_equality_is_one_bool_whatever_the_leaves_are():
         return Batch(a=value, b=leaf)
 
     for make in (
-        lambda x: Loose(1, x), lambda x: {"k": np.array([1, x])}, lambda x: (1, np.array([1, x])), lambda x: {"k": [torch.tensor([1, x])]},
+        lambda x: Loose(1, x), lambda x: {"k": np.array([1, x])}, lambda x: (1, np.array([1, x])),
+        lambda x: {"k": [torch.tensor([1, x])]},
         lambda x: {"k": {"l": Loose(x, 1)}}, lambda x: frozenset([x]),
     ):  # fmt: skip
         assert (pair(make(2)) == pair(make(2))) is True and (pair(make(2)) == pair(make(3))) is False
@@ -783,8 +786,10 @@ LOC = torch.arange(6.0).reshape(3, 2)
         (lambda: Beta(LOC + 1, LOC + 2), lambda: Beta(LOC + 2, LOC + 2)),
         (lambda: Independent(Normal(LOC, 1.0), 1), lambda: Independent(Normal(LOC, 2.0), 1)),
         (lambda: Independent(Normal(LOC, 1.0), 1), lambda: Independent(Normal(LOC, 1.0), 2)),
-        (lambda: TransformedDistribution(Normal(LOC, 1.0), [TanhTransform()]), lambda: TransformedDistribution(Normal(LOC, 2.0), [TanhTransform()])),
-        (lambda: TransformedDistribution(Normal(LOC, 1.0), [TanhTransform()]), lambda: TransformedDistribution(Normal(LOC, 1.0), [ExpTransform()])),
+        (lambda: TransformedDistribution(Normal(LOC, 1.0), [TanhTransform()]),
+         lambda: TransformedDistribution(Normal(LOC, 2.0), [TanhTransform()])),
+        (lambda: TransformedDistribution(Normal(LOC, 1.0), [TanhTransform()]),
+         lambda: TransformedDistribution(Normal(LOC, 1.0), [ExpTransform()])),
         (lambda: MultivariateNormal(LOC, torch.eye(2)), lambda: MultivariateNormal(LOC, 2 * torch.eye(2))),
         (
             lambda: MixtureSameFamily(Categorical(logits=LOC), Normal(LOC, 1.0)),
@@ -803,7 +808,8 @@ def test_t16_distributions_are_equal_when_their_parameters_are(make, other):
 
 def test_t16_an_algorithm_factory_with_arrays_among_its_arguments_compares():
     def factory(mean=1.0, **more):
-        return create_algorithm_func(dict, {"mean": np.array([mean, 2.0]), "sizes": [4, np.ones(2)], **more}, Algorithm, {"lr": 0.1})
+        return create_algorithm_func(dict, {"mean": np.array([mean, 2.0]), "sizes": [4, np.ones(2)], **more}, Algorithm,
+                                     {"lr": 0.1})
 
     assert (factory() == factory()) is True and (factory() == factory(mean=3.0)) is False
     assert factory() != factory(scale=1) and factory() != 3 and (factory(scale=1) == factory(scale=torch.ones(3))) is False
@@ -934,10 +940,14 @@ def test_t18_flat_names_and_back():
     back = Batch.nest(flat)
     assert back == b and same_kinds(back, b) and isinstance(back.obs.goal, Batch)
     assert Batch(a=[1], later=Batch()).leaves().keys() == {"a"}
-    assert Batch.nest(Batch(a=[1], later=Batch(), b={"c": [2], "d": {}}).leaves()) == Batch(a=[1], b={"c": [2]})  # reserved: dropped
+    assert Batch.nest(Batch(a=[1], later=Batch(), b={"c": [2], "d": {}}).leaves()) == Batch(
+        a=[1], b={"c": [2]}
+    )  # reserved: dropped
 
 
-@pytest.mark.parametrize("tree", [{"a.b": 1}, {"a": {"b.c": [1]}}, {"a.b": 1, "a": {"b": 2}}, {"": 1}, {"": {"a": 1}}, {"a": {"": 1}}], ids=str)
+@pytest.mark.parametrize("tree",
+                         [{"a.b": 1}, {"a": {"b.c": [1]}}, {"a.b": 1, "a": {"b": 2}}, {"": 1}, {"": {"a": 1}}, {"a": {"": 1}}],
+                         ids=str)
 def test_t18_a_name_that_would_not_survive_the_flat_form_is_refused_there(tree):
     b = Batch(tree)
     assert Batch(b.to_dict()) == b and pickle.loads(pickle.dumps(b)) == b  # elsewhere a name is a name
@@ -950,7 +960,9 @@ def test_dropnull_takes_any_name():
     assert b.dropnull() == Batch({"a.b": [1.0], "a": {"b": [1.0]}})
 
 
-@pytest.mark.parametrize("flat", [{"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}, {"a.b": np.ones(2), "a.b.c": 1}, {"a.b.c": 1, "a.b": torch.ones(2)}], ids=str)
+@pytest.mark.parametrize("flat",
+                         [{"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}, {"a.b": np.ones(2), "a.b.c": 1},
+                          {"a.b.c": 1, "a.b": torch.ones(2)}], ids=str)
 def test_t18_flat_names_that_contradict_each_other_are_refused(flat):
     with pytest.raises(ValueError, match="both a value and"):
         Batch.nest(flat)

@@ -155,10 +155,22 @@ def test_a27_reading_says_what_it_means():
             helper.read(7, "rew")
 
 
-@pytest.mark.parametrize(("chain", "model", "message"), [
-    ([FrameStacker(3)], Box(0.0, 1000.0, (1,), np.float32), r"field 'obs': expected \(1,\) float32, got \(3, 1\) float32 from Transforms"),
-    ([ObservationClip(0, 1)], Dict(a=Box(0.0, 1.0, (1,), np.float32)), "the model takes obs.a, the transforms make obs; build it for"),
-])
+@pytest.mark.parametrize(
+    ("chain", "model", "message"),
+    [
+        (
+            [FrameStacker(3)],
+            Box(0.0, 1000.0, (1,), np.float32),
+            r"field 'obs': expected \(1,\) float32, got \(3, 1\) float32 from "
+            r"Transforms",
+        ),
+        (
+            [ObservationClip(0, 1)],
+            Dict(a=Box(0.0, 1.0, (1,), np.float32)),
+            "the model takes obs.a, the transforms make obs; build it for",
+        ),
+    ],
+)
 def test_a_model_for_other_observations_is_refused_at_once(chain, model, message):
     with pytest.raises(SpecError, match=message):
         robot_of(Recorder(Plain(model)), off(transforms=chain), Corridor)
@@ -188,7 +200,8 @@ class Reach(gym.Env):
 
 def test_hindsight_relabels_and_normalises_alike():
     algorithm = Seen(Plain(Reach.observation_space))
-    helper = off(size=500, batch_size=64, learn_every=8, transforms=[Hindsight(), ObservationNormalizer(fields=("obs.desired_goal",))])
+    helper = off(size=500, batch_size=64, learn_every=8,
+                 transforms=[Hindsight(), ObservationNormalizer(fields=("obs.desired_goal",))])
     with robot_of(algorithm, helper, Reach, n_agents=2) as robot:
         robot.run(StopAfterSteps(300))
         assert {-4.0, -3.0, 3.0, 4.0} >= set(np.unique(robot.buffers["RL"].columns["obs.desired_goal"]).tolist()) - {0.0}
@@ -236,13 +249,17 @@ def test_priorities_are_those_of_the_rows_that_were_learned_from():
 
 def test_an_algorithm_without_priorities_is_told_so():
     with robot_of(Recorder(), off(buffer=PrioritizedReplayBuffer)) as robot:
-        with pytest.raises(Exception, match="a prioritised buffer needs a `priority` for each row; learn of Recorder returned loss"):
+        with pytest.raises(Exception, match="a prioritised buffer needs a `priority` for each row; learn of Recorder returned "
+                                            "loss"):
             robot.run(StopAfterSteps(20))
 
 
 def test_dqn_weighs_its_rows():
     func = dqn(Noisy, n_step=3)
-    robots = [robot_of(func, off(batch_size=16, learn_every=100, buffer=b), Noisy, seed=3) for b in (ReplayBuffer, PrioritizedReplayBuffer)]
+    robots = [
+        robot_of(func, off(batch_size=16, learn_every=100, buffer=b), Noisy, seed=3)
+        for b in (ReplayBuffer, PrioritizedReplayBuffer)
+    ]
     for robot in robots:
         robot.collect(n_step=60)
     plain, prioritised = robots
@@ -293,12 +310,14 @@ def test_sequences_with_burn_in(buffer):
             return {**super().learn(batch), "priority": torch.ones(len(batch.rew))}
 
     algorithm = Counts(Remembers())
-    with robot_of(algorithm, off(size=1000, batch_size=16, learn_every=2, buffer=buffer), lambda: Corridor(9), n_agents=2) as robot:
+    with robot_of(algorithm, off(size=1000, batch_size=16, learn_every=2, buffer=buffer), lambda: Corridor(9),
+                  n_agents=2) as robot:
         robot.run(StopAfterSteps(200))
     assert algorithm.lessons
     for lesson in algorithm.lessons:
         assert lesson["obs"].shape == (16, 6, 1) and lesson["valid"].shape == (16, 6) and lesson["state.t"].shape == (16, 1)
-        for obs, valid, state, terminated in zip(lesson["obs"][..., 0], lesson["valid"], lesson["state.t"], lesson["terminated"], strict=True):
+        for obs, valid, state, terminated in zip(lesson["obs"][..., 0], lesson["valid"], lesson["state.t"], lesson["terminated"],
+                                                 strict=True):
             real = obs[valid]
             assert (np.diff(real) == 1).all() and valid[2]  # consecutive, the sampled row included
             assert state == obs[0]  # the memory before the first row of the window
@@ -306,7 +325,8 @@ def test_sequences_with_burn_in(buffer):
 
 
 def test_sequences_need_rows_to_look_at():
-    with pytest.raises(ValueError, match=r"the algorithm looks at 6 rows in a row, a lane of the buffer holds 5; give the helper size ≥ 12"):
+    with pytest.raises(ValueError, match=r"the algorithm looks at 6 rows in a row, a lane of the buffer holds 5; give the "
+                                         r"helper size ≥ 12"):
         robot_of(Sequences(), off(size=10), n_agents=2)
     with pytest.raises(ValueError, match="looks at 9 rows in a row, a lane of the buffer holds 8"):
         robot_of(dqn(n_step=9), off(size=8))
@@ -348,7 +368,8 @@ class MaskedQ(Model):
 
 def test_masks_of_legal_actions_are_stored_and_replayed():
     func = create_algorithm_func(MaskedQ, {}, DQN, dict(epsilon=0.5, target_period=5))
-    with Robot(Masked, tasks={"RL": ComputationTask(func, off(size=200, buffer=partial(ReplayBuffer, ignore_obs_next=True)))}, n_agents=2) as robot:
+    with Robot(Masked, tasks={"RL": ComputationTask(func, off(size=200, buffer=partial(ReplayBuffer, ignore_obs_next=True)))},
+               n_agents=2) as robot:
         robot.run(StopAfterSteps(200))
         batch = robot.buffers["RL"].sample(64)[0]
         assert batch.obs["mask"].dtype == np.int8 and (batch.obs["mask"][np.arange(64), batch.act] == 1).all()
@@ -372,7 +393,8 @@ def test_on_policy_lessons_have_the_frames_that_were_acted_on(schedule, agent):
     """Frames reach back over the border of two unrolls, where the rows before were forgotten."""
     chain = lambda: [FrameStacker(3), ImageScale(low=0.0)]  # noqa: E731
     algorithm = Seen(Plain(Transforms(chain()).space(pixels().observation_space)))
-    make = {"on": lambda: OnPolicyHelper(unroll=4, transforms=chain()), "episodic": lambda: EpisodicHelper(max_steps=4, transforms=chain())}
+    make = {"on": lambda: OnPolicyHelper(unroll=4, transforms=chain()),
+            "episodic": lambda: EpisodicHelper(max_steps=4, transforms=chain())}
     with robot_of(algorithm, make[schedule], pixels, agent=agent) as robot:
         robot.run(StopAfterSteps(36))
     expected = [[max(t - 2, 0), max(t - 1, 0), t] for t in range(7)]
@@ -422,13 +444,29 @@ def test_padding_of_sequences_and_rows_of_a_reset_do_not_count():
         assert moments["n"] == len(robot.buffers["RL"]) and moments["mean"] == 1
 
 
-@pytest.mark.parametrize(("algorithm", "helper", "message"), [
-    (lambda: Sequences(), lambda: OnPolicyHelper(unroll=4), "Sequences asks for Window.*sends whole segments; use OffPolicyHelper"),
-    (dqn(n_step=3), lambda: OnPolicyHelper(unroll=4), "DQN asks for Window"),
-    (a2c(), off(), r"A2C learns from rows in order \(in_order\), OffPolicyHelper sends random ones; use OnPolicyHelper"),
-    (lambda: Recorder(), off(buffer=partial(ReplayBuffer, stack_num=3)), r"expected \(1,\) float32, got \(3, 1\) from ReplayBuffer"),
-    (lambda: Sequences(Plain(Box(0.0, 1000.0, (4, 1), np.float32))), off(size=8, transforms=[FrameStacker(4)]), "looks at 9 rows in a row, a lane of the buffer holds 8"),
-])
+@pytest.mark.parametrize(
+    ("algorithm", "helper", "message"),
+    [
+        (
+            lambda: Sequences(),
+            lambda: OnPolicyHelper(unroll=4),
+            "Sequences asks for Window.*sends whole segments; use OffPolicyHelper",
+        ),
+        (dqn(n_step=3), lambda: OnPolicyHelper(unroll=4), "DQN asks for Window"),
+        (a2c(), off(), r"A2C learns from rows in order \(in_order\), OffPolicyHelper sends random ones; use OnPolicyHelper"),
+        (
+            lambda: Recorder(),
+            off(buffer=partial(ReplayBuffer, stack_num=3)),
+            r"expected \(1,\) float32, got \(3, 1\) from "
+            r"ReplayBuffer",
+        ),
+        (
+            lambda: Sequences(Plain(Box(0.0, 1000.0, (4, 1), np.float32))),
+            off(size=8, transforms=[FrameStacker(4)]),
+            "looks at 9 rows in a row, a lane of the buffer holds 8",
+        ),
+    ],
+)
 def test_what_does_not_fit_together_is_refused_before_it_runs(algorithm, helper, message):
     with pytest.raises(ValueError, match=message):
         robot_of(algorithm, helper, Corridor)
@@ -439,7 +477,14 @@ def test_hindsight_is_for_rows_that_stand_alone_and_buffers_of_single_frames():
         window = Window(sequence=2)
 
     helper = off(transforms=[Hindsight()])
-    with robot_of(Twos(Plain(Reach.observation_space)), helper, Reach) as robot, pytest.raises(Exception, match=r"expected rows that stand alone: Window\(sequence=1\)"):
+    with (
+        robot_of(Twos(Plain(Reach.observation_space)), helper, Reach) as robot,
+        pytest.raises(
+            Exception,
+            match=r"expected rows that stand "
+            r"alone: Window\(sequence=1\)",
+        ),
+    ):
         robot.run(StopAfterSteps(40))
     from parl_like.data.transforms import Source
 
@@ -470,7 +515,8 @@ def test_offline_data_is_checked_as_it_is_read():
         assert robot.update("RL", 4)["loss"] == 1
     with pytest.raises(SpecError, match=r"expected \('N', 2\) float32, got \('N', 3, 2\) float32"):
         robot_of(Recorder(Plain(Box(-1, 1, (2,), np.float32))), lambda: OfflineHelper(data, batch_size=4), None)
-    with pytest.raises(ValueError, match="transforms need the space of raw observations, and there is no environment; give the helper obs_space="):
+    with pytest.raises(ValueError, match="transforms need the space of raw observations, and there is no environment; give the "
+                                         "helper obs_space="):
         robot_of(Recorder(), lambda: OfflineHelper(data, batch_size=4, transforms=[RewardScaling(2.0)]), None)
 
 

@@ -67,7 +67,9 @@ def test_each_row_of_a_batch_keeps_to_its_own_mask():
         assert mask[np.arange(500), act].all()
 
 
-@pytest.mark.parametrize("explorer", [EpsilonGreedy(0.0), EpsilonGreedy(1.0), EpsilonGreedy(0.5, random_ties=True), Categorical(log_prob=True)],
+@pytest.mark.parametrize("explorer",
+                         [EpsilonGreedy(0.0), EpsilonGreedy(1.0), EpsilonGreedy(0.5, random_ties=True),
+                          Categorical(log_prob=True)],
                          ids=["greedy", "random", "ties", "drawn"])
 def test_a_mask_that_allows_nothing_allows_everything(explorer):
     """Such a row is predicted like one without a mask: the same actions, and log-probabilities that are numbers."""
@@ -198,7 +200,8 @@ def test_the_greedy_noise_takes_the_best_action(explorer, out, best):
                                                    (MultiCategorical([2]), "logits")])
 def test_a_prediction_without_what_the_explorer_reads_is_explained(explorer, missing):
     noise = np.array([explorer.greedy()])
-    with pytest.raises(ValueError, match=f"{type(explorer).__name__} reads '{missing}' of the prediction, which has value; return it from"):
+    with pytest.raises(ValueError, match=f"{type(explorer).__name__} reads '{missing}' of the prediction, which has value; "
+                                         "return it from"):
         explorer.act({"value": np.zeros(1)}, noise)
 
 

@@ -1,4 +1,5 @@
-"""Faults of environments and of learning as ordinary events: what is dropped, replaced, left out or put back, counted, and gone on from."""
+"""Faults of environments and of learning as ordinary events: what is dropped, replaced, left out or put back, counted, and gone
+on from."""
 
 import io
 import json
@@ -128,10 +129,12 @@ def test_a_bad_value_costs_its_episode(flaw, mended, said, driver, caplog):
         assert [event[2] for event in log.events if event[1] == "POST_EPISODE"] == [True, False, False]
         assert np.isfinite(robot.metrics()["return/mean"])
         seeds = [entry[1] for entry in agent.env.unwrapped.log if isinstance(entry, tuple)]
-        assert seeds[0] is not None and seeds[1] not in (None, seeds[0]) and seeds[2] is None  # another beginning, not the same once more
+        assert seeds[0] is not None and seeds[1] not in (None,
+                                                         seeds[0]) and seeds[2] is None  # another beginning, not the same once more
     text = caplog.records[0].message
     field = "rew" if "rew" in flaw else "obs"
-    assert text.startswith("agent 0: its environment (seed ") and f"step 2 of the episode: field '{field}" in text and "episode dropped" in text
+    assert text.startswith("agent 0: its environment (seed ") and f"step 2 of the episode: field '{field}" in text
+    assert "episode dropped" in text
 
 
 @each_kind
@@ -139,7 +142,11 @@ def test_a_bad_value_is_replaced_if_it_can_be(flaw, mended, said, caplog):
     with corridor_robot(flaw, "replace") as robot, caplog.at_level(logging.WARNING, "parl_like"):
         if mended is None:
             field = "rew" if "rew" in flaw else "obs"
-            with pytest.raises((SpecError, AgentFailed), match=rf"agent 0: its environment \(seed \d+\), step 2 of the episode: field '{field}"):
+            with pytest.raises(
+                (SpecError, AgentFailed),
+                match=r"agent 0: its environment \(seed \d+\), step 2 of the episode: "
+                rf"field '{field}",
+            ):
                 robot.run(StopAfterSteps(10))
             return
         robot.run(StopAfterSteps(10))
@@ -169,7 +176,8 @@ def test_nested_observations_are_replaced_in_place():
         def obs(self):
             return {"at": f32(np.inf if self.at == 2 else self.at), "pair": (1, f32(np.nan if self.at == 2 else 7.0))}
 
-    with robot_of(Recorder(Plain(space), lambda obs: torch.zeros(len(obs.at), dtype=torch.int64)), off(learn_every=1000), env=Nested,
+    with robot_of(Recorder(Plain(space), lambda obs: torch.zeros(len(obs.at), dtype=torch.int64)), off(learn_every=1000),
+                  env=Nested,
                   agent=partial(Agent, on_bad_value="replace")) as robot:
         robot.run(StopAfterEpisodes(1))
         stored = rows(robot)
@@ -316,8 +324,14 @@ def test_directory_and_handler_are_put_back_and_each_thing_is_said_once(place, a
     assert os.getcwd() == str(tmp_path) and signal.getsignal(signal.SIGINT) is handler
     said = [str(one.message) for one in caught if "while its environment was" in str(one.message)]
     assert [text.partition(":")[0] for text in said] == ["agent 0"]  # agent 1 does the same
-    for part in (f"was {place}", "the working directory (put back)", "the handler of Ctrl-C (put back)", "generator of random (left so",
-                 "generator of numpy (left so", "generator of torch (left so"):
+    for part in (
+        f"was {place}",
+        "the working directory (put back)",
+        "the handler of Ctrl-C (put back)",
+        "generator of random (left so",
+        "generator of numpy (left so",
+        "generator of torch (left so",
+    ):
         assert part in said[0]
 
 
@@ -476,7 +490,8 @@ class Net(Model):
 
 
 class Square(Algorithm):
-    """loss = mean((net(obs) − 1)²), with Adam, a schedule, and `steps` steps per lesson. Fails at the loss where an observation does."""
+    """loss = mean((net(obs) − 1)²), with Adam, a schedule, and `steps` steps per lesson. Fails at the loss where an observation
+    does."""
 
     steps = 1
 
@@ -519,7 +534,8 @@ def spoiled(rows, value=np.nan):
 def learned(task):
     """What learning has changed."""
     state = task.state_dict()
-    return {"networks": state["networks"], "optimizer": state["optimizer"], "updates": task.algorithm.updates, "version": task.version}
+    return {"networks": state["networks"], "optimizer": state["optimizer"], "updates": task.algorithm.updates,
+            "version": task.version}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -577,7 +593,8 @@ def test_after_so_many_lessons_in_a_row_it_raises(caplog):
         for lesson in (bad, bad, good, bad, bad):
             task.learn(lesson)
         before = learned(task)
-        with pytest.raises(Diverged, match=r"task 'task': loss is nan at optimiser step 4; the weights are unchanged.*\(3 lessons in a row"):
+        with pytest.raises(Diverged, match=r"task 'task': loss is nan at optimiser step 4; the weights are unchanged.*\(3 "
+                                           r"lessons in a row"):
             task.learn(bad)
     assert same(learned(task), before) and (task.skipped, task.skips) == (20, 3)
     assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["1)", "2)", "4)", "8)", "16)"]
@@ -635,7 +652,8 @@ class Config(configs.ExperimentConfig, frozen=True, kw_only=True):
 
 
 class Turning(Square):
-    """Its loss is no number between two counts of lessons; those are not saved, so a robot that is loaded does not come there again."""
+    """Its loss is no number between two counts of lessons; those are not saved, so a robot that is loaded does not come there
+    again."""
 
     transient = ("count",)
 

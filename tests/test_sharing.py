@@ -94,7 +94,11 @@ def test_a_new_target_is_a_copy_of_the_new_model():
     with torch.no_grad():
         next(algorithm.model.parameters()).add_(1.0)  # model and target differ
     anew = algorithm.clone(copy=False)
-    assert anew.target.weights_hash() == anew.model.weights_hash() not in (algorithm.model.weights_hash(), algorithm.target.weights_hash())
+    assert (
+        anew.target.weights_hash()
+        == anew.model.weights_hash()
+        not in (algorithm.model.weights_hash(), algorithm.target.weights_hash())
+    )
     assert anew.target is not anew.model
 
 
@@ -177,7 +181,8 @@ def test_no_tensor_and_no_gradient_leave_a_task():
 
         def predict(self, inputs):
             w = self.model.w
-            return {"act": torch.zeros(len(inputs.obs), dtype=torch.int64), "value": inputs.obs[:, 0] * w, "deep": {"er": inputs.obs * w}}
+            return {"act": torch.zeros(len(inputs.obs), dtype=torch.int64), "value": inputs.obs[:, 0] * w,
+                    "deep": {"er": inputs.obs * w}}
 
         def learn(self, batch):
             return {"loss": self.model.w.square().sum(), "td": batch.rew * self.model.w, "mean": self.model.w.mean()}
@@ -238,7 +243,8 @@ class Auxiliary(Algorithm):
 def with_auxiliary():
     shared = Shared(Trunk)
     spaces = spaces_of(Noisy())
-    policy = create_algorithm_func(MLPActorCritic, dict(**spaces, hidden=[8], trunk=shared), PPO, dict(epochs=1, minibatches=1, lr=0.01))
+    policy = create_algorithm_func(MLPActorCritic, dict(**spaces, hidden=[8], trunk=shared), PPO,
+                                   dict(epochs=1, minibatches=1, lr=0.01))
     auxiliary = create_algorithm_func(Reconstruct, dict(**spaces, trunk=shared), Auxiliary, dict(lr=0.01))
     return {
         "RL": ComputationTask(policy, lambda: OnPolicyHelper(unroll=8)),
@@ -315,7 +321,8 @@ def test_dropout_draws_from_the_tasks_generator_and_leaves_the_global_one_alone(
         args = {"obs": gym.spaces.Box(-1, 1, (3,), np.float32), "act": gym.spaces.Discrete(2), "hidden": [8]}
         task = ComputationTask(create_algorithm_func(Forgetful, args, DQN, {"lr": 0.1}))
         task.build(np.random.SeedSequence(4))
-        rows = {"obs": np.ones((8, 3), np.float32), "act": np.zeros(8, np.int64), "obs_next": np.ones((8, 3), np.float32), "rew": np.ones(8),
+        rows = {"obs": np.ones((8, 3), np.float32), "act": np.zeros(8, np.int64), "obs_next": np.ones((8, 3), np.float32),
+                "rew": np.ones(8),
                 "terminated": np.zeros(8, bool), "truncated": np.zeros(8, bool)}
         for _ in range(3):
             torch.rand(1)  # somebody else's draws

@@ -46,7 +46,8 @@ def test_what_is_empty_has_no_leaf(empty):
     assert [name for name, _ in leaves({"x": 1, "later": empty}, "obs")] == ["obs.x"]
 
 
-@pytest.mark.parametrize("value", [{"a.b": 1}, {"a": {"b.c": 1}}, {"": 1}, {"a": {"": 1}}, ({"a.b": 1},), Batch({"a.b": 1})], ids=str)
+@pytest.mark.parametrize("value", [{"a.b": 1}, {"a": {"b.c": 1}}, {"": 1}, {"a": {"": 1}}, ({"a.b": 1},), Batch({"a.b": 1})],
+                         ids=str)
 def test_a_key_that_no_flat_name_can_carry_is_refused(value):
     for name in ("obs", ""):
         with pytest.raises(ValueError, match=r"key '(a\.b|b\.c|)'( of '.*')?: expected a name without dots.*rename"):
@@ -58,7 +59,9 @@ def test_a_space_with_such_a_key_is_refused_when_the_specs_are_made():
         specs_of(gym.spaces.Dict({"a.b": gym.spaces.Discrete(2)}), "obs")
 
 
-@pytest.mark.parametrize("flat", [{"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}, {"a.b": np.ones(2), "a.b.c": 1}, {"a.b.c": 1, "a.b": np.ones(2)}], ids=str)
+@pytest.mark.parametrize("flat",
+                         [{"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}, {"a.b": np.ones(2), "a.b.c": 1},
+                          {"a.b.c": 1, "a.b": np.ones(2)}], ids=str)
 def test_names_that_contradict_each_other_are_refused(flat):
     with pytest.raises(ValueError, match="'a.*' is both a value and the group of '"):
         nest(flat)
@@ -92,12 +95,14 @@ def test_what_holds_no_numbers_is_refused_in_plain_words(spec, value, message):
 
 
 def test_an_integer_that_is_too_long():
-    with pytest.raises(SpecError, match=r"field 'n': expected \(\) int64, got \(\) object with 1180591620717411303424 in it; give numbers, here just one"):
+    with pytest.raises(SpecError, match=r"field 'n': expected \(\) int64, got \(\) object with 1180591620717411303424 in it; "
+                                        r"give numbers, here just one"):
         Spec("n", (), np.dtype(np.int64)).convert(2**70)
 
 
 def test_rows_that_hold_no_numbers():
-    with pytest.raises(SpecError, match=r"field 'obs': expected \('N', 3\) float32, got \(1, 3\) <U1 with the text 'a' in it; give numbers"):
+    with pytest.raises(SpecError, match=r"field 'obs': expected \('N', 3\) float32, got \(1, 3\) <U1 with the text 'a' in it; "
+                                        r"give numbers"):
         OBS.convert([["a", "b", "c"]], rows=True)
     with pytest.raises(SpecError, match=r"field 'rew': expected \('N',\) float64, got \(\) <U1, the text '1'; give numbers"):
         REW.convert("1", rows=True)
@@ -114,8 +119,10 @@ LEVELS = specs_of(gym.spaces.Box(0, 9, (2,), np.uint8), "obs")["obs"]
 @pytest.mark.parametrize(
     ("spec", "legal", "illegal", "message"),
     [
-        (DISCRETE, [-1, 0, 2], [3, -2, 99], r"^task 'RL', field 'act': expected \(\) int64, got {}; stay within \[-1, 2\], the bounds of the space$"),
-        (MULTI, [[0, 10], [2, 14]], [[3, 10], [0, 15], [0, 9], [-1, 12]], r"field 'act': .* got -?\d+ at \(\d,\); stay within \[\d+, \d+\]"),
+        (DISCRETE, [-1, 0, 2], [3, -2, 99], r"^task 'RL', field 'act': expected \(\) int64, got {}; stay within \[-1, 2\], the "
+                                            r"bounds of the space$"),
+        (MULTI, [[0, 10], [2, 14]], [[3, 10], [0, 15], [0, 9], [-1, 12]], r"field 'act': .* got -?\d+ at \(\d,\); stay within "
+                                                                          r"\[\d+, \d+\]"),
         (LEVELS, [[0, 9]], [[0, 10], [255, 0]], r"field 'obs': .* got \d+ at \(\d,\); stay within \[0, 9\]"),
     ],
 )  # fmt: skip
@@ -164,8 +171,10 @@ def test_specs_with_bounds_travel_and_compare_as_before():
 
 @pytest.mark.parametrize("space, name", [
     (gym.spaces.Box(0, 1, (0,)), "obs"), (gym.spaces.Box(0, 1, (3, 0)), "obs"), (gym.spaces.MultiDiscrete([]), "obs"),
-    (gym.spaces.Dict({}), "obs"), (gym.spaces.Tuple(()), "obs"), (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(0, 1, (0,))}), "obs.b"),
-    (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Dict({})}), "obs.b"), (gym.spaces.Tuple([gym.spaces.Tuple(())]), "obs.0")], ids=str)
+    (gym.spaces.Dict({}), "obs"), (gym.spaces.Tuple(()), "obs"),
+    (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(0, 1, (0,))}), "obs.b"),
+    (gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Dict({})}), "obs.b"),
+    (gym.spaces.Tuple([gym.spaces.Tuple(())]), "obs.0")], ids=str)
 def test_a_space_that_holds_no_number_is_refused_by_name(space, name):
     with pytest.raises(ValueError, match=f"space of {name!r} is .*holds no number"):
         specs_of(space, "obs")

@@ -39,6 +39,8 @@ def test_text_is_text():
     assert not [str(path) for path in binary if b"\0" in (ROOT / path).read_bytes()]
 
 
-@pytest.mark.parametrize("name", ["parl_like/robot.py.orig", "a.rej", "a.py~", "core", "models/w.pt", "runs.zip", "envs/_worker.so", "docs/a.mp4"])
+@pytest.mark.parametrize("name",
+                         ["parl_like/robot.py.orig", "a.rej", "a.py~", "core", "models/w.pt", "runs.zip", "envs/_worker.so",
+                          "docs/a.mp4"])
 def test_what_is_left_behind_is_seen(name):
     assert not is_source(Path(name))

@@ -1,4 +1,5 @@
-"""Transfers between NumPy and a device. Without a second device the packing is tested on the CPU, where `send` and `fetch` skip it."""
+"""Transfers between NumPy and a device. Without a second device the packing is tested on the CPU, where `send` and `fetch` skip
+it."""
 
 import numpy as np
 import pytest
@@ -37,7 +38,9 @@ def test_rows_are_packed_side_by_side_and_unpacked():
     whole = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in rows().items()}
     block = _pack(whole, pin=False)
     same({name: value.numpy() for name, value in _unpack(block, whole).items()}, rows())
-    assert all(value.untyped_storage().data_ptr() == block.untyped_storage().data_ptr() for value in _unpack(block, whole).values())
+    assert all(
+        value.untyped_storage().data_ptr() == block.untyped_storage().data_ptr() for value in _unpack(block, whole).values()
+    )
 
 
 def test_tensors_are_joined_and_split():

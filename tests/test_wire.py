@@ -90,7 +90,11 @@ def test_every_dtype_shape_and_layout_comes_back(data):
             max_size=4,
         )
     )  # fmt: skip
-    kind, request, n = data.draw(st.sampled_from(Kind)), data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(0, 2**63 - 1))
+    kind, request, n = (
+        data.draw(st.sampled_from(Kind)),
+        data.draw(st.integers(0, 2**63 - 1)),
+        data.draw(st.integers(0, 2**63 - 1)),
+    )
     task = data.draw(st.text(max_size=20))
     message = unpack(sent(kind, task=task, request=request, rows=n, arrays=arrays, notes=notes))
     assert (message.kind, message.task, message.request, message.rows, message.notes) == (kind, task, request, n, notes)
@@ -104,7 +108,14 @@ def test_every_dtype_shape_and_layout_comes_back(data):
 
 def test_nothing_but_a_kind_is_a_message():
     message = unpack(pack(Kind.HELLO))
-    assert (message.kind, message.task, message.request, message.rows, message.arrays, message.notes) == (Kind.HELLO, "", 0, 0, {}, {})
+    assert (message.kind, message.task, message.request, message.rows, message.arrays, message.notes) == (
+        Kind.HELLO,
+        "",
+        0,
+        0,
+        {},
+        {},
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,) * 8, (2,) * 8])
@@ -176,7 +187,8 @@ def test_only_a_wire_error_comes_of_mutated_joined_frames():
         except WireError:
             refused += 1
     assert refused > 10_000
-    for bad, text in [(b"PLJ", "2 … 65 lengths"), (b"PLJ\x01" + bytes(8), "2 … 65 lengths"), (good[:-8], "a joined frame of"), (good + bytes(8), "a joined frame of")]:
+    for bad, text in [(b"PLJ", "2 … 65 lengths"), (b"PLJ\x01" + bytes(8), "2 … 65 lengths"), (good[:-8], "a joined frame of"),
+                      (good + bytes(8), "a joined frame of")]:
         with pytest.raises(WireError, match=text):
             split([bad])
 
@@ -217,7 +229,8 @@ def test_an_unaligned_frame_is_read_all_the_same():
         ({"notes": {"a": {}}}, "something else (Expected"),
         ({"notes": {"a": b"x"}}, "something else (Expected"),
         ({"notes": {"a": [1.5]}}, "something else (Expected"),
-        ({"notes": {"a": object()}}, "header: expected plain values that MessagePack can hold, got Encoding objects of type object"),
+        ({"notes": {"a": object()}}, "header: expected plain values that MessagePack can hold, got Encoding objects of type "
+                                     "object"),
         ({"notes": {"a": 2**64}}, "got can't serialize ints"),
         ({"notes": {1: 1}}, "something else (Expected `str`"),
         ({"task": "x" * 129}, "length <= 128"),
@@ -242,7 +255,8 @@ def test_the_sender_hears_of_what_would_be_refused(parts, text):
 def test_refusals_of_the_envelope():
     good = sent(Kind.PREDICT, arrays=rows())
     assert refused([], "frames: expected a header frame, got no frame").cause == "frames"
-    for head, size in ((b"", 0), (PREFIX, 4), (b"P", 1), (good[0] + bytes(5000), len(good[0]) + 5000), (memoryview(bytes(1 << 20)), 1 << 20)):
+    for head, size in ((b"", 0), (PREFIX, 4), (b"P", 1), (good[0] + bytes(5000), len(good[0]) + 5000),
+                       (memoryview(bytes(1 << 20)), 1 << 20)):
         assert refused([head, *good[1:]], f"header: expected 5 … 4096 bytes, got {size} bytes").cause == "header"
     assert refused([b"GET / HTTP/1.1"], "magic: expected a message that begins with b'PLK', got b'GET'").cause == "magic"
     assert refused([b"plk\x01" + good[0][4:]], "magic").cause == "magic"
@@ -251,7 +265,8 @@ def test_refusals_of_the_envelope():
 @pytest.mark.parametrize("theirs, who", [(0, "at the peer"), (VERSION + 1, "here"), (255, "here")])
 def test_both_directions_of_a_version_skew_are_refused_with_both_versions(theirs, who):
     for rest in (sent(Kind.HELLO)[0][4:], b"?"):  # whatever comes after the version: it may mean something else there
-        with pytest.raises(VersionError, match=f"^version: expected protocol {VERSION}, got protocol {theirs}; upgrade parl_like {who}, "):
+        with pytest.raises(VersionError, match=f"^version: expected protocol {VERSION}, got protocol {theirs}; upgrade "
+                                               f"parl_like {who}, "):
             unpack([MAGIC + bytes((theirs,)) + rest])
 
 
@@ -260,14 +275,16 @@ def test_version_skew_is_the_same_seen_from_the_other_version(monkeypatch):
     monkeypatch.setattr(wire, "_PREFIX", MAGIC + bytes((VERSION + 1,)))
     frames = pack(Kind.HELLO)
     assert frames[0][3] == VERSION + 1 and unpack(frames).kind is Kind.HELLO
-    with pytest.raises(VersionError, match=f"expected protocol {VERSION + 1}, got protocol {VERSION}; upgrade parl_like at the peer"):
+    with pytest.raises(VersionError, match=f"expected protocol {VERSION + 1}, got protocol {VERSION}; upgrade parl_like at the "
+                                           "peer"):
         unpack([header(kind=1)])
 
 
 @pytest.mark.parametrize(
     "head, text",
     [
-        (PREFIX + b"\xc1", "header: expected [kind, task, request, rows, fields, notes] within the limits of parl_like.wire, got "),
+        (PREFIX + b"\xc1", "header: expected [kind, task, request, rows, fields, notes] within the limits of parl_like.wire, "
+                           "got "),
         (header()[:-1], "truncated"),
         (header() + b"\0", "trailing characters"),
         (header(more=[1]), "length 6, got 7"),
@@ -333,7 +350,8 @@ def test_refusals_of_the_frames():
     assert refused([header(a)], "frames: expected 2, the header's fields and itself, got 1").cause == "frames"
     assert refused([header(a), bytes(24), b""], "frames: expected 2, the header's fields and itself, got 3").cause == "frames"
     for size in (0, 23, 25, 48):
-        assert refused([header(a), bytes(size)], f"size: expected 24 bytes for 'a', (2, 3) f4, got {size} bytes; ").cause == "size"
+        assert refused([header(a), bytes(size)],
+                       f"size: expected 24 bytes for 'a', (2, 3) f4, got {size} bytes; ").cause == "size"
     assert refused([header(a), memoryview(np.zeros((2, 2, 3), "f4"))], "got 48 bytes").cause == "size"
     assert refused([header(a, a), bytes(24), bytes(24)], "fields: expected names that occur once, got 'a', 'a'").cause == "fields"
     assert refused([header(["a", "b1", [3]]), b"\0\1\2"], "bool: expected the bytes 0 and 1 in 'a', got others").cause == "bool"
@@ -341,7 +359,8 @@ def test_refusals_of_the_frames():
     # 2**64 and 2**320 bytes are no 0, and dimensions that NumPy cannot have are no array though it would be empty
     assert refused([header(["a", "f8", [2**40, 2**21]]), b""], f"expected {2**64} bytes").cause == "size"
     assert refused([header(["a", "u1", [2**40] * 8]), b""], f"expected {2**320} bytes").cause == "size"
-    assert refused([header(["a", "u1", [0] + [2**40] * 7]), b""], "size: expected a possible shape of 'a', got (0, 1099511627776").cause == "size"
+    assert refused([header(["a", "u1", [0] + [2**40] * 7]), b""],
+                   "size: expected a possible shape of 'a', got (0, 1099511627776").cause == "size"
 
 
 def test_declared_sizes_allocate_nothing():
@@ -399,8 +418,10 @@ def plain(value):
 
 
 HOSTILE = [
-    -1, 0, 1, 12, 2**31, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), None, True, 1.5, math.nan, "", "a", "x" * 129, "x" * 3000,
-    "O8", "V4", "<f4", "f4", "b1", "c8", "../x", "a\n", "__class__", b"x", [], [[]], {}, {"a": 1}, {1: [None]}, [2**40] * 8, [0] * 9,
+    -1, 0, 1, 12, 2**31, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), None, True, 1.5, math.nan, "", "a", "x" * 129,
+    "x" * 3000,
+    "O8", "V4", "<f4", "f4", "b1", "c8", "../x", "a\n", "__class__", b"x", [], [[]], {}, {"a": 1}, {1: [None]}, [2**40] * 8,
+    [0] * 9,
     [0, 2**40, 2**40], ["a", "f4", [1]], [["a", "u1", []]], msgspec.msgpack.Ext(5, b"abc"), msgspec.Raw(b"\xc1"),
     msgspec.Raw(b"\x91" * 200 + b"\xc0"), msgspec.Raw(b"\xdd\xff\xff\xff\xff"),
 ]  # fmt: skip
@@ -409,7 +430,8 @@ HOSTILE = [
 def seed_messages():
     frames = [
         sent(Kind.PREDICT, task="RL", request=5, rows=3, arrays=rows()),
-        sent(Kind.LEARN, task="t", rows=2, arrays=rows(2), notes={"seeds": [1, 2], "text": "abc", "lr": 0.5, "on": True, "none": None}),
+        sent(Kind.LEARN, task="t", rows=2, arrays=rows(2),
+             notes={"seeds": [1, 2], "text": "abc", "lr": 0.5, "on": True, "none": None}),
         sent(Kind.HELLO),
         sent(Kind.REPLY, arrays={"s": np.array(2.0), "e": np.zeros((0, 3), "i2"), "m": np.zeros((1,) * 8, "f2")}),
         sent(Kind.STATE, arrays=pack_state({"w": np.arange(3.0), "n": {"big": 2**70, "b": b"ab", "ok": np.array([True])}})),
@@ -522,7 +544,8 @@ def test_array_frames_may_hold_any_bytes_of_the_right_number(one, two):
         well_typed(message, frames)
 
 
-@given(st.binary(max_size=80) | st.text(st.sampled_from('[]{}",:$arytensofl01 \n\\u'), max_size=60).map(str.encode), st.binary(max_size=16))
+@given(st.binary(max_size=80) | st.text(st.sampled_from('[]{}",:$arytensofl01 \n\\u'), max_size=60).map(str.encode),
+       st.binary(max_size=16))
 def test_only_a_wire_error_comes_of_raw_bytes_as_a_state(text, data):
     for table in (b"", b"[]\n", b'[["a","u1",[1],0]]\n'):
         try:
@@ -589,7 +612,8 @@ def test_payloads_are_never_executed(tmp_path, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("a payload was given to somebody who would execute it")
 
-    for module, names in ((pickle, ("load", "loads", "Unpickler", "_load", "_loads")), (yaml, ("load", "load_all", "unsafe_load", "full_load")),
+    for module, names in ((pickle, ("load", "loads", "Unpickler", "_load", "_loads")),
+                          (yaml, ("load", "load_all", "unsafe_load", "full_load")),
                           (np, ("load",)), (torch, ("load",))):  # fmt: skip
         for name in names:
             monkeypatch.setattr(module, name, never)
@@ -669,13 +693,18 @@ def same(a, b):
 def test_a_state_comes_back_through_a_message():
     generator = np.random.default_rng(1)
     tree = {
-        "model": {"w": torch.arange(6.0).reshape(2, 3).T, "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "n": torch.tensor(3),
-                  "b": torch.zeros(0, 2, dtype=torch.bfloat16), "on": torch.tensor([True, False]), "i": torch.tensor([1], dtype=torch.int32)},
+        "model": {"w": torch.arange(6.0).reshape(2, 3).T, "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+                  "n": torch.tensor(3),
+                  "b": torch.zeros(0, 2, dtype=torch.bfloat16), "on": torch.tensor([True, False]),
+                  "i": torch.tensor([1], dtype=torch.int32)},
         "buffer": {"f4": np.arange(4, dtype="f4"), "f8": np.arange(6.0).reshape(2, 3)[:, ::2], "b": np.array([[True], [False]]),
-                   "u1": np.arange(5, dtype="u1"), "u2": np.array(7, "u2"), "empty": np.zeros((0, 3), "i4"), "turned": np.zeros((2, 3), "f2").T},
+                   "u1": np.arange(5, dtype="u1"), "u2": np.array(7, "u2"), "empty": np.zeros((0, 3), "i4"),
+                   "turned": np.zeros((2, 3), "f2").T},
         "rng": generator.bit_generator.state, "big": [2**64, -(2**200), 2**63, 2**63 - 1],
-        "plain": {"none": None, "yes": True, "no": False, "int": -5, "float": 0.1, "nan": math.nan, "inf": -math.inf, "text": "ä\n\ud800\0"},
-        "bytes": [b"", b"\0\xff", {"deep": b"x" * 1000}], "tuple": (1, (2.0, b"y")), "dict": {}, "list": [], "nested": {"a": {"b": {}}},
+        "plain": {"none": None, "yes": True, "no": False, "int": -5, "float": 0.1, "nan": math.nan, "inf": -math.inf,
+                  "text": "ä\n\ud800\0"},
+        "bytes": [b"", b"\0\xff", {"deep": b"x" * 1000}], "tuple": (1, (2.0, b"y")), "dict": {}, "list": [],
+        "nested": {"a": {"b": {}}},
         "$array": {"$tensor": "x", "$$": 1, "": 2, "a.b": np.ones(1), "a_b": np.zeros(1)},
     }  # fmt: skip
     frames = sent(Kind.STATE, arrays=pack_state(tree))
@@ -688,7 +717,9 @@ def test_a_state_comes_back_through_a_message():
     assert again.random() == generator.random()
 
 
-@pytest.mark.parametrize("value", [{}, [], None, 3, "x", b"x", np.arange(3), torch.arange(3), [{}, [[]]], np.zeros(2, ">i4"), np.float32(2)], ids=str)
+@pytest.mark.parametrize("value",
+                         [{}, [], None, 3, "x", b"x", np.arange(3), torch.arange(3), [{}, [[]]], np.zeros(2, ">i4"),
+                          np.float32(2)], ids=str)
 def test_any_value_is_a_state(value):
     expected = value.astype("<i4") if isinstance(value, np.ndarray) and value.dtype == ">i4" else value
     expected = 2.0 if isinstance(value, np.float32) else expected
@@ -698,7 +729,8 @@ def test_any_value_is_a_state(value):
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
-        | st.sampled_from(DTYPES).flatmap(lambda code: npst.arrays("<" + code, npst.array_shapes(min_dims=0, min_side=0, max_side=3)))
+        | st.sampled_from(DTYPES).flatmap(lambda code: npst.arrays("<" + code,
+                                                                   npst.array_shapes(min_dims=0, min_side=0, max_side=3)))
         | npst.arrays("f4", 3).map(torch.from_numpy).map(torch.Tensor.bfloat16),
         lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3), part, max_size=3),
         max_leaves=12,
@@ -725,7 +757,8 @@ def endless():
 @pytest.mark.parametrize(
     "value, text",
     [
-        (lambda: {"a": {"b": object()}}, "state, 'state.a.b': expected an array, tensor, None, bool, int, float, str, list or dict, got object"),
+        (lambda: {"a": {"b": object()}}, "state, 'state.a.b': expected an array, tensor, None, bool, int, float, str, list or "
+                                         "dict, got object"),
         (lambda: {"a": np.array([None])}, "got ndarray of object"),
         (lambda: {"a": np.zeros(1, "c8")}, "got ndarray of complex64"),
         (lambda: {"a": torch.zeros(1, device="meta")}, "got Tensor of torch.float32"),
@@ -780,11 +813,17 @@ TABLE, VALUES, DATA = '[["a","f4",[2],0],["b","b1",[1],8]]', '{"a":{"$array":"a"
         (state(TABLE.replace('"b","', '"a","'), VALUES, DATA), "array names that occur once, got one twice"),
         (state(TABLE.replace("f4", "O8"), VALUES, DATA), "bf2, raw for 'a', got 'O8'"),
         (state(TABLE.replace('"a"', '"a/b"'), VALUES, DATA), "matching regex"),
-        (state(TABLE.replace('"b1"', '"raw"'), VALUES.replace('array":"b', 'tensor":"b'), DATA), "arrays as the table names them, got "),
+        (
+            state(TABLE.replace('"b1"', '"raw"'), VALUES.replace('array":"b', 'tensor":"b'), DATA),
+            "arrays as the table names them, got ",
+        ),
         (state(TABLE.replace('"b1",[1]', '"raw",[1,1]'), VALUES, DATA), "expected 'b' at byte 8, got (1, 1) at 8"),
         (state('[["a","bf2",[1],0]]', '{"$array":"a"}', b"12"), "an array used once, got $array 'a'"),
-        (state('[["a","u1",[0,1099511627776,1099511627776],0]]', '{"$array":"a"}'), "arrays as the table names them, got something else ("),
-        (state('[["a","u1",[' + "1099511627776," * 31 + '1099511627776],0]]', '{"$array":"a"}'), "bytes of data or more, got 0"),
+        (
+            state('[["a","u1",[0,1099511627776,1099511627776],0]]', '{"$array":"a"}'),
+            "arrays as the table names them, got something else (",
+        ),
+        (state('[["a","u1",[' + "1099511627776," * 31 + "1099511627776],0]]", '{"$array":"a"}'), "bytes of data or more, got 0"),
         (state("[" + ",".join([f'["a{i}","u1",[0],0]' for i in range(wire.MAX_PARTS + 1)]) + "]", "1"), "length <= 65536"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

@@ -11,7 +11,8 @@ from parl_like.batch import Batch
 from parl_like.models import MLPActorCritic
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
-ACTS = {"discrete": gym.spaces.Discrete(4), "joint": gym.spaces.MultiDiscrete([2, 3]), "box": gym.spaces.Box(-1, 1, (2,), np.float32)}
+ACTS = {"discrete": gym.spaces.Discrete(4), "joint": gym.spaces.MultiDiscrete([2, 3]),
+        "box": gym.spaces.Box(-1, 1, (2,), np.float32)}
 each_space = pytest.mark.parametrize("space", ACTS)
 
 
@@ -25,13 +26,15 @@ def algorithm_of(kind, space, **options):
 
 def rows_of(space, n=12, seed=0):
     rng = np.random.default_rng(seed)
-    act = {"discrete": lambda: rng.integers(4, size=n), "joint": lambda: rng.integers([2, 3], size=(n, 2)), "box": lambda: rng.normal(size=(n, 2)).astype(np.float32)}
+    act = {"discrete": lambda: rng.integers(4, size=n), "joint": lambda: rng.integers([2, 3], size=(n, 2)),
+           "box": lambda: rng.normal(size=(n, 2)).astype(np.float32)}
     last = np.zeros(n, bool)
     last[[3, 7, n - 1]] = True
     terminated = np.zeros(n, bool)
     terminated[3] = True  # row 7 is truncated, the last one cut in its episode
     obs, obs_next = rng.uniform(-1, 1, (2, n, 3)).astype(np.float32)
-    fields = {"obs": obs, "act": act[space](), "rew": rng.normal(size=n), "terminated": terminated, "truncated": last & ~terminated, "obs_next": obs_next, "last": last}
+    fields = {"obs": obs, "act": act[space](), "rew": rng.normal(size=n), "terminated": terminated,
+              "truncated": last & ~terminated, "obs_next": obs_next, "last": last}
     return Batch({name: torch.from_numpy(value) for name, value in fields.items()})
 
 
@@ -42,7 +45,9 @@ def log_pi(out, act, space):
         mean, log_std = out["mean"], np.broadcast_to(out["log_std"], out["mean"].shape)
         z = (act - mean) / np.exp(log_std)
         return (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(1), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum(1)
-    parts = [(out["logits"], act)] if space == "discrete" else [(out["logits"][:, :2], act[:, 0]), (out["logits"][:, 2:], act[:, 1])]
+    parts = (
+        [(out["logits"], act)] if space == "discrete" else [(out["logits"][:, :2], act[:, 0]), (out["logits"][:, 2:], act[:, 1])]
+    )
     total, entropy = 0, 0
     for logits, index in parts:
         log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
@@ -109,11 +114,13 @@ def test_ppo_loss_and_gradient_are_those_of_the_clipped_ratio(space):
     out, value = algorithm.model.evaluate(batch.obs)
     log_prob, entropy = log_pi(out, batch.act.numpy(), space)
     ratio = np.exp(log_prob - batch.log_prob.numpy())
-    assert {(bool(a > 0), bool(r > 1)) for a, r in zip(advantage, ratio, strict=True) if abs(r - 1) > 0.1} == {(a, r) for a in (True, False) for r in (True, False)}
+    assert {(bool(a > 0), bool(r > 1))
+            for a, r in zip(advantage, ratio, strict=True) if abs(r - 1) > 0.1} == {(a, r) for a in (True, False) for r in (True, False)}
     policy_loss = -np.minimum(ratio * advantage, np.clip(ratio, 0.9, 1.1) * advantage).mean()
     value_loss = ((batch.returns.numpy() - value.detach().numpy()) ** 2).mean()
     result = algorithm.learn(batch)
-    expected = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(), "kl": (ratio - 1 - np.log(ratio)).mean(),
+    expected = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(),
+                "kl": (ratio - 1 - np.log(ratio)).mean(),
                 "loss": policy_loss + 0.7 * value_loss - 0.03 * entropy.mean()}
     assert {name: float(result[name].detach()) for name in expected} == pytest.approx(expected, rel=1e-3)
 

@@ -28,7 +28,8 @@ def rows_of(n=8, n_step=1, seed=0):
     valid = rng.integers(1, n_step + 1, n)
     if n_step > 1:
         rew[np.arange(n_step) >= valid[:, None]] = 0.0
-    fields = {"obs": rng.integers(STATES, size=n), "act": rng.integers(ACTIONS, size=n), "rew": rew, "terminated": rng.random(n) < 0.4,
+    fields = {"obs": rng.integers(STATES, size=n), "act": rng.integers(ACTIONS, size=n), "rew": rew,
+              "terminated": rng.random(n) < 0.4,
               "obs_next": rng.integers(STATES, size=n)} | ({"valid": valid} if n_step > 1 else {})
     fields["truncated"] = ~fields["terminated"] & (rng.random(n) < 0.5)
     return Batch({name: torch.from_numpy(value) for name, value in fields.items()})
@@ -64,7 +65,8 @@ def test_a_rows_duration_discounts_it():
     rows.duration = torch.arange(1, 9)
     batch = algorithm.process(rows)
     best = algorithm.target.q(rows.obs_next).amax(1)
-    np.testing.assert_allclose(batch.target.detach(), (rows.rew + 0.9**rows.duration * ~rows.terminated * best).detach(), rtol=1e-5)
+    np.testing.assert_allclose(batch.target.detach(), (rows.rew + 0.9**rows.duration * ~rows.terminated * best).detach(),
+                               rtol=1e-5)
 
 
 def test_the_target_follows_every_few_steps_or_a_little_at_each():
@@ -120,14 +122,16 @@ MASKED = gym.spaces.Dict({"mask": gym.spaces.MultiBinary(3), "x": gym.spaces.Box
 
 @pytest.mark.parametrize("double", [False, True])
 def test_a_next_state_whose_mask_allows_nothing_is_valued_over_all_actions(double):
-    """A time limit may fall on a state for which the environment names no legal action; its future is worth what the network says."""
+    """A time limit may fall on a state for which the environment names no legal action; its future is worth what the network
+    says."""
     algorithm = DQN(MLPQ(MASKED, gym.spaces.Discrete(3), hidden=[8]), gamma=0.9, double=double)
     algorithm.target.net.layers[-1].bias.data += torch.tensor([3.0, 1.0, 2.0])
     x = torch.tensor([[0.5, -0.5], [0.5, -0.5], [0.5, -0.5]])
     masks = torch.tensor([[0, 0, 0], [1, 1, 1], [0, 1, 0]])
     q, frozen = ((network.net(x[:1])[0]).tolist() for network in (algorithm.model, algorithm.target))
     best = int(np.argmax(q if double else frozen))
-    batch = algorithm.process(Batch(obs=Batch(mask=masks, x=x), obs_next=Batch(mask=masks, x=x), act=torch.zeros(3, dtype=torch.int64),
+    batch = algorithm.process(Batch(obs=Batch(mask=masks, x=x), obs_next=Batch(mask=masks, x=x),
+                                    act=torch.zeros(3, dtype=torch.int64),
                                     rew=torch.ones(3), terminated=torch.zeros(3, dtype=torch.bool)))
     expected = [1 + 0.9 * frozen[best], 1 + 0.9 * frozen[best], 1 + 0.9 * frozen[1]]
     np.testing.assert_allclose(batch.target.detach().numpy(), expected, rtol=1e-5)

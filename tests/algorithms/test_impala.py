@@ -23,7 +23,8 @@ STATUS = [1, 1, 2, 0, 1, 1, 2, 0]  # after the action of the row
 DONE = [0, 0, 0, 0, 0, 0, 0, 1]
 REAL = [0, 0, 0, 1.0, 0, 0, 0, -0.5]
 PLANNING = [0.25, 0, 0.5, 0, 0.125, 0, 0, 0]
-VALUES = [[0.1, 0.2], [0.0, 0.1], [0.3, -0.1], [0.2, 0.0], [0.1, 0.4], [0.0, 0.0], [-0.2, 0.1], [0.05, 0.2], [0.4, 0.3]]  # and the bootstrap
+VALUES = [[0.1, 0.2], [0.0, 0.1], [0.3, -0.1], [0.2, 0.0], [0.1, 0.4], [0.0, 0.0], [-0.2, 0.1], [0.05, 0.2],
+          [0.4, 0.3]]  # and the bootstrap
 LOG_RHO = [0.0, 0.1, -0.2, 0.3, 0.0, -0.5, 0.2, 0.0]
 GOLDEN = {
     "real": dict(vs=[0.451455, 0.536874, 0.638454, 0.848367, -0.180323, -0.214441, -0.420448, -0.5],
@@ -37,7 +38,8 @@ class Table(Model):
     """Logits of (2 actions, reset) and two baselines for each of nine rows, whatever else is observed."""
 
     def __init__(self):
-        super().__init__(gym.spaces.Dict(row=gym.spaces.Discrete(9), step_status=gym.spaces.Discrete(4), last_rew=gym.spaces.Box(-INF, INF, (2,))),
+        super().__init__(gym.spaces.Dict(row=gym.spaces.Discrete(9), step_status=gym.spaces.Discrete(4),
+                                         last_rew=gym.spaces.Box(-INF, INF, (2,))),
                          gym.spaces.MultiDiscrete([2, 2]))
         generator = torch.Generator().manual_seed(0)
         self.logits = nn.Parameter(torch.randn(9, 4, generator=generator))
@@ -59,7 +61,8 @@ def table_rows(model, vector=False):
     obs_next = Batch(row=torch.arange(1, 9), step_status=status, last_rew=torch.zeros(8, 2) if vector else rewards.float())
     with torch.no_grad():
         log_prob = model.head.log_prob({"logits": model.logits[:8]}, act)
-    return Batch(obs=obs, act=act, rew=rewards if vector else rewards[:, 0], terminated=ends, truncated=torch.zeros(8, dtype=torch.bool), obs_next=obs_next,
+    return Batch(obs=obs, act=act, rew=rewards if vector else rewards[:, 0], terminated=ends,
+                 truncated=torch.zeros(8, dtype=torch.bool), obs_next=obs_next,
                  last=ends, policy=Batch(log_prob=log_prob - torch.tensor(LOG_RHO)))
 
 
@@ -104,7 +107,9 @@ def test_the_loss_of_both_streams_is_the_sum_that_the_paper_writes():
         assert {key: float(result[key].detach()) for key in expected} == pytest.approx(expected, rel=1e-4)
         assert float(result["loss"].detach()) == pytest.approx(loss, rel=1e-4)
     result["loss"].backward()
-    assert model.values.grad[:, 1].abs().max() == 0 < model.values.grad[:8, 0].abs().min()  # cost 0; and the bootstrap learns nothing
+    assert (
+        model.values.grad[:, 1].abs().max() == 0 < model.values.grad[:8, 0].abs().min()
+    )  # cost 0; and the bootstrap learns nothing
     assert model.values.grad[8].tolist() == [0.0, 0.0]
 
 
@@ -124,20 +129,23 @@ def test_values_of_real_rows_teach_nothing_about_planning():
     assert float(algorithm.learn(batch)["planning_policy_loss"]) == 0.0
 
 
-# ---------------------------------------------------------------------------------------------- as an ordinary algorithm, one stream
+# ------------------------------------------------------------------------------------------- as an ordinary algorithm, one stream
 
 
-ACTS = {"discrete": gym.spaces.Discrete(4), "joint": gym.spaces.MultiDiscrete([2, 3]), "box": gym.spaces.Box(-1, 1, (2,), np.float32)}
+ACTS = {"discrete": gym.spaces.Discrete(4), "joint": gym.spaces.MultiDiscrete([2, 3]),
+        "box": gym.spaces.Box(-1, 1, (2,), np.float32)}
 
 
 def rows_of(space, n=12, seed=0):
     """Segments end with row 3 (terminated), 7 (truncated) and 11 (cut in the episode)."""
     rng = np.random.default_rng(seed)
-    act = {"discrete": lambda: rng.integers(4, size=n), "joint": lambda: rng.integers([2, 3], size=(n, 2)), "box": lambda: rng.normal(size=(n, 2)).astype(np.float32)}
+    act = {"discrete": lambda: rng.integers(4, size=n), "joint": lambda: rng.integers([2, 3], size=(n, 2)),
+           "box": lambda: rng.normal(size=(n, 2)).astype(np.float32)}
     last, terminated, truncated = np.zeros((3, n), bool)
     last[[3, 7, n - 1]], terminated[3], truncated[7] = True, True, True
     obs, obs_next = rng.uniform(-1, 1, (2, n, 3)).astype(np.float32)
-    fields = {"obs": obs, "act": act[space](), "rew": rng.normal(size=n), "terminated": terminated, "truncated": truncated, "obs_next": obs_next, "last": last}
+    fields = {"obs": obs, "act": act[space](), "rew": rng.normal(size=n), "terminated": terminated, "truncated": truncated,
+              "obs_next": obs_next, "last": last}
     return Batch({name: torch.from_numpy(value) for name, value in fields.items()})
 
 
@@ -169,7 +177,8 @@ def test_rows_of_its_own_policy_are_those_of_a2c(space):
 @pytest.mark.parametrize("space", ACTS)
 @pytest.mark.parametrize("faithful", [False, True])
 def test_targets_of_an_older_policys_rows(space, faithful):
-    """Against the reference of V-trace, with ρ̄ and c̄ of their own; a time limit is an end only where the original is followed."""
+    """Against the reference of V-trace, with ρ̄ and c̄ of their own; a time limit is an end only where the original is
+    followed."""
     algorithm = algorithm_of(space, gamma=0.9, lam=0.8, rho_bar=1.3, c_bar=0.9, reward_scale=0.5, faithful=faithful, entropy=0.0)
     batch = rows_of(space)
     out, value = algorithm.model.evaluate(batch.obs)
@@ -185,7 +194,8 @@ def test_targets_of_an_older_policys_rows(space, faithful):
     assert float(result["policy_loss"]) == pytest.approx(-(a * log_prob.numpy()).mean(), rel=1e-4)
     assert float(result["value_loss"]) == pytest.approx(((v - value) ** 2).mean(), rel=1e-4)
     assert float(result["rho"]) == pytest.approx(np.minimum(np.exp(log_ratio), 1.3).mean(), rel=1e-4)
-    assert abs(a[7] - vtrace_reference(0.5 * batch.rew.numpy(), np.where(ends ^ batch.truncated.numpy(), 0.0, 0.9), value, after, log_ratio, last, 1.3, 0.9, 0.8)[1][7]) > 1e-3
+    assert abs(a[7] - vtrace_reference(0.5 * batch.rew.numpy(), np.where(ends ^ batch.truncated.numpy(), 0.0, 0.9), value, after,
+                                       log_ratio, last, 1.3, 0.9, 0.8)[1][7]) > 1e-3
 
 
 def test_a_rows_duration_discounts_what_follows_it():
@@ -239,7 +249,9 @@ def test_memory_runs_from_each_segments_first_state_to_the_observation_behind_it
 
 
 def test_sums_are_means_times_rows():
-    losses = [float(algorithm_of(reduction=reduction).learn(rows_of("discrete"))["loss"].detach()) for reduction in ("mean", "sum")]
+    losses = [
+        float(algorithm_of(reduction=reduction).learn(rows_of("discrete"))["loss"].detach()) for reduction in ("mean", "sum")
+    ]
     assert losses[1] == pytest.approx(12 * losses[0], rel=1e-5)
 
 
@@ -289,7 +301,7 @@ def test_what_was_seen_is_saved_with_the_task():
     assert "recent" not in algorithm_of().networks()
 
 
-# ------------------------------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_what_does_not_fit_is_refused():

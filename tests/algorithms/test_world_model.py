@@ -29,17 +29,19 @@ def world_model(model=None, **options):
 
 # ---------------------------------------------------------------------------------------------------------------------- targets
 
-# thinker_golden.json, model_targets, γ = ½, k = n = 3, a column per environment: 0 goes on, 1 terminates with row 2, 2 is truncated there, 3
-# terminates with row 5. Published rows: the action comes before what it led to.
-REWARD = np.array([[-1, 0, 1, -.5], [.5, -1, 0, 1], [-.5, .5, -1, 0], [1, -.5, .5, -1], [0, 1, -.5, .5], [-1, 0, 1, -.5], [.5, -1, 0, 1], [-.5, .5, -1, 0]])
-BASELINE = np.array([[-1.5, 0, 1.5, -.5], [1, -1, .5, -1.5], [0, 1.5, -.5, 1], [-1, .5, -1.5, 0], [1.5, -.5, 1, -1], [.5, -1.5, 0, 1.5], [-.5, 1, -1, .5],
+# thinker_golden.json, model_targets, γ = ½, k = n = 3, a column per environment: 0 goes on, 1 terminates with row 2, 2 is
+# truncated there, 3 terminates with row 5. Published rows: the action comes before what it led to.
+REWARD = np.array([[-1, 0, 1, -.5], [.5, -1, 0, 1], [-.5, .5, -1, 0], [1, -.5, .5, -1], [0, 1, -.5, .5], [-1, 0, 1, -.5],
+                   [.5, -1, 0, 1], [-.5, .5, -1, 0]])
+BASELINE = np.array([[-1.5, 0, 1.5, -.5], [1, -1, .5, -1.5], [0, 1.5, -.5, 1], [-1, .5, -1.5, 0], [1.5, -.5, 1, -1],
+                     [.5, -1.5, 0, 1.5], [-.5, 1, -1, .5],
                      [-1.5, 0, 1.5, -.5]])
 ACTION = (np.arange(8)[:, None] + np.arange(4)) % 4
 DONE, TRUNCATED = np.zeros((8, 4), bool), np.zeros((8, 4), bool)
 DONE[2, 1] = DONE[2, 2] = DONE[5, 3] = TRUNCATED[2, 2] = True
 
-# Environment 2, generation 2: y_0 = r_1 + ½ baseline_2 = 0 − ¼, where the truncated step 2 gives the estimate of the state before it, and nothing
-# of what came. Environment 1: y_0 = r_1 + ½ r_2 = −1 + ¼, the end of step 2.
+# Environment 2, generation 2: y_0 = r_1 + ½ baseline_2 = 0 − ¼, where the truncated step 2 gives the estimate of the state before
+# it, and nothing of what came. Environment 1: y_0 = r_1 + ½ r_2 = −1 + ¼, the end of step 2.
 VALUE_1 = [[.375, -.75, .25, .75], [.1875, .5, .5, -.5], [.8125, 0, 0, -.875]]
 VALUE_2 = [[.6875, -.75, -.25, .625], [.0625, .5, -.5, -.1875], [.6875, 0, 0, -.875], [-.5625, 0, 0, .25]]
 TARGET_REWARD = [[.5, -1, 0, 1], [-.5, .5, -1, 0], [1, 0, 0, -1]]
@@ -94,8 +96,11 @@ def test_returns_by_the_textbook(n):
 
 def stored_rows(**changes):
     """The golden episodes as a buffer keeps and samples them: our rows, ends repeated where an episode has no more."""
-    specs = [Spec("obs", PLANES.shape, np.dtype(np.uint8)), Spec("act", (), np.dtype(np.int64)), Spec("rew", (), np.dtype(np.float64))]
-    specs += [Spec(name, (), np.dtype(bool)) for name in ("terminated", "truncated")] + [Spec("obs_next", PLANES.shape, np.dtype(np.uint8))]
+    specs = [Spec("obs", PLANES.shape, np.dtype(np.uint8)), Spec("act", (), np.dtype(np.int64)),
+             Spec("rew", (), np.dtype(np.float64))]
+    specs += [Spec(name, (), np.dtype(bool)) for name in ("terminated", "truncated")] + [
+        Spec("obs_next", PLANES.shape, np.dtype(np.uint8))
+    ]
     specs += [Spec("baseline", (), np.dtype(np.float32)), Spec("action_prob", (4,), np.dtype(np.float32))]
     buffer = PrioritizedReplayBuffer(4 * 20, 4, 0)
     buffer.allocate(specs)
@@ -105,7 +110,9 @@ def stored_rows(**changes):
             terminated = DONE[t, env] and not TRUNCATED[t, env]
             obs = rng.integers(0, 256, (2, *PLANES.shape), dtype=np.uint8)
             probabilities = (np.eye(4)[ACTION[t, env]] * 0.6 + 0.1).astype(np.float32)
-            buffer.push(env, (obs[0], ACTION[t, env], REWARD[t, env], terminated, TRUNCATED[t, env], obs[1], BASELINE[t, env], probabilities))
+            buffer.push(env,
+                        (obs[0], ACTION[t, env], REWARD[t, env], terminated, TRUNCATED[t, env], obs[1], BASELINE[t, env],
+                         probabilities))
     starts = np.array([buffer.lane_positions(env)[1] for env in range(4)])
     window = world_model().window
     positions, valid = buffer.sequences(starts, window.sequence, window.burn_in)
@@ -125,7 +132,8 @@ def test_stored_rows_give_the_published_targets():
     np.testing.assert_array_equal(batch.mask.T, MASK)
     np.testing.assert_array_equal(batch.policy.argmax(-1).T, TARGET_ACTION)
     np.testing.assert_allclose(batch.policy.max(-1).values, 0.7, rtol=1e-6)
-    np.testing.assert_array_equal(batch.act.T, [*ACTION[:K], [3, 3, 0, 2]])  # the row that ends an episode stands for those after it
+    np.testing.assert_array_equal(batch.act.T,
+                                  [*ACTION[:K], [3, 3, 0, 2]])  # the row that ends an episode stands for those after it
     np.testing.assert_array_equal(batch.obs, rows.obs[:, 1 : K + 2])
     hard = world_model(soft_policy=False).process(rows)
     np.testing.assert_array_equal(hard.policy, np.eye(4)[TARGET_ACTION.T])
@@ -150,11 +158,13 @@ def test_rewards_are_clipped_as_the_model_clips():
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    (dict(generation=3), "generation is 3"), (dict(generation=1, n=2), "or 1 with n = k"), (dict(k=0), "at least 1 each"), (dict(k=5), r"T ≥ 10"),
+    (dict(generation=3), "generation is 3"), (dict(generation=1, n=2), "or 1 with n = k"), (dict(k=0), "at least 1 each"),
+    (dict(k=5), r"T ≥ 10"),
 ])  # fmt: skip
 def test_targets_refuse(change, match):
     with pytest.raises(ValueError, match=match):
-        model_targets(*(by_row(array) for array in (REWARD, BASELINE, DONE, TRUNCATED)), **{**dict(k=K, n=N, gamma=0.5), **change})
+        model_targets(*(by_row(array) for array in (REWARD, BASELINE, DONE, TRUNCATED)),
+                      **{**dict(k=K, n=N, gamma=0.5), **change})
 
 
 # ----------------------------------------------------------------------------------------------------------------------- losses
@@ -172,28 +182,35 @@ def test_losses_by_hand():
     with torch.no_grad():
         out = model.unroll(batch.obs, batch.act)
         losses = algorithm.losses(out, batch)
-        g = [[model.held_feature(x, batch.act[:, t + 1]) for x in (out.x[:, t], model.normalize(batch.obs[:, t + 1]))] for t in range(K)]
+        g = [
+            [model.held_feature(x, batch.act[:, t + 1]) for x in (out.x[:, t], model.normalize(batch.obs[:, t + 1]))]
+            for t in range(K)
+        ]
     mask, cut = np.array(MASK).T, np.array(CUT).T
     seen = batch.obs.numpy() / 255
     for i in range(4):
         for t in range(K + 1):
             p = torch.softmax(out.logits[i, t], 0).numpy()
             np.testing.assert_allclose(losses["value"][i, t], mask[i, t] * (out.value[i, t, 0] - VALUE_2[t][i]) ** 2, atol=1e-6)
-            np.testing.assert_allclose(losses["policy"][i, t], -mask[i, t] * (batch.policy[i, t].numpy() * np.log(p)).sum(), rtol=1e-5)
+            np.testing.assert_allclose(losses["policy"][i, t], -mask[i, t] * (batch.policy[i, t].numpy() * np.log(p)).sum(),
+                                       rtol=1e-5)
         for t in range(K):
             d = torch.sigmoid(out.done[i, t]).numpy()
             is_done = TARGET_DONE[t][i]
-            np.testing.assert_allclose(losses["reward"][i, t], mask[i, t] * (out.reward[i, t, 0] - TARGET_REWARD[t][i]) ** 2, atol=1e-6)
+            np.testing.assert_allclose(losses["reward"][i, t], mask[i, t] * (out.reward[i, t, 0] - TARGET_REWARD[t][i]) ** 2,
+                                       atol=1e-6)
             np.testing.assert_allclose(losses["done"][i, t], -(1 - cut[i, t]) * np.log(d if is_done else 1 - d), rtol=1e-4)
             image = ((out.x[i, t].numpy() - seen[i, t + 1]) ** 2).mean()
             np.testing.assert_allclose(losses["image"][i, t], mask[i, t + 1] * image, rtol=1e-4)
-            np.testing.assert_allclose(losses["feature"][i, t], mask[i, t + 1] * ((g[t][0][i] - g[t][1][i]) ** 2).mean(), rtol=1e-4, atol=1e-7)
+            np.testing.assert_allclose(losses["feature"][i, t], mask[i, t + 1] * ((g[t][0][i] - g[t][1][i]) ** 2).mean(),
+                                       rtol=1e-4, atol=1e-7)
             np.testing.assert_allclose(losses["reg"][i, t], mask[i, t + 1] * (out.z[i, t] ** 2).mean(), rtol=1e-4)
     result = algorithm.learn(batch)
     per_sequence = sum(algorithm.weights[name] * loss.sum(1) for name, loss in losses.items())
     np.testing.assert_allclose(result["loss"].detach(), (per_sequence * batch.weight).sum(), rtol=1e-5)
     np.testing.assert_allclose(result["value_loss"], (losses["value"] * batch.weight[:, None]).mean(), rtol=1e-5)
-    np.testing.assert_allclose(result["priority"], (out.value[:, 0, 0] - torch.tensor(VALUE_2[0])).abs().clamp(min=1e-8), rtol=1e-5)
+    np.testing.assert_allclose(result["priority"], (out.value[:, 0, 0] - torch.tensor(VALUE_2[0])).abs().clamp(min=1e-8),
+                               rtol=1e-5)
 
 
 def test_generation_1_teaches_nothing_about_the_last_step():
@@ -256,7 +273,8 @@ def test_the_latent_loss_teaches_the_shortcut_alone():
 
 
 @pytest.mark.parametrize("options", [
-    dict(net="single"), dict(net="perfect"), dict(decoder_depth=1, strides=(2, 2, 2, 2)), dict(decoder_depth=4), dict(frame_stack=2),
+    dict(net="single"), dict(net="perfect"), dict(decoder_depth=1, strides=(2, 2, 2, 2)), dict(decoder_depth=4),
+    dict(frame_stack=2),
     dict(latent_planning=True, frame_stack=2), dict(value_encoding="two_hot"), dict(half=True), dict(recurrent_norm=True),
 ])  # fmt: skip
 def test_every_kind_of_net_learns(options):
@@ -357,19 +375,23 @@ def test_mixed_requests_of_many_agents(options):
     np.testing.assert_allclose(after["r"], torch.cat([r2, r6]), **close)
     np.testing.assert_allclose(table["vp_h"][[1, 2, 6]], torch.cat([one["vp_h"], two["vp_h"], six["vp_h"]]), **close)
     assert table.keys() == model.state_shapes().keys()
-    assert np.array_equal(task.predict(requests([1, 1], None, [2, 2], parent=[1, 5], node=[2, 6]))["v"], after["v"])  # states are not used up
-    assert len(task.predict(requests([1], parent=[40], node=[0]))["v"]) == 1 and len(table["vp_h"]) == 64  # a parent never made: zeros
+    assert np.array_equal(task.predict(requests([1, 1], None, [2, 2], parent=[1, 5], node=[2, 6]))["v"],
+                          after["v"])  # states are not used up
+    assert len(task.predict(requests([1], parent=[40],
+                                     node=[0]))["v"]) == 1 and len(table["vp_h"]) == 64  # a parent never made: zeros
 
 
 def test_predictions_hold_what_was_asked_for():
-    assert world_model(return_h=False).predict(Batch({k: torch.from_numpy(v) for k, v in requests([0], node=[0]).items()})).keys() == {
+    assert world_model(return_h=False).predict(Batch({k: torch.from_numpy(v)
+                                                      for k, v in requests([0], node=[0]).items()})).keys() == {
         "r", "done", "v", "logits"}
 
 
 @pytest.mark.parametrize(("model", "options", "match"), [
     ({}, dict(value=-1.0), "weight value is -1.0"), ({}, dict(unroll=0), "at least 1 each"), ({}, dict(gamma=2.0), "gamma in"),
     ({}, dict(generation=1, return_n=2), "generation is 1"), ({}, dict(total_steps=0), "total_steps is 0"),
-    ({}, dict(done=0.0), "build it with predict_done=False"), (dict(net="single"), dict(image=1.0), "decodes no image; set image=0"),
+    ({}, dict(done=0.0), "build it with predict_done=False"), (dict(net="single"), dict(image=1.0), "decodes no image; set "
+                                                                                                    "image=0"),
     (dict(decoder_depth=1), dict(return_x=True), "set return_x=False"),
 ])  # fmt: skip
 def test_refusals(model, options, match):
@@ -403,7 +425,8 @@ def ring_world(n, steps, rng):
             rows["baseline"].append(x)
             y, x = (y + (0, 0, 1, -1)[act]) % 3, (x + (1, -1, 0, 0)[act]) % 3
             rows["valid"].append(not over)
-            for name, value in dict(act=act, rew=float(x == 0), terminated=x == 0, truncated=False, action_prob=np.eye(4)[act]).items():
+            for name, value in dict(act=act, rew=float(x == 0), terminated=x == 0, truncated=False,
+                                    action_prob=np.eye(4)[act]).items():
                 rows[name].append(value)
             over = over or x == 0
     shaped = {name: np.array(values).reshape(n, steps, *np.shape(values)[1:]) for name, values in rows.items()}
@@ -411,7 +434,8 @@ def ring_world(n, steps, rng):
 
 
 def test_a_tiny_world_is_learned():
-    """16 sequences of 2 steps, 50 updates, seed 0: everything is predicted at least 4 times as well as by the new network (reached: 8 to 5000)."""
+    """16 sequences of 2 steps, 50 updates, seed 0: everything is predicted at least 4 times as well as by the new network
+    (reached: 8 to 5000)."""
     model = net(RING, strides=(1, 1, 1, 1), recurrent_norm=True)
     task = ComputationTask(world_model(model, unroll=2, return_n=1, lr=4e-3))
     rows = ring_world(16, 1 + 2 + 1 + 1, np.random.default_rng(0))

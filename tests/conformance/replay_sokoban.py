@@ -1,7 +1,8 @@
 """Replays recorded Sokoban games: replay_sokoban.py TRACES.json LEVELS_DIR
 
-TRACES.json is a list of {"file": level file below LEVELS_DIR, "level": index in the file, "action", "reward", "done", "truncated": one value
-a step, "final_grid": size² tile codes}, the step counter starting at 0. Prints how many steps and final grids differ; exits 1 if any does.
+TRACES.json is a list of {"file": level file below LEVELS_DIR, "level": index in the file, "action", "reward", "done",
+"truncated": one value a step, "final_grid": size² tile codes}, the step counter starting at 0. Prints how many steps and final
+grids differ; exits 1 if any does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Replays recorded cases of Thinker's tree in the toy world: replay_tree.py CASES.json [--layout G1|G2]
 
-CASES.json has a section "tree" (or is that section): {"layout_79" and/or "layout_111": {name: case}}, or cases without that level, which
---layout or the length of their vectors tells apart. A case has A, K, L, gamma, action, reset_action and, as far as recorded, reset_mode,
-tree_carry, perfect, stat_mask_type, test_rec_t, has_action_seq, and what came out of each step. Constants of the toy world: section "toy".
-Prints the largest deviation of every case, and of which field; exits 1 where one is above 1e-5 or a case cannot be replayed.
+CASES.json has a section "tree" (or is that section): {"layout_79" and/or "layout_111": {name: case}}, or cases without that
+level, which --layout or the length of their vectors tells apart. A case has A, K, L, gamma, action, reset_action and, as far as
+recorded, reset_mode, tree_carry, perfect, stat_mask_type, test_rec_t, has_action_seq, and what came out of each step. Constants
+of the toy world: section "toy". Prints the largest deviation of every case, and of which field; exits 1 where one is above 1e-5
+or a case cannot be replayed.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ INTERNAL = ("depth_after_step", "pointer_state_id_after_step", "root_child_count
 
 
 class Toy:
-    """The toy world of n environments: states are (s, ver), s an integer modulo 1009, ver the real steps so far. All exact in float32.
+    """The toy world of n environments: states are (s, ver), s an integer modulo 1009, ver the real steps so far. All exact in
+    float32.
 
-    The model's guess (`imagine`) differs from the truth (`step`) in reward, value, priors and ends, and from one real step to the next.
+    The model's guess (`imagine`) differs from the truth (`step`) in reward, value, priors and ends, and from one real step to the
+    next.
     """
 
     def __init__(self, n: int, n_actions: int, constants: dict[str, Any] | None = None) -> None:
@@ -147,7 +150,8 @@ def replay(case: dict[str, Any], generation: str, constants: dict[str, Any] | No
     n = 1 if action.ndim == 1 else action.shape[1]
     n_actions = int(case["A"])
     tree = Tree(
-        n, n_actions, int(case["K"]), max_depth=int(case["L"]), discounting=float(case["gamma"] if "gamma" in case else case["discounting"]),
+        n, n_actions, int(case["K"]), max_depth=int(case["L"]),
+        discounting=float(case["gamma"] if "gamma" in case else case["discounting"]),
         layout=generation, tree_carry=bool(case.get("tree_carry", 1)), reset_mode=int(case.get("reset_mode", 0)),
         stat_mask_type=int(case.get("stat_mask_type", case.get("mask", 0))), has_action_seq=bool(case.get("has_action_seq", 1)),
         perfect=bool(case.get("perfect", 0)), test_K=case.get("test_rec_t", case.get("test_K")) or None, faithful=True,
@@ -217,7 +221,8 @@ def main(argv: list[str] | None = None) -> int:
             continue
         field = max(worst, key=lambda key: worst[key])
         failed, replayed = failed + (worst[field] > TOLERANCE), replayed + 1
-        print(f"{name} ({generation}): {len(case['action'])} steps, largest deviation {worst[field]:.2e} in {field} of {len(worst)} fields")
+        print(f"{name} ({generation}): {len(case['action'])} steps, largest deviation {worst[field]:.2e} in {field} of "
+              f"{len(worst)} fields")
     print(f"{failed} of {replayed} cases deviate by more than {TOLERANCE:g}")
     return int(failed > 0 or replayed == 0)
 

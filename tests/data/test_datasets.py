@@ -20,7 +20,8 @@ from parl_like.stages import StopAfterSteps
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of metadata that a test need not have
 
-OBS = gym.spaces.Dict({"a": gym.spaces.Box(-9, 9, (2,), np.float32), "b": gym.spaces.Tuple((gym.spaces.Discrete(99), gym.spaces.MultiBinary(3)))})
+OBS = gym.spaces.Dict({"a": gym.spaces.Box(-9, 9, (2,), np.float32),
+                       "b": gym.spaces.Tuple((gym.spaces.Discrete(99), gym.spaces.MultiBinary(3)))})
 ACT = gym.spaces.Tuple((gym.spaces.Discrete(5), gym.spaces.Box(-1, 1, (1,), np.float64)))
 
 
@@ -60,12 +61,17 @@ def test_rows_whose_next_observation_is_unknown_are_left_out():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         full = from_arrays(**data, obs_next=data["obs"] + 1)
-    assert len(full) == 8 and full[:].obs_next.tolist() == list(range(1, 9)) and full[:].truncated.tolist() == data["truncated"].tolist()
+    assert (
+        len(full) == 8
+        and full[:].obs_next.tolist() == list(range(1, 9))
+        and full[:].truncated.tolist() == data["truncated"].tolist()
+    )
 
 
 @given(st.lists(st.sampled_from(["go", "end", "cut"]), min_size=1, max_size=12))
 def test_every_next_observation_is_true(kinds):
-    """Observation i follows i − 1 inside an episode; a row that is neither terminated nor known to lead to i + 1 may not be there."""
+    """Observation i follows i − 1 inside an episode; a row that is neither terminated nor known to lead to i + 1 may not be
+    there."""
     data = columns(len(kinds))
     data["terminated"], data["truncated"] = np.array(kinds) == "end", np.array(kinds) == "cut"
     known = [kind == "end" or (kind == "go" and i + 1 < len(kinds)) for i, kind in enumerate(kinds)]
@@ -87,7 +93,8 @@ def test_every_next_observation_is_true(kinds):
 def test_nested_fields_sizes_and_more():
     n = 6
     obs = {"x": np.zeros((n, 2), np.float32), "y": (np.arange(n), np.ones(n, bool))}
-    buffer = from_arrays(obs, {"l": np.arange(n)}, np.ones((n, 2), np.float32), [0] * 5 + [1], obs_next=obs, size=4, info={"k": np.arange(n)})
+    buffer = from_arrays(obs, {"l": np.arange(n)}, np.ones((n, 2), np.float32), [0] * 5 + [1], obs_next=obs, size=4,
+                         info={"k": np.arange(n)})
     assert len(buffer) == 4 and buffer[:].info.k.tolist() == [2, 3, 4, 5]  # the oldest rows are gone
     assert {"obs.x", "obs.y.0", "obs.y.1", "obs_next.y.1", "act.l", "info.k"} <= set(buffer.columns)
     assert buffer.columns["rew"].dtype == np.float64 and buffer.columns["terminated"].dtype == bool
@@ -123,7 +130,8 @@ def test_arrays_of_a_buffer_make_the_same_rows(kind, options, n):
     for i in range(n):
         ends = np.array([i % 5 == 4, False])
         obs = np.array([i, 100 + i], np.float32)
-        buffer.add({"obs": obs, "act": obs * 2, "rew": obs, "terminated": ends, "truncated": [False, i == 7], "obs_next": obs + 1})
+        buffer.add({"obs": obs, "act": obs * 2, "rew": obs, "terminated": ends, "truncated": [False, i == 7],
+                    "obs_next": obs + 1})
     arrays = to_arrays(buffer)
     assert len(arrays["rew"]) == len(buffer) and "done" not in arrays and "weight" not in arrays
     newest = np.cumsum([len(buffer.lane_rows(lane)["rew"]) for lane in range(2)]) - 1
@@ -160,7 +168,8 @@ def episode(minari, start, n, terminated=True, cut=False):
 
 @pytest.fixture
 def dataset(minari):
-    episodes = [episode(minari, 0, 3), episode(minari, 10, 1, False, True), episode(minari, 20, 4, False, False), episode(minari, 30, 2)]
+    episodes = [episode(minari, 0, 3), episode(minari, 10, 1, False, True), episode(minari, 20, 4, False, False),
+                episode(minari, 30, 2)]
     return minari.create_dataset_from_buffers("test/all-v0", episodes, observation_space=OBS, action_space=ACT)
 
 
@@ -173,7 +182,9 @@ def test_a_minari_dataset_becomes_rows_with_true_next_observations(dataset):
         assert np.flatnonzero(rows.terminated).tolist() == [2, 9]
         assert np.flatnonzero(rows.truncated).tolist() == [3, 7]  # row 7: its episode stops, though the data does not say so
         assert np.array_equal(rows.obs.a[:, 1], -rows.obs["b"]["0"].astype(np.float32) / 100)
-        assert np.array_equal(rows.rew, rows.obs["b"]["0"] / 4) and np.array_equal(rows.act["1"][:, 0], np.sin(rows.obs["b"]["0"]))
+        assert np.array_equal(rows.rew, rows.obs["b"]["0"] / 4) and np.array_equal(
+            rows.act["1"][:, 0], np.sin(rows.obs["b"]["0"])
+        )
     assert {name: column.dtype for name, column in buffer.columns.items() if not name.startswith("obs_next")} == {
         "obs.a": np.float32, "obs.b.0": np.int64, "obs.b.1": np.int8, "act.0": np.int64, "act.1": np.float64, "rew": np.float64,
         "terminated": bool, "truncated": bool,
@@ -232,7 +243,8 @@ def test_bad_calls_are_refused(dataset, minari):
         (lambda: to_minari(buffer, "test/x-v0"), "expected env, or observation_space"),
         (lambda: to_minari(ReplayBuffer(3), "test/x-v0", observation_space=OBS, action_space=ACT), "no rows"),
         (lambda: to_minari(buffer, "test/x-v0", observation_space=OBS["a"], action_space=ACT), "'obs': expected.*got none"),
-        (lambda: to_minari(buffer, "test/x-v0", observation_space=OBS, action_space=gym.spaces.Tuple([ACT[1], ACT[0]])), "'act.0'"),
+        (lambda: to_minari(buffer, "test/x-v0", observation_space=OBS, action_space=gym.spaces.Tuple([ACT[1], ACT[0]])),
+         "'act.0'"),
     ):
         with pytest.raises(ValueError, match=expected):
             call()

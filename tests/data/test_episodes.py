@@ -20,7 +20,8 @@ def spec(name, shape=(), dtype="float64"):
 
 
 SPECS = [
-    spec("obs", (2,), "float32"), spec("act", (), "int64"), spec("rew"), spec("terminated", (), "bool"), spec("truncated", (), "bool"),
+    spec("obs", (2,), "float32"), spec("act", (), "int64"), spec("rew"), spec("terminated", (), "bool"),
+    spec("truncated", (), "bool"),
 ]  # fmt: skip
 
 
@@ -67,7 +68,8 @@ def test_an_episode_is_seen_when_it_is_over():
     assert [x.tolist() for x in buffer.add(row(5, True))] == [[2], [5], [1], [2]]
     assert (len(buffer), buffer.n_episodes, buffer.open_rows.tolist()) == (3, 2, [0])
     assert acts(buffer) == [[3, 4], [5]]
-    assert buffer.episode(0) == Batch(obs=[3, 4], act=[3, 4], rew=[3.0, 4.0], terminated=[False] * 2, truncated=[False, True], done=[False, True])
+    assert buffer.episode(0) == Batch(obs=[3, 4], act=[3, 4], rew=[3.0, 4.0], terminated=[False] * 2, truncated=[False, True],
+                                      done=[False, True])
 
 
 def test_unbounded_memory_keeps_every_episode_of_every_length():
@@ -261,7 +263,8 @@ def test_nothing_is_drawn_from_nothing():
     buffer = filled([-3])
     assert len(buffer.sample(0)[1]) == len(buffer.sample(None)[1]) == 0 and buffer.sample_episodes(0) == []
     for draw in (buffer.sample, buffer.sample_episodes, lambda n: buffer.sample_sequences(n, 2)):
-        with pytest.raises(ValueError, match="cannot sample 1 .* without a finished episode.*open=1 in 1|open=1 in 1.*cannot sample 1"):
+        with pytest.raises(ValueError, match="cannot sample 1 .* without a finished episode.*open=1 in 1|open=1 in 1.*cannot "
+                                             "sample 1"):
             draw(1)
 
 
@@ -295,7 +298,8 @@ def test_what_does_not_fit_changes_nothing(buffer):
             buffer.add(wrong, lanes)
         assert snapshot(buffer) == before and buffer.specs == specs
     good = (1, 1, 1.0, False, False)
-    for lane, wrong, words in [(2, good, "no lane 2"), (-1, good, "no lane -1"), (0, good[:3], "push got 3 values"), (0, ("x", *good[1:]), "'obs'")]:
+    for lane, wrong, words in [(2, good, "no lane 2"), (-1, good, "no lane -1"), (0, good[:3], "push got 3 values"),
+                               (0, ("x", *good[1:]), "'obs'")]:
         with pytest.raises(ValueError, match=words):
             buffer.push(lane, wrong)
     columns = [[1, 2], [1, 2], [1.0, 2.0], [True, False], [False, False]]
@@ -362,7 +366,8 @@ def test_a_state_that_does_not_fit_changes_nothing():
     for state, words in [
         (EpisodeBuffer(max_rows=8).state_dict(), "saved max_rows is 8, this buffer's 9"),
         (EpisodeBuffer(9, n_lanes=2).state_dict(), "saved n_lanes is 2"),
-        (EpisodeBuffer(9, rng=np.random.Generator(np.random.MT19937(0))).state_dict() | {"open": buffer.state_dict()["open"]}, "MT19937"),
+        (EpisodeBuffer(9, rng=np.random.Generator(np.random.MT19937(0))).state_dict() | {"open": buffer.state_dict()["open"]},
+         "MT19937"),
         (other.state_dict(), r"saved fields are obs \(2,\) float32.*this buffer's obs \(\) int64"),
         (buffer.state_dict() | {"lengths": [1]}, "make 1 rows, but 2 are there"),
     ]:
@@ -372,7 +377,8 @@ def test_a_state_that_does_not_fit_changes_nothing():
     cached = CachedReplayBuffer(ReplayBuffer(20), 2, 5)
     cached.add(rows([0, 1], [False, True]))
     before = snapshot(cached)
-    for other, words in [(CachedReplayBuffer(ReplayBuffer(20), 2, 6), "max_episode_length is 6"), (CachedReplayBuffer(ReplayBuffer(30), 2, 5), "size is 30")]:
+    for other, words in [(CachedReplayBuffer(ReplayBuffer(20), 2, 6), "max_episode_length is 6"),
+                         (CachedReplayBuffer(ReplayBuffer(30), 2, 5), "size is 30")]:
         other.add(rows([0, 1], [False, True]))
         with pytest.raises(ValueError, match=words):
             cached.load_state_dict(other.state_dict())
@@ -385,10 +391,19 @@ def test_a_state_that_does_not_fit_changes_nothing():
 def test_episodes_of_many_environments_lie_whole_in_one_lane():
     main = ReplayBuffer(8)
     buffer = CachedReplayBuffer(main, 3)
-    assert [x.tolist() for x in buffer.add(rows([0, 10, 20], [False, False, True]))] == [[-1, -1, 0], [0, 0, 20], [0, 0, 1], [-1, -1, 0]]
+    assert [x.tolist() for x in buffer.add(rows([0, 10, 20], [False, False, True]))] == [
+        [-1, -1, 0],
+        [0, 0, 20],
+        [0, 0, 1],
+        [-1, -1, 0],
+    ]
     assert [x.tolist() for x in buffer.add(rows([1, 11], [False, True]), [0, 1])] == [[-1, 2], [0, 21], [0, 2], [-1, 1]]
     assert main[:].act.tolist() == [20, 10, 11] and len(buffer) == 3 and buffer.open_rows.tolist() == [2, 0, 0]
-    assert buffer.truncate_open(0) and main[:].act.tolist() == [20, 10, 11, 0, 1] and main[:].truncated.tolist() == [False] * 4 + [True]
+    assert (
+        buffer.truncate_open(0)
+        and main[:].act.tolist() == [20, 10, 11, 0, 1]
+        and main[:].truncated.tolist() == [False] * 4 + [True]
+    )
     # It passes on what is main's: rows 3 and 4 are one episode.
     assert buffer.next([3]).tolist() == [4] and buffer.n_step(np.array([3]), 3)["valid"].tolist() == [2]
     assert buffer.sample(0)[0] == buffer[:] == main[:] and buffer.capacity == 8 and buffer.obs is main.obs
@@ -491,7 +506,11 @@ def test_main_may_learn_fields_from_somebody_else():
     buffer.truncate_open(0)
     assert main[:].other.tolist() == [7, 0]
     buffer.add(rows([1, 11], [True, True], own=[3, 4]))
-    assert main[:].act.tolist() == [50, 0, 1, 10, 11] and main[:].own.tolist() == [0, 0, 3, 0, 4] and main[:].other.tolist() == [7, 0, 0, 0, 0]
+    assert (
+        main[:].act.tolist() == [50, 0, 1, 10, 11]
+        and main[:].own.tolist() == [0, 0, 3, 0, 4]
+        and main[:].other.tolist() == [7, 0, 0, 0, 0]
+    )
     assert [s.name for s in buffer.specs][-2:] == ["other", "own"]
 
 
@@ -507,11 +526,13 @@ def test_main_may_look_obs_next_up():
 
 # ---- against plain lists
 
-EVENTS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["row", "row", "row", "terminated", "truncated", "close", "drop"])), max_size=60)
+EVENTS = st.lists(st.tuples(st.integers(0, 2),
+                            st.sampled_from(["row", "row", "row", "terminated", "truncated", "close", "drop"])), max_size=60)
 
 
 def play(buffer, events, way):
-    """Writes rows 0, 1, … as the events say; returns finished episodes (lane, rows, whether truncated) and open rows of each lane."""
+    """Writes rows 0, 1, … as the events say; returns finished episodes (lane, rows, whether truncated) and open rows of each
+    lane."""
     done, opened = [], [[], [], []]
     names = [s.name for s in SPECS]
     for i, (lane, event) in enumerate(events):
@@ -546,7 +567,8 @@ def play(buffer, events, way):
 
 
 @given(
-    EVENTS, st.sampled_from(["push", "push_rows", "add"]), st.none() | st.integers(1, 12), st.none() | st.integers(1, 4), st.integers(0, 3),
+    EVENTS, st.sampled_from(["push", "push_rows", "add"]), st.none() | st.integers(1, 12), st.none() | st.integers(1, 4),
+    st.integers(0, 3),
     st.booleans(),
 )  # fmt: skip
 def test_episodes_as_in_a_list(events, way, max_rows, max_episodes, pops, reload):
@@ -583,7 +605,8 @@ def test_cached_rows_reach_main_by_episode(events, way, main_lanes):
     buffer.allocate(SPECS)
     done, _ = play(buffer, events, way)
     for lane in range(main_lanes):
-        assert main.lane_rows(lane)["act"].tolist() == [i for k, numbers, _ in done for i in numbers if main_lanes == 1 or k == lane]
+        assert main.lane_rows(lane)["act"].tolist() == [i
+                                                        for k, numbers, _ in done for i in numbers if main_lanes == 1 or k == lane]
     assert not len(main.unfinished_index())
 
 

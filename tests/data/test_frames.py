@@ -104,7 +104,8 @@ def test_a_bad_next_observation_leaves_everything_as_it_was():
         with pytest.raises(SpecError, match="field 'obs_next'"):
             buffer.push(0, (np.zeros(2), 0, 0.0, False, False, bad))
         with pytest.raises(SpecError, match="field 'obs_next'"):
-            buffer.push_rows([0], (np.zeros((1, 2)), np.zeros(1, int), np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), bad[None]))
+            buffer.push_rows([0],
+                             (np.zeros((1, 2)), np.zeros(1, int), np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), bad[None]))
     assert buffer[:].obs_next.tolist() == [[0, 0], [0, 0], [1, 1]] and buffer._ring.written.tolist() == [3]
 
 
@@ -142,7 +143,8 @@ def test_rows_with_enough_followers_are_drawn():
 # ------------------------------------------------------------------------------------------------- against a list of transitions
 
 
-episodes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.sampled_from(["terminated", "truncated", "both", "seam", "open"])), max_size=14)
+episodes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6),
+                              st.sampled_from(["terminated", "truncated", "both", "seam", "open"])), max_size=14)
 
 
 class Model:
@@ -189,8 +191,10 @@ def filled(history, lanes, size, stack, ignore, only_last, way):
     buffer = ReplayBuffer(size * lanes, lanes, stack_num=stack, ignore_obs_next=ignore, save_only_last_obs=only_last)
     model = Model(lanes, size, stack, ignore)
     shape = (2,) if only_last else ()
-    buffer.allocate([Spec("obs.x", shape, np.dtype(np.int64)), Spec("act", (), np.dtype(np.int64)), Spec("rew", (), np.dtype(np.float64)),
-                     Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool)), Spec("obs_next.x", shape, np.dtype(np.int64))])
+    buffer.allocate([Spec("obs.x", shape, np.dtype(np.int64)), Spec("act", (), np.dtype(np.int64)),
+                     Spec("rew", (), np.dtype(np.float64)),
+                     Spec("terminated", (), np.dtype(bool)), Spec("truncated", (), np.dtype(bool)),
+                     Spec("obs_next.x", shape, np.dtype(np.int64))])
     frame, open_at = 0, {}
     for lane, length, end in history:
         lane %= lanes
@@ -204,7 +208,8 @@ def filled(history, lanes, size, stack, ignore, only_last, way):
             terminated, truncated = last and end in ("terminated", "both"), last and end in ("truncated", "both")
             given = [np.array([-1, x]) if only_last else x for x in (now, following)]
             if way == "add":
-                rows = dict(obs={"x": [given[0]]}, act=[now], rew=[now / 2], terminated=[terminated], truncated=[truncated], obs_next={"x": [given[1]]})
+                rows = dict(obs={"x": [given[0]]}, act=[now], rew=[now / 2], terminated=[terminated], truncated=[truncated],
+                            obs_next={"x": [given[1]]})
                 buffer.add(rows, [lane])
             else:
                 buffer.push(lane, (given[0], now, now / 2, terminated, truncated, given[1]))
@@ -220,7 +225,8 @@ def filled(history, lanes, size, stack, ignore, only_last, way):
 
 
 settings_of_a_buffer = dict(
-    history=episodes, lanes=st.integers(1, 3), size=st.integers(3, 8), stack=st.integers(1, 3), ignore=st.booleans(), only_last=st.booleans(),
+    history=episodes, lanes=st.integers(1, 3), size=st.integers(3, 8), stack=st.integers(1, 3), ignore=st.booleans(),
+    only_last=st.booleans(),
     way=st.sampled_from(["add", "push"]),
 )
 
@@ -297,7 +303,9 @@ def test_obs_next_is_looked_up_also_where_it_was_never_given():
 
 def test_obs_next_must_have_the_fields_of_obs():
     with pytest.raises(ValueError, match="field 'obs_next.b' is .* and 'obs.b' is not"):
-        ReplayBuffer(9, ignore_obs_next=True).add(dict(obs={"a": 1}, act=0, rew=0.0, terminated=False, truncated=False, obs_next={"a": 1, "b": 2}))
+        ReplayBuffer(9,
+                     ignore_obs_next=True).add(dict(obs={"a": 1}, act=0, rew=0.0, terminated=False, truncated=False,
+                                                    obs_next={"a": 1, "b": 2}))
 
 
 def test_an_empty_buffer_is_loaded_over_a_full_one():
@@ -313,7 +321,8 @@ def test_an_empty_buffer_is_loaded_over_a_full_one():
 def test_positions_outside_of_the_memory_crash_nothing():
     buffer = plain(5)
     for wrong in (10**12, -(10**9), 9, -1):
-        for call in (lambda w: buffer.n_step(np.array([w]), 3), lambda w: buffer.sequences(np.array([w]), 2), lambda w: buffer.gather(np.array([w]), np.array([w]))):
+        for call in (lambda w: buffer.n_step(np.array([w]), 3), lambda w: buffer.sequences(np.array([w]), 2),
+                     lambda w: buffer.gather(np.array([w]), np.array([w]))):
             if call is not None and not (wrong == -1 and "gather" in call.__code__.co_names):
                 with pytest.raises(IndexError):
                     call(wrong)

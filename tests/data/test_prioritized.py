@@ -121,7 +121,8 @@ def test_no_number_no_priority(bad):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (dict(alpha=0), "alpha is 0"), (dict(alpha=-1), "alpha is -1"), (dict(alpha=float("nan")), "alpha is nan"), (dict(beta=-0.1), "beta is -0.1"),
+    (dict(alpha=0), "alpha is 0"), (dict(alpha=-1), "alpha is -1"), (dict(alpha=float("nan")), "alpha is nan"),
+    (dict(beta=-0.1), "beta is -0.1"),
 ])
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
@@ -261,6 +262,7 @@ def test_weights_of_another_alpha_are_refused():
 
 def test_everything_that_reads_or_writes_is_under_the_lock():
     public = {name for name in dir(PrioritizedReplayBuffer) if not name.startswith("_") and callable(getattr(PrioritizedReplayBuffer, name))}
-    free = {"allocate", "check_lanes", "episode_start", "is_full", "lane_positions", "lane_rows", "load", "make_threadsafe", "positions", "read_shape", "save",
+    free = {"allocate", "check_lanes", "episode_start", "is_full", "lane_positions", "lane_rows", "load", "make_threadsafe",
+            "positions", "read_shape", "save",
             "take", "unfinished_index", "window"}
     assert public - set(PrioritizedReplayBuffer.locked) == free

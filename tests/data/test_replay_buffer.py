@@ -1,4 +1,5 @@
-"""ReplayBuffer: the literal numbers of the Tianshou seed (T20 to T30, T35 to T39, T48), lanes, laws, errors, and its saved state."""
+"""ReplayBuffer: the literal numbers of the Tianshou seed (T20 to T30, T35 to T39, T48), lanes, laws, errors, and its saved
+state."""
 
 import copy
 import json
@@ -814,11 +815,13 @@ def test_a_row_block_is_copied_by_what_it_holds():
     assert block.arrays["x"].tolist() == [[0, 0], [1, 2], [0, 0]]
 
 
-@pytest.mark.parametrize("make", [lambda x: np.stack([x, x], 1)[:, 1], lambda x: __import__("torch").from_numpy(x)], ids=["strided", "torch"])
+@pytest.mark.parametrize("make", [lambda x: np.stack([x, x], 1)[:, 1], lambda x: __import__("torch").from_numpy(x)],
+                         ids=["strided", "torch"])
 def test_rows_in_any_form_are_added_and_counted(make):
     buffer = ReplayBuffer(20, 2)
     for i in range(3):
         rew = make(np.array([i, 10.0 + i]))
         end = make(np.array([False, i == 2]))
-        out = buffer.add(dict(obs=make(np.arange(2.0)), act=make(np.arange(2)), rew=rew, terminated=end, truncated=make(np.zeros(2, bool))))
+        out = buffer.add(dict(obs=make(np.arange(2.0)), act=make(np.arange(2)), rew=rew, terminated=end,
+                              truncated=make(np.zeros(2, bool))))
     assert len(buffer) == 6 and out[1].tolist() == [0, 33] and out[2].tolist() == [0, 3]

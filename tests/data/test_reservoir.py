@@ -43,7 +43,8 @@ def everything(buffer):
 
 
 def test_every_item_is_kept_equally_often():
-    """The published numbers: capacity 3, items 1 … 10, 10,000 repetitions, each kept with frequency 0.3 ± 0.03. And every pair."""
+    """The published numbers: capacity 3, items 1 … 10, 10,000 repetitions, each kept with frequency 0.3 ± 0.03. And every
+    pair."""
     rng, n = np.random.default_rng(0), 10_000
     kept, slots, pairs = np.zeros(11), np.zeros((11, 3)), np.zeros((11, 11))
     for _ in range(n):
@@ -194,7 +195,8 @@ def test_a_bad_first_row_defines_nothing(value):
         (lambda: ReservoirBuffer(3).push((1,)), ValueError, r"call allocate\(specs\) first"),
         (lambda: ReservoirBuffer(3).add({}), ValueError, "at least one"),
         (lambda: ReservoirBuffer(3).allocate([SPECS[0], SPECS[0]]), ValueError, "each name once"),
-        (lambda: ReservoirBuffer(3).allocate([Spec("a", (), SPECS[0].dtype), Spec("a.b", (), SPECS[0].dtype)]), ValueError, "both"),
+        (lambda: ReservoirBuffer(3).allocate([Spec("a", (), SPECS[0].dtype), Spec("a.b", (), SPECS[0].dtype)]), ValueError,
+         "both"),
         (lambda: ReservoirBuffer(3).allocate([Spec("a", (), np.dtype("U3"))]), ValueError, "rows hold numbers"),
         (lambda: pushed(3, 1).allocate(SPECS[:2]), ValueError, "already allocated"),
         (lambda: pushed(3, 1).push((1,)), IndexError, "1 values"),
@@ -212,7 +214,8 @@ def test_allocating_the_same_again_does_nothing():
     assert items(buffer) == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["prev", "next", "n_step", "window", "done", "episode_start", "unfinished_index", "truncate_open"])
+@pytest.mark.parametrize("name",
+                         ["prev", "next", "n_step", "window", "done", "episode_start", "unfinished_index", "truncate_open"])
 def test_there_is_no_time(name):
     buffer = pushed(3, 3)
     with pytest.raises(AttributeError, match=f"no '{name}'.*ReplayBuffer"):
@@ -274,7 +277,8 @@ def load_over(buffer):
 
 @pytest.mark.parametrize("n", [0, 2, 40])
 @pytest.mark.parametrize(
-    "way", [load, load_over, copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))], ids=["load", "load over", "deepcopy", "pickle"]
+    "way", [load, load_over, copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))],
+    ids=["load", "load over", "deepcopy", "pickle"]
 )
 def test_a_restored_buffer_goes_on_as_the_first_would_have(way, n):
     first = pushed(4, n)

@@ -34,8 +34,8 @@ def flags(n, *true_at):
 
 # ---- numbers worked out by hand
 
-# Two segments in five rows, γ = 1/2. Row 1 is truncated: its value, 8, counts. Row 3 terminates: its value, 100, must not. Row 4 is an
-# episode that is still running.
+# Two segments in five rows, γ = 1/2. Row 1 is truncated: its value, 8, counts. Row 3 terminates: its value, 100, must not. Row 4
+# is an episode that is still running.
 REW = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
 DISCOUNT = np.array([0.5, 0.5, 0.5, 0.0, 0.5])
 VALUE_NEXT = np.array([2.0, 8.0, 10.0, 100.0, 6.0])
@@ -84,7 +84,8 @@ def test_n_step_return_by_hand():
 @pytest.mark.parametrize(
     ("n", "expected"),
     [
-        # One step: rew + discount · V'.  Two: G0 = 1 + ½·(2 + ½·8);  row 1 is cut;  G2 = 3 + ½·4;  row 3 ended;  row 4 has none after it
+        # One step: rew + discount · V'.  Two: G0 = 1 + ½·(2 + ½·8);  row 1 is cut;  G2 = 3 + ½·4;  row 3 ended;  row 4 has none
+        # after it
         (1, [2.0, 6.0, 8.0, 4.0, 8.0]),
         (2, [4.0, 6.0, 5.0, 4.0, 8.0]),
         (3, [4.0, 6.0, 5.0, 4.0, 8.0]),
@@ -243,10 +244,10 @@ def test_t49_gae_plus_value(terminated, expected):
 def rows_of_time_steps(value, rew, discount, is_last, gamma):
     """ALF's time steps as our rows.
 
-    In ALF, time step t carries the reward and discount of the action *before* it: ret[t] = r[t+1] + γ d[t+1] ret[t+1]. So our row t takes
-    reward, discount and value of time step t + 1, and is last where that one is LAST; T time steps give T − 1 rows. From a LAST step no action
-    leads on, so there is no row: ALF puts the value itself there (advantage 0). Here such a place is filled with a row that earns just
-    that and ends.
+    In ALF, time step t carries the reward and discount of the action *before* it: ret[t] = r[t+1] + γ d[t+1] ret[t+1]. So our row
+    t takes reward, discount and value of time step t + 1, and is last where that one is LAST; T time steps give T − 1 rows. From
+    a LAST step no action leads on, so there is no row: ALF puts the value itself there (advantage 0). Here such a place is filled
+    with a row that earns just that and ends.
     """
     here, following = is_last[:-1], is_last[1:]
     return {
@@ -374,7 +375,8 @@ def test_off_policy_kernels_equal_references(steps, rows, dtype, tolerance, lam,
     log_ratio = np.random.default_rng(rows).normal(size=(steps, rows)).astype(dtype)
     got = vtrace(*floats, log_ratio, last, rho_bar, c_bar, lam)
     expected = vtrace_reference(*floats, log_ratio, last, rho_bar, c_bar, lam)
-    pairs = [*zip(got, expected, strict=True), (retrace(*floats, log_ratio, last, lam), retrace_reference(*floats, log_ratio, last, lam))]
+    pairs = [*zip(got, expected, strict=True),
+             (retrace(*floats, log_ratio, last, lam), retrace_reference(*floats, log_ratio, last, lam))]
     for got, expected in pairs:
         assert got.dtype == dtype and got.shape == (steps, rows)
         np.testing.assert_allclose(got, expected, rtol=4 * tolerance, atol=4 * tolerance)
@@ -603,7 +605,8 @@ def test_special_cases_of_retrace():
     np.testing.assert_allclose(retrace(rew, discount, q, value_next, none, last), one_step, rtol=1e-12, atol=1e-12)
     first = likely.copy()
     first[0] = none[0]  # the ratio of the first action does not count
-    np.testing.assert_array_equal(retrace(rew, discount, q, value_next, first, last), retrace(rew, discount, q, value_next, likely, last))
+    np.testing.assert_array_equal(retrace(rew, discount, q, value_next, first, last),
+                                  retrace(rew, discount, q, value_next, likely, last))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -702,7 +705,8 @@ def test_clips_and_counts_are_checked():
     for off_policy in (vtrace, retrace):
         with pytest.raises(ValueError, match=rf"{off_policy.__name__}: `lam` is 2"):
             off_policy(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, lam=2)
-        with pytest.raises(ValueError, match=rf"{off_policy.__name__}: `log_ratio` has shape \(4,\); expected .* like `rew` \(5,\)"):
+        with pytest.raises(ValueError, match=rf"{off_policy.__name__}: `log_ratio` has shape \(4,\); expected .* like `rew` "
+                                             r"\(5,\)"):
             off_policy(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO[:4], LAST)
     with pytest.raises(ValueError, match=r"n_step_targets: `last` has shape \(4,\)"):
         n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST[:4], 2)
@@ -726,7 +730,8 @@ def test_kernels_themselves_refuse_what_they_cannot_read(name):
         getattr(_returns, name)(*arrays[:n_floats], ends, *numbers, *arrays[n_floats:])
 
     call()
-    wrong = [np.ones((4, 5)), np.ones((3, 6)), np.ones(24), np.ones((4, 6, 1)), np.ones((4, 6), np.float32), np.ones((4, 6), np.int64),
+    wrong = [np.ones((4, 5)), np.ones((3, 6)), np.ones(24), np.ones((4, 6, 1)), np.ones((4, 6), np.float32),
+             np.ones((4, 6), np.int64),
              np.asfortranarray(x), np.ones((4, 12))[:, ::2], [[1.0] * 6] * 4, None, np.ones((4, 6), complex)]  # fmt: skip
     for by in wrong:
         for at in range(n_floats + n_out):

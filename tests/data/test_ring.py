@@ -20,7 +20,8 @@ SPECS = [
 
 def row(i, end=0):
     """Row number i. `end`: 1 terminated, 2 truncated, 3 both."""
-    return (np.full((2, 3), i % 256, np.uint8), i, i / 2, bool(end & 1), bool(end & 2), np.full(2, i, np.float32), np.float16([i % 7]),
+    return (np.full((2, 3), i % 256, np.uint8), i, i / 2, bool(end & 1), bool(end & 2), np.full(2, i, np.float32),
+            np.float16([i % 7]),
             np.zeros(0, np.float32))
 
 
@@ -48,7 +49,8 @@ def played(history, lanes, size):
             into = np.array(where, np.int64) % lanes
             rows = [row(number + 1 + i, end if i % 3 == 2 else 0) for i in range(len(into))]
             number += len(into)
-            columns = tuple(np.stack(c) if c else s.zeros(0) for s, c in zip(SPECS, list(zip(*rows, strict=True)) or [()] * len(SPECS), strict=True))
+            columns = tuple(np.stack(c) if c else s.zeros(0)
+                            for s, c in zip(SPECS, list(zip(*rows, strict=True)) or [()] * len(SPECS), strict=True))
             columns = tuple(np.asarray(c, s.dtype) for s, c in zip(SPECS, columns, strict=True))
             assert ring.push_rows(into, columns).tolist() == reference.push_rows(into, columns).tolist()
     return ring, reference

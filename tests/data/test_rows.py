@@ -1,4 +1,5 @@
-"""RowBlock against its plain NumPy twin: on random fields and values, right and wrong, both store the same or refuse the same way."""
+"""RowBlock against its plain NumPy twin: on random fields and values, right and wrong, both store the same or refuse the same
+way."""
 
 import numpy as np
 import pytest
@@ -199,8 +200,10 @@ BOUNDED = [Spec("one", (), np.dtype(np.int64), 2, 5), Spec("many", (2,), np.dtyp
 def test_integers_outside_of_their_space_are_refused(kind, one):
     block = kind(BOUNDED, 3)
     block.write(0, (one(2), np.array([3, 9]), one(255) if one is not np.array else np.uint8(255), 99))
-    for bad, name, bounds in (((one(6), [0, 0], 0, 0), "one", r"6.*stay within \[2, 5\]"), ((one(1), [0, 0], 0, 0), "one", r"1.*stay within \[2, 5\]"),
-                              ((2, np.array([0, 10]), 0, 0), "many", r"10.*stay within \[0, 9\]"), ((2, [-1, 0], 0, 0), "many", r"-1.*\[0, 3\]")):
+    for bad, name, bounds in (((one(6), [0, 0], 0, 0), "one", r"6.*stay within \[2, 5\]"),
+                              ((one(1), [0, 0], 0, 0), "one", r"1.*stay within \[2, 5\]"),
+                              ((2, np.array([0, 10]), 0, 0), "many", r"10.*stay within \[0, 9\]"),
+                              ((2, [-1, 0], 0, 0), "many", r"-1.*\[0, 3\]")):
         with pytest.raises(SpecError, match=f"field '{name}': .*got {bounds}"):
             block.write(1, bad)
     with pytest.raises(SpecError, match=r"field 'one'.*stay within \[2, 5\]"):

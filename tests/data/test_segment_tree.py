@@ -321,7 +321,8 @@ def test_one_update_touches_one_path(kind):
 
 
 def test_a_batch_touches_its_paths():
-    """32 positions: near the root the levels are computed as a whole; below 16 nodes per position only what must be is touched."""
+    """32 positions: near the root the levels are computed as a whole; below 16 nodes per position only what must be is
+    touched."""
     tree = SegmentTree(MILLION)
     tree.fill(2.0)
     rng = np.random.default_rng(0)
@@ -350,7 +351,8 @@ def test_a_search_reads_one_path():
 # ---- state
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, lambda tree: pickle.loads(pickle.dumps(tree))], ids=["deep", "copy", "pickle"])
+@pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, lambda tree: pickle.loads(pickle.dumps(tree))],
+                         ids=["deep", "copy", "pickle"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_live_on_alone(way, kind):
     tree = SegmentTree(5, kind)

@@ -45,7 +45,8 @@ BOX = gym.spaces.Box(-5.0, 5.0, (2,), np.float32)
 
 def source(buffer=None, indices=(), seed=0, last_index=None):
     indices = np.asarray(indices, np.int64)
-    return Source(buffer, indices, np.random.default_rng(seed), indices if last_index is None else np.asarray(last_index, np.int64))
+    return Source(buffer, indices, np.random.default_rng(seed),
+                  indices if last_index is None else np.asarray(last_index, np.int64))
 
 
 def replay(transform, buffer=None, indices=(), seed=0, **rows):
@@ -151,7 +152,11 @@ def test_only_the_named_leaves_change():
     assert made["b"] == gym.spaces.Box(0, 1, (2, 2), np.float32) and list(made.spaces) == list(space.spaces)
     assert made["a"][0] == gym.spaces.Box(-1, 1, (2,), np.float32) and made["a"][1] == gym.spaces.Box(0, 2, (2,), np.int64)
     seen = observe(chain, obs__b=np.array([[0, 255]], np.uint8), obs__a__0=np.array([[9, 0]], np.float32), obs__a__1=[2])
-    assert seen["obs.b"].tolist() == [[[0, 1], [0, 1]]] and seen["obs.a.0"].tolist() == [[1, 0]] and seen["obs.a.1"].tolist() == [[2, 2]]
+    assert (
+        seen["obs.b"].tolist() == [[[0, 1], [0, 1]]]
+        and seen["obs.a.0"].tolist() == [[1, 0]]
+        and seen["obs.a.1"].tolist() == [[2, 2]]
+    )
     ordered = gym.spaces.Dict([("z", BOX), ("a", BOX)])
     assert list(ObservationClip(-1, 1, "obs.a").space(ordered).spaces) == ["z", "a"]
 
@@ -319,7 +324,8 @@ def test_helpers_share_statistics_but_not_memory():
 def test_state_round_trip(kind, tmp_path):
     def chain():
         moments = Moments(**KINDS[kind])
-        return Transforms([Identity(), ObservationNormalizer(fields=["obs.x", "obs.y"], moments=moments), RewardNormalizer(moments=moments)])
+        return Transforms([Identity(), ObservationNormalizer(fields=["obs.x", "obs.y"], moments=moments),
+                           RewardNormalizer(moments=moments)])
 
     rng, old, new = np.random.default_rng(0), chain(), chain()
     new.load_state_dict(old.state_dict())  # nothing seen yet
@@ -360,7 +366,8 @@ def test_stacked_positions_are_those_of_tianshou():
     buffer = ReplayBuffer(9)
     for i in range(16):
         buffer.add(Batch(obs={"id": i}, act=i, rew=i, terminated=i % 5 == 0, truncated=False, obs_next={"id": i + 1}))
-    expected = [[7, 7, 8, 9], [7, 8, 9, 10], [11, 11, 11, 11], [11, 11, 11, 12], [11, 11, 12, 13], [11, 12, 13, 14], [12, 13, 14, 15],
+    expected = [[7, 7, 8, 9], [7, 8, 9, 10], [11, 11, 11, 11], [11, 11, 11, 12], [11, 11, 12, 13], [11, 12, 13, 14],
+                [12, 13, 14, 15],
                 [7, 7, 7, 7], [7, 7, 7, 8]]  # fmt: skip
     indices = np.arange(9)
     assert buffer.columns["obs.id"][stacked_positions(buffer, indices, 4)].tolist() == expected
@@ -402,7 +409,12 @@ def test_remembered_frames_do_not_follow_the_environment():
 
 def test_stacked_space():
     space = FrameStacker(3).space(gym.spaces.Box(np.array([0, 1]), np.array([2, 3]), dtype=np.int8))
-    assert space.shape == (3, 2) and space.dtype == np.int8 and space.low.tolist() == [[0, 1]] * 3 and space.high.tolist() == [[2, 3]] * 3
+    assert (
+        space.shape == (3, 2)
+        and space.dtype == np.int8
+        and space.low.tolist() == [[0, 1]] * 3
+        and space.high.tolist() == [[2, 3]] * 3
+    )
     assert FrameStacker(2).space(gym.spaces.MultiBinary(2)) == gym.spaces.Box(0, 1, (2, 2), np.int8)
 
 
@@ -413,7 +425,8 @@ def test_stacked_space():
 def test_rollout_and_replay_agree(seed, n_lanes, lane_size, ticks, stack, end, extra_tick):
     """A25: raw rows in the buffer, the same chain both ways; and the frames are those of plain lists of episodes."""
     rng = np.random.default_rng(seed)
-    chain = Transforms([UntransformedTimeStep(), FrameStacker(stack), ObservationNormalizer(update_on="never"), ObservationClip(-40, 40)])
+    chain = Transforms([UntransformedTimeStep(), FrameStacker(stack), ObservationNormalizer(update_on="never"),
+                        ObservationClip(-40, 40)])
     list(chain)[2].moments["obs"].update(rng.normal(1, 2, (50, stack, 2)))
     chain = chain.for_helper(n_lanes)
     normalizer, clip = list(chain)[2:]
@@ -525,7 +538,8 @@ def test_the_default_reward():
 
 def test_another_reward_and_other_fields():
     buffer = ReplayBuffer(3)
-    buffer.add(Batch(obs={"is": 1.0, "want": 5.0}, act=0, rew=3, terminated=False, truncated=False, obs_next={"is": 2.0, "want": 5.0}))
+    buffer.add(Batch(obs={"is": 1.0, "want": 5.0}, act=0, rew=3, terminated=False, truncated=False,
+                     obs_next={"is": 2.0, "want": 5.0}))
     her = Hindsight(lambda achieved, goal: abs(achieved - goal), 1, "obs.is", "obs.want")
     rows = replay(her, buffer, [0], **{name.replace(".", "__"): column for name, column in buffer.take(np.array([0])).items()})
     assert (rows["obs.want"], rows["obs_next.want"], rows["rew"]) == (2, 2, 0)
@@ -560,21 +574,24 @@ def test_new_goals_are_raw_and_pass_through_the_rest_of_the_chain():
     np.testing.assert_allclose(rows["obs.desired_goal"].mean(), 0, atol=1e-5)  # all goals counted, as the model gets them
     np.testing.assert_allclose(rows["obs.desired_goal"].std(), 1, atol=1e-5)
     # Goals of both kinds that follow one law have the same statistics.
-    same = goals(steps=400, ends=range(400), lane_size=400, goal=None, rew=0.0)  # episodes of one row: what it reached is its only goal
+    same = goals(steps=400, ends=range(400), lane_size=400, goal=None,
+                 rew=0.0)  # episodes of one row: what it reached is its only goal
     src = source(same, indices % 400)
     normalizer = ObservationNormalizer(fields="obs.desired_goal")
     rows = Transforms([Hindsight(share=0.5), normalizer]).replay(same.take(src.indices), src)
     new = src.relabelled["obs.desired_goal"]
     found = rows["obs.desired_goal"]
     assert abs(found[new].mean() - found[~new].mean()) < 0.1 and abs(found[new].std() - found[~new].std()) < 0.1
-    np.testing.assert_array_equal(found, normalizer.apply("obs.desired_goal", same.columns["obs_next.achieved_goal"][src.indices]))
+    np.testing.assert_array_equal(found,
+                                  normalizer.apply("obs.desired_goal", same.columns["obs_next.achieved_goal"][src.indices]))
 
 
 def test_new_goals_are_stacked():
     buffer = goals()
     indices = np.array([2, 3])
     src = source(buffer, indices)
-    rows = Transforms([Hindsight(share=1), FrameStacker(3, ["obs.desired_goal", "obs.achieved_goal"])]).replay(buffer.take(indices), src)
+    rows = Transforms([Hindsight(share=1),
+                       FrameStacker(3, ["obs.desired_goal", "obs.achieved_goal"])]).replay(buffer.take(indices), src)
     goal = rows["obs.desired_goal"][:, -1:]
     assert (goal >= 2).all() and (rows["obs.desired_goal"] == goal).all() and (rows["obs_next.desired_goal"] == goal).all()
     assert rows["obs.achieved_goal"][:, :, 0].tolist() == [[-1, 0, 1], [0, 1, 2]]
@@ -598,11 +615,17 @@ GOALS = gym.spaces.Dict({"achieved_goal": BOX, "desired_goal": gym.spaces.Box(-1
         (lambda: RewardClipping(1, 1), "RewardClipping.*'low'.*below high"),
         (lambda: ObservationNormalizer().space(gym.spaces.Discrete(2)), "ObservationNormalizer.*'obs'.*a Box, got Discrete"),
         (lambda: ObservationNormalizer(clip=0), "ObservationNormalizer.*'clip'.*above 0, got 0"),
-        (lambda: RewardNormalizer(update_on="train"), "RewardNormalizer.*'update_on'.*'replay', 'rollout' or 'never', got 'train'"),
+        (
+            lambda: RewardNormalizer(update_on="train"),
+            "RewardNormalizer.*'update_on'.*'replay', 'rollout' or 'never', got 'train'",
+        ),
         (lambda: ObservationCast(fields="obs.x").space(BOX), "ObservationCast.*'obs.x'.*one of obs, got an unknown"),
         (lambda: FrameStacker(2, "obs.x").observe({"obs": np.zeros(1)}), "FrameStacker.*'obs.x'.*one of obs"),
         (lambda: ObservationClip(0, 1, "obs.x").observe({"obs": np.zeros(1)}), "ObservationClip.*'obs.x'.*one of obs"),
-        (lambda: ObservationNormalizer(fields="obs.x").observe({"obs": np.zeros(1)}), "ObservationNormalizer.*'obs.x'.*one of obs"),
+        (
+            lambda: ObservationNormalizer(fields="obs.x").observe({"obs": np.zeros(1)}),
+            "ObservationNormalizer.*'obs.x'.*one of obs",
+        ),
         (lambda: Hindsight(share=1.1), r"Hindsight.*'share'.*\[0, 1\], got 1.1"),
         (lambda: Hindsight(achieved="obs.x").space(GOALS), "Hindsight.*'obs.x'.*one of obs.achieved_goal"),
         (lambda: Hindsight().space(GOALS), r"Hindsight.*'obs.desired_goal'.*\(2,\), got \(3,\)"),
@@ -618,7 +641,8 @@ def test_bad_input(make, says):
 
 @pytest.mark.parametrize(
     ("compute_reward", "says"),
-    [(lambda a, g: np.zeros(g.shape), r"'rew'.*\(3,\) numbers, got \(3, 1\)"), (lambda a, g: g[:, 0] * np.nan, r"'rew'.*NaN at \(0,\)")],
+    [(lambda a, g: np.zeros(g.shape), r"'rew'.*\(3,\) numbers, got \(3, 1\)"),
+     (lambda a, g: g[:, 0] * np.nan, r"'rew'.*NaN at \(0,\)")],
 )
 def test_bad_recomputed_rewards(compute_reward, says):
     buffer, indices = goals(), np.arange(3)

@@ -62,7 +62,8 @@ class RingReference:
         self.cursor[lane] = lane * self.lane_size
 
     def push(self, lane: int, values: tuple[Any, ...]) -> int:
-        row = [spec.convert(value) for spec, value in zip(self.block.specs, values, strict=True)]  # refused before anything is written
+        row = [spec.convert(value)
+               for spec, value in zip(self.block.specs, values, strict=True)]  # refused before anything is written
         for spec, array in zip(self.block.specs, row, strict=True):
             spec.check_bounds(array)
         position = self.cursor[lane]

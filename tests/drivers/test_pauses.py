@@ -1,4 +1,5 @@
-"""A run goes on after its process stood still for a while (Ctrl-Z, a frozen container, a machine that swaps), under every driver and mode."""
+"""A run goes on after its process stood still for a while (Ctrl-Z, a frozen container, a machine that swaps), under every driver
+and mode."""
 
 import os
 import signal
@@ -39,11 +40,13 @@ PROGRAM = dedent("""
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(("driver", "whole_family"), [("cooperative", False), ("threads", False), ("processes", False), ("processes", True)])
+@pytest.mark.parametrize(("driver", "whole_family"),
+                         [("cooperative", False), ("threads", False), ("processes", False), ("processes", True)])
 def test_a_run_goes_on_after_its_process_stood_still(driver, whole_family, mode):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     words = [sys.executable, "-c", PROGRAM, driver, mode]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=environment) as process:
         try:
             assert process.stdout.readline() == "learning\n", process.communicate()[1]
             family = psutil.Process(process.pid).children(recursive=True) if whole_family else []

@@ -1,4 +1,5 @@
-"""The ray driver and tasks in actors of their own: what they add to the contract of tests/test_transport.py, and what happens when actors and nodes die."""
+"""The ray driver and tasks in actors of their own: what they add to the contract of tests/test_transport.py, and what happens
+when actors and nodes die."""
 
 import logging
 import os
@@ -62,13 +63,15 @@ def drifting(driver, task, n_agents=5, **options):
 
 def ppo():
     return ComputationTask(
-        create_algorithm_func(MLPActorCritic, dict(obs=Drift.observation_space, act=Drift.action_space, hidden=[8]), PPO, dict(epochs=2, minibatches=2)),
+        create_algorithm_func(MLPActorCritic, dict(obs=Drift.observation_space, act=Drift.action_space, hidden=[8]), PPO,
+                              dict(epochs=2, minibatches=2)),
         partial(OnPolicyHelper, unroll=8))
 
 
 def dqn():
     return ComputationTask(
-        create_algorithm_func(MLPQ, dict(obs=Drift.observation_space, act=Drift.action_space, hidden=[8]), DQN, dict(target_period=8)),
+        create_algorithm_func(MLPQ, dict(obs=Drift.observation_space, act=Drift.action_space, hidden=[8]), DQN,
+                              dict(target_period=8)),
         partial(OffPolicyHelper, size=500, batch_size=16, learn_every=4))
 
 
@@ -126,7 +129,8 @@ def fail_and_go_on(agent):
     with pytest.raises(TaskFailed) as caught:
         comm.predict(row(agent, BAD))
     said = str(caught.value)
-    for part in ("task 'echo': predict failed", "ArithmeticError: the row is bad", "in the actor of task 'echo'", "transport_fakes.py", "in predict"):
+    for part in ("task 'echo': predict failed", "ArithmeticError: the row is bad", "in the actor of task 'echo'",
+                 "transport_fakes.py", "in predict"):
         assert part in said, part
     assert type(caught.value.__cause__) is ArithmeticError
     ticket = comm.predict(row(agent, 3))
@@ -184,7 +188,8 @@ def test_what_cannot_be_in_an_actor_is_refused():
     trunk = torch.nn.Linear(3, 3)
     with pytest.raises(TypeError, match="Elementwise already; give it a function"):
         RayTask(ComputationTask(Elementwise()))
-    with pytest.raises(TypeError, match="task 'task': what builds the algorithm cannot be sent.*holds a Linear that is here already; build it inside"):
+    with pytest.raises(TypeError, match="task 'task': what builds the algorithm cannot be sent.*holds a Linear that is here "
+                                        "already; build it inside"):
         RayTask(ComputationTask(lambda: trunk)).build()
     shared = Shared(MLPQ, Drift.observation_space, Drift.action_space)
     with pytest.raises(TypeError, match="holds a Shared, whose copies would learn each by itself"):
@@ -219,7 +224,8 @@ def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
             ray.kill(driver.link._actors[killed[0]])
         return driver.restarts == 2 and robot.env_steps > 1000
 
-    with Robot(partial(Faulty, tmp_path / "count", "kill"), tasks={"RL": task}, n_agents=4, driver=two()) as robot, caplog.at_level(logging.WARNING):
+    with Robot(partial(Faulty, tmp_path / "count", "kill"), tasks={"RL": task}, n_agents=4,
+               driver=two()) as robot, caplog.at_level(logging.WARNING):
         robot.run(StopWhen(until))
         before = learned(robot)
         assert [worker.incarnation for worker in robot._driver.workers] == [1, 1]
@@ -233,7 +239,8 @@ def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(tmp_path, caplog):
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
-    with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": task}, n_agents=4, driver=two(step_limit=1.0), mode="async") as robot:
+    with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": task}, n_agents=4, driver=two(step_limit=1.0),
+               mode="async") as robot:
         with caplog.at_level(logging.WARNING):
             robot.run(StopWhen(lambda robot: robot.env_steps >= 1000 and robot._driver.restarts))
         assert sorted(w.incarnation for w in robot._driver.workers) == [0, 1] and learned(robot)
@@ -243,7 +250,8 @@ def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(tmp_path, caplog
 @pytest.mark.parametrize(("env", "kind", "said", "trace"), [
     (Cursed, {}, r"agent 0: its environment raised in reset\(seed=.*OSError: no level", "in reset"),
     (Broken, {}, r"worker 0 \(agents 0 to 0\): building its agents raised FileNotFoundError: levels.txt", "in __init__"),
-    (Fragile, {"max_restarts": 1}, "worker 0 .*was lost: its process (ended|was killed).*; it was replaced 1 times within 60 s", ""),
+    (Fragile, {"max_restarts": 1}, "worker 0 .*was lost: its process (ended|was killed).*; it was replaced 1 times within 60 s",
+     ""),
 ])
 def test_what_ends_the_run_is_said(env, kind, said, trace, tmp_path):
     make = partial(env, tmp_path / "count") if env is Broken else env
@@ -275,7 +283,8 @@ def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster, caplo
 def test_a_node_100_times_slower_is_named_and_holds_up_nobody(cluster, tmp_path, caplog):
     second = cluster.add_node(num_cpus=1, **MEMORY)
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
-    with Robot(partial(Uneven, str(tmp_path / "count")), tasks={"RL": task}, n_agents=2, driver=Ray(workers=2), mode="async") as robot:
+    with Robot(partial(Uneven, str(tmp_path / "count")), tasks={"RL": task}, n_agents=2, driver=Ray(workers=2),
+               mode="async") as robot:
         robot.run(StopWhen(lambda robot: "is slow" in caplog.text))
         robot.checkpoint_boundary()
         steps = [agent.steps for agent in robot.agents]
@@ -348,7 +357,8 @@ class Checks(Algorithm):
 def test_a_robot_on_three_nodes_sends_images_and_its_replay_is_saved_and_loaded(rows, cluster, tmp_path):
     """With 3,750 rows in each of three workers 300 MiB: pytest -m slow tests/drivers/test_ray.py -k three_nodes."""
     others = [cluster.add_node(num_cpus=1, **MEMORY) for _ in range(2)]
-    helper = partial(OffPolicyHelper, size=rows, batch_size=16, learn_every=32, buffer=partial(ReplayBuffer, ignore_obs_next=True))
+    helper = partial(OffPolicyHelper, size=rows, batch_size=16, learn_every=32,
+                     buffer=partial(ReplayBuffer, ignore_obs_next=True))
     (tmp_path / "nodes").mkdir()
 
     def robot():
@@ -373,7 +383,7 @@ def test_a_robot_on_three_nodes_sends_images_and_its_replay_is_saved_and_loaded(
         cluster.remove_node(node)
 
 
-# ------------------------------------------------------------------------------------------------------------------ the connection
+# ----------------------------------------------------------------------------------------------------------------- the connection
 
 
 def script(tmp_path, text, **environment):
@@ -386,7 +396,8 @@ def script(tmp_path, text, **environment):
         from drivers.test_ray import *
     """
     (tmp_path / "robot.py").write_text(textwrap.dedent(head) + textwrap.dedent(text))
-    done = subprocess.run([sys.executable, tmp_path / "robot.py"], capture_output=True, text=True, timeout=100, env={**os.environ, **environment})
+    done = subprocess.run([sys.executable, tmp_path / "robot.py"], capture_output=True, text=True, timeout=100,
+                          env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -413,7 +424,8 @@ def test_a_robot_finds_a_cluster_by_its_address_alone(cluster, tmp_path):
                 print(error)
         print(ray.is_initialized())
     """)
-    assert f"40\nRay: address is '10.0.0.1:1', but this process is connected to {cluster.address}" in said and said.endswith("False\n")
+    assert f"40\nRay: address is '10.0.0.1:1', but this process is connected to {cluster.address}" in said
+    assert said.endswith("False\n")
     assert ray.nodes()[0]["Alive"]
 
 

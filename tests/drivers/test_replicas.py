@@ -171,14 +171,16 @@ def test_replicas_wait_for_sync_every_steps():
 def test_a_replica_that_fails_fails_its_members_with_the_traceback():
     def program(agent):
         helper = agent.helpers["RL"]
-        with pytest.raises(TaskFailed, match=r"predict failed for a batch of 2 requests.*\n[\s\S]*ArithmeticError: 99 is too much"):
+        with pytest.raises(TaskFailed, match=r"predict failed for a batch of 2 requests.*\n[\s\S]*ArithmeticError: 99 is too "
+                                             r"much"):
             helper.comm.predict((np.full(3, 99, np.float32), 0.5))
         helper.comm.predict((np.zeros(3, np.float32), 0.5))
         if agent.index == 3:
             raise OSError("enough")
 
     task = ComputationTask(Elementwise, serve="replica")
-    with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=4, driver=TWO) as robot, pytest.raises(AgentFailed, match="OSError: enough"):
+    with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=4,
+               driver=TWO) as robot, pytest.raises(AgentFailed, match="OSError: enough"):
         robot.run()
 
 
@@ -208,7 +210,7 @@ def test_replicas_are_built_from_a_function():
         ComputationTask(Elementwise, serve="replica", sync_every=0)
 
 
-# ------------------------------------------------------------------------------------------------------- lessons beside predictions
+# ----------------------------------------------------------------------------------------------------- lessons beside predictions
 
 
 class Copied(Echo):
@@ -247,14 +249,16 @@ def test_predictions_go_on_while_a_lesson_is_given():
 
     Copied.served, Copied.during = 0, staticmethod(during)
     task = echo_task(Copied())
-    with Robot(tasks={"echo": task}, agent=partial(Programmed, ask_while_it_learns), n_agents=2, driver=TWO, mode="async") as robot:
+    with Robot(tasks={"echo": task}, agent=partial(Programmed, ask_while_it_learns), n_agents=2, driver=TWO,
+               mode="async") as robot:
         robot.run()
     assert held[0] >= 100
 
 
 def test_an_algorithm_that_cannot_be_copied_is_served_between_its_steps(caplog):
     task = echo_task()  # holds a lock, which nobody can copy
-    with Robot(tasks={"echo": task}, agent=partial(Programmed, ask_while_it_learns), n_agents=2, driver=TWO, mode="async") as robot:
+    with Robot(tasks={"echo": task}, agent=partial(Programmed, ask_while_it_learns), n_agents=2, driver=TWO,
+               mode="async") as robot:
         robot.run()
     assert task.learns == 1 and "cannot be copied" in caplog.text
 
@@ -268,9 +272,14 @@ def test_acting_copies_share_nothing_with_what_learns():
     assert copies.front.algorithm.model.w.tolist() == [1, 1, 1] and copies.version == 0
     copies.publish(tensors_of({name: network.state_dict() for name, network in learner.networks().items()}), 7, 7)
     assert copies.front is not first and copies.front.algorithm.model.w.tolist() == [2, 2, 2]
-    assert (copies.version, copies.front.algorithm.updates, first.version) == (7, 7, 0) and first.algorithm.model.w.tolist() == [1, 1, 1]
+    assert (copies.version, copies.front.algorithm.updates, first.version) == (7, 7, 0) and first.algorithm.model.w.tolist() == [
+        1,
+        1,
+        1,
+    ]
     with first.lock:  # a prediction that takes long holds up who publishes twice, and nobody else
-        twice = threading.Thread(target=copies.publish, args=(tensors_of({name: n.state_dict() for name, n in learner.networks().items()}), 8, 8))
+        twice = threading.Thread(target=copies.publish,
+                                 args=(tensors_of({name: n.state_dict() for name, n in learner.networks().items()}), 8, 8))
         twice.start()
         twice.join(0.05)
         assert twice.is_alive() and copies.version == 7
@@ -278,7 +287,7 @@ def test_acting_copies_share_nothing_with_what_learns():
     assert copies.version == 8
 
 
-# --------------------------------------------------------------------------------------------------------------- the rows' version
+# -------------------------------------------------------------------------------------------------------------- the rows' version
 
 
 def columns(state, name="param_version"):
@@ -299,7 +308,7 @@ def test_rows_of_workers_say_which_parameters_acted(driver, mode):
             assert column.dtype == np.int64 and column.min() == 0 and 10 < column.max() <= robot.tasks["RL"].version
 
 
-# ------------------------------------------------------------------------------------------ between two iterations, and after faults
+# --------------------------------------------------------------------------------------- between two iterations, and after faults
 
 
 @pytest.mark.parametrize("serve", ["central", "replica"])

@@ -124,7 +124,8 @@ def play(driver, program, n_agents=1, tasks=None, **options):
     if tasks is None:
         tasks = {"echo": echo_task()}
     inline = driver == "inline"
-    robot = Robot(tasks=tasks, agent=partial(Programmed, program), n_agents=n_agents, driver="cooperative" if inline else driver, **options)
+    robot = Robot(tasks=tasks, agent=partial(Programmed, program), n_agents=n_agents, driver="cooperative" if inline else driver,
+                  **options)
     with robot:
         if inline:
             for agent in robot.agents:

@@ -144,10 +144,15 @@ def test_a_lost_life_ends_the_episode_and_not_the_game():
         env.step(0)
     console.log.clear()
     obs, info = env.reset()
-    assert console.log == ["NOOP"] * 4 + ["FIRE"] * 4 and numbers(obs) == [16] * 4 and info == {"real_done": False, "lives": 2, "frames": 16}
+    assert (
+        console.log == ["NOOP"] * 4 + ["FIRE"] * 4
+        and numbers(obs) == [16] * 4
+        and info == {"real_done": False, "lives": 2, "frames": 16}
+    )
     _, reward, terminated, _, info = env.step(0)
     # All 20 points, also those of no-ops and FIRE.
-    assert terminated and reward == 4 and info == {"lives": 2, "frames": 20, "raw_reward": 4.0, "real_done": True, "real_return": 20.0, "real_length": 2}
+    assert terminated and reward == 4 and info == {"lives": 2, "frames": 20, "raw_reward": 4.0, "real_done": True,
+                                                   "real_return": 20.0, "real_length": 2}
     console.log.clear()
     env.reset()
     assert console.log[0] == "reset"
@@ -258,7 +263,9 @@ def slow_area(image, size):
     return np.rint(out).astype(np.uint8)
 
 
-@pytest.mark.parametrize("shape, size", [((3, 12, 9), (5, 4)), ((1, 10, 8), (4, 8)), ((2, 6, 5), (9, 7)), ((1, 7, 6), (7, 6)), ((3, 5, 8), (1, 1))])
+@pytest.mark.parametrize("shape, size",
+                         [((3, 12, 9), (5, 4)), ((1, 10, 8), (4, 8)), ((2, 6, 5), (9, 7)), ((1, 7, 6), (7, 6)),
+                          ((3, 5, 8), (1, 1))])
 def test_pictures_are_means_of_areas(shape, size):
     image = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     out = area_resize(image, size)
@@ -296,7 +303,8 @@ def trace(env, rng, steps):
 @pytest.mark.parametrize("before", [1, 7, 12, 13, 30])
 def test_a_restored_state_goes_on_alike(before):
     def make():
-        return atari(Console(actions=("NOOP", "FIRE", "UP"), lose=[25, 60], over=[90], flicker=True), noop_max=8, sticky=0.3, max_frames=200)
+        return atari(Console(actions=("NOOP", "FIRE", "UP"), lose=[25, 60], over=[90], flicker=True), noop_max=8, sticky=0.3,
+                     max_frames=200)
 
     env = make()
     env.reset(seed=4)
@@ -336,8 +344,10 @@ def test_a_state_of_other_pictures_is_refused():
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"stack": 0}, "stack is 0"), ({"frame_skip": 0}, "frame_skip is 0"), ({"noop_max": -1}, "noop_max is -1"), ({"sticky": 1.0}, "sticky is 1.0"),
-    ({"clip_reward": 0}, "clip_reward is 0"), ({"max_frames": 4}, "max_frames is 4"), ({"render_mode": "human"}, "render_mode is 'human'"),
+    ({"stack": 0}, "stack is 0"), ({"frame_skip": 0}, "frame_skip is 0"), ({"noop_max": -1}, "noop_max is -1"),
+    ({"sticky": 1.0}, "sticky is 1.0"),
+    ({"clip_reward": 0}, "clip_reward is 0"), ({"max_frames": 4}, "max_frames is 4"),
+    ({"render_mode": "human"}, "render_mode is 'human'"),
     ({"mode": 1}, "this emulator is there already"), ({"size": 0}, "size is 0"),
 ], ids=str)
 def test_bad_arguments_are_named(options, message):
@@ -357,7 +367,8 @@ def test_bad_calls_are_named():
 
 
 def test_names_of_games():
-    for name in ("space_invaders", "SpaceInvaders", "ALE/SpaceInvaders-v5", "SpaceInvadersNoFrameskip-v4", "SpaceInvadersDeterministic-v0"):
+    for name in ("space_invaders", "SpaceInvaders", "ALE/SpaceInvaders-v5", "SpaceInvadersNoFrameskip-v4",
+                 "SpaceInvadersDeterministic-v0"):
         assert rom_name(name) == "space_invaders"
     assert rom_name("ALE/Qbert-v5") == "qbert" and rom_name("Atlantis2") == "atlantis2"
 
@@ -385,7 +396,8 @@ def test_the_checker_on_a_game(options):
 @needs_ale
 @pytest.mark.parametrize("game", ["breakout", "pong", "qbert"])
 def test_a_restored_game_goes_on_alike(game):
-    # Sticky pong: the console's own stickiness is not in its state. Q*bert: a console fresh from its reset takes a state up badly.
+    # Sticky pong: the console's own stickiness is not in its state. Q*bert: a console fresh from its reset takes a state up
+    # badly.
     options = {"size": 42, "grey": True, "sticky": 0.25, "max_frames": 2000}
     env = Atari(game, render_mode="rgb_array", **options)
     env.reset(seed=5)

@@ -35,22 +35,27 @@ def test_a_factory_without_a_number_is_asked_once():
         make_vector_env(partial(gym.make, "CartPole-v1"))
 
 
-@pytest.mark.parametrize("options", [{"seed": 3}, {"autoreset": "NextStep"}, {"restart": True}, {"step_timeout": 1.0}, {"workers": 1}, {"copy": False}], ids=str)
+@pytest.mark.parametrize("options",
+                         [{"seed": 3}, {"autoreset": "NextStep"}, {"restart": True}, {"step_timeout": 1.0}, {"workers": 1},
+                          {"copy": False}], ids=str)
 def test_options_that_come_too_late_are_refused(options):
     name = next(iter(options))
-    with pytest.raises(ValueError, match=f"{name} came too late for .*; give such things to its constructor, and a seed to its reset"):
+    with pytest.raises(ValueError, match=f"{name} came too late for .*; give such things to its constructor, and a seed to its "
+                                         "reset"):
         make_vector_env(SokobanVectorEnv(2, size=5, n_boxes=1), **options)
 
 
 def ale(mode, **options):
     vector = pytest.importorskip("ale_py.vector_env")
-    return vector.AtariVectorEnv("breakout", 3, autoreset_mode=mode, max_num_frames_per_episode=200, img_height=20, img_width=16, stack_num=2, **options)
+    return vector.AtariVectorEnv("breakout", 3, autoreset_mode=mode, max_num_frames_per_episode=200, img_height=20, img_width=16,
+                                 stack_num=2, **options)
 
 
 def test_ales_modes_do_not_mix():
     first = make_vector_env(ale("NextStep"))
     second = make_vector_env(ale("SameStep"))
-    assert first.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP and second.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert first.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert second.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
@@ -73,7 +78,10 @@ def test_an_agent_plays_envpools_environments():
     """Installed by hand (`pip install envpool`): it is large. EnvPool resets in the next step, and is seeded where it is made."""
     envpool = pytest.importorskip("envpool")
     envs = make_vector_env(lambda: envpool.make_gymnasium("CartPole-v1", num_envs=4, seed=5))
-    with pytest.warns(UserWarning, match="seeds are fixed"), robot_of(still(envs), keep, env=lambda: envs, agent=VectorAgent) as robot:
+    with (
+        pytest.warns(UserWarning, match="seeds are fixed"),
+        robot_of(still(envs), keep, env=lambda: envs, agent=VectorAgent) as robot,
+    ):
         seen = robot.collect(n_episode=8)
         lane = rows(robot, lane=2)
     assert seen.n_steps == sum(seen.lengths) == int(sum(seen.returns))  # no row that only resets

@@ -95,17 +95,21 @@ CASES = {
     ActionBounds: [lambda: ActionBounds(Drift(0.0, 4.0)), lambda: make_env(lambda: Drift(-2.0, 9.0))],
     OldStyle: [lambda: OldStyle(Old()), lambda: make_env(Old, time_limit=2)],
     DmEnv: [lambda: DmEnv(Dm()), lambda: make_env(Dm, time_limit=2)],
-    NormalizeObservation: [lambda: NormalizeObservation(gym.make("Acrobot-v1")), lambda: NormalizeObservation(Drift(), update=False)],
+    NormalizeObservation: [lambda: NormalizeObservation(gym.make("Acrobot-v1")),
+                           lambda: NormalizeObservation(Drift(), update=False)],
     NormalizeReward: [lambda: NormalizeReward(gym.make("Acrobot-v1")), lambda: NormalizeReward(Drift(), update=False)],
     ActionRepeat: [lambda: ActionRepeat(Drift(), 3)],
     FrameStack: [lambda: FrameStack(Drift(), 3), lambda: FrameStack(NoisyObservation(ActionRepeat(Drift(), 2), 1), 2)],
     Discretize: [lambda: Discretize(Drift(), 3), lambda: Discretize(Drift(), [2, 3], joint=False)],
     RecordVideo: [lambda folder: RecordVideo(Drift(), folder, max_frames=2)],
     NoisyObservation: [lambda: NoisyObservation(Drift(), 2)],
-    Atari: [lambda: Atari("breakout", 21, render_mode="rgb_array"), lambda: Atari("pong", 21, grey=True, sticky=0.25, clip_reward=1)],
-    TableEnv: [lambda: TableEnv.from_gymnasium(gym.make("FrozenLake-v1")), lambda: TableEnv.from_gymnasium(gym.make("CliffWalking-v1"))],
+    Atari: [lambda: Atari("breakout", 21, render_mode="rgb_array"),
+            lambda: Atari("pong", 21, grey=True, sticky=0.25, clip_reward=1)],
+    TableEnv: [lambda: TableEnv.from_gymnasium(gym.make("FrozenLake-v1")),
+               lambda: TableEnv.from_gymnasium(gym.make("CliffWalking-v1"))],
     RandomWalk: [lambda: RandomWalk(render_mode="ansi")],
-    GameEnv: [lambda game=game: GameEnv(game(), player=None, illegal=-1.0, render_mode="ansi") for game in (Kuhn, Leduc, TicTacToe)],
+    GameEnv: [lambda game=game: GameEnv(game(), player=None, illegal=-1.0, render_mode="ansi") for game in (Kuhn, Leduc,
+                                                                                                            TicTacToe)],
     AECPlayer: [lambda: AECPlayer(game_to_aec(Kuhn(), "ansi"), 1)],
     SokobanEnv: [lambda: SokobanEnv(size=5, n_boxes=1), lambda: SokobanEnv(obs="planes", render_mode="rgb_array")],
     DoorKey: [lambda: DoorKey(5)],
@@ -137,15 +141,18 @@ def test_none_is_missing():
     for module in pkgutil.walk_packages(envs.__path__, "parl_like.envs."):
         if "__main__" not in module.name:
             ours |= {kind for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass)}
-    ours = {kind for kind in ours if issubclass(kind, gym.Env) and kind.__module__.startswith("parl_like.envs") and kind.__name__[0] != "_"}
+    ours = {kind for kind in ours if issubclass(kind,
+                                                gym.Env) and kind.__module__.startswith("parl_like.envs") and kind.__name__[0] != "_"}
     assert ours == set(CASES)
 
 
 @pytest.mark.parametrize("wrap", [
-    lambda env: TimeLimit(env, 2), ActionBounds, NormalizeObservation, NormalizeReward, lambda env: ActionRepeat(env, 2), FrameStack,
+    lambda env: TimeLimit(env, 2), ActionBounds, NormalizeObservation, NormalizeReward, lambda env: ActionRepeat(env, 2),
+    FrameStack,
     Discretize, lambda env: NoisyObservation(env, 2),
 ])  # fmt: skip
 def test_a_wrapped_environment_can_be_made_again_from_its_spec(wrap):
     env = wrap(gym.make("Pendulum-v1"))
     again = gym.make(env.spec)
-    assert type(again) is type(env) and again.observation_space == env.observation_space and again.action_space == env.action_space
+    assert type(again) is type(env) and again.observation_space == env.observation_space
+    assert again.action_space == env.action_space

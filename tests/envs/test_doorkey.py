@@ -11,12 +11,14 @@ LEFT, RIGHT, FORWARD, PICK_UP, TOGGLE = range(5)
 
 
 def room():
-    """Columns from the left: wall, agent's side, wall with the door on top, exit's side, wall. The agent looks at the door, the key is below."""
+    """Columns from the left: wall, agent's side, wall with the door on top, exit's side, wall. The agent looks at the door, the
+    key is below."""
     env = DoorKey(5, max_steps=20)
     env.reset(seed=0)
     state = env.clone_state()
     grid = np.full((5, 5, 3), (2, 5, 0), np.uint8)  # [column, row]: wall, grey
-    for column, row, what in [(1, 1, (1, 0, 0)), (1, 2, (5, 4, 0)), (1, 3, (1, 0, 0)), (2, 1, (4, 4, 2)), (3, 1, (1, 0, 0)), (3, 2, (1, 0, 0)),
+    for column, row, what in [(1, 1, (1, 0, 0)), (1, 2, (5, 4, 0)), (1, 3, (1, 0, 0)), (2, 1, (4, 4, 2)), (3, 1, (1, 0, 0)),
+                              (3, 2, (1, 0, 0)),
                               (3, 3, (8, 1, 0))]:
         grid[column, row] = what  # free, yellow key, locked yellow door, green goal
     env.restore_state(state | {"grid": grid, "places": np.array([[1, 2], [2, 1], [3, 3]]), "pos": [1, 1], "dir": 0})

@@ -30,7 +30,8 @@ from parl_like.envs.games import (
 )
 from parl_like.envs.pettingzoo import AECPlayer, game_to_aec, random_choice
 
-GAMES = {"kuhn": Kuhn, "kuhn3": lambda: Kuhn(3), "leduc": Leduc, "leduc suits": lambda: Leduc(suits=True), "tic-tac-toe": TicTacToe}
+GAMES = {"kuhn": Kuhn, "kuhn3": lambda: Kuhn(3), "leduc": Leduc, "leduc suits": lambda: Leduc(suits=True),
+         "tic-tac-toe": TicTacToe}
 each_game = pytest.mark.parametrize("make", GAMES.values(), ids=GAMES)
 
 
@@ -119,7 +120,9 @@ def test_the_shape_of_a_game(make):
         for action in end.history:
             assert state.returns() == (0.0,) * game.n_players
             if state.player == CHANCE:
-                assert sum(p for _, p in state.chance()) == pytest.approx(1.0) and [a for a, _ in state.chance()] == list(state.legal())
+                assert sum(p for _, p in state.chance()) == pytest.approx(1.0) and [a for a, _ in state.chance()] == list(
+                    state.legal()
+                )
                 assert not state.mask().any()
             else:
                 assert state.tensor().shape == (game.tensor_size,) and state.tensor().dtype == np.float32
@@ -210,11 +213,14 @@ def test_illegal_moves_and_views():
 
 def test_an_algorithm_names_the_traits_that_are_missing():
     for make in (Kuhn, Leduc):
-        make().traits.require("CFR", dynamics="sequential", reward="terminal", chance=("explicit", "deterministic"), styles=("key",), n_players=2)
+        make().traits.require("CFR", dynamics="sequential", reward="terminal", chance=("explicit", "deterministic"),
+                              styles=("key",), n_players=2)
     with pytest.raises(ValueError) as caught:
-        TicTacToe().traits.require("Bluffer", information="imperfect", chance=("explicit", "sampled"), utility="zero_sum", styles=("key", "image"))
+        TicTacToe().traits.require("Bluffer", information="imperfect", chance=("explicit", "sampled"), utility="zero_sum",
+                                   styles=("key", "image"))
     assert str(caught.value) == (
-        "Bluffer cannot play this game: it needs information 'imperfect' (it has 'perfect'), chance 'explicit' or 'sampled' (it has "
+        "Bluffer cannot play this game: it needs information 'imperfect' (it has 'perfect'), chance 'explicit' or 'sampled' (it "
+        "has "
         "'deterministic'), styles ['key', 'image'] (it has ('history', 'key', 'tensor'))")
     with pytest.raises(TypeError, match="there is no trait 'luck'; there are actions, chance,"):
         Traits(n_players=2).require("x", luck=1)
@@ -232,8 +238,10 @@ def test_the_pot_of_kuhn(bets, returns):
 
 
 @pytest.mark.parametrize(("cards", "bets", "returns"), [
-    ((0, 1, 3), "ppp", (-1, -1, 2)), ((0, 1, 3), "bpp", (2, -1, -1)), ((0, 2, 1), "bbp", (-2, 3, -1)), ((0, 1, 3), "pbpp", (-1, 2, -1)),
-    ((0, 1, 3), "pbbb", (-2, -2, 4)), ((2, 1, 3), "pbpb", (3, -2, -1)), ((0, 1, 3), "ppbpp", (-1, -1, 2)), ((3, 1, 0), "ppbbb", (4, -2, -2)),
+    ((0, 1, 3), "ppp", (-1, -1, 2)), ((0, 1, 3), "bpp", (2, -1, -1)), ((0, 2, 1), "bbp", (-2, 3, -1)),
+    ((0, 1, 3), "pbpp", (-1, 2, -1)),
+    ((0, 1, 3), "pbbb", (-2, -2, 4)), ((2, 1, 3), "pbpb", (3, -2, -1)), ((0, 1, 3), "ppbpp", (-1, -1, 2)),
+    ((3, 1, 0), "ppbbb", (4, -2, -2)),
 ])
 def test_the_pot_of_three(cards, bets, returns):
     state = Kuhn(3).replay([*cards, *("pb".index(b) for b in bets)])
@@ -241,7 +249,8 @@ def test_the_pot_of_three(cards, bets, returns):
 
 
 def equilibrium(alpha):
-    """Kuhn's family: the first player bluffs the lowest card with probability alpha, 0 to 1/3; the second has one strategy only."""
+    """Kuhn's family: the first player bluffs the lowest card with probability alpha, 0 to 1/3; the second has one strategy
+    only."""
     bet = {
         "0": alpha, "1": 0.0, "2": 3 * alpha, "0pb": 0.0, "1pb": alpha + 1 / 3, "2pb": 1.0,
         "0b": 0.0, "1b": 1 / 3, "2b": 1.0, "0p": 1 / 3, "1p": 0.0, "2p": 1.0,
@@ -285,8 +294,10 @@ def test_best_answers_to_uniform_play_in_kuhn():
 
 
 @pytest.mark.parametrize(("cards", "first", "second", "returns"), [
-    ((0, 2, 1), "cc", "cc", (-1, 1)), ((0, 2, 0), "cc", "cc", (1, -1)), ((2, 2, 0), "rrc", "rrc", (0, 0)), ((0, 2, None), "rf", "", (1, -1)),
-    ((0, 2, None), "crf", "", (-1, 1)), ((0, 2, None), "rrf", "", (-3, 3)), ((0, 2, 1), "rc", "rf", (3, -3)), ((0, 2, 1), "rc", "rc", (-7, 7)),
+    ((0, 2, 1), "cc", "cc", (-1, 1)), ((0, 2, 0), "cc", "cc", (1, -1)), ((2, 2, 0), "rrc", "rrc", (0, 0)),
+    ((0, 2, None), "rf", "", (1, -1)),
+    ((0, 2, None), "crf", "", (-1, 1)), ((0, 2, None), "rrf", "", (-3, 3)), ((0, 2, 1), "rc", "rf", (3, -3)),
+    ((0, 2, 1), "rc", "rc", (-7, 7)),
     ((1, 0, 1), "rrc", "crrf", (9, -9)), ((1, 0, 1), "rrc", "crf", (-5, 5)), ((1, 0, 1), "rrc", "rrc", (13, -13)),
 ])
 def test_the_pot_of_leduc(cards, first, second, returns):
@@ -602,7 +613,10 @@ def test_rewards_and_turns_of_one_player():
     obs, info = env.reset(seed=0)
     assert obs.tolist() == [1.0] and info == {"turn": 1}
     steps = [env.step(1), env.step(3)]
-    assert [(obs.tolist(), *rest) for obs, *rest in steps] == [([3.0], 20 + 1 + 20, False, False, {"turn": 3}), ([4.0], 3.0, False, True, {"turn": 4})]
+    assert [(obs.tolist(), *rest) for obs, *rest in steps] == [
+        ([3.0], 20 + 1 + 20, False, False, {"turn": 3}),
+        ([4.0], 3.0, False, True, {"turn": 4}),
+    ]
     with pytest.raises(gym.error.ResetNeeded):
         env.step(1)
     env = AECPlayer(Dice(), 1, {"a": lambda obs, rng: 1})
@@ -659,7 +673,9 @@ def test_turns_masks_and_seeds_of_the_aec_environment():
 
 def test_random_actions_come_from_the_given_generator():
     for space in (gym.spaces.Box(-1, 1, (2,)), gym.spaces.MultiDiscrete([50, 50]), gym.spaces.Discrete(1000, start=5)):
-        drawn = [[random_choice(space)(None, rng) for _ in range(3)] for rng in (np.random.default_rng(1), np.random.default_rng(1))]
+        drawn = [
+            [random_choice(space)(None, rng) for _ in range(3)] for rng in (np.random.default_rng(1), np.random.default_rng(1))
+        ]
         np.testing.assert_array_equal(*drawn)
         assert all(action in space for action in drawn[0]) and len({str(action) for action in drawn[0]}) == 3
 
@@ -698,7 +714,8 @@ def test_what_is_no_aec_environment():
 
 def test_without_pettingzoo_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(ImportError, match=r"game_to_aec needs PettingZoo; install the extra: pip install 'parl_like\[pettingzoo\]'"):
+    with pytest.raises(ImportError, match=r"game_to_aec needs PettingZoo; install the extra: pip install "
+                                          r"'parl_like\[pettingzoo\]'"):
         game_to_aec(Kuhn())
 
 

@@ -140,7 +140,8 @@ def test_bounds_deep_in_an_action_space_and_what_is_left_alone():
     env = make_env(lambda: Push(space))
     env.step({"a": (2, np.array([1], np.float32)), "whole": np.array([40]), "free": np.array([99], np.float32)})
     given = env.unwrapped.given
-    assert given["a"][0] == 2 and given["a"][1].tolist() == [10] and given["whole"].tolist() == [10] and given["free"].tolist() == [99]
+    assert given["a"][0] == 2 and given["a"][1].tolist() == [10] and given["whole"].tolist() == [10]
+    assert given["free"].tolist() == [99]
     assert given["whole"].dtype == np.int64
     for space in (gym.spaces.Discrete(3), free, gym.spaces.Dict({"free": free}), gym.spaces.Tuple([gym.spaces.Discrete(2)])):
         assert not ActionBounds.changes(space) and make_env(lambda space=space: Push(space)).action_space is space
@@ -153,7 +154,12 @@ class Box:
     """A space of the package gym, as far as one looks."""
 
     def __init__(self):
-        self.low, self.high, self.shape, self.dtype = np.zeros(1, np.float32), np.full(1, 9, np.float32), (1,), np.dtype(np.float32)
+        self.low, self.high, self.shape, self.dtype = (
+            np.zeros(1, np.float32),
+            np.full(1, 9, np.float32),
+            (1,),
+            np.dtype(np.float32),
+        )
 
 
 class Discrete:
@@ -178,7 +184,8 @@ class Old:
 
     def step(self, action):
         self.t += 1
-        return np.array([self.t], np.float32), 1.0, self.t == 3, {"TimeLimit.truncated": True} if self.limit and self.t == 3 else {}
+        return np.array([self.t],
+                        np.float32), 1.0, self.t == 3, {"TimeLimit.truncated": True} if self.limit and self.t == 3 else {}
 
     def render(self, mode="human"):
         return mode
@@ -199,7 +206,8 @@ def test_old_environments_are_adapted(limit):
     assert env.unwrapped.old.seeds == [5]
     assert [env.step(0)[2:4] for _ in range(3)] == [(False, False), (False, False), (not limit, limit)]
     assert env.get_wrapper_attr("reward_range") == (0, 1)
-    assert copy.deepcopy(env).observation_space == env.observation_space and pickle.loads(pickle.dumps(env)).action_space == env.action_space
+    assert copy.deepcopy(env).observation_space == env.observation_space
+    assert pickle.loads(pickle.dumps(env)).action_space == env.action_space
     env.close()
     assert env.unwrapped.old.closed == 1
 
@@ -253,11 +261,13 @@ def test_spaces_of_the_package_gym():
         return type(kind, (types.SimpleNamespace,), {})(**more)
 
     box = {"low": np.zeros(2), "high": np.ones(2), "shape": (2,), "dtype": np.dtype(np.float64)}
-    whole = old("Dict", spaces={"a": old("Tuple", spaces=[old("Discrete", n=3, start=2), old("MultiDiscrete", nvec=np.array([2, 3]))]),
+    whole = old("Dict",
+                spaces={"a": old("Tuple", spaces=[old("Discrete", n=3, start=2), old("MultiDiscrete", nvec=np.array([2, 3]))]),
                                 "b": old("MultiBinary", n=4), "c": old("Box", **box), "d": gym.spaces.Text(3)})
     env = OldStyle(types.SimpleNamespace(reset=lambda: 0, step=0, observation_space=whole, action_space=old("Discrete", n=2)))
     assert env.action_space == gym.spaces.Discrete(2) and env.observation_space == gym.spaces.Dict({
-        "a": gym.spaces.Tuple([gym.spaces.Discrete(3, start=2), gym.spaces.MultiDiscrete([2, 3])]), "b": gym.spaces.MultiBinary(4),
+        "a": gym.spaces.Tuple([gym.spaces.Discrete(3, start=2), gym.spaces.MultiDiscrete([2, 3])]),
+        "b": gym.spaces.MultiBinary(4),
         "c": gym.spaces.Box(0, 1, (2,), np.float64), "d": gym.spaces.Text(3)})
 
 
@@ -300,7 +310,8 @@ def test_what_is_no_environment():
     with pytest.raises(TypeError, match="make_vector_env"):
         make_env(lambda: gym.vector.SyncVectorEnv([Corridor]))
     with pytest.raises(ValueError, match="returned 3 values"):
-        OldStyle(types.SimpleNamespace(reset=lambda: 0, step=lambda act: (0, 0, 0), observation_space=Box(), action_space=Discrete())).step(0)
+        OldStyle(types.SimpleNamespace(reset=lambda: 0, step=lambda act: (0, 0, 0), observation_space=Box(),
+                                       action_space=Discrete())).step(0)
     with pytest.raises(TypeError, match="expected Box, Discrete"):
         OldStyle(types.SimpleNamespace(reset=0, step=0, observation_space="Words", action_space=Discrete()))
 
@@ -320,7 +331,8 @@ class Dm:
         self.discount, self.log = discount, []
 
     def observation_spec(self):
-        return {"at": spec(np.float32, (2,), minimum=-1, maximum=np.array([1, 2])), "more": (spec(bool), spec(np.int8, (1,)), spec(float, (1,)))}
+        return {"at": spec(np.float32, (2,), minimum=-1, maximum=np.array([1, 2])),
+                "more": (spec(bool), spec(np.int8, (1,)), spec(float, (1,)))}
 
     def action_spec(self):
         return spec(np.int32, num_values=3)
@@ -355,11 +367,13 @@ def test_dm_envs_are_adapted(discount, ends):
         env.step(0)
     for _ in range(2):
         obs, info = env.reset(seed=1)
-        assert obs in env.observation_space and obs["more"][0].dtype == np.uint8 and obs["more"][2].tolist() == [0.5] and info == {}
+        assert obs in env.observation_space and obs["more"][0].dtype == np.uint8 and obs["more"][2].tolist() == [0.5]
+        assert info == {}
         assert [env.step(a)[1:4] for a in range(2)] == [(1.0, False, False), (2.0, False, False)]
         obs, *rest = env.step(2)
         assert obs in env.observation_space and rest == [3.0, *ends, {"discount": discount}] and type(rest[0]) is float
-        with pytest.raises(gym.error.ResetNeeded, match="DmEnv"):  # the environment itself would begin an episode and lose the action
+        with pytest.raises(gym.error.ResetNeeded,
+                           match="DmEnv"):  # the environment itself would begin an episode and lose the action
             env.step(0)
     env.close()
     assert env.dm.log == ["reset", 0, 1, 2] * 2 + ["close"]
@@ -458,7 +472,8 @@ def test_an_option_that_is_misspelt_is_named_with_the_right_one(what, wrong, rig
 
 def test_an_option_that_nobody_knows_is_named():
     for what in ("Pendulum-v1", Corridor, lambda: Corridor()):
-        with pytest.raises(TypeError, match=r"make_env: .* takes no option 'colour'; of ours there are 'time_limit', 'clip_actions', ") as told:
+        with pytest.raises(TypeError, match=r"make_env: .* takes no option 'colour'; of ours there are 'time_limit', "
+                                            r"'clip_actions', ") as told:
             make_env(what, colour=3)
         assert "unexpected keyword argument 'colour'" in str(told.value.__cause__)
     for what in ("Pendulum-v1", Corridor):
@@ -497,8 +512,10 @@ def test_each_layer_can_be_replaced():
 
 
 @pytest.mark.parametrize("no_thread, evaluate, training, expected", [
-    (True, True, "process", "process"), (True, True, "sync", "process"), (True, False, "process", None), (True, False, "sync", None),
-    (False, True, "process", "thread"), (False, True, "sync", "thread"), (False, False, "process", "thread"), (False, False, "sync", None),
+    (True, True, "process", "process"), (True, True, "sync", "process"), (True, False, "process", None),
+    (True, False, "sync", None),
+    (False, True, "process", "thread"), (False, True, "sync", "thread"), (False, False, "process", "thread"),
+    (False, False, "sync", None),
     (False, False, "thread", None)])
 def test_the_table_of_evaluation_environments(no_thread, evaluate, training, expected):
     assert plan_eval_env(no_thread, evaluate, training) == expected

@@ -52,7 +52,7 @@ class Game:
         return to_text(self.boards.tiles(0))
 
 
-# ------------------------------------------------------------------------------------------------------------------ golden numbers
+# ----------------------------------------------------------------------------------------------------------------- golden numbers
 
 
 def test_the_golden_game():
@@ -99,7 +99,8 @@ def test_the_golden_trace_on_the_first_boxoban_level():
     assert game.boards.tiles(0).reshape(-1).tolist() == golden["level0_final_grid"]
     game = Game(to_text(np.array(golden["grid0"]).reshape(10, 10)))
     assert [game(action) for action in golden["action"]] == [
-        (rew, bool(done), bool(truncated)) for rew, done, truncated in zip(golden["reward"], golden["done"], golden["truncated"], strict=True)]
+        (rew, bool(done), bool(truncated))
+        for rew, done, truncated in zip(golden["reward"], golden["done"], golden["truncated"], strict=True)]
     assert game.boards.tiles(0).reshape(-1).tolist() == golden["final_grid"]
 
 
@@ -120,7 +121,8 @@ def test_recorded_games(capsys):
 def test_replaying_finds_what_differs(tmp_path, capsys):
     (tmp_path / "000.txt").write_text(f"; 0\n{FOUR}\n; 1\n{FOUR}\n")
     final = FOUR.replace("@ $.", "  @!", 1)
-    good = {"file": "000.txt", "level": 1, "action": [4, 4, 1], "reward": [-0.01, 0.99, -0.01], "done": [0, 0, 0], "truncated": [0, 0, 0],
+    good = {"file": "000.txt", "level": 1, "action": [4, 4, 1], "reward": [-0.01, 0.99, -0.01], "done": [0, 0, 0],
+            "truncated": [0, 0, 0],
             "final_grid": from_text(final).reshape(-1).tolist()}
     for games, expected in [
         ([good, good], "0 of 6 steps differ, 0 of 2 final grids"),
@@ -136,7 +138,7 @@ def test_replaying_finds_what_differs(tmp_path, capsys):
         assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
-# ------------------------------------------------------------------------------------------------------------------ rules, one by one
+# -------------------------------------------------------------------------------------------------------------- rules, one by one
 
 
 @pytest.mark.parametrize(("before", "action", "after", "rew"), [
@@ -153,7 +155,8 @@ def test_replaying_finds_what_differs(tmp_path, capsys):
     ("#####\n#@& #\n#  .#\n#   #\n#####\n", 4, "#####\n# *$#\n#  .#\n#   #\n#####\n", -0.01),  # and off it
     ("@$  #\n#####\n#####\n###.#\n#####\n", 3, "@$  #\n#####\n#####\n###.#\n#####\n", -0.01),  # nothing lies outside
     ("#####\n#####\n##.##\n#  $@\n#####\n", 3, "#####\n#####\n##.##\n# $@ \n#####\n", -0.01),  # from the edge
-    ("#$@ #\n#####\n##.##\n#   #\n#####\n".replace("#$@", "$@ ", 1), 3, "$@  #\n#####\n##.##\n#   #\n#####\n", -0.01),  # a box at the edge
+    ("#$@ #\n#####\n##.##\n#   #\n#####\n".replace("#$@", "$@ ", 1), 3, "$@  #\n#####\n##.##\n#   #\n#####\n", -0.01),
+    # a box at the edge
 ])
 def test_one_step(before, action, after, rew):
     game = Game(before)
@@ -248,7 +251,7 @@ def test_under_pomdp_the_truth_stays_hidden_and_whole():
     assert 0 < away < 50
 
 
-# ------------------------------------------------------------------------------------------------------------------ drawing in place
+# --------------------------------------------------------------------------------------------------------------- drawing in place
 
 
 def test_drawing_in_place_touches_only_what_changes():
@@ -271,7 +274,7 @@ def test_drawing_in_place_touches_only_what_changes():
     np.testing.assert_array_equal(spare, whole)
 
 
-# ------------------------------------------------------------------------------------------------------------------ state and seeds
+# ---------------------------------------------------------------------------------------------------------------- state and seeds
 
 
 @pytest.mark.parametrize("options", [{}, {"n_danger": 3, "pomdp": True}])
@@ -378,8 +381,10 @@ def test_neighbouring_seeds_have_nothing_in_common():
 def test_wrong_arguments_are_named():
     levels = Levels.shipped(7, 2)
     for options, message in [
-        ({"n": 0}, "n is 0"), ({"size": 11}, "size is 11"), ({"size": 8}, "levels has 50000 items; expected 64000"), ({"n_danger": -1}, "n_danger"),
-        ({"max_steps": 6}, "max_steps is 6"), ({"autoreset": 3}, "autoreset is 3"), ({"levels": levels.packed[:0]}, "there are no levels"),
+        ({"n": 0}, "n is 0"), ({"size": 11}, "size is 11"), ({"size": 8}, "levels has 50000 items; expected 64000"),
+        ({"n_danger": -1}, "n_danger"),
+        ({"max_steps": 6}, "max_steps is 6"), ({"autoreset": 3}, "autoreset is 3"),
+        ({"levels": levels.packed[:0]}, "there are no levels"),
         ({"sprites": SPRITES[:9]}, "sprites has 1728 items; expected 1920"),
     ]:
         given = {"n": 1, "size": 7, "levels": levels.packed, "sprites": SPRITES} | options
@@ -409,7 +414,8 @@ def test_arrays_that_do_not_fit_are_refused_and_nothing_moves():
         with pytest.raises(error, match=f"^Boards: {message}"):
             boards.step(*args)
     for bad in ([0, 5], [-1, 0]):
-        with pytest.raises(ValueError, match=rf"^Boards.step: board {bad.index(min(bad) if min(bad) < 0 else 5)} got action (5|-1)"):
+        with pytest.raises(ValueError, match=rf"^Boards.step: board {bad.index(min(bad) if min(bad) < 0 else 5)} got action "
+                                             r"(5|-1)"):
             boards.step(np.array(bad), rew, flags, flags)
     assert all((boards.clone_state()[name] == before[name]).all() for name in before)
     for call in (boards.tiles, boards.level_of, boards.counter_of, lambda i: boards.seed(i, 0), lambda i: boards.reset([i])):

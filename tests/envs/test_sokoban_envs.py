@@ -189,7 +189,8 @@ def same(a, b):
         if isinstance(a[key], dict):
             same(a[key], b[key])
         elif a[key].dtype == object:
-            assert all((x is None) == (y is None) and (x is None or np.array_equal(x, y)) for x, y in zip(a[key], b[key], strict=True)), key
+            assert all((x is None) == (y is None) and (x is None or np.array_equal(x, y))
+                       for x, y in zip(a[key], b[key], strict=True)), key
         else:
             np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
@@ -249,7 +250,8 @@ def test_restored_games_go_on_exactly(copy, mode):
     actions = np.random.default_rng(1).integers(0, 5, (200, 4))
 
     def play(actions):
-        return [(obs.tobytes(), *(part.tolist() for part in rest), {k: np.array(v).tolist() for k, v in info.items() if "final" not in k})
+        return [(obs.tobytes(), *(part.tolist() for part in rest),
+                 {k: np.array(v).tolist() for k, v in info.items() if "final" not in k})
                 for obs, *rest, info in map(envs.step, actions)]
 
     envs.reset(seed=2)

@@ -32,7 +32,9 @@ def play(tiles, actions):
 # ------------------------------------------------------------------------------------------------------------------ reading
 
 
-@pytest.mark.parametrize("text", [GOOD, GOOD.replace("\n", "\r\n"), GOOD.rstrip("\n"), GOOD.replace("\n\n", "\n"), "\n\n" + GOOD + "\n\n"],
+@pytest.mark.parametrize("text",
+                         [GOOD, GOOD.replace("\n", "\r\n"), GOOD.rstrip("\n"), GOOD.replace("\n\n", "\n"),
+                          "\n\n" + GOOD + "\n\n"],
                          ids=["as it is", "windows", "no newline at the end", "no blank lines", "more blank lines"])
 def test_reading(text):
     levels = Levels.parse(text)

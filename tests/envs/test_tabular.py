@@ -25,7 +25,8 @@ def slippery():
 
 
 MAKERS = {
-    "walk": RandomWalk, "walk3": lambda: RandomWalk(3, (0.0, 1.0)), "table": slippery, "ansi": lambda: RandomWalk(render_mode="ansi"),
+    "walk": RandomWalk, "walk3": lambda: RandomWalk(3, (0.0, 1.0)), "table": slippery,
+    "ansi": lambda: RandomWalk(render_mode="ansi"),
     "cliff": lambda: toy("CliffWalking-v1", is_slippery=True), "lake": lambda: toy("FrozenLake-v1"),
 }
 
@@ -118,7 +119,8 @@ def test_the_cliff_with_exploration():
     soft = 0.9 * np.eye(4)[path] + 0.1 * env.uniform()
     assert env.start @ env.values(soft) == pytest.approx(-45.80, abs=0.006)
     # The best policy that takes a random action every tenth time is the best one of the table that does so by itself.
-    trembling = TableEnv(0.9 * env.P + 0.1 * env.P.mean(1, keepdims=True), 0.9 * env.R + 0.1 * env.R.mean(1, keepdims=True), terminal=[47], start=36)
+    trembling = TableEnv(0.9 * env.P + 0.1 * env.P.mean(1, keepdims=True), 0.9 * env.R + 0.1 * env.R.mean(1, keepdims=True),
+                         terminal=[47], start=36)
     assert trembling.optimal()[36] == pytest.approx(-20.708, abs=6e-4)
     safe = env.greedy(trembling.q_values(trembling.optimal()))
     assert env.values(safe, horizon=100)[36] == -15
@@ -129,7 +131,8 @@ def test_a_table_solved_by_hand():
     # Always the second action: v1 = −1 + v0/2, v0 = −1 + (v0 + v1)/2, so v0 = −6, v1 = −4; the first action gives 0 for ever.
     np.testing.assert_allclose(env.values([1, 1, 0]), [-6, -4, 0], atol=1e-12)
     np.testing.assert_array_equal(env.optimal(), [0, 0, 0])
-    np.testing.assert_allclose(env.values([1, 1, 0], 0.5), [-1.25 / (1 - 0.25 - 0.0625), -1 - 0.25 * 1.25 / 0.6875, 0], atol=1e-12)
+    np.testing.assert_allclose(env.values([1, 1, 0], 0.5), [-1.25 / (1 - 0.25 - 0.0625), -1 - 0.25 * 1.25 / 0.6875, 0],
+                               atol=1e-12)
     np.testing.assert_allclose(env.values(np.array([[0, 1], [0, 1], [1, 0]]), horizon=2), [-2.0, -1.5, 0])
 
 
@@ -268,8 +271,10 @@ def test_bad_tables(arguments, message):
 
 
 def test_other_bad_input():
-    for options, message in (({"terminal": [3]}, "terminal state 3 does not exist; there are 1"), ({"start": 1}, "start state 1 does not"),
-                             ({"start": [0.5]}, "expected a state or 1 probabilities"), ({"render_mode": "human"}, "render_mode is 'human'")):
+    for options, message in (({"terminal": [3]}, "terminal state 3 does not exist; there are 1"),
+                             ({"start": 1}, "start state 1 does not"),
+                             ({"start": [0.5]}, "expected a state or 1 probabilities"),
+                             ({"render_mode": "human"}, "render_mode is 'human'")):
         with pytest.raises(ValueError, match=message):
             TableEnv([[0]], [[0.0]], **options)
     with pytest.raises(ValueError, match="state 1 has 2 actions, state 0 has 1"):

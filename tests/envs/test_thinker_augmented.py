@@ -25,7 +25,8 @@ A = 3
 
 
 class ToyEnvs(VectorEnv):
-    """The toy world of the recordings behind gymnasium's interface; the observation is (state, version). Every third end is a truncation."""
+    """The toy world of the recordings behind gymnasium's interface; the observation is (state, version). Every third end is a
+    truncation."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
@@ -33,7 +34,10 @@ class ToyEnvs(VectorEnv):
         self.num_envs, self.start = n, start
         self.single_observation_space = gym.spaces.Box(0, 10_000, (2,), np.float32)
         self.single_action_space = gym.spaces.Discrete(A, start=start)
-        self.observation_space, self.action_space = batch_space(self.single_observation_space, n), batch_space(self.single_action_space, n)
+        self.observation_space, self.action_space = (
+            batch_space(self.single_observation_space, n),
+            batch_space(self.single_action_space, n),
+        )
 
     def obs(self):
         return self.toy.now.astype(np.float32)
@@ -52,7 +56,8 @@ class ToyEnvs(VectorEnv):
         for i in np.flatnonzero(done):
             s, _ = self.toy.move(before[i, 0], actions[i] - self.start)
             final[i] = np.array([s, before[i, 1] + 1], np.float32)
-        final_info = {"real_done": seen["real_done"], "_real_done": done, "truncated_done": seen["truncated_done"], "_truncated_done": done}
+        final_info = {"real_done": seen["real_done"], "_real_done": done, "truncated_done": seen["truncated_done"],
+                      "_truncated_done": done}
         info = {"final_obs": final, "_final_obs": done, "final_info": final_info, "_final_info": done} if done.any() else {}
         return self.obs(), seen["reward"], done & ~truncated, truncated, info
 
@@ -73,10 +78,13 @@ class ToyModel:
                 v, logits = self.toy.look(state[None, 0], state[None, 1], root=True)
                 r, done = 0.0, 0.0
             else:
-                states, (r, v, over, logits) = self.toy.imagine(self.table[int(rows["parent"][i])][None], rows["act"][i : i + 1], False)
+                states, (r, v, over, logits) = self.toy.imagine(
+                    self.table[int(rows["parent"][i])][None], rows["act"][i : i + 1], False
+                )
                 state, r, done = states[0], r[0], 0.9 * over[0]
             self.table[int(rows["node"][i])] = state
-            for name, value in (("r", r), ("done", done), ("v", v[0]), ("logits", logits[0]), ("hs", state[:, None, None]), ("x", state / 1e4)):
+            for name, value in (("r", r), ("done", done), ("v", v[0]), ("logits", logits[0]), ("hs", state[:, None, None]),
+                                ("x", state / 1e4)):
                 out[name].append(value)
         return {name: np.array(values, np.float32) for name, values in out.items()}
 
@@ -91,7 +99,9 @@ def random_actions(rng, n):
 
 
 @pytest.mark.parametrize("layout", ["G1", "G2"])
-@pytest.mark.parametrize(("K", "start", "options"), [(4, 0, {}), (7, 5, {"max_depth": 0}), (1, 0, {}), (5, 0, {"tree_carry": False, "stat_mask_type": 1})], ids=str)
+@pytest.mark.parametrize(("K", "start", "options"),
+                         [(4, 0, {}), (7, 5, {"max_depth": 0}), (1, 0, {}), (5, 0, {"tree_carry": False, "stat_mask_type": 1})],
+                         ids=str)
 def test_every_step_is_that_of_the_recorded_world(layout, K, start, options):
     n = 4
     env, _ = augmented(n, start=start, K=K, layout=layout, h_shape=(2, 1, 1), nodes=1000, **options)
@@ -120,7 +130,8 @@ def test_every_step_is_that_of_the_recorded_world(layout, K, start, options):
         np.testing.assert_array_equal(info["episode_step"], steps)
         np.testing.assert_allclose(info["im_episode_return"], im_returns, rtol=1e-6)
         returns[seen["real_done"]], steps[seen["real_done"]], im_returns[real] = 0, 0, 0
-        assert env.observation_space.contains({name: np.asarray(value, env.observation_space[name].dtype) for name, value in obs.items()})
+        assert env.observation_space.contains({name: np.asarray(value, env.observation_space[name].dtype)
+                                               for name, value in obs.items()})
 
 
 def test_the_initial_inference_is_told_what_led_there_and_0_after_an_end():
@@ -150,7 +161,8 @@ def test_arrays_of_a_step_are_never_written_again():
     obs, info = env.reset()
     rng = np.random.default_rng(0)
     for _ in range(30):
-        kept = {**{f"o.{k}": v for k, v in obs.items()}, **{f"i.{k}": v for k, v in info.items() if isinstance(v, np.ndarray) and v.dtype != object}}
+        kept = {**{f"o.{k}": v for k, v in obs.items()},
+                **{f"i.{k}": v for k, v in info.items() if isinstance(v, np.ndarray) and v.dtype != object}}
         copies = {name: value.copy() for name, value in kept.items()}
         obs, _, _, _, info = env.step(random_actions(rng, 4))
         for name, value in kept.items():
@@ -173,7 +185,8 @@ def test_a_truncated_episode_shows_its_final_observation_as_a_fresh_root(layout)
             v, logits = model.toy.look(state[None, 0], state[None, 1], root=True)
             entries = env.tree.layout.decode(final["tree_reps"])
             assert entries["root_v"] == np.float32(v[0]) == entries["cur_v"]
-            np.testing.assert_array_equal(entries["root_policy" if layout == "G2" else "root_logits"], logits[0].astype(np.float32))
+            np.testing.assert_array_equal(entries["root_policy" if layout == "G2" else "root_logits"],
+                                          logits[0].astype(np.float32))
             np.testing.assert_array_equal(entries["root_action"], np.arange(A) == actions[i, 0])
             assert (entries["root_ns"] == 0).all() and entries["reset" if layout == "G1" else "cur_reset"] == 1
             if layout == "G2":
@@ -206,9 +219,11 @@ def sokoban(kind):
 
 @pytest.mark.parametrize("kind", ["batched", "single"])
 def test_a_perfect_model_imagines_what_the_environment_does(kind):
-    """Imagine a path, then walk it: each imagined child had the reward and the value of what then came, and planning changed nothing."""
+    """Imagine a path, then walk it: each imagined child had the reward and the value of what then came, and planning changed
+    nothing."""
     envs = sokoban(kind)
-    env = AugmentedEnv(envs, values, K=4, max_depth=0, discounting=1.0, perfect=partial(snapshots_of, envs, make=lambda: sokoban(kind)))
+    env = AugmentedEnv(envs, values, K=4, max_depth=0, discounting=1.0,
+                       perfect=partial(snapshots_of, envs, make=lambda: sokoban(kind)))
     twin = sokoban("batched")
     env.reset(seed=7)
     twin.reset(seed=7)
@@ -265,7 +280,8 @@ def test_bad_actions_change_nothing():
     state = env.tree.state_dict()
     for actions, words in [
         (np.zeros(4, int), r"expected \(4, 2\) integers"), (np.zeros((4, 2)), r"float64; expected \(4, 2\) integers"),
-        (np.array([[0, 0]] * 3 + [[A, 0]]), r"primary\[3\] is 3; expected an action from 0 to 2"), (np.array([[0, 2]] * 4), r"reset\[0\] is 2; expected 0"),
+        (np.array([[0, 0]] * 3 + [[A, 0]]), r"primary\[3\] is 3; expected an action from 0 to 2"),
+        (np.array([[0, 2]] * 4), r"reset\[0\] is 2; expected 0"),
     ]:
         with pytest.raises(ValueError, match=words):
             env.step(actions)
@@ -295,4 +311,6 @@ def test_root_and_current_state_side_by_side():
     np.testing.assert_array_equal(obs["hs"][:, :2], obs["hs"][:, 2:])
     obs = env.step(np.array([[0, 0], [1, 0]]))[0]
     np.testing.assert_array_equal(obs["hs"][:, :2, 0, 0], obs["real_states"])
-    assert (obs["hs"][:, 2, 0, 0] == A * obs["real_states"][:, 0] + [1, 2]).all() and np.allclose(obs["xs"][:, 2:], obs["hs"][:, 2:, 0, 0] / 1e4)
+    assert (obs["hs"][:, 2, 0, 0] == A * obs["real_states"][:, 0] + [1, 2]).all() and np.allclose(
+        obs["xs"][:, 2:], obs["hs"][:, 2:, 0, 0] / 1e4
+    )

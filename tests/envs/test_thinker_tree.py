@@ -32,7 +32,7 @@ def module(path):
 script = module(SCRIPT)
 Toy, Player = script.Toy, script.Player
 
-# ------------------------------------------------------------------------------------------------------------------ golden numbers
+# ----------------------------------------------------------------------------------------------------------------- golden numbers
 
 SMALL = {"A": 2, "K": 9, "L": 3, "gamma": 0.5}
 ACTION = [0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0, 1, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0]
@@ -41,7 +41,8 @@ RESET = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0]
 # Spec section 12, the example that can be redone by hand (G1). The toy world: s' = 2s + a + 1,
 # r = ((7s' mod 11) − 5)/8 + ver/16, v = ((5s' mod 13) − 6)/4 + ver/8 (+1/2 at a root), an end iff s' mod 7 = 3; γ = 1/2.
 HAND = [
-    # the root's returns: g(0 → 1) = ½·(¼ + ½·(−¼)) = 1/16; g(0 → 3) = ½·¼ + ¼·0.625 = 0.28125, twice: the end's child adds nothing
+    # the root's returns: g(0 → 1) = ½·(¼ + ½·(−¼)) = 1/16; g(0 → 3) = ½·¼ + ¼·0.625 = 0.28125, twice: the end's child adds
+    # nothing
     ([-0.5, 0.0625], [1, 0], 0.125, 1, 1),
     ([-0.5, 0.0625, 0.28125], [2, 0], 0.4375, 3, 1),
     ([-0.5, 0.0625, 0.28125, 0.28125], [3, 0], 0.0, 0, 1),  # depth 3: forced reset
@@ -64,7 +65,8 @@ def test_the_example_by_hand():
     for t, (returns, counts, im_reward, pointer, status) in enumerate(HAND):
         seen = game.step(ACTION[t : t + 1], RESET[t : t + 1]) | game.inside()
         got = (
-            seen["root_rollout_returns_after_step"][0], seen["root_child_counts_after_step"][0].tolist(), float(seen["im_reward"][0]),
+            seen["root_rollout_returns_after_step"][0], seen["root_child_counts_after_step"][0].tolist(),
+            float(seen["im_reward"][0]),
             int(seen["pointer_state_id_after_step"][0]), int(seen["step_status"][0]),
         )
         assert got == (sorted(returns), counts, im_reward, pointer, status), f"step {t + 1}"
@@ -73,15 +75,18 @@ def test_the_example_by_hand():
 
 
 G1_COUNTS = [
-    [1, 0], [2, 0], [3, 0], [3, 1], [3, 2], [3, 2], [3, 3], [3, 4], [1, 2], [1, 2], [1, 2], [1, 3], [1, 3], [2, 3], [2, 3], [2, 3], [2, 4],
+    [1, 0], [2, 0], [3, 0], [3, 1], [3, 2], [3, 2], [3, 3], [3, 4], [1, 2], [1, 2], [1, 2], [1, 3], [1, 3], [2, 3], [2, 3],
+    [2, 3], [2, 4],
     [0, 0], [1, 0], [2, 0], [3, 0], [3, 0],
 ]
 G2_COUNTS = [
-    [1, 0], [1, 0], [1, 0], [1, 1], [1, 1], [1, 2], [1, 2], [1, 2], [1, 1], [1, 2], [1, 2], [1, 2], [2, 2], [2, 2], [2, 3], [2, 3], [2, 3],
+    [1, 0], [1, 0], [1, 0], [1, 1], [1, 1], [1, 2], [1, 2], [1, 2], [1, 1], [1, 2], [1, 2], [1, 2], [2, 2], [2, 2], [2, 3],
+    [2, 3], [2, 3],
     [0, 0], [1, 0], [1, 0], [1, 0], [2, 0],
 ]
 MODE1_COUNTS = [
-    [1, 0], [1, 0], [1, 0], [1, 1], [1, 1], [1, 2], [1, 2], [1, 2], [0, 1], [0, 2], [0, 2], [0, 2], [1, 2], [1, 2], [1, 3], [1, 3], [1, 3],
+    [1, 0], [1, 0], [1, 0], [1, 1], [1, 1], [1, 2], [1, 2], [1, 2], [0, 1], [0, 2], [0, 2], [0, 2], [1, 2], [1, 2], [1, 3],
+    [1, 3], [1, 3],
     [0, 0], [1, 0], [1, 0], [1, 0], [2, 0],
 ]
 LEARNED = {"hs_state_id": [1, 0, 0, 2, 5, 2, 6, 13, 2, 6, 13, 28, 5, 12, 6, 13, 27, 13, 27, 56, 114, 27]}
@@ -89,7 +94,8 @@ LEARNED["pointer_state_id_after_step"] = [1, 3, 0, 2, 0, 2, 6, 0, 2, 6, 13, 2, 5
 PERFECT = {"hs_state_id": [1, 3, 8, 2, 0, 2, 6, 13, 2, 6, 13, 28, 0, 0, 6, 13, 0, 13, 0, 0, 0, 0]}
 PERFECT["pointer_state_id_after_step"] = [1, 3, 0, 2, 0, 2, 6, 0, 2, 6, 13, 2, 5, 2, 6, 13, 2, 13, 27, 27, 13, 27]
 GOLDEN = {
-    # name: (generation, options, recorded with the original: planning rewards that are not 0 by step, baselines by stage, the rest)
+    # name: (generation, options, recorded with the original: planning rewards that are not 0 by step, baselines by stage, the
+    # rest)
     "G1": ("G1", {}, {1: 0.125, 2: 0.4375, 19: 0.5, 20: 0.3125, 21: 0.125}, (0.0078125, 0.53571427), LEARNED, G1_COUNTS),
     "G2": ("G2", {}, {1: 0.125, 2: 0.4375, 19: 0.5, 20: 0.3125}, (0.0078125, 0.53571427), LEARNED, G2_COUNTS),
     "G1-perfect": ("G1", {"perfect": 1}, {1: 0.6875, 2: 0.1875, 19: 0.625}, (0.359375, 0.6785714), PERFECT, G1_COUNTS),
@@ -106,7 +112,8 @@ GOLDEN = {
 
 
 def golden(name):
-    """A recorded case of the original: steps 10 to 22 hold a stale re-expansion, a carried tree, an end with truncation, a new episode."""
+    """A recorded case of the original: steps 10 to 22 hold a stale re-expansion, a carried tree, an end with truncation, a new
+    episode."""
     generation, options, rewards, baselines, rest, counts = GOLDEN[name]
     steps = range(1, 23)
     return generation, SMALL | options | rest | {
@@ -151,7 +158,8 @@ def test_the_reference_reproduces_the_recorded_vectors():
 
 
 def test_replaying_finds_what_differs(tmp_path, capsys):
-    (tmp_path / "cases.json").write_text(json.dumps({"layout_79": {"small": golden("G1")[1]}, "layout_111": {"small": golden("G2")[1]}}))
+    (tmp_path / "cases.json").write_text(json.dumps({"layout_79": {"small": golden("G1")[1]},
+                                                     "layout_111": {"small": golden("G2")[1]}}))
     assert script.main([str(tmp_path / "cases.json")]) == 0
     assert script.main([str(tmp_path / "cases.json"), "--layout", "G2"]) == 0
     assert capsys.readouterr().out.endswith("0 of 1 cases deviate by more than 1e-05\n")
@@ -161,14 +169,16 @@ def test_replaying_finds_what_differs(tmp_path, capsys):
     (tmp_path / "cases.json").write_text(json.dumps({"tree": {"a": changed, "b": lacking, "c": golden("G1")[1]}}))
     assert script.main([str(tmp_path / "cases.json"), "--layout", "G1"]) == 1
     a, b, c, last = capsys.readouterr().out.splitlines()
-    assert a.startswith("a (G1): 22 steps, largest deviation 1.00e-03 in im_reward") and b == "b: cannot be replayed: KeyError: 'K'"
+    assert a.startswith("a (G1): 22 steps, largest deviation 1.00e-03 in im_reward")
+    assert b == "b: cannot be replayed: KeyError: 'K'"
     assert c.startswith("c (G1): 22 steps, largest deviation") and last == "2 of 3 cases deviate by more than 1e-05"
 
 
 def test_replaying_from_the_command_line(tmp_path):
     (tmp_path / "cases.json").write_text(json.dumps({"layout_79": {"small": golden("G1")[1]}}))
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path / "cases.json")], capture_output=True, text=True, timeout=100, cwd=TESTS.parent,
+        [sys.executable, str(SCRIPT), str(tmp_path / "cases.json")], capture_output=True, text=True, timeout=100,
+        cwd=TESTS.parent,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == 0, done.stderr
@@ -179,7 +189,8 @@ def test_replaying_from_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize(("generation", "options", "size"), [
-    ("G1", {}, 79), ("G2", {}, 111), ("G2", {"has_action_seq": False}, 81), ("G2", {"reset_mode": 1}, 106), ("G1", {"reset_mode": 1}, 79),
+    ("G1", {}, 79), ("G2", {}, 111), ("G2", {"has_action_seq": False}, 81), ("G2", {"reset_mode": 1}, 106),
+    ("G1", {"reset_mode": 1}, 79),
 ])
 def test_sizes_for_sokoban(generation, options, size):
     layout = Layout(5, 20, 5, generation, **options)
@@ -197,15 +208,19 @@ def test_where_entries_stand():
     """Spec 2.6."""
     older, newer = Layout(5, 20, 5).slices, Layout(5, 20, 5, "G2").slices
     starts = {
-        "root_action": 0, "root_r": 5, "root_v": 6, "root_logits": 7, "root_qs_mean": 12, "root_qs_max": 17, "root_ns": 22, "root_trail_r": 27,
+        "root_action": 0, "root_r": 5, "root_v": 6, "root_logits": 7, "root_qs_mean": 12, "root_qs_max": 17, "root_ns": 22,
+        "root_trail_r": 27,
         "root_trail_q": 28, "root_max_v": 29, "cur_action": 30, "cur_r": 35, "cur_v": 36, "cur_logits": 37, "cur_qs_mean": 42,
         "cur_qs_max": 47, "cur_ns": 52, "reset": 57, "time": 58, "derec": 78,
     }
     assert [(name, where.start) for name, where in older.items()] == list(starts.items())
     starts = {
-        "root_action": 0, "root_r": 5, "root_d": 6, "root_v": 7, "root_policy": 8, "root_qs_mean": 13, "root_qs_max": 18, "root_ns": 23,
-        "root_trail_r": 28, "rollout_return": 29, "max_rollout_return": 30, "cur_action": 31, "cur_r": 36, "cur_d": 37, "cur_v": 38,
-        "cur_policy": 39, "cur_qs_mean": 44, "cur_qs_max": 49, "cur_ns": 54, "cur_reset": 59, "k": 60, "deprec": 80, "action_seq": 81,
+        "root_action": 0, "root_r": 5, "root_d": 6, "root_v": 7, "root_policy": 8, "root_qs_mean": 13, "root_qs_max": 18,
+        "root_ns": 23,
+        "root_trail_r": 28, "rollout_return": 29, "max_rollout_return": 30, "cur_action": 31, "cur_r": 36, "cur_d": 37,
+        "cur_v": 38,
+        "cur_policy": 39, "cur_qs_mean": 44, "cur_qs_max": 49, "cur_ns": 54, "cur_reset": 59, "k": 60, "deprec": 80,
+        "action_seq": 81,
     }
     assert [(name, where.start) for name, where in newer.items()] == list(starts.items())
 
@@ -248,7 +263,8 @@ def test_encoded_features_decode_to_plain_ones(generation, f_type):
         for name in plain.tree.layout.slices:
             np.testing.assert_allclose(after[name], before[name], atol=1e-5, err_msg=name)
             if name in ENCODED and np.abs(before[name]).max() > 0.01:
-                assert not np.allclose(encoded.tree.layout.decode(two["tree_reps"])["raw"][..., plain.tree.layout.slices[name]], before[name])
+                assert not np.allclose(encoded.tree.layout.decode(two["tree_reps"])["raw"][..., plain.tree.layout.slices[name]],
+                                       before[name])
         np.testing.assert_array_equal(one["im_reward"], two["im_reward"])
 
 
@@ -262,7 +278,8 @@ class Slow:
         self.toy, self.perfect = toy, perfect
         n = len(toy.env)
         self.trees = [
-            ReferenceTree(toy.n_actions, K, perfect=perfect, phase=0 if phase is None else int(phase[e]), **options) for e in range(n)
+            ReferenceTree(toy.n_actions, K, perfect=perfect, phase=0 if phase is None else int(phase[e]),
+                          **options) for e in range(n)
         ]
         v, logits = toy.look(toy.now[:, 0], toy.now[:, 1], root=True)
         self.shown = [tree.begin(float(v[e]), logits[e]) for e, tree in enumerate(self.trees)]
@@ -311,7 +328,8 @@ def compare(options, n=3, steps=120, seed=0, reset_rate=0.15):
         where = f"step {t + 1} of {options}"
         np.testing.assert_array_equal(out["plan"].real, slow.real, err_msg=where)
         assert out["plan"].expand.tolist() == slow.expanded, where
-        np.testing.assert_array_equal(fast.table[out["plan"].child_slot], [slow.plans[e]["expand"][1].data for e in slow.expanded] or
+        np.testing.assert_array_equal(fast.table[out["plan"].child_slot],
+                                      [slow.plans[e]["expand"][1].data for e in slow.expanded] or
                                       np.empty((0, 2)), err_msg=where)
         for name, got in (("features", out["tree_reps"]), *((name, out[name]) for name in ("im_reward", "baseline"))):
             np.testing.assert_allclose(got, [one[name] for one in outs], atol=1e-5, err_msg=f"{name}, {where}")
@@ -327,7 +345,8 @@ def compare(options, n=3, steps=120, seed=0, reset_rate=0.15):
 
 
 OPTIONS = st.fixed_dictionaries({
-    "n_actions": st.integers(2, 5), "K": st.integers(1, 20), "max_depth": st.integers(-1, 5), "discounting": st.sampled_from([0.5, 0.97, 1.0]),
+    "n_actions": st.integers(2, 5), "K": st.integers(1, 20), "max_depth": st.integers(-1, 5),
+    "discounting": st.sampled_from([0.5, 0.97, 1.0]),
     "layout": st.sampled_from(["G1", "G2"]), "tree_carry": st.booleans(), "reset_mode": st.sampled_from([0, 0, 1]),
     "stat_mask_type": st.sampled_from([0, 0, 0, 1, 2, 3, 4, 5]), "has_action_seq": st.sampled_from([True, True, False]),
     "perfect": st.booleans(), "test_K": st.sampled_from([None, None, None, 1, 3, 7, 25]), "faithful": st.booleans(),
@@ -346,8 +365,10 @@ BASE = {"n_actions": 2, "K": 6, "max_depth": 3, "discounting": 0.5, "layout": "G
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"layout": "G1"}, {"K": 20, "n_actions": 5, "max_depth": 5, "discounting": 0.97}, {"max_depth": -1, "K": 12}, {"K": 1}, {"K": 2},
-    {"tree_carry": False}, {"perfect": True}, {"perfect": True, "layout": "G1", "faithful": True}, {"reset_mode": 1}, {"max_depth": 1},
+    {}, {"layout": "G1"}, {"K": 20, "n_actions": 5, "max_depth": 5, "discounting": 0.97}, {"max_depth": -1, "K": 12}, {"K": 1},
+    {"K": 2},
+    {"tree_carry": False}, {"perfect": True}, {"perfect": True, "layout": "G1", "faithful": True}, {"reset_mode": 1},
+    {"max_depth": 1},
     {"reset_mode": 1, "max_depth": -1}, {"test_K": 9}, {"test_K": 3}, {"phase": [0, 2, 5]}, {"faithful": True},
     *({"stat_mask_type": mask, "layout": layout} for mask in range(1, 6) for layout in ("G1", "G2")),
 ], ids=str)
@@ -376,7 +397,7 @@ def test_environments_never_meet():
                 np.testing.assert_array_equal(one[name][0], seen[name][e], err_msg=name)
 
 
-# ----------------------------------------------------------------------------------------------------------------- stages and rules
+# --------------------------------------------------------------------------------------------------------------- stages and rules
 
 
 def test_phases_stagger_the_real_steps():
@@ -455,12 +476,17 @@ def test_an_end_has_value_zero_and_no_state():
     tree.select([1], [0])
     state = tree.update(([0.5], [np.nan], [True], [[3.0, 4.0]]))  # an end's value is not looked at
     entries = tree.layout.decode(state.features)
-    assert state.current_done.tolist() == [True] and entries["cur_v"].tolist() == [[0.0]] and entries["root_trail_q"].tolist() == [[0.5]]
+    assert state.current_done.tolist() == [True] and entries["cur_v"].tolist() == [[0.0]]
+    assert entries["root_trail_q"].tolist() == [[0.5]]
     plan = tree.select([0], [0])
     assert len(plan.expand) == 0  # what comes after an end needs no model
     state = tree.update()
     entries = tree.layout.decode(state.features)
-    assert state.current_done.tolist() == [True] and entries["cur_logits"].tolist() == [[3.0, 4.0]] and entries["cur_r"].tolist() == [[0.0]]
+    assert (
+        state.current_done.tolist() == [True]
+        and entries["cur_logits"].tolist() == [[3.0, 4.0]]
+        and entries["cur_r"].tolist() == [[0.0]]
+    )
 
 
 def test_what_a_step_returned_stays_as_it_was():
@@ -486,7 +512,7 @@ def test_features_go_into_the_callers_array():
     np.testing.assert_array_equal(room[4], twin.update(rows).features)
 
 
-# -------------------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------------------------------------- memory
 
 
 def alive_slots(state, e):
@@ -527,7 +553,8 @@ def test_memory_does_not_grow():
 def test_the_capacity_is_enough(K, max_depth, carry, capacity, most):
     """Twenty agents of all tempers: some repeat one action, some reset often. `most`: slots that one of them fills at least once.
 
-    (4, 9): a chain of three lives 3 stages; of it 3 + 2 + 1 nodes and the root. (12, 1): root and children, however often they are made.
+    (4, 9): a chain of three lives 3 stages; of it 3 + 2 + 1 nodes and the root. (12, 1): root and children, however often they
+    are made.
     """
     n, A, rng = 20, 3, np.random.default_rng(0)
     tree = Tree(n, A, K, max_depth=max_depth, tree_carry=carry)
@@ -537,7 +564,8 @@ def test_the_capacity_is_enough(K, max_depth, carry, capacity, most):
     for t in range(4000):
         plan = tree.select(np.where(rng.random(n) < steady, 0, rng.integers(0, A, n)), rng.random(n) < restless)
         m, k = len(plan.expand), len(plan.root_slot)
-        assert (plan.child_slot // capacity == plan.expand).all() and (plan.root_slot // capacity == np.flatnonzero(plan.real)).all()
+        assert (plan.child_slot // capacity == plan.expand).all()
+        assert (plan.root_slot // capacity == np.flatnonzero(plan.real)).all()
         tree.update((np.zeros(m), np.zeros(m), np.zeros(m, bool), np.zeros((m, A))),
                     (np.zeros(k), np.zeros(k, bool), np.zeros(k), np.zeros((k, A))))
         reached = max(reached, capacity - int(tree._kernel.arrays["n_free"].min()))
@@ -564,7 +592,7 @@ def test_new_states_never_overwrite_living_ones():
             assert slot == was if was >= 0 else slot not in alive_slots(before, e)
 
 
-# --------------------------------------------------------------------------------------------------------------------------- state
+# -------------------------------------------------------------------------------------------------------------------------- state
 
 
 @pytest.mark.parametrize("at", [0, 1, 5, 9, 40])
@@ -621,19 +649,34 @@ def test_states_that_do_not_fit():
         np.testing.assert_array_equal(array, state[name])
 
 
-# ----------------------------------------------------------------------------------------------------------------------- arguments
+# ---------------------------------------------------------------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"n": 0}, "Tree: n is 0; expected at least 1"), ({"n_actions": 0}, "n_actions is 0; expected at least 1"),
-    ({"K": 0}, "K is 0; expected at least 1"), ({"discounting": 0.0}, r"discounting is 0.0; expected a number in \(0, 1\]"),
-    ({"discounting": 1.5}, "discounting is 1.5"), ({"layout": "G3"}, r"generation is 'G3'; expected 'G1' \(79"),
-    ({"reset_mode": 2}, "reset_mode is 2; expected 0 or 1"), ({"stat_mask_type": 6}, "stat_mask_type is 6; expected 0 to 5"),
-    ({"test_K": 0}, "test_K is 0; expected None"), ({"enc_type": 4}, "enc_type is 4"), ({"enc_f_type": 2}, "enc_f_type is 2"),
-    ({"phase": [0, 4]}, "phase holds 0 to 4; expected 0 to 3"), ({"phase": [0, -1]}, "phase holds -1 to 0"),
-    ({"phase": [0]}, r"Tree: phase is \(1,\) int64; expected \(2,\) integers"), ({"phase": [0.5, 1.0]}, r"phase is \(2,\) float64"),
-    ({"n": 10**9}, "lower n, K or max_depth"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "Tree: n is 0; expected at least 1"),
+        ({"n_actions": 0}, "n_actions is 0; expected at least 1"),
+        ({"K": 0}, "K is 0; expected at least 1"),
+        ({"discounting": 0.0}, r"discounting is 0.0; expected a number in \(0, 1\]"),
+        ({"discounting": 1.5}, "discounting is 1.5"),
+        ({"layout": "G3"}, r"generation is 'G3'; expected 'G1' \(79"),
+        ({"reset_mode": 2}, "reset_mode is 2; expected 0 or 1"),
+        ({"stat_mask_type": 6}, "stat_mask_type is 6; expected 0 to 5"),
+        ({"test_K": 0}, "test_K is 0; expected None"),
+        ({"enc_type": 4}, "enc_type is 4"),
+        ({"enc_f_type": 2}, "enc_f_type is 2"),
+        ({"phase": [0, 4]}, "phase holds 0 to 4; expected 0 to 3"),
+        ({"phase": [0, -1]}, "phase holds -1 to 0"),
+        ({"phase": [0]}, r"Tree: phase is \(1,\) int64; expected \(2,\) integers"),
+        (
+            {"phase": [0.5, 1.0]},
+            r"phase is \(2,\) "
+            r"float64",
+        ),
+        ({"n": 10**9}, "lower n, K or max_depth"),
+    ],
+)
 def test_options_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         Tree(**{"n": 2, "n_actions": 3, "K": 4} | options)
@@ -661,14 +704,24 @@ def test_actions_out_of_range(primary, reset, message):
 GOOD = ([0.5, 0.5], [0.0, 0.0], [False, False], [[0.0] * 3] * 2)
 
 
-@pytest.mark.parametrize(("column", "value", "message"), [
-    (None, None, r"expanded is None; expected \(r, v, done, logits\) with 2 rows, one for each environment of plan.expand"),
-    (0, [0.5], r"expanded r has shape \(1,\); expected \(2,\), one row for each"), (1, [[0.0, 0.0]], r"expanded v has shape \(1, 2\)"),
-    (2, [0.0, 0.0], r"expanded done is \(2,\) float64; expected \(2,\) bool"), (2, [True], r"expanded done is \(1,\) bool"),
-    (3, [[0.0] * 2] * 2, r"expanded logits has shape \(2, 2\); expected \(2, 3\)"),
-    (0, [0.5, np.nan], r"expanded r\[1\] is nan; expected finite numbers: has the network diverged\?"),
-    (1, [np.inf, 0.0], r"expanded v\[0\] is inf; expected finite"),
-])
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (None, None, r"expanded is None; expected \(r, v, done, logits\) with 2 rows, one for each environment of plan.expand"),
+        (0, [0.5], r"expanded r has shape \(1,\); expected \(2,\), one row for each"),
+        (
+            1,
+            [[0.0, 0.0]],
+            r"expanded v has shape "
+            r"\(1, 2\)",
+        ),
+        (2, [0.0, 0.0], r"expanded done is \(2,\) float64; expected \(2,\) bool"),
+        (2, [True], r"expanded done is \(1,\) bool"),
+        (3, [[0.0] * 2] * 2, r"expanded logits has shape \(2, 2\); expected \(2, 3\)"),
+        (0, [0.5, np.nan], r"expanded r\[1\] is nan; expected finite numbers: has the network diverged\?"),
+        (1, [np.inf, 0.0], r"expanded v\[0\] is inf; expected finite"),
+    ],
+)
 def test_rows_that_do_not_fit(column, value, message):
     tree = Tree(2, 3, 4)
     tree.begin(np.zeros(2), np.zeros((2, 3)))

@@ -33,7 +33,8 @@ N = 3
 
 
 def walk(fault=None, on_seed=None, at=3, spaces="box", length=6):
-    """A factory of walks shaken by the environment's generator. The one seeded with `on_seed` does `fault` at step `at` of its first episode.
+    """A factory of walks shaken by the environment's generator. The one seeded with `on_seed` does `fault` at step `at` of its
+    first episode.
 
     The class is made here, so that it travels to a worker by value: there, importing this module would import torch, too.
     """
@@ -51,7 +52,8 @@ def walk(fault=None, on_seed=None, at=3, spaces="box", length=6):
 
         def obs(self):
             at = np.array([self.x, self.t], np.float32)
-            return at if spaces == "box" else {"at": at, "deep": (self.t, np.array([self.t % 2, 1], np.int8)), "many": np.array([self.t, 2])}
+            return at if spaces == "box" else {"at": at, "deep": (self.t, np.array([self.t % 2, 1], np.int8)),
+                                               "many": np.array([self.t, 2])}
 
         def reset(self, *, seed=None, options=None):
             super().reset(seed=seed)
@@ -318,7 +320,8 @@ def test_pinned_workers_stay_on_cores_of_their_own():
 
 def test_options_that_do_not_go_together():
     for options, words in [
-        ({"n": 0}, "n is 0; expected at least 1"), ({"n": 2, "kind": "procces"}, "expected one of"), ({"n": 2, "workers": 3}, "expected 1 to 2"),
+        ({"n": 0}, "n is 0; expected at least 1"), ({"n": 2, "kind": "procces"}, "expected one of"),
+        ({"n": 2, "workers": 3}, "expected 1 to 2"),
         ({"n": 2, "step_timeout": 1.0}, "kind 'process' or"), ({"n": 2, "kind": "thread", "step_timeout": 0.0}, "more than 0"),
     ]:
         with pytest.raises(ValueError, match=words):
@@ -399,10 +402,12 @@ def test_a_vector_agent_stores_the_same_rows_with_every_kind(kind, mode, by_valu
 # ------------------------------------------------------------------------------------------------------------------- faults
 
 FAULTS = {
-    "raise": ("raised", "a hole in the floor"), "exit": ("raised", "SystemExit: 3"), "shape": ("output", r"shape \(3,\); expected \(2,\)"),
+    "raise": ("raised", "a hole in the floor"), "exit": ("raised", "SystemExit: 3"),
+    "shape": ("output", r"shape \(3,\); expected \(2,\)"),
     "dtype": ("output", "<U1; expected"), "nan": ("output", r"NaN in the observation at \(1,\)"),
     "nan at the end": ("output", r"NaN in the observation at \(0,\)"), "nan reward": ("output", "reward is nan"),
-    "two rewards": ("output", "reward is a ndarray of shape"), "flag": ("output", "terminated is 0, a int"), "four": ("output", "not 4 values.*make_env"),
+    "two rewards": ("output", "reward is a ndarray of shape"), "flag": ("output", "terminated is 0, a int"),
+    "four": ("output", "not 4 values.*make_env"),
     "info": ("output", "info is a NoneType"), "reset": ("raised", "no floor"),
 }
 LOSSES = {"kill": ("died", "SIGKILL"), "hang": ("hung", "took more than")}
@@ -450,9 +455,17 @@ def test_a_fault_is_reported_with_everything_and_ends_all(kind, fault):
     env.close()
 
 
-@pytest.mark.parametrize("kind, fault, mode", [
-    (kind, fault, mode) for kind, fault in cases() for mode in MODES
-    if mode is AutoresetMode.SAME_STEP or (kind == "sync" and fault in ("raise", "nan", "nan at the end", "reset")) or fault in LOSSES])
+@pytest.mark.parametrize(
+    "kind, fault, mode",
+    [
+        (kind, fault, mode)
+        for kind, fault in cases()
+        for mode in MODES
+        if mode is AutoresetMode.SAME_STEP
+        or (kind == "sync" and fault in ("raise", "nan", "nan at the end", "reset"))
+        or fault in LOSSES
+    ],
+)
 def test_with_restart_the_others_never_notice(kind, fault, mode):
     calm = make_vector_env(walk(), N, autoreset=mode)
     wild = make_vector_env(walk(fault, 101), N, kind, autoreset=mode, restart=True, **options_for(kind, fault))
@@ -639,7 +652,9 @@ def test_spaces_without_any_leaf():
     env.close()
 
 
-@pytest.mark.parametrize("space", [gym.spaces.Box(0, 1, (0,)), gym.spaces.MultiDiscrete([]), gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (2, 0))})], ids=str)
+@pytest.mark.parametrize("space",
+                         [gym.spaces.Box(0, 1, (0,)), gym.spaces.MultiDiscrete([]),
+                          gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (2, 0))})], ids=str)
 @pytest.mark.parametrize("which", ["observation_space", "action_space"])
 def test_a_space_of_size_0_is_refused_by_name(which, space):
     class Nothing(Plain):
@@ -756,7 +771,8 @@ def test_a_worker_that_dies_in_the_reset_of_a_next_step_drops_no_episode():
 
 def test_seeds_are_judged_before_anything_is_done_with_them():
     env = make_vector_env(Plain, 2, seed=7, restart=True)
-    for wrong, words in (([1, 2, 3], "3 seeds; expected 2"), (-3, "-3; expected"), ([0, -1], "-1; expected"), (1.5, "1.5"), ([0.5, 1], "0.5; expected")):
+    for wrong, words in (([1, 2, 3], "3 seeds; expected 2"), (-3, "-3; expected"), ([0, -1], "-1; expected"), (1.5, "1.5"),
+                         ([0.5, 1], "0.5; expected")):
         with pytest.raises(ValueError, match=words):
             env.reset(seed=wrong)
     assert env.reset()[1]["seed"].tolist() == [7, 8]  # the seed of construction is still there
@@ -1206,7 +1222,8 @@ def test_no_process_is_left(what, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"WHAT = {what!r}\n" + textwrap.dedent(PROGRAM))
     path = os.pathsep.join(p for p in sys.path if p)
-    program = subprocess.Popen([sys.executable, "-W", "always", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    program = subprocess.Popen([sys.executable, "-W", "always", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True,
                                env={**os.environ, "PYTHONPATH": path})
     pids = [int(word) for word in program.stdout.readline().split()]
     assert len(pids) == 4, program.stderr.read()

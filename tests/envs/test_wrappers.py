@@ -76,7 +76,13 @@ def test_statistics_that_change_make_an_environment_nondeterministic():
 
 def test_a_stack_of_wrappers_can_be_made_again_from_its_spec():
     env = gym.make(NormalizeReward(FrameStack(NormalizeObservation(ActionRepeat(Discretize(make("Pendulum-v1"), 3), 2)), 2)).spec)
-    assert [type(layer).__name__ for layer in layers(env)][:5] == ["NormalizeReward", "FrameStack", "NormalizeObservation", "ActionRepeat", "Discretize"]
+    assert [type(layer).__name__ for layer in layers(env)][:5] == [
+        "NormalizeReward",
+        "FrameStack",
+        "NormalizeObservation",
+        "ActionRepeat",
+        "Discretize",
+    ]
     assert env.env.n == 2 and env.action_space == gym.spaces.Discrete(3)
 
 
@@ -152,7 +158,11 @@ def test_repeat_stops_at_the_end():
     env.reset()
     assert env.step(1)[1:] == (3.0, False, False, {"t": 3, "repeats": 3})
     obs, *rest = env.step(0)
-    assert obs.tolist() == [5, -5] and rest == [2.0, True, False, {"t": 5, "repeats": 2}] and env.unwrapped.actions == [1, 1, 1, 0, 0]
+    assert (
+        obs.tolist() == [5, -5]
+        and rest == [2.0, True, False, {"t": 5, "repeats": 2}]
+        and env.unwrapped.actions == [1, 1, 1, 0, 0]
+    )
     env = ActionRepeat(Counter(cut=1), 3)
     env.reset()
     assert env.step(1)[1:4] == (1.0, False, True)
@@ -163,7 +173,13 @@ def test_a_stack_never_shows_an_older_episode(lazy):
     # Golden `frame_stack`: the same numbers as for the stacks of a buffer.
     env = FrameStack(Counter(), 4, lazy=lazy)
     outputs = [env.reset()[0]] + [env.step(0)[0] for _ in range(4)] + [env.reset()[0]] + [env.step(0)[0] for _ in range(2)]
-    assert [np.asarray(obs)[:, 0].tolist() for obs in outputs[3:]] == [[0, 1, 2, 3], [1, 2, 3, 4], [5, 5, 5, 5], [5, 5, 5, 6], [5, 5, 6, 7]]
+    assert [np.asarray(obs)[:, 0].tolist() for obs in outputs[3:]] == [
+        [0, 1, 2, 3],
+        [1, 2, 3, 4],
+        [5, 5, 5, 5],
+        [5, 5, 5, 6],
+        [5, 5, 6, 7],
+    ]
     assert np.asarray(outputs[0]).tolist() == [[0, 0]] * 4 and np.asarray(outputs[0]) in env.observation_space
     assert env.observation_space.shape == (4, 2) and env.observation_space.dtype == np.float64
 
@@ -219,7 +235,8 @@ def test_discrete_actions():
     (lambda: Discretize(Sink([0] * 9, [1] * 9), 5), "1953125 combinations"), (lambda: FrameStack(Counter(), 0), "n is 0"),
     (lambda: FrameStack(make("FrozenLake-v1")), "observations are Discrete"), (lambda: ActionRepeat(Counter(), 0), "n is 0"),
     (lambda: NormalizeObservation(Counter(), clip=0), "clip is 0"), (lambda: NormalizeReward(Counter(), clip=-1), "clip is -1"),
-    (lambda: NormalizeReward(Counter(), discount=2), "discount is 2"), (lambda: NormalizeObservation(make("FrozenLake-v1")), "observations are Discrete"),
+    (lambda: NormalizeReward(Counter(), discount=2), "discount is 2"),
+    (lambda: NormalizeObservation(make("FrozenLake-v1")), "observations are Discrete"),
     (lambda: RecordVideo(Counter(), "."), "render mode"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(build, message):
@@ -463,18 +480,25 @@ def test_rooms_with_a_key_replay(noisy):
 
 
 def test_noise_replays_over_chance_of_another_kind():
-    check_replay(lambda: NoisyObservation(gym.wrappers.FlattenObservation(SokobanEnv(size=5, n_boxes=1, obs="planes", max_steps=20)), 2))
+    check_replay(
+        lambda: NoisyObservation(gym.wrappers.FlattenObservation(SokobanEnv(size=5, n_boxes=1, obs="planes", max_steps=20)), 2)
+    )
 
 
 def test_atari_replays_below_wrappers():
     pytest.importorskip("ale_py")
-    check_replay(lambda: gym.wrappers.TimeLimit(FrameStack(Atari("breakout", 21, grey=True, sticky=0.25, stack=1), 2), 30), warm=(3,), steps=60)
+    check_replay(lambda: gym.wrappers.TimeLimit(FrameStack(Atari("breakout", 21, grey=True, sticky=0.25, stack=1), 2), 30),
+                 warm=(3,), steps=60)
 
 
 def test_noise_is_appended_and_normal():
     env = NoisyObservation(Counter(n=5000), 3)
     rows = np.array([env.reset(seed=1)[0]] + [env.step(0)[0] for _ in range(3000)])
-    assert rows.dtype == np.float32 and rows.shape == (3001, 5) and env.observation_space == gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+    assert (
+        rows.dtype == np.float32
+        and rows.shape == (3001, 5)
+        and env.observation_space == gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+    )
     np.testing.assert_array_equal(rows[:, :2], np.arange(3001)[:, None] * [1, -1])
     np.testing.assert_allclose(np.cov(rows[:, 2:].T), np.eye(3), atol=0.1)  # 5 standard deviations are 0.13 on the diagonal
     np.testing.assert_allclose(rows[:, 2:].mean(0), 0, atol=0.1)
@@ -503,7 +527,8 @@ def test_what_is_not_known_is_refused_by_name():
         clone_state(Other(gym.make("CartPole-v1")))
     env = FrameStack(Counter())
     env.reset()
-    with pytest.raises(TypeError, match=r"what .*\.Counter remembers is not known; give it the methods clone_state and restore_state"):
+    with pytest.raises(TypeError, match=r"what .*\.Counter remembers is not known; give it the methods clone_state and "
+                                        r"restore_state"):
         clone_state(env)
 
     class Longer(type(gym.make("CartPole-v1").unwrapped)):
@@ -534,7 +559,8 @@ def test_a_state_of_another_number_of_frames_is_refused():
     env = FrameStack(gym.make("CartPole-v1"), 2)
     env.reset()
     for n in (1, 3):
-        with pytest.raises(ValueError, match=f"FrameStack: the state holds 2 frames; expected {n}: make the environment as it was"):
+        with pytest.raises(ValueError, match=f"FrameStack: the state holds 2 frames; expected {n}: make the environment as it "
+                                             "was"):
             restore_state(FrameStack(gym.make("CartPole-v1"), n), clone_state(env))
 
 

@@ -94,7 +94,8 @@ class FakeRobot:
         if self.on_save is not None:
             type(self).on_save()
         counts = [self.noise, self.env_steps, self.iterations, self.episodes, self.boundaries]
-        return {"RL": {"weight": np.array([self.weight])}, "counts": np.array(counts, np.int64), "trace": np.frombuffer(self.trace, np.uint8)}
+        return {"RL": {"weight": np.array([self.weight])}, "counts": np.array(counts, np.int64),
+                "trace": np.frombuffer(self.trace, np.uint8)}
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         self.weight = float(tree["RL"]["weight"][0])

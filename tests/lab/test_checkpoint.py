@@ -155,7 +155,8 @@ def test_the_previous_good_one_is_loaded_and_named(tmp_path):
     loaded = checkpoints.load()
     assert step_of(loaded) == 200
     assert [name for name, _ in loaded.skipped] == ["000000400", "000000300"]
-    assert [name in line and "loaded 000000200 instead" in line for name, line in zip(["000000400", "000000300"], warnings, strict=True)] == [True] * 2
+    assert [name in line and "loaded 000000200 instead" in line
+            for name, line in zip(["000000400", "000000300"], warnings, strict=True)] == [True] * 2
     assert "sha256" in loaded.skipped[0][1] and "manifest.json" in loaded.skipped[1][1]
     assert [(name, ok) for name, ok, _ in verify(tmp_path)] == [
         ("000000100", True), ("000000200", True), ("000000300", False), ("000000400", False)]  # fmt: skip
@@ -176,7 +177,8 @@ def test_never_silently_from_scratch(tmp_path):
     checkpoints, _ = filled(tmp_path, [100, 200])
     damage(tmp_path, 100)
     damage(tmp_path, 200)
-    with pytest.raises(ArchiveError, match=r"expected a good checkpoint, got none \(000000200: .*; 000000100: .*\); give the path"):
+    with pytest.raises(ArchiveError, match=r"expected a good checkpoint, got none \(000000200: .*; 000000100: .*\); give the "
+                                           r"path"):
         checkpoints.load()
     with pytest.raises(ArchiveError, match="000000200/task.RL.safetensors"):
         checkpoints.load(tmp_path / "000000200")
@@ -188,7 +190,8 @@ def test_never_silently_from_scratch(tmp_path):
     assert checkpoints.latest() == tmp_path / "000000200", "there is something, though nothing good"
 
 
-@pytest.mark.parametrize("text", ["", "garbage", "../../etc", "/etc/passwd", "000000900\n", "1\n", "000000100\n\n", "x" * 5000, None])
+@pytest.mark.parametrize("text",
+                         ["", "garbage", "../../etc", "/etc/passwd", "000000900\n", "1\n", "000000100\n\n", "x" * 5000, None])
 def test_a_pointer_that_names_nothing(tmp_path, text):
     checkpoints, warnings = filled(tmp_path, [100, 200])
     (tmp_path / "LATEST").unlink()
@@ -410,7 +413,8 @@ def test_a_kill_at_any_step_leaves_a_good_one(tmp_path, variant, when):
     words = [sys.executable, "-c", KILL, str(tmp_path), variant, when]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    # files: 4 writes, 4 fsyncs; their directory: mkdir, 2 fsyncs, rename; BEST and LATEST: 2 × (write, 2 fsyncs, rename); and what is old
+    # files: 4 writes, 4 fsyncs; their directory: mkdir, 2 fsyncs, rename; BEST and LATEST: 2 × (write, 2 fsyncs, rename); and
+    # what is old
     assert int(done.stdout) > 20
 
 
@@ -480,7 +484,8 @@ def test_a_pid_that_was_given_to_another_process_holds_nothing(tmp_path):
     assert RunLock(tmp_path).acquire() is True
 
 
-@pytest.mark.parametrize("text", ["", "{", "\x00" * 50, "[]", '{"pid": "x"}', '{"pid": -1, "started": 0, "host": "h"}', "9" * 5000])
+@pytest.mark.parametrize("text",
+                         ["", "{", "\x00" * 50, "[]", '{"pid": "x"}', '{"pid": -1, "started": 0, "host": "h"}', "9" * 5000])
 def test_a_half_written_lock_holds_nothing(tmp_path, text):
     (tmp_path / "run.lock").write_text(text)
     assert RunLock(tmp_path).acquire() is False

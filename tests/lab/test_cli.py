@@ -53,7 +53,10 @@ def test_train_eval_play_list_verify_resume(command, tmp_path):
     assert command("eval one")[1].splitlines()[0].split() == ["run", "runs/one"]
 
     code, out, _ = command("play one --episodes 2 --seed 3")
-    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["runs/one/videos/episode_3.gif", "runs/one/videos/episode_4.gif"])
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (
+        0,
+        ["runs/one/videos/episode_3.gif", "runs/one/videos/episode_4.gif"],
+    )
 
     code, out, _ = command("list --json")
     (run,) = json.loads(out)["runs"]
@@ -120,8 +123,10 @@ def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):
     ("trian fake", "argument VERB: invalid choice: 'trian'"),
     ("train fake --steps 3", "unrecognized arguments: --steps 3; configuration is written key=value, e.g. total_steps=2000"),
     ("", "the following arguments are required: VERB; see `parl-like --help`"),
-    ("train fake workers.remote=2", "workers.remote is no key any more; workers on other machines are actors of a Ray cluster: driver=ray workers.address="),
-    ("worker --connect tcp://host:5555", "there is no command 'worker' any more: workers on other machines are actors of a Ray cluster"),
+    ("train fake workers.remote=2", "workers.remote is no key any more; workers on other machines are actors of a Ray cluster: "
+                                    "driver=ray workers.address="),
+    ("worker --connect tcp://host:5555", "there is no command 'worker' any more: workers on other machines are actors of a Ray "
+                                         "cluster"),
     ("keys robot", "there is no command 'keys' any more: workers on other machines are actors of a Ray cluster"),
 ])
 def test_wrong_usage_is_one_line_and_exit_code_2(command, tmp_path, line, message):
@@ -242,7 +247,8 @@ def test_help_names_every_verb_and_loads_nothing(command):
 
 
 def test_the_module_is_the_command():
-    done = subprocess.run([sys.executable, "-m", "parl_like", "train", "no-such"], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "parl_like", "train", "no-such"], check=False, capture_output=True, text=True,
+                          timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("error: no experiment 'no-such'")
 

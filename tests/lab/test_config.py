@@ -67,7 +67,8 @@ def test_a_configuration_is_frozen():
 
 
 def test_command_line_words_are_yaml_values():
-    words = ["total_steps=1e6", "lr=3e-4", "net.hidden=[32, 32]", "driver=threads", "trace=true", "env=x=y:0", "run_dir=", "batch_size=1_0"]
+    words = ["total_steps=1e6", "lr=3e-4", "net.hidden=[32, 32]", "driver=threads", "trace=true", "env=x=y:0", "run_dir=",
+             "batch_size=1_0"]
     config = resolve(Config, parse_assignments(words))
     assert (config.total_steps, config.lr, config.net.hidden, config.driver) == (1_000_000, 3e-4, (32, 32), "threads")
     assert (config.trace, config.env, config.run_dir, config.batch_size) == (True, "x=y:0", "", 10)
@@ -87,13 +88,15 @@ def test_scalars_follow_yaml_1_2():
     assert load_yaml("") == load_yaml("# only a comment\n") == {}
 
 
-NASTY = ["1e5", "yes", "~", "", "null", "true", "1_0", ".nan", "# no", " x ", "a: b", "a\nb", "\x85x", "\u2028", "\x07", "*x", "&x", "!x",
+NASTY = ["1e5", "yes", "~", "", "null", "true", "1_0", ".nan", "# no", " x ", "a: b", "a\nb", "\x85x", "\u2028", "\x07", "*x",
+         "&x", "!x",
          "- a", "é💥", "'", '"', "\\", "%", "@", "`", "{", "[", "?", "<<", "=", "x" * 500]
 
 
 def test_a_dumped_configuration_loads_back_unchanged():
     for text in NASTY:
-        config = Config(seed=2**63 - 1, env=text, run_dir=text, lr=1e-7, net=Net(hidden=(3, 4)), limits={text: 1e300, "b": 0.1}, teacher=Net())
+        config = Config(seed=2**63 - 1, env=text, run_dir=text, lr=1e-7, net=Net(hidden=(3, 4)), limits={text: 1e300, "b": 0.1},
+                        teacher=Net())
         assert resolve(Config, load_yaml(dump_yaml(to_dict(config)))) == config, repr(text)
 
 
@@ -151,10 +154,13 @@ def bad_configs() -> list[tuple[str, str]]:
     out += [(f"{key}: {value}", key) for key in ("tensorboard", "trace") for value in ("yes", "1", "'true'", "~", "[]")]
     out += [(f"{key}: {value}", key) for key in ("driver", "device") for value in ("3", "~", "''", "[cpu]")]
     out += [(f"{key}: &a [*a]", key) for key in ("net", "env")] + [(f"{key}: *a", key) for key in ("seed", "env")]
-    out += [(f"env: !!python/object/apply:os.system ['touch {os.devnull}']", "env"), ("env: !!str x", "env"), ("seed: !!int 3", "seed")]
+    out += [(f"env: !!python/object/apply:os.system ['touch {os.devnull}']", "env"), ("env: !!str x", "env"),
+            ("seed: !!int 3", "seed")]
     out += [("env: " + "[" * 30 + "]" * 30, "env"), ("limits: " + "{a: " * 30 + "1" + "}" * 30, "limits")]
-    out += [("env: [&a x, *a, *a]", "env"), ("env: &a x", "env"), ("<<: {seed: 1}", "<<"), ("1: 2", "1"), ("? [seed]\n: 1", "seed")]
-    out += [("net: {hidden: []}", "net.hidden"), ("net: {hidden: [0]}", "net.hidden[0]"), ("net: 3", "net"), ("net: {x: 1}", "net.x"),
+    out += [("env: [&a x, *a, *a]", "env"), ("env: &a x", "env"), ("<<: {seed: 1}", "<<"), ("1: 2", "1"),
+            ("? [seed]\n: 1", "seed")]
+    out += [("net: {hidden: []}", "net.hidden"), ("net: {hidden: [0]}", "net.hidden[0]"), ("net: 3", "net"),
+            ("net: {x: 1}", "net.x"),
             ("net: {activation: gelu}", "net.activation"), ("limits: {a: -1}", "limits"), ("limits: {a: .nan}", "limits"),
             ("teacher: {hidden: 3}", "teacher.hidden"), ("teacher: {y: 3}", "teacher.y"), ("warmup_steps: 3", "warmup_steps"),
             ("net.hidden: [3]", "net.hidden")]
@@ -176,7 +182,9 @@ def test_bad_configuration_is_one_line_that_names_the_key(text, key):
         assert f"did you mean {TYPOS[key]!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["- a", "a", "a: [", "a: b: c", "a: 'x", "\x00", "a: b\n---\nc: d", "%YAML 9", "}", "a:\tb: c", "\ud800"])
+@pytest.mark.parametrize("text",
+                         ["- a", "a", "a: [", "a: b: c", "a: 'x", "\x00", "a: b\n---\nc: d", "%YAML 9", "}", "a:\tb: c",
+                          "\ud800"])
 def test_what_is_no_mapping_is_refused(text):
     with pytest.raises(ConfigError):
         load_yaml(text)
@@ -209,13 +217,16 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 @pytest.mark.parametrize("key", GONE)
 def test_keys_of_earlier_versions_say_what_has_taken_their_place_and_pass_where_they_were_not_used(key):
     assert resolve(ExperimentConfig, {"workers": {key: GONE[key], "count": 2}}) == ExperimentConfig(workers=Workers(count=2))
-    with pytest.raises(ConfigError, match=f"workers.{key} is no key any more; workers on other machines are actors of a Ray cluster: driver=ray"):
+    with pytest.raises(ConfigError, match=f"workers.{key} is no key any more; workers on other machines are actors of a Ray "
+                                          "cluster: driver=ray"):
         resolve(ExperimentConfig, {"workers": {key: 3}})
 
 
 def test_the_base_fields_and_their_defaults():
     defaults: dict[str, Any] = to_dict(ExperimentConfig())
-    assert defaults == {"seed": 0, "total_steps": 100_000, "n_agents": 1, "driver": "cooperative", "workers": to_dict(Workers()), "run_dir": "", "device": "cpu",
-                        "checkpoint_every": 0, "keep_checkpoints": 5, "metrics_every": 1_000, "log_every_s": 10.0, "eval_episodes": 0,
+    assert defaults == {"seed": 0, "total_steps": 100_000, "n_agents": 1, "driver": "cooperative", "workers": to_dict(Workers()),
+                        "run_dir": "", "device": "cpu",
+                        "checkpoint_every": 0, "keep_checkpoints": 5, "metrics_every": 1_000, "log_every_s": 10.0,
+                        "eval_episodes": 0,
                         "torch_threads": 1,
                         "tensorboard": True, "trace": False}

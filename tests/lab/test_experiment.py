@@ -28,10 +28,17 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_yaml_file_is_an_experiment(folder):
     (folder / "cart-easy.yaml").write_text(
-        "robot: dqn\ndescription: balances\nexpect: {mean_return: 475, episodes: 100, loss: {at_most: 0.5}}\nconfig: {lr: 1e-3}\n")
+        "robot: dqn\ndescription: balances\nexpect: {mean_return: 475, episodes: 100, loss: {at_most: 0.5}}\nconfig: {lr: "
+        "1e-3}\n")
     assert names() == ["cart-easy"]
     one = get("cart-easy")
-    assert (one.name, one.robot, one.description, one.config, one.eval_episodes) == ("cart-easy", "dqn", "balances", {"lr": 1e-3}, 100)
+    assert (one.name, one.robot, one.description, one.config, one.eval_episodes) == (
+        "cart-easy",
+        "dqn",
+        "balances",
+        {"lr": 1e-3},
+        100,
+    )
     assert one.bounds == {"mean_return": Bounds(at_least=475.0), "loss": Bounds(at_most=0.5)}
 
 

@@ -223,5 +223,6 @@ def test_a_run_directory_that_is_deleted_is_one_clear_error(monkeypatch, tmp_pat
     code, _, screen = train(tensorboard=True)
     assert code == 1
     assert screen.count("error") == 1 and "warning" not in screen
-    assert screen.splitlines()[-1] == ("error: the run directory run was deleted or replaced while it was in use; nothing more can be saved in it")
+    assert screen.splitlines()[-1] == ("error: the run directory run was deleted or replaced while it was in use; nothing more "
+                                       "can be saved in it")
     assert os.listdir(tmp_path) == ["run"] * back and (not back or os.listdir("run") == []), "nothing was made anew"

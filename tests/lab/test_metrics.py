@@ -151,14 +151,16 @@ def test_bootstrap_interval():
     # The mean of two rows 0 and 1 is 0, ½, ½ or 1 with equal chance: the middle 60 % of the resamples reach from 0 to 1,
     # the middle 40 % lie at ½.
     for level, expected in ((0.95, (0.0, 1.0)), (0.6, (0.0, 1.0)), (0.4, (0.5, 0.5))):
-        assert bootstrap_interval([0.0, 1.0], np.random.default_rng(0), statistic=lambda rows: rows.mean(axis=0), level=level) == expected
+        assert bootstrap_interval([0.0, 1.0], np.random.default_rng(0), statistic=lambda rows: rows.mean(axis=0),
+                                  level=level) == expected
     np.testing.assert_array_equal(bootstrap_interval([[7.0]] * 5, np.random.default_rng(0)), [[7.0], [7.0]])
     with pytest.raises(ValueError, match="level"):
         bootstrap_interval(rows, np.random.default_rng(0), level=95)
 
 
 def test_curves_meet_on_the_steps_that_all_cover():
-    steps, rows = on_common_steps([(np.array([0.0, 10.0]), np.array([0.0, 10.0])), (np.array([2.0, 4.0, 8.0]), np.array([1.0, 3.0, 3.0]))])
+    steps, rows = on_common_steps([(np.array([0.0, 10.0]), np.array([0.0, 10.0])),
+                                   (np.array([2.0, 4.0, 8.0]), np.array([1.0, 3.0, 3.0]))])
     assert (steps[0], steps[-1]) == (2.0, 8.0)
     np.testing.assert_allclose(rows[0], steps)
     np.testing.assert_allclose(rows[1], np.minimum(steps - 1.0, 3.0))
@@ -287,9 +289,12 @@ OF_A_HIERARCHY = {
     "return/mean": 0.8123, "return/max": 1.0, "return/last": 1.0, "episode/length": 61.25, "bad_values": 0.0,
     **{f"{task}/{name}": -0.0225 for task in ("goal", "RL") for name in ("policy_loss", "value_loss", "entropy", "kl", "loss")},
     **{f"{task}/{queue}/{name}": 123.456 for task in ("goal", "RL") for queue in ("predict", "learn")
-       for name in ("requests", "rows", "batches", "mean_batch", "queue_depth", "wait_p50_s", "wait_p99_s", "compute_p50_s", "compute_p99_s")},
-    **{f"{task}/{queue}/{name}": 0.0 for task in ("goal", "RL") for queue in ("predict", "learn") for name in ("errors", "late", "dropped")},
-    "time_steps": 99_840.0, "episodes": 1234.0, "iterations": 780.0, "updates/goal": 1234.0, "rows/goal": 12_345.0, "updates/RL": 31_200.0,
+       for name in ("requests", "rows", "batches", "mean_batch", "queue_depth", "wait_p50_s", "wait_p99_s", "compute_p50_s",
+                    "compute_p99_s")},
+    **{f"{task}/{queue}/{name}": 0.0 for task in ("goal", "RL") for queue in ("predict", "learn") for name in ("errors", "late",
+                                                                                                               "dropped")},
+    "time_steps": 99_840.0, "episodes": 1234.0, "iterations": 780.0, "updates/goal": 1234.0, "rows/goal": 12_345.0,
+    "updates/RL": 31_200.0,
     "rows/RL": 99_840.0,
 }  # fmt: skip
 
@@ -311,7 +316,8 @@ def test_the_screen_fits_and_shows_what_matters_first(width, trouble):
     assert "…" not in out.getvalue(), "nothing is cut"
     text = " ".join(" ".join(lines).split())
     assert f"run {title} steps 99,840 of 100,000 env steps, 26.8/s, 1h02m gone, 5s left" in text
-    for shown in ("mean 0.8123", "last 1", "episode length 61.25", "goal loss -0.0225 policy_loss -0.0225", "RL loss -0.0225", "updates/RL 31200"):
+    for shown in ("mean 0.8123", "last 1", "episode length 61.25", "goal loss -0.0225 policy_loss -0.0225", "RL loss -0.0225",
+                  "updates/RL 31200"):
         assert shown in text, shown
     queues = ["goal/predict mean_batch"] * (width > 80 or not trouble)
     order = [text.index(word) for word in ("return mean", "goal loss", "RL loss", "counts", *queues)]

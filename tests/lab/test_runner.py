@@ -93,7 +93,8 @@ def test_a_run_leaves_everything():
     assert (result["env_steps"], result["evaluation"]["episodes"], result["evaluation"]["regret"]) == (400, 5, 0.25)
     assert result["trace_hash"] == state(run).trace.hex()
     assert reports == [{"run": "run", "state": "finished", "exit_reason": "", **result}]
-    assert screen.splitlines()[0].startswith("train fake (robot fake, 2 agents, cooperative, seed 0): 400 env steps -> run; Ctrl-C")
+    assert screen.splitlines()[0].startswith("train fake (robot fake, 2 agents, cooperative, seed 0): 400 env steps -> run; "
+                                             "Ctrl-C")
     verdict, speed, place, then = screen.splitlines()[-4:]
     assert verdict.startswith("solved: mean return ")
     assert verdict.endswith("over 5 episodes; expected mean_return at least 50")
@@ -111,7 +112,8 @@ def test_a_task_that_never_learned_is_said_at_the_end():
     code, run, screen = train("short", total_steps=50)
     assert (code, run.result()["never_learned"]) == (0, {"RL": "too few rows"})
     assert screen.count("warning: task 'RL' never learned: too few rows") == 1
-    assert [event["text"] for event in events(run, "warning")] == run.result()["remarks"] == ["task 'RL' never learned: too few rows"]
+    assert [event["text"] for event in events(run,
+                                              "warning")] == run.result()["remarks"] == ["task 'RL' never learned: too few rows"]
 
 
 def test_the_header_has_what_every_run_has_and_what_is_known_only_after_learning():
@@ -249,7 +251,8 @@ def test_a_finished_run_is_not_resumed_by_accident():
 def test_a_finished_run_is_not_resumed_to_what_it_has_done_already(total_steps):
     _, run, _ = train(n_agents=3)
     assert state(run).env_steps == 402
-    with pytest.raises(UsageError, match="run has finished its 400 steps; to train longer: `parl-like resume run total_steps=804`"):
+    with pytest.raises(UsageError, match="run has finished its 400 steps; to train longer: `parl-like resume run "
+                                         "total_steps=804`"):
         resume(overrides={"total_steps": total_steps})
     assert resume(overrides={"total_steps": 804})[0] == 0
 
@@ -481,12 +484,14 @@ def test_a_failure_that_also_breaks_saving_keeps_the_last_checkpoint(monkeypatch
     monkeypatch.setattr(FakeRobot, "at_step", {135: broken})
     code, run, screen = train()
     assert (code, run.state(), state(run).env_steps) == (1, "failed", 100)
-    assert screen.splitlines()[-1].startswith("error: MemoryError: no room at all; the traceback is in run/log.txt; continue from step 100")
+    assert screen.splitlines()[-1].startswith("error: MemoryError: no room at all; the traceback is in run/log.txt; continue "
+                                              "from step 100")
     assert "could not save after the failure: ZeroDivisionError" in run.log_file.read_text()
 
 
 @pytest.mark.parametrize(("raised", "seen"), [
-    (ConfigError("refused"), ConfigError), (ValueError("no such device"), ConfigError), (RuntimeError("no such environment"), RuntimeError),
+    (ConfigError("refused"), ConfigError), (ValueError("no such device"), ConfigError),
+    (RuntimeError("no such environment"), RuntimeError),
     (KeyboardInterrupt(), KeyboardInterrupt),
 ], ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("run_dir", ["", "new/run", "mine"])
@@ -613,4 +618,6 @@ def test_warnings_of_the_framework_are_events(monkeypatch):
         100: lambda: (logger.warning("worker 1 ended with exit code 3; it is replaced\nand more"), logger.info("this is none"))})
     code, run, _ = train()
     assert code == 0
-    assert [(line["source"], line["text"]) for line in events(run, "warning")] == [("parl_like.processes", "worker 1 ended with exit code 3; it is replaced")]
+    assert [(line["source"], line["text"]) for line in events(run, "warning")] == [
+        ("parl_like.processes", "worker 1 ended with exit code 3; it is replaced")
+    ]

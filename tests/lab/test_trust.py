@@ -1,4 +1,5 @@
-"""A run directory that somebody else made or changed: nothing in it is imported, followed or waited for, and what is wrong in it is said."""
+"""A run directory that somebody else made or changed: nothing in it is imported, followed or waited for, and what is wrong in it
+is said."""
 
 import copy
 import json
@@ -86,7 +87,8 @@ def test_what_the_user_gives_again_is_taken():
     runner.load_run("run", env="mine:Id-v0").close()
     assert main(["eval", "run", "env=mine:Id-v0", "--json"]) == 0
     assert main(["play", "run", "env=mine:Id-v0"]) == 0
-    with pytest.raises(ConfigError, match="a run keeps its configuration: 'env' is 'mine:Id-v0' there and 'other:Id-v0' now|would import"):
+    with pytest.raises(ConfigError, match="a run keeps its configuration: 'env' is 'mine:Id-v0' there and 'other:Id-v0' "
+                                          "now|would import"):
         runner.evaluate("run", overrides={"env": "other:Id-v0"})
 
 
@@ -99,7 +101,8 @@ def test_gymnasium_imports_nothing_for_a_stored_id(tmp_path, monkeypatch):
     """With a real robot, and a module that could be imported."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "evil.py").write_text("open('imported', 'w')")
-    assert main(["train", "dqn-cartpole", "run_dir=real", "total_steps=20", "n_agents=1", "eval_episodes=1", "tensorboard=false"]) == 0
+    assert main(["train", "dqn-cartpole", "run_dir=real", "total_steps=20", "n_agents=1", "eval_episodes=1",
+                 "tensorboard=false"]) == 0
     text = (tmp_path / "real" / "config.yaml").read_text()
     (tmp_path / "real" / "config.yaml").write_text(text.replace("env: CartPole-v1", "env: evil:CartPole-v1"))
     for verb in (["eval", "real"], ["play", "real"], ["resume", "real", "total_steps=40"]):
@@ -112,7 +115,8 @@ def test_git_is_asked_in_our_own_checkout_only_and_starts_nothing(tmp_path, monk
         folder.mkdir()
         (folder / "monitor").write_text(f"#!/bin/sh\ntouch {tmp_path / 'started'}\n")
         (folder / "monitor").chmod(0o755)
-        for words in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"], ["add", "monitor"], ["commit", "-qm", "a"],
+        for words in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"], ["add", "monitor"],
+                      ["commit", "-qm", "a"],
                       ["config", "core.fsmonitor", str(folder / "monitor")]):
             subprocess.run(["git", "-C", str(folder), *words], check=True)
         (tmp_path / "started").unlink(missing_ok=True)
@@ -130,7 +134,8 @@ def test_git_is_asked_in_our_own_checkout_only_and_starts_nothing(tmp_path, monk
 
 # ---- what would be followed, or waited for
 
-FILES = ["run.json", "config.yaml", "result.json", "metrics.csv", "metrics_extra.csv", "events.jsonl", "log.txt", "run.lock", "checkpoints/LATEST",
+FILES = ["run.json", "config.yaml", "result.json", "metrics.csv", "metrics_extra.csv", "events.jsonl", "log.txt", "run.lock",
+         "checkpoints/LATEST",
          "checkpoints/BEST", "checkpoints/000000400/manifest.json", "checkpoints/000000400/RL.json", "videos/episode_1000000.gif"]
 FOLDERS = ["checkpoints", "checkpoints/000000400", "videos", "plots", "tb"]
 
@@ -157,10 +162,17 @@ def replaced(path, kind, outside):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("name", "kind"), [
-    *((name, kind) for name in FILES for kind in ("link", "pipe")),
-    *((name, kind) for name in ("config.yaml", "metrics.csv", "events.jsonl", "videos/episode_1000000.gif") for kind in ("zero", "hard link")),
-])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in FILES for kind in ("link", "pipe")),
+        *(
+            (name, kind)
+            for name in ("config.yaml", "metrics.csv", "events.jsonl", "videos/episode_1000000.gif")
+            for kind in ("zero", "hard link")
+        ),
+    ],
+)
 def test_only_plain_files_are_read_and_written(tmp_path, name, kind):
     run = train("pattern")
     run.videos.mkdir()
@@ -348,8 +360,11 @@ def test_all_wrong_types_end_in_our_errors(tmp_path, capsys):
     try_all(tmp_path, 1.0)
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a,b\n1,2\n", b'step,return/mean\n1,"', b"step,return/mean\n" + b"9" * 200_000 + b",1\n",
-                                  b"step\n\0\n", b"step,return/mean\ninf,1\nnan,2\n-1e999,3\n", b"\n\n\n", b"step,step,return/mean\n1,2,3\n"])
+@pytest.mark.parametrize("text",
+                         [b"\xff\xfe\x00", b"a,b\n1,2\n", b'step,return/mean\n1,"',
+                          b"step,return/mean\n" + b"9" * 200_000 + b",1\n",
+                                  b"step\n\0\n", b"step,return/mean\ninf,1\nnan,2\n-1e999,3\n", b"\n\n\n",
+                                  b"step,step,return/mean\n1,2,3\n"])
 @pytest.mark.parametrize("name", ["metrics.csv", "metrics_extra.csv"])
 def test_tables_that_no_run_wrote(tmp_path, name, text, capsys):
     run = train("pattern")

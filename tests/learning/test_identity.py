@@ -66,7 +66,8 @@ def test_learns_to_repeat_what_it_sees(case):
                         gamma=0.0, lr=5e-3, target_period=50, epsilon=0.5)
     else:
         learner, unroll = (A2C, 8) if case == "a2c" else (PPO, 32)
-        score = learned(Identity, MLPActorCritic, learner, lambda: OnPolicyHelper(unroll=unroll), 4000, gamma=0.0, lr=3e-3 if case == "ppo" else 1e-2)
+        score = learned(Identity, MLPActorCritic, learner, lambda: OnPolicyHelper(unroll=unroll), 4000, gamma=0.0,
+                        lr=3e-3 if case == "ppo" else 1e-2)
     assert score >= 90, score
 
 

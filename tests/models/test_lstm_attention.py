@@ -19,9 +19,10 @@ def inputs(*shape, seed=1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# `lstm_attn` of the golden file: width 4, 2 layers, 2 heads, memory 3; every weight tensor is 0.1 · sin(1, 2, 3, …) in C order, LayerNorm
-# 1 and 0; x[t][j] = cos(t + j), and row 3 starts an episode.
-OUTPUT = [[0.210122, 0.145201, -0.146443, -0.274818], [0.292157, 0.063058, -0.258183, -0.291124], [0.185519, -0.151052, -0.213527, 0.059992],
+# `lstm_attn` of the golden file: width 4, 2 layers, 2 heads, memory 3; every weight tensor is 0.1 · sin(1, 2, 3, …) in C order,
+# LayerNorm 1 and 0; x[t][j] = cos(t + j), and row 3 starts an episode.
+OUTPUT = [[0.210122, 0.145201, -0.146443, -0.274818], [0.292157, 0.063058, -0.258183, -0.291124],
+          [0.185519, -0.151052, -0.213527, 0.059992],
           [-0.205778, -0.101936, 0.142202, 0.214397], [-0.272393, 0.008872, 0.26084, 0.23851]]
 C_LAST = [[-0.673893, 0.008256, 0.673596, 0.568764], [-0.647265, 0.01965, 0.665038, 0.550164]]
 
@@ -120,7 +121,8 @@ def test_an_episode_begins_with_zeros_whatever_was_before():
         _, dirty = model(inputs(4, 2, 8, seed=9))
         begun, _ = model(xs, dirty, torch.tensor([[True, True]] + [[False, False]] * 4))
         torch.testing.assert_close(begun, model(xs)[0])
-        zeros = {name: torch.zeros(2, *s.shape, dtype=torch.int64 if name == "filled" else torch.float64) for name, s in model.state_specs().items()}
+        zeros = {name: torch.zeros(2, *s.shape, dtype=torch.int64 if name == "filled" else torch.float64)
+                 for name, s in model.state_specs().items()}
         torch.testing.assert_close(begun, model(xs, zeros)[0])
         assert not torch.allclose(begun, model(xs, dirty)[0])
 

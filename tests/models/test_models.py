@@ -245,7 +245,11 @@ def test_a_mask_that_allows_nothing_allows_everything():
     """As if there were no mask: values, logits and log-probabilities; of several choices, in the choice that it is about."""
     x, none, everything = normal(2, 3), torch.zeros(2, 4), torch.ones(2, 4)
     for model in (MLPQ(MASKED, ACT), MLPActorCritic(MASKED, ACT), RecurrentActorCritic(MASKED, ACT)):
-        ask = (lambda obs, m=model: m.q(obs)) if isinstance(model, MLPQ) else (lambda obs, m=model: m.policy(obs, None)[0]["logits"])
+        ask = (
+            (lambda obs, m=model: m.q(obs))
+            if isinstance(model, MLPQ)
+            else (lambda obs, m=model: m.policy(obs, None)[0]["logits"])
+        )
         torch.testing.assert_close(ask({"x": x, "mask": none}), ask({"x": x, "mask": everything}))
     head = MultiCategoricalHead(3, [2, 3], gain=1.0)
     half = torch.tensor([[0, 0, 0, 1, 0]] * 2)
@@ -280,7 +284,9 @@ def test_acting_computes_no_value(make):
         assert all(p.grad is None for p in model.critic.parameters())
 
 
-@pytest.mark.parametrize("act", [ACT, MultiDiscrete([2, 3]), MultiBinary(3), Box(-1, 1, (2,)), Box(-1, 1, ()), Box(-1, 1, (2, 2))], ids=str)
+@pytest.mark.parametrize("act",
+                         [ACT, MultiDiscrete([2, 3]), MultiBinary(3), Box(-1, 1, (2,)), Box(-1, 1, ()), Box(-1, 1, (2, 2))],
+                         ids=str)
 @pytest.mark.parametrize("shared", [False, True])
 def test_evaluate_is_policy_and_value(act, shared):
     model, x = MLPActorCritic(OBS, act, hidden=(8,), shared=shared), normal(5, 3)
@@ -392,7 +398,8 @@ def test_gaussian_log_std_stays_in_range():
     assert head(torch.tensor([[100.0], [-100.0]]))["log_std"].tolist() == [[2.0], [-20.0]]
 
 
-@pytest.mark.parametrize("head", [CategoricalHead(6, 4, gain=1.0), MultiCategoricalHead(6, [2, 2], gain=1.0)], ids=["one", "joint"])
+@pytest.mark.parametrize("head", [CategoricalHead(6, 4, gain=1.0), MultiCategoricalHead(6, [2, 2], gain=1.0)],
+                         ids=["one", "joint"])
 def test_a_mask_beside_the_logits_counts(head):
     mask = torch.tensor([[True, False, True, False]])
     features = normal(1, 6).requires_grad_()
@@ -413,7 +420,8 @@ def test_a_row_without_a_legal_action_stays_finite():
 
 
 @pytest.mark.parametrize(("act", "kind", "size"), [
-    (Discrete(5), CategoricalHead, 5), (MultiDiscrete([[2, 3], [4, 2]]), MultiCategoricalHead, 11), (MultiBinary(3), MultiCategoricalHead, 6),
+    (Discrete(5), CategoricalHead, 5), (MultiDiscrete([[2, 3], [4, 2]]), MultiCategoricalHead, 11),
+    (MultiBinary(3), MultiCategoricalHead, 6),
     (Box(-1, 1, (2, 3)), GaussianHead, 6),
 ])
 def test_the_head_that_fits_an_action_space(act, kind, size):
@@ -470,7 +478,8 @@ def test_images_keep_their_leading_axes():
 
 def test_an_image_beside_other_leaves():
     space = Dict({"direction": Discrete(4), "image": PIXELS, "mask": MultiBinary(4)})
-    obs = {"direction": torch.tensor([1, 3]), "image": integers(256, 2, 9, 8, 3, dtype=torch.uint8), "mask": torch.ones(2, 4).char()}
+    obs = {"direction": torch.tensor([1, 3]), "image": integers(256, 2, 9, 8, 3, dtype=torch.uint8),
+           "mask": torch.ones(2, 4).char()}
     model = ConvActorCritic(space, ACT, features=8)
     assert model.perception.rest.out_size == 4
     turned = {**obs, "direction": torch.tensor([1, 0])}

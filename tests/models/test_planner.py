@@ -23,7 +23,8 @@ def box(*shape, high=INF, dtype=np.float32):
 
 
 def space(n=A, tree=6, **more):
-    return Dict({"tree_reps": box(tree), "last_act": MultiDiscrete([n, 2]), "last_rew": box(2), "step_status": Discrete(4), **more})
+    return Dict({"tree_reps": box(tree), "last_act": MultiDiscrete([n, 2]), "last_rew": box(2), "step_status": Discrete(4),
+                 **more})
 
 
 def small(**options):
@@ -103,7 +104,8 @@ def test_each_head_learns_from_its_own_steps(status):
     (model.head.log_prob(out, torch.zeros(5, 2, dtype=torch.int64)).sum() + model.head.entropy(out).sum()).backward()
     primary, reset = model.head.linear.weight.grad.split([A, 2])
     learned = {"real": primary, "imagined": model.head.imagined.weight.grad, "reset": reset}
-    assert {name for name, grad in learned.items() if grad.abs().sum() > 0} == ({"imagined", "reset"} if status == 1 else {"real"})
+    assert {name
+            for name, grad in learned.items() if grad.abs().sum() > 0} == ({"imagined", "reset"} if status == 1 else {"real"})
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -153,7 +155,8 @@ SEEN = {
 
 @pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
 def test_everything_that_is_seen_counts(seen):
-    model = Planner(space(done=Discrete(2), **seen), MultiDiscrete([A, 2]), see_x="xs" in seen, see_real_state="real_states" in seen)
+    model = Planner(space(done=Discrete(2), **seen), MultiDiscrete([A, 2]), see_x="xs" in seen,
+                    see_real_state="real_states" in seen)
     for p in model.parameters():
         p.data += 0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
     obs = rows(model, 2)
@@ -170,7 +173,8 @@ def test_everything_that_is_seen_counts(seen):
 
 def test_pictures_of_bytes_are_seen_from_0_to_1():
     """Small and whole: the encoder gets x / 255."""
-    model = Planner(Dict({"real_states": box(2, 7, 7, high=255, dtype=np.uint8)}), Discrete(A), see_tree_rep=False, see_h=False, see_real_state=True)
+    model = Planner(Dict({"real_states": box(2, 7, 7, high=255, dtype=np.uint8)}), Discrete(A), see_tree_rep=False, see_h=False,
+                    see_real_state=True)
     obs = rows(model, 3)
     with torch.no_grad():
         expected = model.encoders["real_states"](obs["real_states"].float() / 255)

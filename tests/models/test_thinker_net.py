@@ -173,7 +173,8 @@ def test_planning_step_by_step_equals_the_unroll(name):
                 break
             r, done, v, logits, state, x = model.recurrent(state, acts[:, t + 1])
             np.testing.assert_allclose(r, model.code.decode(unroll.reward[:, t]), rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(done, unroll.done[:, t].sigmoid() if unroll.done is not None else np.zeros(6), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(done, unroll.done[:, t].sigmoid() if unroll.done is not None else np.zeros(6), rtol=1e-4,
+                                       atol=1e-5)
             if x is not None:
                 np.testing.assert_allclose(x, unroll.x[:, t, -x.shape[1] :], rtol=1e-4, atol=1e-5)
     assert (x is None) == (model.net == "single")
@@ -357,7 +358,8 @@ def test_images_and_rewards_teach_nothing_to_vp():
 
 @pytest.mark.parametrize("name", ["dual", "single"])
 def test_what_enters_vps_recurrence_has_half_of_its_gradient_in_training(name):
-    """Of the value t steps ahead, the gradient on the encoder is 2^−(t + 1): the root's recurrence counts (a single net's root has none)."""
+    """Of the value t steps ahead, the gradient on the encoder is 2^−(t + 1): the root's recurrence counts (a single net's root
+    has none)."""
     space, model = made(name)
     gradient = {}
     for training in (False, True):
@@ -395,7 +397,9 @@ def test_the_held_encoder_is_no_part_of_the_model():
     before = statistics(model)
     x = observations(PLANES, 4).requires_grad_()
     z = model.held_feature(x, actions(4))
-    torch.testing.assert_close(z, model.vp_encoder(x, torch.nn.functional.one_hot(actions(4), 5).float()))  # which moves the statistics
+    torch.testing.assert_close(z,
+                               model.vp_encoder(x,
+                                                torch.nn.functional.one_hot(actions(4), 5).float()))  # which moves the statistics
     model.load_state_dict({**model.state_dict(), **before})
     z = model.held_feature(x, actions(4))
     z.square().sum().backward()
@@ -502,9 +506,11 @@ def test_two_hot_golden(name, weights):
     encoded = code.encode(torch.tensor([0.7, -2.5]))
     assert encoded.shape == (2, 601) and {tuple(at) for at in encoded.nonzero().tolist()} == weights.keys()
     for at, weight in weights.items():
-        assert float(encoded[at]) == pytest.approx(weight, abs=3e-5)  # golden atoms are 3e-5 off: float32 and a difference of near numbers
+        assert float(encoded[at]) == pytest.approx(weight,
+                                                   abs=3e-5)  # golden atoms are 3e-5 off: float32 and a difference of near numbers
     np.testing.assert_allclose(code.decode(encoded.log()), [0.7, -2.5], rtol=1e-5)
-    assert float(code.atoms[-1]) == pytest.approx(300.0 if code.biased else 58705.586) and float(code.atoms[0]) == -float(code.atoms[-1])
+    assert float(code.atoms[-1]) == pytest.approx(300.0 if code.biased else 58705.586)
+    assert float(code.atoms[0]) == -float(code.atoms[-1])
 
 
 @pytest.mark.parametrize("kind", ["sqrt", "log"])

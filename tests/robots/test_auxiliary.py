@@ -18,7 +18,8 @@ def small(**options):
 
 def rows(robot, n=32):
     rng = np.random.default_rng(0)
-    return {"obs": rng.normal(size=(n, 7)).astype(np.float32), "act": rng.integers(0, 2, n), "obs_next": rng.normal(size=(n, 7)).astype(np.float32),
+    return {"obs": rng.normal(size=(n, 7)).astype(np.float32), "act": rng.integers(0, 2, n),
+            "obs_next": rng.normal(size=(n, 7)).astype(np.float32),
             "rew": np.ones(n), "terminated": np.zeros(n, bool), "truncated": np.zeros(n, bool)}
 
 
@@ -39,7 +40,8 @@ def test_what_one_learns_changes_the_other(learner):
     q = robot.tasks["RL"].predict(obs)["q"]
     model = robot.tasks["auxiliary"].algorithm.model
     trunk = model.trunk(torch.from_numpy(obs["obs"])).detach()
-    robot.tasks[learner].learn({**rows(robot), **({"valid": np.ones(32, np.int64), "rew": np.ones((32, 3))} if learner == "RL" else {})})
+    robot.tasks[learner].learn({**rows(robot),
+                                **({"valid": np.ones(32, np.int64), "rew": np.ones((32, 3))} if learner == "RL" else {})})
     assert not np.array_equal(robot.tasks["RL"].predict(obs)["q"], q)
     assert not torch.equal(model.trunk(torch.from_numpy(obs["obs"])), trunk)
     assert robot.tasks["RL"].version == robot.tasks["auxiliary"].version == 1

@@ -1,4 +1,5 @@
-"""Every experiment that ships: its configuration, a short run, the same trace twice, and an exact resume through the command line."""
+"""Every experiment that ships: its configuration, a short run, the same trace twice, and an exact resume through the command
+line."""
 
 import json
 import os
@@ -25,12 +26,14 @@ def build(name, **overrides):
 
 
 def test_these_ship():
-    assert {"dqn-cartpole", "ppo-cartpole", "a2c-cartpole", "ppo-pendulum", "hierarchy-doorkey", "impala-cartpole", "thinker-sokoban",
+    assert {"dqn-cartpole", "ppo-cartpole", "a2c-cartpole", "ppo-pendulum", "hierarchy-doorkey", "impala-cartpole",
+            "thinker-sokoban",
             "thinker-atari", "thinker-sokoban-mini", "thinker-perfect-mini", "raw-sokoban-mini"} <= set(NAMES)
     assert any(name.startswith("auxiliary-") for name in NAMES)
 
 
-THINKER = {"n_agents": 2, "env_n": 3, "total_steps": 240, "actor_unroll_len": 12, "widths": [4, 4, 4], "model_downscale_c": 32, "model_batch_size": 4,
+THINKER = {"n_agents": 2, "env_n": 3, "total_steps": 240, "actor_unroll_len": 12, "widths": [4, 4, 4], "model_downscale_c": 32,
+           "model_batch_size": 4,
            "model_unroll_len": 2, "model_return_n": 1, "model_warm_up_n": 60, "model_buffer_n": 240, "max_replay_ratio": 0.2}
 
 
@@ -69,7 +72,8 @@ def test_an_unknown_environment_is_a_config_error():
         build("ppo-cartpole", env="CartPoll-v1")
 
 
-ARGS = ["ppo-cartpole", "n_agents=4", "unroll=32", "total_steps=3072", "checkpoint_every=512", "trace=true", "tensorboard=false", "eval_episodes=2"]
+ARGS = ["ppo-cartpole", "n_agents=4", "unroll=32", "total_steps=3072", "checkpoint_every=512", "trace=true", "tensorboard=false",
+        "eval_episodes=2"]
 
 
 def trace(run):
@@ -89,9 +93,13 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, whole, number, checkpoint, keep):
     run = tmp_path / "cut"
-    code = ("import time\nfrom parl_like.stages import TraceHash\nadd = TraceHash._add\n"
-            "def slow(self, agent):\n    time.sleep(0.001)\n    add(self, agent)\n"
-            "TraceHash._add = slow\nfrom parl_like.lab.cli import main\nraise SystemExit(main(" + repr(["train", *ARGS, f"run_dir={run}", f"keep_checkpoints={keep}"]) + "))")
+    code = (
+        "import time\nfrom parl_like.stages import TraceHash\nadd = TraceHash._add\n"
+        "def slow(self, agent):\n    time.sleep(0.001)\n    add(self, agent)\n"
+        "TraceHash._add = slow\nfrom parl_like.lab.cli import main\nraise SystemExit(main("
+        + repr(["train", *ARGS, f"run_dir={run}", f"keep_checkpoints={keep}"])
+        + "))"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while not (run / "checkpoints" / checkpoint).exists():
@@ -141,7 +149,8 @@ def test_a_bad_environment_ends_with_code_1_a_checkpoint_and_the_metrics(tmp_pat
     assert json.loads((run / "run.json").read_text())["state"] == "failed"
 
 
-@pytest.mark.parametrize("words", [["device=cuda:99"], ["warmup=100", "size=50"], ["gamma=1.5"], ["hiden=[3]"], ["driver=rockets"]])
+@pytest.mark.parametrize("words",
+                         [["device=cuda:99"], ["warmup=100", "size=50"], ["gamma=1.5"], ["hiden=[3]"], ["driver=rockets"]])
 def test_a_configuration_that_does_not_fit_ends_with_code_2_and_one_line(tmp_path, capsys, words):
     assert main(["train", "dqn-cartpole", "total_steps=100", f"run_dir={tmp_path / 'run'}", *words]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]

@@ -47,18 +47,22 @@ def test_agents_that_do_not_wait_learn_too():
 
 
 class Augmented(gym.Env):
-    """A cue of three; two imagined steps, then a real one. Real: the cue itself is worth 1. Imagined: the next cue *and* a reset are.
+    """A cue of three; two imagined steps, then a real one. Real: the cue itself is worth 1. Imagined: the next cue *and* a reset
+    are.
 
-    20 stages an episode, so at best 20; random play 6.7. What a real action is worth says nothing about imagined ones, nor the reverse.
+    20 stages an episode, so at best 20; random play 6.7. What a real action is worth says nothing about imagined ones, nor the
+    reverse.
     """
 
-    observation_space = Dict({"tree_reps": Box(0, 1, (3,), np.float32), "last_act": MultiDiscrete([3, 2]), "last_rew": Box(-np.inf, np.inf, (2,), np.float32),
+    observation_space = Dict({"tree_reps": Box(0, 1, (3,), np.float32), "last_act": MultiDiscrete([3, 2]),
+                              "last_rew": Box(-np.inf, np.inf, (2,), np.float32),
                               "step_status": Discrete(4)})
     action_space = MultiDiscrete([3, 2])
 
     def _see(self, act, real, planning, status):
         self.status = status
-        return {"tree_reps": np.eye(3, dtype=np.float32)[self.cue], "last_act": np.asarray(act), "last_rew": np.array([real, planning], np.float32),
+        return {"tree_reps": np.eye(3, dtype=np.float32)[self.cue], "last_act": np.asarray(act),
+                "last_rew": np.array([real, planning], np.float32),
                 "step_status": status}
 
     def reset(self, *, seed=None, options=None):
@@ -78,9 +82,12 @@ class Augmented(gym.Env):
 
 @pytest.mark.parametrize(("tree", "lr"), [("mlp", 3e-3), ("lstm", 1e-2)])
 def test_a_planner_learns_from_both_rewards(tree, lr):
-    """From the rows that any helper stores: rewards and step status of the observations are enough. Unrolls end in mid-stage, too."""
+    """From the rows that any helper stores: rewards and step status of the observations are enough. Unrolls end in mid-stage,
+    too."""
     func = create_algorithm_func(
-        Planner, dict(obs=Augmented.observation_space, act=Augmented.action_space, see_h=False, tree=tree, lstm=dict(size=16, layers=1, heads=2, memory=4)),
+        Planner,
+        dict(obs=Augmented.observation_space, act=Augmented.action_space, see_h=False, tree=tree,
+             lstm=dict(size=16, layers=1, heads=2, memory=4)),
         IMPALA, dict(streams=thinker_streams(0.5, 3), entropy=1e-3, reg=1e-3, lr=lr))
     task = ComputationTask(func, lambda: OnPolicyHelper(unroll=14, store_policy=True))
     with Robot(Augmented, tasks={"RL": task}, agent=lambda: VectorAgent(n_envs=8), seed=1) as robot:
@@ -88,7 +95,8 @@ def test_a_planner_learns_from_both_rewards(tree, lr):
             pass
         assert robot.evaluate(8, seed=5).mean_return >= 18
         model = robot.tasks["RL"].algorithm.model
-        obs = {"tree_reps": torch.eye(3), "last_act": torch.zeros(3, 2, dtype=torch.int64), "last_rew": torch.zeros(3, 2), "step_status": torch.ones(3, dtype=torch.int64)}
+        obs = {"tree_reps": torch.eye(3), "last_act": torch.zeros(3, 2, dtype=torch.int64), "last_rew": torch.zeros(3, 2),
+               "step_status": torch.ones(3, dtype=torch.int64)}
         with torch.no_grad():
             logits = model.policy(obs)[0]["logits"]
         assert logits[:, :3].argmax(1).tolist() == [1, 2, 0] and (logits[:, 4] > logits[:, 3]).all()

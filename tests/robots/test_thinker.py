@@ -1,4 +1,5 @@
-"""Thinker as a robot: what its tasks are given, that runs repeat and resume, that agents do not disturb each other, and its configuration."""
+"""Thinker as a robot: what its tasks are given, that runs repeat and resume, that agents do not disturb each other, and its
+configuration."""
 
 import gc
 import io
@@ -27,15 +28,18 @@ torch.set_num_threads(1)
 SOKOBAN = dict(env_options=dict(size=5, n_boxes=1, obs="planes", max_steps=12))
 LIVES = dict(env="ThinkerLives-v0")
 TINY = dict(
-    env_n=4, rec_t=3, max_depth=2, actor_unroll_len=12, model_downscale_c=32, model_strides=(1, 1, 1, 1), widths=(4, 4, 4), total_steps=400, model_batch_size=4,
+    env_n=4, rec_t=3, max_depth=2, actor_unroll_len=12, model_downscale_c=32, model_strides=(1, 1, 1, 1), widths=(4, 4, 4),
+    total_steps=400, model_batch_size=4,
     model_unroll_len=2, model_return_n=2, model_buffer_n=400, model_warm_up_n=40, max_replay_ratio=1.0, trace=True,
 )  # fmt: skip
 
 
 class Lives(gym.Env):
-    """A game of two lives and at most 9 steps. A lost life is an end, after which the same game goes on; image 0 shows the step of the game.
+    """A game of two lives and at most 9 steps. A lost life is an end, after which the same game goes on; image 0 shows the step
+    of the game.
 
-    Reward (2 · step + action) / 4, actions from 1: so a row tells by itself whether observation, action and reward belong together.
+    Reward (2 · step + action) / 4, actions from 1: so a row tells by itself whether observation, action and reward belong
+    together.
     """
 
     action_space = gym.spaces.Discrete(3, start=1)
@@ -98,7 +102,8 @@ def tensors(obs):
 
 
 def watch(robot, agent=0):
-    """The events of an agent, one for each augmented step, with the distribution of the real head as the weights were when it acted."""
+    """The events of an agent, one for each augmented step, with the distribution of the real head as the weights were when it
+    acted."""
     member, events = robot.agents[agent], []
     remember, model = member.remember, robot.tasks["plan"].algorithm.model
 
@@ -106,19 +111,22 @@ def watch(robot, agent=0):
         with torch.no_grad():
             features = model._features(tensors(obs), None, None)[0]
             real = torch.softmax(model.head.linear(features)[:, : model.n], 1).numpy()
-        events.append(dict(obs=copied(obs), act=act.copy(), rew=rew.copy(), obs_next=copied(member.env.obs_next), terminated=terminated.copy(),
-                           truncated=truncated.copy(), info=copied(info), real=real, log_prob=member.helpers["plan"].outputs["log_prob"].copy()))
+        events.append(dict(obs=copied(obs), act=act.copy(), rew=rew.copy(), obs_next=copied(member.env.obs_next),
+                           terminated=terminated.copy(),
+                           truncated=truncated.copy(), info=copied(info), real=real,
+                           log_prob=member.helpers["plan"].outputs["log_prob"].copy()))
         remember(obs, act, rew, terminated, truncated, info)
 
     member.remember = spy
     return events
 
 
-# ------------------------------------------------------------------------------------------------------- what the world model gets
+# ------------------------------------------------------------------------------------------------------ what the world model gets
 
 
 @pytest.mark.parametrize("options", [
-    dict(rec_t=1), dict(rec_t=2, tree_carry=False), dict(), dict(layout="G2", reward_clip=1.5), dict(planning="perfect"), dict(n_agents=2),
+    dict(rec_t=1), dict(rec_t=2, tree_carry=False), dict(), dict(layout="G2", reward_clip=1.5), dict(planning="perfect"),
+    dict(n_agents=2),
     dict(driver="threads", n_agents=2),
 ], ids=str)  # fmt: skip
 def test_a_row_of_the_world_model_is_one_real_step(options):
@@ -152,14 +160,17 @@ def test_a_row_of_the_world_model_is_one_real_step(options):
                     elif config_.rec_t == 2:  # and one rollout
                         expected = (entries["root_v"] + entries["root_trail_q"]).item() / 2
                         assert rows["baseline"][j] == pytest.approx(expected, abs=1e-5)
-                    assert event["obs_next"]["real_states"][i][0, 0, 0] == obs[0, 0, 0] + 1  # at an end the true final observation
+                    assert (
+                        event["obs_next"]["real_states"][i][0, 0, 0] == obs[0, 0, 0] + 1
+                    )  # at an end the true final observation
                     if not seam and not event["terminated"][i] and not event["truncated"][i]:
                         np.testing.assert_array_equal(rows["obs"][j + 1], event["obs_next"]["real_states"][i])
                     ends += event["terminated"][i] or event["truncated"][i]
-        assert ends > 10 and any(e["terminated"].any() and not e["info"]["real_done"].all() for e in watched[0])  # lives were lost
+        assert ends > 10
+        assert any(e["terminated"].any() and not e["info"]["real_done"].all() for e in watched[0])  # lives were lost
 
 
-# ------------------------------------------------------------------------------------------------------------ what the planner gets
+# ---------------------------------------------------------------------------------------------------------- what the planner gets
 
 
 def slow_vtrace(rew, discount, value, value_next, rho, cut):
@@ -175,7 +186,8 @@ def slow_vtrace(rew, discount, value, value_next, rho, cut):
 
 
 def test_both_streams_learn_from_what_happened():
-    """Targets and advantages, computed once more from the events of the run, with the weights of a policy that is not the one that acted."""
+    """Targets and advantages, computed once more from the events of the run, with the weights of a policy that is not the one
+    that acted."""
     lessons = []
     with build(config(**LIVES, max_replay_ratio=0.01)) as robot:
         task, events = robot.tasks["plan"], watch(robot)
@@ -216,7 +228,8 @@ def test_both_streams_learn_from_what_happened():
             cut = terminated | truncated
             cut[-1] = True
             per_row = 0.97 ** (1 / 3)
-            real = slow_vtrace(np.array([e["rew"][i] for e in steps]), per_row * ~terminated, value[:, 0], value_next[:, 0], rho, cut)
+            real = slow_vtrace(np.array([e["rew"][i] for e in steps]), per_row * ~terminated, value[:, 0], value_next[:, 0], rho,
+                               cut)
             gain = np.array([e["info"]["im_reward"][i] for e in steps])
             planning = slow_vtrace(gain, per_row * ~np.isin(status, (2, 3)), value[:, 1], value_next[:, 1], rho, cut)
             return (*real, np.ones(12, bool)), (*planning, ~np.isin(before, (2, 3)))
@@ -228,7 +241,9 @@ def test_both_streams_learn_from_what_happened():
     assert counts.reshape(4, 4, 3).tolist() == [[[True, True, False]] * 4] * 4
 
 
-@pytest.mark.parametrize("options", [dict(return_norm="targets"), dict(return_norm="batch", rec_t=1), dict(tree_rep_rnn=True), dict(see_x=True),
+@pytest.mark.parametrize("options",
+                         [dict(return_norm="targets"), dict(return_norm="batch", rec_t=1), dict(tree_rep_rnn=True),
+                          dict(see_x=True),
                                      dict(latent=True, see_h=False), dict(model_decoder_depth=4), dict(max_depth=0)], ids=str)
 def test_variants_run(options):
     with go_on(build(config(**options)), 60) as robot:
@@ -236,7 +251,7 @@ def test_variants_run(options):
         assert robot.evaluate(2).n_episodes == 2
 
 
-# -------------------------------------------------------------------------------------------------------------------- the same again
+# ----------------------------------------------------------------------------------------------------------------- the same again
 
 
 @pytest.mark.parametrize("options", [
@@ -269,7 +284,9 @@ def test_a_run_of_the_lab_resumes_from_its_checkpoints(tmp_path, monkeypatch):
     try:
         experiment = experiments.get("tiny-thinker")
     except experiments.ExperimentError:
-        experiment = experiments.register(experiments.Experiment(name="tiny-thinker", robot="thinker", config={**TINY, **SOKOBAN}))
+        experiment = experiments.register(
+            experiments.Experiment(name="tiny-thinker", robot="thinker", config={**TINY, **SOKOBAN})
+        )
     words = dict(total_steps=88, checkpoint_every=40, metrics_every=40, eval_episodes=2, tensorboard=False)
 
     def trace(run, **more):
@@ -319,7 +336,7 @@ def test_an_evaluation_by_a_hook_in_mid_stage_changes_nothing():
     assert traces[0] == traces[1]
 
 
-# ---------------------------------------------------------------------------------------------------------------------- many agents
+# -------------------------------------------------------------------------------------------------------------------- many agents
 
 
 def test_agents_share_the_batches_of_both_tasks():
@@ -400,7 +417,7 @@ def test_threads_that_are_stopped_in_mid_request_end_quietly(seed):
         assert robot.env_steps >= 70 and robot.tasks["model"].algorithm.real_steps > 0
 
 
-# ------------------------------------------------------------------------------------------------------------------------ schedules
+# ---------------------------------------------------------------------------------------------------------------------- schedules
 
 
 @pytest.mark.parametrize("n_agents", [1, 2])
@@ -410,25 +427,31 @@ def test_schedules_end_with_the_run(n_agents):
         beta = [robot.buffers["model"].beta]
         rates = []
         learn = model.learn
-        model.learn = lambda batch: (rates.append(value_of(model.lr, model.updates)), beta.append(robot.buffers["model"].beta), learn(batch))[2]
+        model.learn = lambda batch: (rates.append(value_of(model.lr, model.updates)), beta.append(robot.buffers["model"].beta),
+                                     learn(batch))[2]
         go_on(robot, 240)
         total = 240 // (16 * n_agents)
         assert total - 1 <= plan.updates <= total
         for schedule, first in ((plan.lr, 6e-4), (plan.streams[1].cost, 2.0)):
             assert value_of(schedule, 0) == first and value_of(schedule, total) == 0.0
             assert value_of(schedule, plan.updates) <= first / total + 1e-9
-        assert rates[0] == pytest.approx(1e-4 * (1 - 48 / 240), rel=0.1) and rates[-1] == 0.0 and sorted(rates, reverse=True) == rates
+        assert (
+            rates[0] == pytest.approx(1e-4 * (1 - 48 / 240), rel=0.1)
+            and rates[-1] == 0.0
+            and sorted(rates, reverse=True) == rates
+        )
         assert beta[0] == pytest.approx(0.4 + 0.6 * 40 / 240) and beta[-1] == pytest.approx(1.0, abs=0.08)  # linear in real steps
 
 
 def test_held_out_levels_are_played_where_the_robot_is_evaluated():
-    with go_on(build(config(env_options=dict(SOKOBAN["env_options"], max_steps=30), eval_options=dict(max_steps=7))), 128) as robot:
+    with go_on(build(config(env_options=dict(SOKOBAN["env_options"], max_steps=30), eval_options=dict(max_steps=7))),
+               128) as robot:
         seen = robot.evaluate(6)
         assert max(seen.lengths) <= 7 and seen.n_episodes == 6  # real steps, not augmented ones
         assert max(robot.recent_lengths) > 7
 
 
-# ----------------------------------------------------------------------------------------------------------------------- snapshots
+# ---------------------------------------------------------------------------------------------------------------------- snapshots
 
 
 def test_planning_never_steps_the_environment_itself():
@@ -463,7 +486,7 @@ def test_observations_of_snapshots_are_copies():
     assert rew.tolist() == [0.25, 0.5]
 
 
-# -------------------------------------------------------------------------------------------------------------------- configuration
+# ------------------------------------------------------------------------------------------------------------------ configuration
 
 
 class Opaque(Lives):
@@ -514,7 +537,10 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_line(options, words):
     with pytest.raises((ValueError, TypeError), match=words) as caught:  # the lab makes one line of each
         build(configs.resolve(Config, configs.to_dict(config()), options)).close()
     assert "\n" not in str(caught.value)
-    if {"env", "env_options", "eval_options"} & options.keys() and options.get("env") not in ("ThinkerUnbounded-v0", "ThinkerOpaque-v0"):
+    if {"env", "env_options", "eval_options"} & options.keys() and options.get("env") not in (
+        "ThinkerUnbounded-v0",
+        "ThinkerOpaque-v0",
+    ):
         assert isinstance(caught.value, ConfigError) or "copy" in options["env_options"]
 
 

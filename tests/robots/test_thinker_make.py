@@ -1,4 +1,5 @@
-"""thinker.make: the original's interface, its three kinds of wrapper, learning inside of step, checkpoints, and what is said to wrong input."""
+"""thinker.make: the original's interface, its three kinds of wrapper, learning inside of step, checkpoints, and what is said to
+wrong input."""
 
 import os
 import shutil
@@ -24,7 +25,8 @@ A, N = 3, 4
 
 
 class Walk(gym.Env):
-    """Nine places; action a leads from x to 2x + a. 4 pays, 7 ends, 8 steps are the limit. The observation is (x, t), or an image of x."""
+    """Nine places; action a leads from x to 2x + a. 4 pays, 7 ends, 8 steps are the limit. The observation is (x, t), or an image
+    of x."""
 
     action_space = gym.spaces.Discrete(A)
 
@@ -66,7 +68,8 @@ class Classic(Walk):
 
 
 SMALL = {
-    "env_fn": Walk, "env_n": N, "gpu": False, "model_downscale_c": 32, "rec_t": 4, "max_depth": 3, "model_batch_size": 8, "model_unroll_len": 2,
+    "env_fn": Walk, "env_n": N, "gpu": False, "model_downscale_c": 32, "rec_t": 4, "max_depth": 3, "model_batch_size": 8,
+    "model_unroll_len": 2,
     "model_return_n": 2, "model_warm_up_n": 40, "model_buffer_n": 400, "min_replay_ratio": 1, "max_replay_ratio": 4,
 }  # fmt: skip
 
@@ -120,13 +123,15 @@ def test_basic_usage_of_the_original():
 
 
 INFO = {
-    "real_done": torch.bool, "truncated_done": torch.bool, "cost": torch.bool, "step_status": torch.int64, "max_rollout_depth": torch.int64,
+    "real_done": torch.bool, "truncated_done": torch.bool, "cost": torch.bool, "step_status": torch.int64,
+    "max_rollout_depth": torch.int64,
     "baseline": torch.float32, "im_reward": torch.float32, "im_episode_return": torch.float32, "episode_return": torch.float32,
     "episode_step": torch.int64,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"wrapper_type": 1}, {"wrapper_type": 2, "env_fn": Copied}, {"env_fn": Classic}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"wrapper_type": 1}, {"wrapper_type": 2, "env_fn": Copied}, {"env_fn": Classic}],
+                         ids=str)
 def test_every_key_of_info(options):
     with make(**options) as env:
         env.reset()
@@ -140,7 +145,9 @@ def test_every_key_of_info(options):
                 assert torch.equal(info["real_done"], done)
         assert ends
         assert (reward.shape, reward.dtype, done.shape, done.dtype) == ((N,), torch.float32, (N,), torch.bool)
-        assert {key: (value.shape, value.dtype) for key, value in info.items() if key in INFO} == {key: ((N,), dtype) for key, dtype in INFO.items()}
+        assert {key: (value.shape, value.dtype) for key, value in info.items() if key in INFO} == {
+            key: ((N,), dtype) for key, dtype in INFO.items()
+        }
         np.testing.assert_array_equal(info["real_states_np"], state["real_states"])
         status = info["model_status"]
         assert info.keys() == {*INFO, "model_status", "real_states_np", "initial_per_state"}
@@ -164,7 +171,8 @@ def test_without_planning_rewards():
     ({"layout": "G1"}, {"tree_reps": 10 * A + 4 + 9, "hs": (32,)}),
     ({"layout": "G2"}, {"tree_reps": 10 * A + 11 + 4 + A * 4, "hs": (32,)}),
     ({"layout": "G2", "has_action_seq": False, "return_h": False}, {"tree_reps": 10 * A + 11 + 4}),
-    ({"env_fn": partial(Walk, True), "return_x": True, "return_double": True}, {"tree_reps": 10 * A + 13, "hs": (32, 1, 1), "xs": (4, 16, 16)}),
+    ({"env_fn": partial(Walk, True), "return_x": True, "return_double": True},
+     {"tree_reps": 10 * A + 13, "hs": (32, 1, 1), "xs": (4, 16, 16)}),
     ({"dual_net": False, "model_enc_type": 3, "reward_clip": 1}, {"tree_reps": 10 * A + 13, "hs": (16,)}),
     ({"wrapper_type": 2, "env_fn": Copied}, {"tree_reps": 10 * A + 13, "hs": (16,)}),
     ({"wrapper_type": 1}, {}),
@@ -405,7 +413,8 @@ def test_nothing_is_written_unasked(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"rec_t": 5}, "made with rec_t 4, not 5"), ({"env_n": 3}, "made with env_n 4, not 3"), ({"layout": "G2"}, "made with layout 'G1', not 'G2'"),
+    ({"rec_t": 5}, "made with rec_t 4, not 5"), ({"env_n": 3}, "made with env_n 4, not 3"),
+    ({"layout": "G2"}, "made with layout 'G1', not 'G2'"),
     ({"env_fn": partial(Walk, True)}, r"made with env_fn 'Box\(0.0, 9.0, \(2,\)"),
     ({"model_logits_loss_cost": 1.0}, "model_policy_loss_cost 0.5, not 1.0"),
     ({"xpid": "other"}, "no checkpoint in .*other"), ({"preload": "x"}, "ckp takes all"),
@@ -447,7 +456,8 @@ def test_the_end_of_the_interpreter_is_a_checkpoint_without_secrets(tmp_path):
 
 
 def test_a_file_and_keywords_in_both_spellings(tmp_path):
-    (tmp_path / "a.yaml").write_text("rec_t: 7\nmax_depth: 2\nnoise_enable: false\nmodel_img_type: 1\nmodel_img_loss_cost: 3\nray_mem: -1\n")
+    (tmp_path / "a.yaml").write_text("rec_t: 7\nmax_depth: 2\nnoise_enable: false\nmodel_img_type: 1\nmodel_img_loss_cost: "
+                                     "3\nray_mem: -1\n")
     with thinker.make(config=tmp_path / "a.yaml", **{**SMALL, "max_depth": 4, "model_logits_loss_cost": 2}) as env:
         o = env.options
         assert (o.rec_t, o.max_depth, o.model_policy_loss_cost, o.model_fea_loss_cost, o.model_img_loss_cost) == (4, 4, 2, 3, 0)
@@ -483,20 +493,29 @@ def _with(**spaces):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"rect_t": 3}, "no option 'rect_t'; did you mean 'rec_t'"), ({"envn": 3}, "did you mean 'env_n'"), ({"rec_t": 0}, "rec_t.*>= 1"),
-    ({"rec_t": 2.5}, "rec_t.*int"), ({"layout": "G3"}, "layout.*'G1', 'G2'"), ({"wrapper_type": 3}, "wrapper_type is 3.*never published"),
-    ({"wrapper_type": 2}, "wrapper_type=2.*clone_state.*wrapper_type=0"), ({"wrapper_type": 1, "train_model": True}, "train_model out"),
+    ({"rect_t": 3}, "no option 'rect_t'; did you mean 'rec_t'"), ({"envn": 3}, "did you mean 'env_n'"),
+    ({"rec_t": 0}, "rec_t.*>= 1"),
+    ({"rec_t": 2.5}, "rec_t.*int"), ({"layout": "G3"}, "layout.*'G1', 'G2'"), ({"wrapper_type": 3}, "wrapper_type is 3.*never "
+                                                                                                    "published"),
+    ({"wrapper_type": 2}, "wrapper_type=2.*clone_state.*wrapper_type=0"),
+    ({"wrapper_type": 1, "train_model": True}, "train_model out"),
     ({"has_model": False}, "has_model.*wrapper_type=1"), ({"env_fn": None}, "give name .* or env_fn"),
-    ({"env_fn": None, "name": "Sokobam-v0"}, "name: .*Sokoban"), ({"env_n": 0}, "env_n is 0"), ({"env_fn": lambda: 3}, "env_fn: .*no reset, step"),
+    ({"env_fn": None, "name": "Sokobam-v0"}, "name: .*Sokoban"), ({"env_n": 0}, "env_n is 0"),
+    ({"env_fn": lambda: 3}, "env_fn: .*no reset, step"),
     ({"env_fn": _unbounded}, "env_fn: .*finite limits.*RescaleObservation"),
     ({"env_fn": lambda: _with(action_space=gym.spaces.Box(-1, 1, (2,)))}, "env_fn: .*expected Discrete.*Discretize"),
     ({"env_fn": lambda: _with(observation_space=gym.spaces.Box(0, 1, (2, 2)))}, r"env_fn: .*Box \(C, H, W\)"),
     ({"env_fn": lambda: _with(observation_space=gym.spaces.Discrete(3))}, r"env_fn: .*Box \(C, H, W\)"),
-    ({"ckp": True}, "give its xpid"), ({"model_buffer_n": 20, "model_warm_up_n": 8}, "model_buffer_n is 20; expected at least 28"),
-    ({"model_warm_up_n": 500}, "model_buffer_n is 400.*model_warm_up_n"), ({"min_replay_ratio": 9}, "min_replay_ratio 9.0 is above"),
-    ({"max_replay_ratio": 99}, "max_replay_ratio is 99"), ({"model_enc_type": 1}, "model_enc_type is 1"), ({"sokoban_pomdp": True}, "sokoban_pomdp"),
-    ({"return_x": True, "dual_net": False}, "return_x.*dual_net"), ({"model_img_type": 1, "model_fea_loss_cost": 1}, "model_img_type"),
-    ({"model_logits_loss_cost": 1, "model_policy_loss_cost": 1}, "one option"), ({"config": "/nowhere/a.yaml"}, "cannot read /nowhere/a.yaml"),
+    ({"ckp": True}, "give its xpid"),
+    ({"model_buffer_n": 20, "model_warm_up_n": 8}, "model_buffer_n is 20; expected at least 28"),
+    ({"model_warm_up_n": 500}, "model_buffer_n is 400.*model_warm_up_n"), ({"min_replay_ratio": 9}, "min_replay_ratio 9.0 is "
+                                                                                                    "above"),
+    ({"max_replay_ratio": 99}, "max_replay_ratio is 99"), ({"model_enc_type": 1}, "model_enc_type is 1"),
+    ({"sokoban_pomdp": True}, "sokoban_pomdp"),
+    ({"return_x": True, "dual_net": False}, "return_x.*dual_net"),
+    ({"model_img_type": 1, "model_fea_loss_cost": 1}, "model_img_type"),
+    ({"model_logits_loss_cost": 1, "model_policy_loss_cost": 1}, "one option"),
+    ({"config": "/nowhere/a.yaml"}, "cannot read /nowhere/a.yaml"),
     pytest.param({"gpu": True}, "gpu=False", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")),
 ], ids=lambda value: "" if isinstance(value, dict) else value)  # fmt: skip
 def test_wrong_options(options, said):
@@ -508,10 +527,12 @@ ZEROS = np.zeros(N, int)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    ((ZEROS + A, ZEROS), r"primary_action has 3 … 3; expected \(4,\) integers, 0 … 2"), ((ZEROS - 1, ZEROS), "primary_action has -1"),
+    ((ZEROS + A, ZEROS), r"primary_action has 3 … 3; expected \(4,\) integers, 0 … 2"),
+    ((ZEROS - 1, ZEROS), "primary_action has -1"),
     ((ZEROS, ZEROS + 2), "reset_action has 2 … 2; .* 0 … 1"), ((ZEROS, np.zeros(N)), "reset_action has shape .* float64"),
     ((ZEROS[:2], ZEROS), r"primary_action has shape \(2,\)"), ((ZEROS,), "reset_action is missing"),
-    ((ZEROS, ZEROS, np.ones((N, A))), "action_prob has rows that sum to 3"), ((ZEROS, ZEROS, np.ones(N)), r"action_prob has shape \(4,\)"),
+    ((ZEROS, ZEROS, np.ones((N, A))), "action_prob has rows that sum to 3"), ((ZEROS, ZEROS, np.ones(N)), r"action_prob has "
+                                                                                                          r"shape \(4,\)"),
 ])  # fmt: skip
 def test_wrong_arguments_change_nothing(arguments, said):
     with make() as env:
@@ -528,7 +549,8 @@ def test_only_the_newest_of_stacked_frames_is_imagined():
         env.reset()
         assert learner(env).model.frame == 1
         first = env.step(ZEROS, ZEROS)[0]
-        np.testing.assert_allclose(first["xs"][:, 0], first["real_states"][:, 1] / 9)  # what was the newest frame is the oldest now
+        np.testing.assert_allclose(first["xs"][:, 0],
+                                   first["real_states"][:, 1] / 9)  # what was the newest frame is the oldest now
 
 
 def _stacked():

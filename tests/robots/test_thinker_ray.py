@@ -98,7 +98,8 @@ def maker(mark, ray_obj, **options):
 @pytest.fixture(scope="module", autouse=True)
 def instance():
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which the actors need not find
-    ray.init(address="local", num_cpus=8, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=8, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
+             logging_level="ERROR")
     yield
     ray.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -113,7 +114,8 @@ def ray_obj():
 def test_one_maker_has_what_it_has_without_ray(ray_obj):
     """The same observations, rewards and weights as in mode 1: sharing changes where the model is, and nothing else."""
     with make() as alone, make(ray_obj=ray_obj) as sharing:
-        for a, b in ((alone.reset(), sharing.reset()), *zip(*([step[0] for step in play(env, 30)] for env in (alone, sharing)), strict=True)):
+        for a, b in ((alone.reset(), sharing.reset()),
+                     *zip(*([step[0] for step in play(env, 30)] for env in (alone, sharing)), strict=True)):
             assert all((a[key] == b[key]).all() for key in a) and a.keys() == b.keys()
         assert alone.vector.status() == sharing.vector.status() and alone.robot.tasks["model"].version > 0
         assert weights(alone) == weights(sharing)
@@ -165,7 +167,8 @@ def test_makers_of_one_model_must_fit(ray_obj):
     with make(ray_obj=ray_obj) as env:
         with pytest.raises(ConfigError, match="first maker has model_unroll_len 2, not 3; makers of one model have the same"):
             make(ray_obj=ray_obj, model_unroll_len=3)
-        with pytest.raises(ConfigError, match=r"shared model has observations Box\(0.0, 99.0, \(3,\).*these environments Box\(0.0, 99.0, \(4,\)"):
+        with pytest.raises(ConfigError, match=r"shared model has observations Box\(0.0, 99.0, \(3,\).*these environments "
+                                              r"Box\(0.0, 99.0, \(4,\)"):
             make(ray_obj=ray_obj, env_fn=Wide)
         with pytest.raises(ConfigError, match="wrapper_type 1 has no model to share"):
             make(ray_obj=ray_obj, wrapper_type=1)
@@ -178,7 +181,11 @@ def test_makers_of_one_model_must_fit(ray_obj):
 @pytest.mark.slow
 def test_rank_0_saves_and_a_run_goes_on(tmp_path):
     run = {"savedir": str(tmp_path), "xpid": "run"}
-    with thinker_make.ray_init() as ray_obj, make(1.0, ray_obj=ray_obj, **run) as first, make(2.0, ray_obj=ray_obj, **run) as second:
+    with (
+        thinker_make.ray_init() as ray_obj,
+        make(1.0, ray_obj=ray_obj, **run) as first,
+        make(2.0, ray_obj=ray_obj, **run) as second,
+    ):
         first.reset(), second.reset()
         play(first, 20), play(second, 20)
         with pytest.raises(ValueError, match="no place for a checkpoint"):

@@ -24,8 +24,10 @@ from parl_like.robots.thinker.build import make_envs
 
 K, DEPTH = 8, 3
 TINY = {
-    "env_options": {"size": 5, "n_boxes": 1, "obs": "planes", "max_steps": 12}, "env_n": 2, "rec_t": K, "max_depth": DEPTH, "widths": [4, 4, 4],
-    "model_downscale_c": 32, "model_strides": [1, 1, 1, 1], "actor_unroll_len": K, "total_steps": 16, "model_warm_up_n": 16, "model_batch_size": 4,
+    "env_options": {"size": 5, "n_boxes": 1, "obs": "planes", "max_steps": 12}, "env_n": 2, "rec_t": K, "max_depth": DEPTH,
+    "widths": [4, 4, 4],
+    "model_downscale_c": 32, "model_strides": [1, 1, 1, 1], "actor_unroll_len": K, "total_steps": 16, "model_warm_up_n": 16,
+    "model_batch_size": 4,
     "model_unroll_len": 2, "model_return_n": 2, "tensorboard": False,
 }
 KINDS = {"learned": {}, "perfect": {"planning": "perfect"}, "latent": {"latent": True}, "features": {"model_decoder_depth": 2}}
@@ -75,7 +77,8 @@ def taken(monkeypatch):
 
 @pytest.fixture
 def plan():
-    """γ = ½; root (v 4) –0→ A (r 1, v 2) –1→ B (r 0, v 6, forced reset); root –1→ C (r −1, v 0, reset); root –0→ A again (reset)."""
+    """γ = ½; root (v 4) –0→ A (r 1, v 2) –1→ B (r 0, v 6, forced reset); root –1→ C (r −1, v 0, reset); root –0→ A again
+    (reset)."""
     tree = Tree(1, 2, 5, max_depth=2, discounting=0.5)
     tree.begin([4.0], [[0.0, 1.0]])
     actions = [(0, 0), (1, 0), (1, 1), (0, 1)]
@@ -100,7 +103,11 @@ def test_the_tree_is_the_one_computed_by_hand(plan):
 def test_rollouts_and_their_text(plan):
     nodes, actions = plan
     rollouts = view.rollouts_of(nodes, actions, 2)
-    assert [[(node.id, end) for node, end in rollout] for rollout in rollouts] == [[(1, ""), (2, "forced reset")], [(3, "reset")], [(1, "reset")]]
+    assert [[(node.id, end) for node, end in rollout] for rollout in rollouts] == [
+        [(1, ""), (2, "forced reset")],
+        [(3, "reset")],
+        [(1, "reset")],
+    ]
     stage = view.Stage(7, 1, None, nodes, rollouts, {}, {}, None, -12.5, "terminated")
     assert view.rollouts_text(stage, ["west", "east"], 0.5).splitlines() == [
         "step 7",
@@ -109,7 +116,9 @@ def test_rollouts_and_their_text(plan):
         "  rollout 3: west | reset | r 1.00 | v 2.00 | return 2.00",
         "  real: east | reward -12.5 | terminated",
     ]
-    assert [[end for _, end in rollout] for rollout in view.rollouts_of(nodes, actions[:2], 0)] == [["", ""]]  # the real step came before a reset
+    assert [[end for _, end in rollout] for rollout in view.rollouts_of(nodes, actions[:2], 0)] == [
+        ["", ""]
+    ]  # the real step came before a reset
 
 
 def test_sokoban_planes_are_drawn_as_the_game_draws_itself():
@@ -125,7 +134,8 @@ def test_sokoban_planes_are_drawn_as_the_game_draws_itself():
     assert abs(view.tiles((wall + floor) / 2) - both / 2).max() <= 0.5  # what is unsure is blended
 
 
-@pytest.mark.parametrize(("shape", "channels"), [((3, 2, 4), [0, 1, 2]), ((1, 2, 4), [0, 0, 0]), ((4, 2, 4), [3, 3, 3]), ((6, 2, 4), [3, 4, 5])])
+@pytest.mark.parametrize(("shape", "channels"),
+                         [((3, 2, 4), [0, 1, 2]), ((1, 2, 4), [0, 0, 0]), ((4, 2, 4), [3, 3, 3]), ((6, 2, 4), [3, 4, 5])])
 def test_images_are_shown_in_colour_or_grey_and_of_stacks_the_newest(shape, channels):
     envs = gym.vector.VectorEnv()
     x = np.random.default_rng(0).random(shape)
@@ -176,7 +186,8 @@ def test_a_perfect_model_imagines_what_then_happens(whims):
     with thinker.build(settings) as robot:
         stages, film = stages_of(robot, settings, 8)
         assert film.steps == len(stages) == 8
-        panels = [slice(view.EDGE, view.EDGE + 160, 4), slice(2 * view.EDGE + 160, 2 * view.EDGE + 320, 4)]  # of the video: 40 pixels, fourfold
+        panels = [slice(view.EDGE, view.EDGE + 160, 4),
+                  slice(2 * view.EDGE + 160, 2 * view.EDGE + 320, 4)]  # of the video: 40 pixels, fourfold
         for stage in stages:
             pages = [np.array(page)[panels[0]] for page in view.video_frames(stage, list("01234"))]
             for page, (node, _) in zip(pages, sum(stage.rollouts, []), strict=False):
@@ -219,7 +230,8 @@ def test_text_video_and_pictures_tell_what_was_done(tmp_path, whims, taken, kind
     assert [line.split(": ", 1)[-1].split(" | ")[0] if "rollout" in line else line.split(" | ")[0].strip() for line in lines
             if not line.startswith("step")] == expected
     assert [line.split(" | ")[1] for line in lines if "rollout" in line] == [
-        end or "end of stage" for end, after in zip(ends, ends[1:], strict=False) if end in ("reset", "forced reset") or (end == "" and after == "real")]
+        end or "end of stage"
+        for end, after in zip(ends, ends[1:], strict=False) if end in ("reset", "forced reset") or (end == "" and after == "real")]
     assert (tmp_path / "episode" / "plan.txt").read_text() == told.getvalue()
     assert {"reset", "forced reset", "", "real"} == set(ends)
 
@@ -272,7 +284,8 @@ def test_play_from_the_command_line(run, capsys):
     assert main(["play", str(folder), "--seed", "3", "--steps", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     video = folder / "videos" / "episode_3.gif"
-    assert lines[0] == "step 1" and lines[1].startswith("  rollout 1: ") and sum(line.startswith("  real: ") for line in lines) == 2
+    assert lines[0] == "step 1" and lines[1].startswith("  rollout 1: ")
+    assert sum(line.startswith("  real: ") for line in lines) == 2
     assert lines[-2] == plots.MISSING and lines[-1].split()[0] == str(video)
     assert Image.open(video).n_frames == 2 * K
     assert (video.with_suffix("") / "plan.txt").read_text().splitlines() == lines[:-2]
