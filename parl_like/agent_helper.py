@@ -11,7 +11,7 @@ import numpy as np
 
 from parl_like.action_map import action_map
 from parl_like.batch import Batch
-from parl_like.communicator import Communicator, Ticket
+from parl_like.communicator import Communicator
 from parl_like.computation_task import BatchRule
 from parl_like.data.archive import rng_state, set_rng_state
 from parl_like.data.replay_buffer import ReplayBuffer
@@ -20,6 +20,7 @@ from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer
 from parl_like.noise import Noise
 from parl_like.one_player import OnePlayer
+from parl_like.queues import Ticket
 from parl_like.row_counts import RowCounts
 from parl_like.row_format import DURATION, RowFormat
 from parl_like.spec import Array, Spec, SpecError

@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from parl_like.spec import Array
-
-if TYPE_CHECKING:
-    from parl_like.computation_wrapper import ComputationWrapper, PredictionQueue, TrainingQueue
-
-
-class Ticket:
-    """One request and, once it is served, its reply.
-
-    Attributes:
-        agent: Whose request it is.
-        rows: Rows asked for.
-        start: First row of this request in its batch.
-        out: Flat output name → array of the whole batch; rows `start` … `start` + `rows` − 1 are the reply.
-        acts: The batch's actions as the environment takes them, one entry per row; None if the task gives no actions.
-        error: Raised instead of a reply.
-        version: `ComputationTask.version` of the parameters that made the reply; of a training request, after it.
-        queue: Where it was put.
-        abandoned: Nobody waits for the reply any more.
-        waiter, state, after: The driver's own.
-    """
-
-    __slots__ = ("abandoned", "acts", "after", "agent", "error", "out", "queue", "rows", "start", "state", "version", "waiter")
-
-    def __init__(self, agent: Any, waiter: Any) -> None:
-        self.agent = agent
-        self.waiter = waiter
-        self.queue: Any = None
-        self.rows = 0
-        self.start = 0
-        self.out: Any = None
-        self.acts: Any = None
-        self.error: BaseException | None = None
-        self.version = 0
-        self.state = 0
-        self.abandoned = False
-        self.after: Ticket | None = None
+from parl_like.computation_task import ComputationTask
+from parl_like.queues import PredictionQueue, Ticket, TrainingQueue
+from parl_like.spec import Array, Spec
 
 
 class Link(Protocol):
@@ -60,6 +26,19 @@ class Link(Protocol):
     def is_served(self, ticket: Ticket) -> bool: ...
 
 
+class Queues(Protocol):
+    """What a communicator knows of a `ComputationWrapper`."""
+
+    task: ComputationTask
+    predictions: PredictionQueue
+    trainings: TrainingQueue
+
+    @property
+    def request_specs(self) -> list[Spec]: ...
+
+    def remove_communicator(self, communicator: Communicator) -> None: ...
+
+
 class Communicator:
     """Transport between one helper and one wrapper. Made by `ComputationWrapper.create_communicator`.
 
@@ -67,7 +46,7 @@ class Communicator:
     `get` waits for it; several tickets of one agent may be open, each gets its own reply.
     """
 
-    def __init__(self, wrapper: ComputationWrapper, agent: Any, link: Link) -> None:
+    def __init__(self, wrapper: Queues, agent: Any, link: Link) -> None:
         self.wrapper = wrapper
         self.agent = agent
         self.task = wrapper.task.name

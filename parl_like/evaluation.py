@@ -13,10 +13,10 @@ import numpy as np
 
 from parl_like.agent import Agent
 from parl_like.computation_task import ComputationTask
-from parl_like.computation_wrapper import PredictionQueue
 from parl_like.crew import Crew
 from parl_like.data.transforms import Transforms
 from parl_like.env_source import EnvSource, is_made
+from parl_like.queues import PredictionQueue
 from parl_like.spec import SpecError, leaves, specs_of
 from parl_like.stages import Hook, StopAfterSteps
 

@@ -16,11 +16,12 @@ from greenlet import getcurrent, greenlet
 
 from parl_like.drivers.base import CALLED_BY_AGENT, LocalDriver
 from parl_like.errors import Interrupted
+from parl_like.queues import INFINITE
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
-    from parl_like.communicator import Ticket
-    from parl_like.computation_wrapper import ComputationWrapper, RequestQueue
+    from parl_like.computation_wrapper import ComputationWrapper
+    from parl_like.queues import RequestQueue, Ticket
 
 SERVED = object()
 
@@ -102,10 +103,19 @@ class CooperativeDriver(LocalDriver):
         self._fibers = {}
         self.ready.clear()
         self._schooled = any(agent.learns for agent in agents)
+        self.begin_queues()
         for agent in agents:
             agent.signal = None
             fiber = self._fibers[id(agent)] = greenlet(partial(self._main, agent), self._hub)
             self.ready.append(fiber)
+
+    def begin_queues(self) -> None:
+        for wrapper in self.wrappers:
+            wrapper.predictions.begin(self.sync, self.patience)
+            wrapper.trainings.begin(self.sync)
+
+    patience: float | None = None
+    """Seconds that predictions wait for more where their rule says nothing, and somebody could still come; None: as long as that is so."""
 
     def _main(self, agent: Agent) -> None:
         try:
@@ -171,36 +181,32 @@ class CooperativeDriver(LocalDriver):
                 if not left:
                     return True
 
+    def _due(self, queue: RequestQueue) -> float:
+        """Seconds until the queue's oldest batch closes (`RequestQueue.due`). In sync mode no clock closes one, so that two runs are the same."""
+        if queue in self.lessons:
+            return INFINITE
+        return queue.due(None if self.sync else perf_counter(), queue.rows < queue.enough and self._can_still_come(queue))
+
+    def _can_still_come(self, queue: RequestQueue) -> bool:
+        """The hub looks when nobody else can run, so all who could ask for a prediction have; lessons of sync mode wait for their round."""
+        return queue.kind == "learn" and (self.sync or not self._schooled or self._learner_acts())
+
     def _choose(self) -> RequestQueue | None:
-        """The closable queue with most rows, ties in task order; None when only training in a round is left.
+        """The due queue with most rows, ties in task order; None when only training in a round is left.
 
         A queue's rows count once more each time another is served before it: so no queue waits for ever behind a fuller one, whose
         agents come back before each choice.
         """
-        open_queues: list[RequestQueue] = []
-        training = False
-        for wrapper in self.wrappers:
-            if wrapper.predictions.rows:
-                open_queues.append(wrapper.predictions)
-            due = wrapper.trainings
-            if due.rows and due not in self.lessons:
-                training = True
-                enough = due.rule.min_rows or (float("inf") if self.sync else 1)
-                # Also when no learning agent is left who could still come; in sync mode that is the round's business.
-                wait = due.rule.max_wait
-                if due.rows >= enough or (not self.sync and (
-                    (self._schooled and not self._learner_acts()) or (wait is not None and perf_counter() - due.batches[0].born >= wait)
-                )):
-                    open_queues.append(due)
-        if not open_queues:
+        due = [queue for w in self.wrappers for queue in (w.predictions, w.trainings) if queue.rows and self._due(queue) <= 0]
+        if not due:
             return None
-        best = open_queues[0]
-        if len(open_queues) > 1:
-            best = max(open_queues, key=lambda queue: queue.rows * queue.passed)
-            for queue in open_queues:
+        best = due[0]
+        if len(due) > 1:
+            best = max(due, key=lambda queue: queue.rows * queue.passed)
+            for queue in due:
                 queue.passed += 1
             best.passed = 1
-        if self.sync and training and best.kind == "predict" and not self._learner_acts():
+        if self.sync and best.kind == "predict" and any(w.trainings.rows for w in self.wrappers) and not self._learner_acts():
             return None
         return best
 

@@ -22,14 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 from parl_like.acting import tensors_of
-from parl_like.communicator import Ticket
 from parl_like.drivers.base import CALLED_BY_AGENT, same_agents
 from parl_like.drivers.cards import TaskCard
 from parl_like.drivers.cooperative import CooperativeDriver
@@ -38,12 +37,14 @@ from parl_like.drivers.shared import LARGE, Parameters, task_file
 from parl_like.drivers.worker import ERRORS, Recipe, _as_text, _text
 from parl_like.errors import AgentFailed
 from parl_like.process.child import readable, shielded
+from parl_like.queues import INFINITE, Ticket
 from parl_like.spec import Array
 from parl_like.wire import Kind, Message, WireError, join, pack, pack_state, split, unpack, unpack_state
 
 if TYPE_CHECKING:
     from parl_like.computation_task import ComputationTask
     from parl_like.computation_wrapper import ComputationWrapper
+    from parl_like.queues import RequestQueue
 
 STOP_PATIENCE = 3.0
 """Seconds that a stop waits for a worker that is busy in an environment; then it is ended, and replaced at the next start."""
@@ -550,7 +551,7 @@ class ProcessesDriver(CooperativeDriver):
 
     def _teach(self, queue: Any, batch: Any) -> tuple[list[Ticket], list[Any]]:
         tickets = queue.work(batch)
-        due = self._due()
+        due = self._unpublished()
         for wrapper in self.wrappers:
             task = wrapper.task
             if task.acting is not None and task.acting.version != task.version:
@@ -568,7 +569,7 @@ class ProcessesDriver(CooperativeDriver):
                 self._publish(due)
                 self._answer(queue, tickets)
 
-    def _due(self, always: bool = False, note: bool = True) -> list[tuple[Any, dict[str, Any], dict[str, Array]]]:
+    def _unpublished(self, always: bool = False, note: bool = True) -> list[tuple[Any, dict[str, Any], dict[str, Array]]]:
         """Tasks whose replicas are `sync_every` optimiser steps behind, and their parameters.
 
         Args:
@@ -615,6 +616,7 @@ class ProcessesDriver(CooperativeDriver):
         self.wrappers = list(wrappers)
         self.agents, self.parked = list(agents), []
         self._schooled = any(agent.learns for agent in agents)
+        self.begin_queues()
         self._open()
         for worker in self.workers:
             worker.running = False
@@ -639,7 +641,7 @@ class ProcessesDriver(CooperativeDriver):
             self._make_acting_copies()
         starting = [worker for worker in self.workers if worker.up and not worker.running and not self._halting]
         if starting:
-            self._publish(self._due(always=True, note=len(starting) == len(self.workers)), starting)
+            self._publish(self._unpublished(always=True, note=len(starting) == len(self.workers)), starting)
             for worker in starting:
                 worker.running = True
                 self.agents += [agent for agent in worker.agents if agent not in self.agents]
@@ -665,7 +667,7 @@ class ProcessesDriver(CooperativeDriver):
         say, self._say = self._say, False
         if self._held:
             held, self._held = self._held, []
-            self._publish(self._due())  # before the replies, after which the agents act
+            self._publish(self._unpublished())  # before the replies, after which the agents act
             self._reply(held)
         while not self.stopping:
             if self._hello:
@@ -691,32 +693,23 @@ class ProcessesDriver(CooperativeDriver):
                     break
             elif quiet and (self._something_waits() or not self._coming()):
                 break
-            left = 0.5 if self.sync else self._patience()
+            left = LISTEN_S if self.sync else min([self._due(q) for w in self.wrappers for q in (w.predictions, w.trainings)], default=INFINITE)
             if left <= 0:
                 break
-            self._pump(left)
+            self._pump(min(left, LISTEN_S))
         self._take_in()
 
-    def _patience(self) -> float:
-        """Seconds that the requests in the queues still wait for others to share their batch: none, unless the task's rule says otherwise.
+    patience = 0.0
+    # (Waiting even 0.1 ms by default was measured to cost more than fuller batches give: workers that wait together do not overlap.)
 
-        (Waiting even 0.1 ms by default was measured to cost more than fuller batches give: workers that wait together do not overlap.)
-        """
-        left = 0.5
-        for wrapper in self.wrappers:
-            due = wrapper.trainings
-            if due.rows and due not in self.lessons:
-                if due.rows >= (due.rule.min_rows or 1):
-                    return 0.0
-                if due.rule.max_wait is not None:
-                    left = min(left, due.batches[0].born + due.rule.max_wait - perf_counter())
-            queue = wrapper.predictions
-            if queue.rows:
-                rule = queue.rule
-                limit = rule.max_wait or (0.0 if rule.min_rows is None else 0.5)
-                enough = rule.min_rows is not None and queue.rows >= rule.min_rows
-                left = min(left, 0.0 if enough else queue.batches[0].born + limit - perf_counter())
-        return left
+    def _can_still_come(self, queue: RequestQueue) -> bool:
+        """See `CooperativeDriver._can_still_come`; in async mode agents that are busy in their workers may come, too."""
+        if queue.kind == "predict":
+            return not self.sync and self._busy()
+        return super()._can_still_come(queue)
+
+    def _busy(self) -> bool:
+        return any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
 
     def _something_waits(self) -> bool:
         return any(w.predictions.rows or (w.trainings.rows and w.trainings not in self.lessons) for w in self.wrappers)
@@ -830,8 +823,7 @@ class ProcessesDriver(CooperativeDriver):
 
     def _learner_acts(self) -> bool:
         """See `CooperativeDriver._learner_acts`; in async mode also agents that are busy in their workers may still come."""
-        busy = not self.sync and any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
-        return busy or any(t.state for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
+        return (not self.sync and self._busy()) or any(t.state for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
 
     def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
         """See `CooperativeDriver.halt`."""
@@ -861,7 +853,7 @@ class ProcessesDriver(CooperativeDriver):
             self._finish()
         finally:
             self._halting, self._hello = False, True
-        self._publish(self._due(always=True))  # as in a robot that is made anew and loads this moment
+        self._publish(self._unpublished(always=True))  # as in a robot that is made anew and loads this moment
         self._order("settle")
         self._until_quiet(60.0, again=True)
         self._take_in(requests=False)

@@ -22,19 +22,18 @@ import torch
 from parl_like.drivers.base import CALLED_BY_AGENT, LocalDriver
 from parl_like.errors import TaskFailed
 from parl_like.process.child import shielded
+from parl_like.queues import INFINITE
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
-    from parl_like.communicator import Ticket
-    from parl_like.computation_wrapper import ComputationWrapper, RequestQueue
+    from parl_like.computation_wrapper import ComputationWrapper
+    from parl_like.queues import RequestQueue, Ticket
 
 PATIENCE_S = 0.001
 """How long a prediction batch stays open for agents that are busy in their environments, unless the task's rule says otherwise."""
 
 OPEN, WAITED, SERVED, READ = range(4)
 """A ticket's `state`: nobody waits for it; its agent waits and is not counted as acting; answered; answered and waited for."""
-
-INFINITE = float("inf")
 
 _started: weakref.WeakSet[ThreadsDriver] = weakref.WeakSet()
 """Drivers that may have threads."""
@@ -73,13 +72,9 @@ class _Server:
         bell: Lock that the thread sleeps on; released to wake it.
         asleep: The thread sleeps until the bell, so the first request of a batch must ring; else it wakes by the clock.
         busy: A batch is being computed, by the thread or by an agent.
-        enough: Rows that close a batch at once.
-        patience: Seconds that a batch stays open for more; None: no clock closes it.
-        free: When the last batch was answered. Without a rule of the task's own, patience counts from there: the agents just woken
-            would else miss the batch that waited meanwhile, and two halves would take turns for ever.
     """
 
-    __slots__ = ("asleep", "bell", "busy", "enough", "free", "patience", "queue", "thread", "training")
+    __slots__ = ("asleep", "bell", "busy", "queue", "thread", "training")
 
     def __init__(self, queue: RequestQueue) -> None:
         self.queue = queue
@@ -87,12 +82,6 @@ class _Server:
         self.bell = threading.Lock()
         self.bell.acquire()
         self.asleep = self.busy = False
-        self.free = 0.0
-        rule = queue.rule
-        self.patience = PATIENCE_S if rule.max_wait is None and rule.min_rows is None and not self.training else rule.max_wait
-        # A training batch that is full of rows is closed to more of them, but not therefore due: it waits for its round.
-        limits = [rule.min_rows, None if self.training else rule.max_rows, 1 if rule.max_wait == 0 else None]
-        self.enough = min((limit for limit in limits if limit is not None), default=INFINITE)
         self.thread: threading.Thread | None = None
 
     def ring(self) -> None:
@@ -145,7 +134,7 @@ class ThreadsDriver(LocalDriver):
             if wait and server is not None:
                 ticket.state = WAITED
                 self._acting = acting = self._acting - 1
-                if acting <= 0 or queue.rows >= server.enough:
+                if acting <= 0 or queue.rows >= queue.enough:
                     mine = self._closes(server)
                 elif server.asleep:
                     server.ring()
@@ -235,13 +224,17 @@ class ThreadsDriver(LocalDriver):
         """The agent stops acting; wakes whoever waited for nobody to be left. The caller holds the lock."""
         self._acting -= 1
         if self._acting <= 0:
-            waiting = [server for server in self._servers if server.queue.rows]
-            for server in waiting:
-                server.ring()
-            if not waiting:
-                self._tell()
+            self._ring_all()
         if training:
             self._count_learner(agent)
+
+    def _ring_all(self) -> None:
+        """Nobody acts any more: wakes whoever waited for that. The caller holds the lock."""
+        waiting = [server for server in self._servers if server.queue.rows]
+        for server in waiting:
+            server.ring()
+        if not waiting:
+            self._tell()
 
     def _tell(self) -> None:
         """Makes the robot's thread look; the caller holds the lock."""
@@ -265,22 +258,19 @@ class ThreadsDriver(LocalDriver):
 
     # ----------------------------------------------------------------------------------------------------- the wrappers' side
 
-    def _may_close(self, server: _Server) -> float:
-        """Seconds until the oldest batch may close: 0 for now, infinity where only an event can close it. The caller holds the lock."""
+    def _due(self, server: _Server) -> float:
+        """Seconds until the queue's oldest batch closes (`RequestQueue.due`). The caller holds the lock."""
         queue = server.queue
         if not queue.rows or server.busy or self.stopping:
             return INFINITE
-        if queue.rows >= server.enough:
-            return 0.0
-        if server.training and self.sync:
-            if self._phase == "train":
-                return 0.0
-        elif self._acting <= 0 or (server.training and (queue.rule.min_rows is None or (self._schooled and self._learners <= 0))):
-            return 0.0
-        if server.patience is None:
-            return INFINITE
-        begin = queue.batches[0].born if queue.rule.max_wait is not None else max(queue.batches[0].born, server.free)
-        return max(begin + server.patience - perf_counter(), 0.0)
+        if not server.training:
+            can_still_come = self._acting > 0
+        elif self.sync:
+            can_still_come = self._phase != "train"
+        else:  # whoever waits for a prediction acts again before anybody need wait for nobody
+            predicting = any(other.busy or other.queue.rows for other in self._servers if not other.training)
+            can_still_come = (self._acting > 0 or predicting) and not (self._schooled and self._learners <= 0)
+        return queue.due(perf_counter(), can_still_come)
 
     def _serve_forever(self, server: _Server, run: object) -> None:
         torch.get_num_threads()  # see `_main`
@@ -290,12 +280,12 @@ class ThreadsDriver(LocalDriver):
             with self.lock:
                 if self._run is not run:
                     return
-                left = self._may_close(server)
+                left = self._due(server)
                 if left <= 0:
                     server.busy = True
-                elif left == INFINITE and server.patience and served != server.queue.counters.batches:
+                elif left == INFINITE and server.queue.patience and served != server.queue.counters.batches:
                     # Batches come and go meanwhile: a nap as long as the next batch may wait costs less than a bell for each.
-                    left = min(server.patience, PATIENCE_S)
+                    left = min(server.queue.patience, PATIENCE_S)
                 server.asleep = left == INFINITE
                 served = server.queue.counters.batches
             if left <= 0:
@@ -317,7 +307,6 @@ class ThreadsDriver(LocalDriver):
                 self._on_error(tickets[0].agent, tickets[0].error)
             with self.lock:
                 server.busy = False
-                server.free = perf_counter()
                 if server.training and self._phase == "train" and not self.stopping:
                     self._held += tickets
                     tickets = []
@@ -330,8 +319,8 @@ class ThreadsDriver(LocalDriver):
                 first = self._count_in(tickets, own)
                 if queue.rows:
                     server.ring()
-                elif self._acting <= 0:
-                    self._tell()  # it was the last thing to do, and nobody had waited for it
+                elif self._acting <= 0:  # nobody had waited for it
+                    self._ring_all()
         except BaseException as error:
             self._break(server, tickets, error)
             raise
@@ -410,6 +399,7 @@ class ThreadsDriver(LocalDriver):
         threads = []
         for server in self._servers:
             server.queue.server = server
+            server.queue.begin(self.sync, PATIENCE_S)
             name = f"{server.queue.task.name} {server.queue.kind}"
             server.thread = threading.Thread(target=self._serve_forever, args=(server, run), name=name, daemon=True)
             threads.append(server.thread)

@@ -26,7 +26,6 @@ import zmq
 
 from parl_like.acting import tensors_of
 from parl_like.crew import Crew
-from parl_like.data.rows import RowBlock
 from parl_like.drivers.base import CALLED_BY_AGENT
 from parl_like.drivers.cards import TaskCard
 from parl_like.drivers.cooperative import CooperativeDriver
@@ -39,7 +38,7 @@ from parl_like.wire import Kind, Message, join, pack, pack_state, split, unpack,
 
 if TYPE_CHECKING:
     from parl_like.agent import Agent
-    from parl_like.communicator import Ticket
+    from parl_like.queues import Ticket
 
 ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (AgentFailed, Dropped, NotEnoughRows, SpecError, Stopped, TaskFailed, ValueError)}
 """Errors that keep their type between processes; others arrive as `AgentFailed` or `TaskFailed`, with their traceback in the text."""
@@ -147,7 +146,10 @@ class RemoteDriver(CooperativeDriver):
         tickets: list[Ticket] = batch.tickets
         if message.kind is Kind.FAILED:
             if queue.kind == "predict" and queue.task.bisect and len(tickets) > 1:
-                self._ask_in_halves(queue, batch)
+                for half in queue.halves(batch):  # asked again, so that in the end only who is to blame hears
+                    queue.batches.append(half)
+                    queue.rows += half.rows
+                queue.recycle(batch)
                 return
             kind = ERRORS.get(str(message.notes["type"]), TaskFailed)
             for ticket in tickets:
@@ -162,32 +164,16 @@ class RemoteDriver(CooperativeDriver):
                 for ticket in tickets:
                     ticket.out, ticket.version = result, version
         queue.counters.requests += len(tickets)
-        if queue.abandoned:
-            late = sum(ticket.abandoned for ticket in tickets)
-            queue.abandoned -= late
+        late = queue.count_late(tickets)
+        if late:
             self.late[queue.task.name, queue.kind] += late
-        queue._recycle(batch)
+        queue.recycle(batch)
         self._wake(tickets)
-
-    def _ask_in_halves(self, queue: Any, batch: Any) -> None:
-        """Of a task that bisects: asks for the first and the second half of a batch again, so that in the end only who is to blame hears."""
-        tickets, middle = batch.tickets, len(batch.tickets) // 2
-        for half in (tickets[:middle], tickets[middle:]):
-            rows, first = sum(ticket.rows or 1 for ticket in half), half[0].start
-            part = type(batch)(RowBlock(queue.specs, rows))
-            for name, column in part.block.arrays.items():
-                column[:] = batch.block.arrays[name][first : first + rows]
-            part.tickets, part.rows = half, rows
-            for ticket in half:
-                ticket.start -= first
-            queue.batches.append(part)
-            queue.rows += rows
-        queue._recycle(batch)
 
     def halt(self, agents: Any, signal: str, patience: float | None = None) -> list[Agent]:
         if signal == "stop":
             for queue, batch in self.sent.values():
-                queue._recycle(batch)  # the robot has no eye on it any more
+                queue.recycle(batch)  # the robot has no eye on it any more
                 for ticket in batch.tickets:
                     ticket.error = Stopped(f"{ticket.agent}, task {queue.task.name!r}: the robot stopped")
                 self._wake(batch.tickets)

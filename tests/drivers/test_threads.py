@@ -19,11 +19,12 @@ import torch
 from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, framework_threads, lesson, play, row, until
 
 from parl_like import AgentHelper, OffPolicyHelper, OnPolicyHelper, Robot
-from parl_like.communicator import Communicator, Ticket
+from parl_like.communicator import Communicator
 from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.drivers import threads
 from parl_like.errors import Stopped, TaskFailed
 from parl_like.process import child
+from parl_like.queues import Ticket
 from parl_like.stages import StopAfterSteps, StopWhen
 
 pytestmark = pytest.mark.timeout(60)

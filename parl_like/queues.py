@@ -1,0 +1,519 @@
+"""The two queues of one task: requests of many agents gather in batches, and `due` says when the oldest of them closes.
+
+A queue owns no thread and no loop: a driver asks `due`, calls `serve`, wakes the members of the batch, and decides how agents wait.
+So the rules of batching, failing and counting stand here once for all drivers.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.computation_task import BatchRule, ComputationTask, Mode
+from parl_like.data.rows import RowBlock
+from parl_like.errors import Dropped, Stopped, TaskFailed
+from parl_like.explorer import Explorer
+from parl_like.spec import Array, Spec, SpecError
+
+RECENT = 1024
+"""Batches whose times are kept for the percentiles."""
+
+INFINITE = float("inf")
+
+
+class Ticket:
+    """One request and, once it is served, its reply.
+
+    Attributes:
+        agent: Whose request it is.
+        rows: Rows asked for.
+        start: First row of this request in its batch.
+        out: Flat output name → array of the whole batch; rows `start` … `start` + `rows` − 1 are the reply.
+        acts: The batch's actions as the environment takes them, one entry per row; None if the task gives no actions.
+        error: Raised instead of a reply.
+        version: `ComputationTask.version` of the parameters that made the reply; of a training request, after it.
+        queue: Where it was put.
+        abandoned: Nobody waits for the reply any more.
+        waiter, state, after: The driver's own.
+    """
+
+    __slots__ = ("abandoned", "acts", "after", "agent", "error", "out", "queue", "rows", "start", "state", "version", "waiter")
+
+    def __init__(self, agent: Any, waiter: Any) -> None:
+        self.agent = agent
+        self.waiter = waiter
+        self.queue: Any = None
+        self.rows = 0
+        self.start = 0
+        self.out: Any = None
+        self.acts: Any = None
+        self.error: BaseException | None = None
+        self.version = 0
+        self.state = 0
+        self.abandoned = False
+        self.after: Ticket | None = None
+
+
+class Counters:
+    """What a queue has done. Times are seconds; wait is that of a batch's first request, compute that of its whole service.
+
+    `late` counts replies that nobody waited for any more, `dropped` the rows that a full queue gave up.
+    """
+
+    NAMES = ("requests", "rows", "batches", "errors", "late", "dropped")
+
+    def __init__(self) -> None:
+        self.requests = self.rows = self.batches = self.errors = self.late = self.dropped = 0
+        self.waits: deque[float] = deque(maxlen=RECENT)
+        self.computes: deque[float] = deque(maxlen=RECENT)
+
+    def state_dict(self) -> dict[str, int]:
+        """What was counted; the times are this process's own."""
+        return {name: getattr(self, name) for name in self.NAMES}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.__dict__.update(state)
+
+    def summary(self, queued_rows: int) -> dict[str, float]:
+        """The counts, 'mean_batch' (rows), 'queue_depth' (rows), and 'wait_p50_s' … 'compute_p99_s' of the last 1,024 batches."""
+        out: dict[str, float] = {**self.state_dict(), "mean_batch": self.rows / self.batches if self.batches else 0.0, "queue_depth": queued_rows}
+        for name, times in (("wait", self.waits), ("compute", self.computes)):
+            p50, p99 = np.percentile(list(times), [50, 99]) if times else (0.0, 0.0)
+            out |= {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99)}
+        return out
+
+
+class Batch:
+    """Requests that are served together.
+
+    Attributes:
+        block: The rows of predictions; parts: those of training requests, one after the other.
+        born: When the first request came, in `perf_counter` seconds.
+    """
+
+    __slots__ = ("tickets", "rows", "block", "parts", "born")
+
+    def __init__(self, block: RowBlock | None = None) -> None:
+        self.tickets: list[Ticket] = []
+        self.rows = 0
+        self.block: Any = block
+        self.parts: list[Mapping[str, Array]] = []
+        self.born = 0.0
+
+
+class RequestQueue:
+    """Waiting requests of one kind, already divided into batches; the last batch is open for more.
+
+    Attributes:
+        rule: When a batch closes.
+        mode: Travels with every prediction.
+        lock: Held while a request is written or a batch is taken. A driver with threads guards its own counts with it too.
+        rows: Waiting rows.
+        enough: Waiting rows with which the oldest batch is due whatever the clock says.
+        patience: Seconds that the oldest batch stays open for more; None: no clock closes it.
+        passed: 1 + how often a driver has served another queue since it last served this one.
+        abandoned: Open requests that nobody waits for any more.
+        stopped: Why new requests are refused; None: they are taken.
+        server: The driver's own.
+    """
+
+    kind = ""
+
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode = "collect") -> None:
+        self.task = task
+        self.rule = rule
+        self.mode: Mode = mode
+        self.max_rows = rule.max_rows
+        self.lock = lock
+        self.batches: deque[Batch] = deque()
+        self.counters = Counters()
+        self.rows = 0
+        self.passed = 1
+        self.abandoned = 0
+        self.stopped: str | None = None
+        self._refusal: type[Exception] = Stopped
+        self.server: Any = None
+        self._free_since = 0.0
+        self.begin(sync=True)
+
+    def begin(self, sync: bool, patience: float | None = None) -> None:
+        """A run begins.
+
+        Args:
+            sync: Training waits for its round; else a lesson whose rule names no `min_rows` waits for nobody.
+            patience: Seconds that predictions stay open for agents that are busy, where the rule says nothing. They count from the end of
+                the batch before: the agents that it woke would else miss this one, and two halves would take turns for ever.
+        """
+        rule, training = self.rule, self.kind == "learn"
+        # A training batch that is full of rows is closed to more of them, but not therefore due: it waits for its round.
+        limits = [rule.min_rows, None if training else rule.max_rows, 1 if rule.max_wait == 0 else None,
+                  1 if training and not sync and rule.min_rows is None else None]
+        self.enough: float = min((limit for limit in limits if limit is not None), default=INFINITE)
+        self._default = rule.max_wait is None and rule.min_rows is None and not training
+        self.patience = patience if self._default else rule.max_wait
+
+    def due(self, now: float | None, can_still_come: bool) -> float:
+        """When the oldest batch closes: the one rule, which every driver asks.
+
+        Args:
+            now: `perf_counter()` seconds. None: no clock closes a batch, so that two runs are the same.
+            can_still_come: Whether anybody is left whose request could join and is to be waited for.
+
+        Returns:
+            Seconds from now: 0, it is to be served; infinity: only another request, or the last who could have come, closes it.
+        """
+        if not self.batches:
+            return INFINITE
+        if not can_still_come or self.rows >= self.enough:
+            return 0.0
+        if self.patience is None or now is None:
+            return INFINITE
+        born = self.batches[0].born
+        return max((max(born, self._free_since) if self._default else born) + self.patience - now, 0.0)
+
+    def put(self, ticket: Ticket, values: Any) -> list[Ticket] | None:
+        """Adds a request; the caller holds `lock`, and wakes the tickets that were dropped for it."""
+        raise NotImplementedError
+
+    def _room_for(self, rows: int) -> Batch:
+        """The open batch, or a new one where `rows` more would pass `max_rows`."""
+        batch = self.batches[-1] if self.batches else None
+        if batch is None or (self.max_rows is not None and batch.rows + rows > self.max_rows):
+            batch = self._new_batch()
+            batch.born = perf_counter()
+            self.batches.append(batch)
+        return batch
+
+    def _new_batch(self) -> Batch:
+        return Batch()
+
+    def check_open(self, ticket: Ticket) -> None:
+        """Raises what `fail_all` was told, after it."""
+        if self.stopped is not None:
+            raise self._refusal(f"{ticket.agent}, task {self.task.name!r}: {self.stopped}")
+
+    def serve(self) -> list[Ticket]:
+        """Serves the oldest batch and returns its tickets, replied to but not yet woken; none where none waits.
+
+        Whatever the task raises becomes the tickets' error. An interruption that is no `Exception` (Ctrl-C) is raised here, and
+        the batch is put back.
+        """
+        batch = self.take()
+        return [] if batch is None else self.work(batch)
+
+    def take(self) -> Batch | None:
+        """The oldest batch, which no longer waits; None where none does."""
+        with self.lock:
+            if not self.batches:
+                return None
+            batch = self.batches.popleft()
+            self.rows -= batch.rows
+            return batch
+
+    def work(self, batch: Batch) -> list[Ticket]:
+        """`serve`, for a batch that was taken."""
+        begin = perf_counter()
+        tickets = batch.tickets
+        try:
+            self._run(batch)
+        except Exception as error:  # noqa: BLE001  a task may raise anything, and its agents must hear of it
+            self._fail(error, tickets)
+        except BaseException:
+            with self.lock:
+                self.batches.appendleft(batch)
+                self.rows += batch.rows
+            raise
+        counters = self.counters
+        counters.requests += len(tickets)
+        counters.rows += batch.rows
+        counters.batches += 1
+        counters.waits.append(begin - batch.born)
+        self._free_since = end = perf_counter()
+        counters.computes.append(end - begin)
+        counters.late += self.count_late(tickets)
+        self.recycle(batch)
+        return tickets
+
+    def count_late(self, tickets: Sequence[Ticket]) -> int:
+        """How many of these, which have been answered, nobody waits for any more."""
+        if not self.abandoned:
+            return 0
+        late = sum(ticket.abandoned for ticket in tickets)
+        self.abandoned -= late
+        return late
+
+    def _fail(self, error: Exception, tickets: list[Ticket]) -> None:
+        """Answers these requests with what the task raised, named and with its traceback."""
+        self.counters.errors += 1
+        names = [str(ticket.agent) for ticket in tickets[:4]] + (["…"] if len(tickets) > 4 else [])
+        text = "".join(traceback.format_exception(error)).rstrip()
+        message = (f"task {self.task.name!r}: {self.kind} failed for a batch of {len(tickets)} requests ({', '.join(names)}): "
+                   f"{type(error).__name__}: {error}\n{text}")
+        for ticket in tickets:
+            failed = TaskFailed(message)
+            failed.__cause__ = error
+            ticket.error = failed
+
+    def _run(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def recycle(self, batch: Batch) -> None:
+        """Keeps the memory of a batch that was answered for a later one."""
+
+    def fail_all(self, reason: str, kind: type[Exception] = Stopped) -> list[Ticket]:
+        """Answers every queued request with the error `kind`, and refuses new ones with it; returns the tickets to wake."""
+        with self.lock:
+            self.stopped, self._refusal = reason, kind
+            tickets = [ticket for batch in self.batches for ticket in batch.tickets]
+            self.batches.clear()
+            self.rows = self.abandoned = 0
+        for ticket in tickets:
+            ticket.error = kind(f"{ticket.agent}, task {self.task.name!r}: {reason}")
+        return tickets
+
+
+class PredictionQueue(RequestQueue):
+    """Rows of many agents, written straight into preallocated columns.
+
+    Attributes:
+        make_block: Makes the columns of a batch, from their specs and a number of rows.
+    """
+
+    kind = "predict"
+
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode, specs: list[Spec]) -> None:
+        super().__init__(task, rule, lock, mode)
+        self.specs = specs
+        self.explorer: Explorer | None = None
+        self.to_env: Any = None
+        space = getattr(task.algorithm.model, "act_space", None)
+        self.one_number = isinstance(space, gym.spaces.Box) and space.shape == ()
+        self._capacity = rule.max_rows or 64
+        self._free: list[RowBlock] = []
+        self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
+
+    def add_explorer(self, explorer: Explorer, agent: Any) -> None:
+        """The explorer of one more agent.
+
+        Raises:
+            ValueError: it is of another kind than those of the other agents.
+        """
+        if self.explorer is None:
+            self.explorer = explorer
+            if explorer.noise is not None:
+                self.specs = [*self.specs, explorer.noise.owned_by(f"task {self.task.name!r}")]
+        elif self.explorer.kind() != explorer.kind():
+            raise ValueError(
+                f"{agent}, task {self.task.name!r}: explorer {explorer.kind()} differs from {self.explorer.kind()} of the other "
+                "agents; one batch has one kind of explorer, so give all helpers of a task the same"
+            )
+
+    def _new_batch(self) -> Batch:
+        while self._free:
+            block = self._free.pop()
+            if block.capacity >= self._capacity:
+                return Batch(block)
+        return Batch(self.make_block(self.specs, self._capacity))
+
+    def put(self, ticket: Ticket, values: Any) -> None:
+        if self.stopped is not None:
+            self.check_open(ticket)
+        ticket.queue = self
+        rows = ticket.rows or 1
+        if self.batches and self.max_rows is None:
+            batch = self.batches[-1]
+        else:
+            batch = self._room_for(rows)
+        start = batch.rows
+        if start + rows > batch.block.capacity:
+            self._grow(batch, start + rows)
+        try:
+            if ticket.rows:
+                batch.block.write_rows(start, rows, values)
+            else:
+                batch.block.write(start, values)
+        except Exception as error:
+            if not start:
+                self.batches.pop()
+            raise type(error)(f"{ticket.agent}: {error}") from None
+        batch.rows = start + rows
+        batch.tickets.append(ticket)
+        ticket.start = start
+        self.rows += rows
+
+    def _grow(self, batch: Batch, rows: int) -> None:
+        capacity = max(2 * batch.block.capacity, rows)
+        batch.block = self._copy(batch, slice(0, batch.rows), self.make_block(self.specs, capacity))
+        self._capacity = max(self._capacity, capacity)
+
+    @staticmethod
+    def _copy(batch: Batch, rows: slice, block: RowBlock) -> RowBlock:
+        """Some rows of a batch, at the beginning of another block."""
+        for name, column in batch.block.arrays.items():
+            block.arrays[name][: rows.stop - rows.start] = column[rows]
+        return block
+
+    def _run(self, batch: Batch) -> None:
+        try:
+            self._ask(batch)
+        except Exception:
+            if not self.task.bisect or len(batch.tickets) == 1:
+                raise
+            try:
+                for half in self.halves(batch):
+                    try:
+                        self._run(half)
+                    except Exception as again:  # noqa: BLE001  as above
+                        self._fail(again, half.tickets)
+            except BaseException:  # Ctrl-C: the batch is put back as it was
+                _number(batch.tickets)
+                for ticket in batch.tickets:
+                    ticket.error = None
+                raise
+
+    def halves(self, batch: Batch) -> list[Batch]:
+        """The requests of a batch that failed, as two batches with copies of their rows: asked again, they tell whose rows are bad."""
+        middle = len(batch.tickets) // 2
+        row, out = batch.tickets[middle].start, []
+        for tickets, rows in ((batch.tickets[:middle], slice(0, row)), (batch.tickets[middle:], slice(row, batch.rows))):
+            half = Batch(self._copy(batch, rows, RowBlock(self.specs, rows.stop - rows.start)))
+            half.tickets, half.rows, half.born = tickets, rows.stop - rows.start, batch.born
+            _number(tickets)
+            out.append(half)
+        return out
+
+    def _ask(self, batch: Batch) -> None:
+        """One forward pass, and its answers to all requests of the batch."""
+        n = batch.rows
+        inputs = {name: column[:n] for name, column in batch.block.arrays.items()}
+        noise = inputs.pop("noise", None)
+        out, version = self.task.act(inputs, self.mode)
+        if self.explorer is not None:
+            for name, value in self.explorer.act(out, noise).items():
+                # The columns are reused for the next batch, so an explorer's action must not live in them.
+                out[name] = value.copy() if noise is not None and np.may_share_memory(value, noise) else value
+        self.answer(batch.tickets, out, version)
+
+    def answer(self, tickets: list[Ticket], out: Mapping[str, Array], version: int) -> None:
+        """Gives the members of one batch its outputs."""
+        acts = None
+        if "act" in out:
+            act = out["act"] if self.to_env is None else self.to_env(out["act"])
+            if act.ndim > 1:
+                acts = list(act)
+            else:  # Python numbers; of a Box of shape () arrays, as its environment expects
+                acts = [act[i, ...] for i in range(len(act))] if self.one_number else act.tolist()
+        for ticket in tickets:
+            ticket.out = out
+            ticket.acts = acts
+            ticket.version = version
+
+    def recycle(self, batch: Batch) -> None:
+        self._free.append(batch.block)
+
+
+def _number(tickets: Sequence[Ticket]) -> None:
+    """The first row of each request, where they stand one after the other."""
+    start = 0
+    for ticket in tickets:
+        ticket.start = start
+        start += ticket.rows or 1
+
+
+class TrainingQueue(RequestQueue):
+    """Learning batches of many agents, concatenated when they are served.
+
+    Attributes:
+        last_result: Metrics of the newest training return.
+    """
+
+    kind = "learn"
+    last_result: Mapping[str, Any] = {}
+
+    def put(self, ticket: Ticket, values: Mapping[str, Array]) -> list[Ticket] | None:
+        self.check_open(ticket)
+        ticket.queue = self
+        batch = self._room_for(ticket.rows)
+        if batch.parts and values.keys() != batch.parts[0].keys():
+            raise ValueError(
+                f"{ticket.agent}, task {self.task.name!r}: training fields {sorted(values)} differ from "
+                f"{sorted(batch.parts[0])} of the requests before; all helpers of a task must send the same fields"
+            )
+        try:
+            self._check(ticket, values, batch.parts[0] if batch.parts else None)
+        except Exception:
+            if not batch.parts:
+                self.batches.pop()
+            raise
+        batch.parts.append(values)
+        batch.tickets.append(ticket)
+        ticket.start = batch.rows
+        batch.rows += ticket.rows
+        self.rows += ticket.rows
+        rule = self.rule
+        return self._drop_oldest(ticket) if rule.when_full == "drop_oldest" and self.rows > (rule.max_queued or self.rows) else None
+
+    def is_full(self) -> bool:
+        """Whether the sender of one more request must wait for it."""
+        return self.rule.max_queued is not None and self.rule.when_full == "block" and self.rows >= self.rule.max_queued
+
+    def _drop_oldest(self, newest: Ticket) -> list[Ticket]:
+        assert self.rule.max_queued is not None
+        dropped = []
+        while self.rows > self.rule.max_queued and self.batches[0].tickets[0] is not newest:
+            batch = self.batches[0]
+            ticket = batch.tickets.pop(0)
+            batch.parts.pop(0)
+            for left in batch.tickets:
+                left.start -= ticket.rows
+            batch.rows -= ticket.rows
+            self.rows -= ticket.rows
+            self.counters.dropped += ticket.rows
+            ticket.error = Dropped(f"{ticket.agent}, task {self.task.name!r}: dropped {ticket.rows} rows to learn from; the queue holds "
+                                   f"{self.rule.max_queued} and newer ones came")
+            dropped.append(ticket)
+            self.abandoned -= ticket.abandoned
+            batch.born = perf_counter()
+            if not batch.tickets:
+                self.batches.popleft()
+        return dropped
+
+    def _check(self, ticket: Ticket, values: Mapping[str, Array], first: Mapping[str, Array] | None) -> None:
+        """Rows of one batch are joined, so the first request must fit the model's inputs, and the others the first."""
+        if first is None:
+            inputs = self.task.algorithm.model.inputs()
+            for name in values.keys() & inputs.keys():
+                shape, value = inputs[name].shape, values[name]
+                if value.ndim <= len(shape) or value.shape[value.ndim - len(shape) :] != shape:  # perhaps with an axis of time
+                    raise self._misfit(ticket, name, value, shape, inputs[name].dtype, "the model")
+            return
+        for name, value in values.items():
+            other = first[name]
+            if value.shape[1:] != other.shape[1:] or value.dtype != other.dtype:
+                raise self._misfit(ticket, name, value, other.shape[1:], other.dtype, "the request before")
+
+    def _misfit(self, ticket: Ticket, name: str, value: Array, shape: tuple[int, ...], dtype: Any, whose: str) -> SpecError:
+        return SpecError(f"{ticket.agent}, task {self.task.name!r}, training field {name!r}: expected rows of {shape} {dtype}, as in {whose}, "
+                         f"got {value.shape[1:]} {value.dtype}")
+
+    def _run(self, batch: Batch) -> None:
+        result = self.task.learn(self.joined(batch))
+        for name, value in result.items():
+            if isinstance(value, np.ndarray) and value.ndim and len(value) != batch.rows:
+                raise ValueError(f"learn returned {name!r} with {len(value)} rows; expected a scalar or one row for each of {batch.rows}")
+        self.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
+        for ticket in batch.tickets:
+            ticket.out = result
+            ticket.version = self.task.version
+
+    @staticmethod
+    def joined(batch: Batch) -> Mapping[str, Array]:
+        """The rows of all requests of a batch, in their order."""
+        parts = batch.parts
+        return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
