@@ -1,4 +1,4 @@
-"""What stands for a task and its algorithm where the networks are not: in a worker, and where the robot is if a Ray actor has them."""
+"""What stands for a task and its algorithm where the networks are not: in a worker; where the robot is, if a Ray actor has them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plain_of(algorithm: Any) -> dict[str, Any]:
 
 
 class AlgorithmCard:
-    """What helpers ask of an algorithm that is elsewhere: its window, explorer and plain attributes, the spaces and specs of its model.
+    """What helpers ask of an algorithm that is elsewhere: window, explorer, plain attributes, the spaces and specs of its model.
 
     Args:
         elsewhere: For the error of whoever asks for more: where it is, what is known here, and whom to ask.
@@ -27,7 +27,8 @@ class AlgorithmCard:
 
     def __init__(
         self, algorithm: Any,
-        elsewhere: str = "the task is in the robot's process; a worker knows the spaces, the window, the explorer and plain attributes of "
+        elsewhere: str = "the task is in the robot's process; a worker knows the spaces, the window, the explorer and plain "
+                         "attributes of "
                          "its algorithm. Ask the task (helper.predict, helper.ask), or use another driver",
     ) -> None:
         model = algorithm.model

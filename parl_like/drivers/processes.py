@@ -119,6 +119,10 @@ class Processes:
         if self.agent_restarts < 0:
             raise ValueError(f"{type(self).__name__}: agent_restarts is {self.agent_restarts}; expected at least 0")
 
+    def make_link(self) -> Link:
+        """How the robot's process and its workers reach each other."""
+        return LocalLink()
+
     def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:
         """Tasks stay with the robot."""
         return tasks
@@ -204,13 +208,15 @@ class Seat:
 class ProcessesDriver(CooperativeDriver):
     """Agents in worker processes. See `CooperativeDriver` for the arguments."""
 
+    defaults: type[Processes] = Processes
+
     def __init__(
         self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
         options: Processes | None = None,
     ) -> None:
         super().__init__(sync, failed, on_error)
-        self.options = Processes() if options is None else options
-        self.link = self._make_link()
+        self.options = options or self.defaults()
+        self.link: Link = self.options.make_link()
         self.workers: list[Seat] = []
         self.restarts = self.agent_restarts = 0  # of workers, and of agents in them
         self.crew: Any = None
@@ -261,9 +267,6 @@ class ProcessesDriver(CooperativeDriver):
 
         self._recipes = recipe
         return agents
-
-    def _make_link(self) -> Link:
-        return LocalLink()
 
     def _n_workers(self) -> int:
         """How many there would be if there were agents enough."""

@@ -1,7 +1,7 @@
-"""The ray driver: workers as Ray actors, on as many machines as the cluster has; the tasks stay here, or have actors of their own.
+"""The ray driver: workers as Ray actors, on as many machines as the cluster has; tasks stay here, or have actors of their own.
 
-Everything but the link is the processes driver's (`parl_like.drivers.processes`): the same messages, as arguments and results of actor calls,
-and the same supervisor. Placement and delivery are Ray's, and so are the news that an actor has died, with its node or alone.
+Everything but the link is the processes driver's (`parl_like.drivers.processes`): the same messages, as arguments and results of
+actor calls, and the same supervisor. Placement and delivery are Ray's, and so is the news that an actor or its node has died.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers.links import Link
-from parl_like.drivers.processes import Processes, ProcessesDriver, Seat, refuses_gone
-from parl_like.drivers.ray_tasks import CONNECTION, RayTask, packed, said_by_ray, the_ray, unpacked
-from parl_like.drivers.worker import Recipe, Worker
+from parl_like.drivers.processes import Processes, ProcessesDriver, refuses_gone
+from parl_like.drivers.ray_connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
+from parl_like.drivers.ray_tasks import RayTask
+from parl_like.drivers.worker import Worker
 from parl_like.errors import unknown
 from parl_like.process.child import shielded
-from parl_like.spec import Array, Spec
-from parl_like.wire import WireError
 
 
 @refuses_gone
@@ -33,9 +34,9 @@ class Ray(Processes):
 
     Attributes:
         address: Of a running cluster; None: as this process is connected already, or a local instance, which ends with the robot.
-        num_cpus: What each worker asks for in a cluster; Ray places it where there are as many, and it waits for them up to `start_limit`. In a
-            local instance that the robot starts nobody waits.
-        tasks: Name of a task → what an actor of its own asks for, such as `{"RL": {"num_gpus": 1}}`; tasks without an entry stay here.
+        num_cpus: What each worker asks for in a cluster; Ray places it where there are as many, and it waits for them up to
+            `start_limit`. In a local instance that the robot starts nobody waits.
+        tasks: Name of a task → what an actor of its own asks for, such as `{"RL": {"num_gpus": 1}}`; the others stay here.
 
     `workers`, the limits and `agent_restarts` are those of `Processes`; memory is Ray's affair, and `memory_limit` refused.
     """
@@ -52,6 +53,9 @@ class Ray(Processes):
         if self.num_cpus < 0:
             raise ValueError(f"Ray: num_cpus is {self.num_cpus}; expected at least 0")
 
+    def make_link(self) -> Link:
+        return RayLink(self.address, self.num_cpus)
+
     def place(self, tasks: Mapping[str, ComputationTask]) -> dict[str, ComputationTask]:
         """The tasks as a robot with these options has them: those with an entry in `self.tasks` go to actors of their own.
 
@@ -61,15 +65,14 @@ class Ray(Processes):
         for name in self.tasks:
             if name not in tasks:
                 raise KeyError(unknown("task", name, tasks))
-        return {name: RayTask(task, address=self.address, **self.tasks[name]) if name in self.tasks else task for name, task in tasks.items()}
+        return {name: RayTask(task, address=self.address, **self.tasks[name]) if name in self.tasks else task for name,
+                task in tasks.items()}
 
 
 class WorkerActor:
-    """A worker, whose every call is one message of the robot; the result is what the worker says to it, and whether it goes on."""
+    """A worker, whose every call is one message of the robot; the result is what it says to that, and whether it goes on."""
 
     def begin(self, payload: bytes) -> tuple[list[list[bytes]], bool]:
-        import torch
-
         torch.set_num_threads(1)
         self._said: list[list[bytes]] = []
         self._worker = Worker(unpacked(payload), lambda frames: self._said.append([bytes(frame) for frame in frames]))
@@ -85,86 +88,78 @@ class WorkerActor:
         return said, going
 
 
-class RayLink:
-    """Actor calls: each message to a worker is one, and its result holds what the worker says. See `parl_like.drivers.links.Link`."""
+class RayLink(Link):
+    """Actor calls: each message to a worker is one, and its result holds what the worker says."""
 
-    folder = ""
-
-    def __init__(self, options: Ray) -> None:
-        self._options = options
-        self._actors: dict[Seat, Any] = {}
-        self._calls: dict[Seat, deque[Future[Any]]] = {}  # whose results have not been taken, in their order
-        self._ended: dict[Seat, str] = {}
+    def __init__(self, address: str | None, num_cpus: float) -> None:
+        self._address, self._num_cpus = address, num_cpus
+        self._actors: dict[Any, Any] = {}
+        self._calls: dict[Any, deque[Future[Any]]] = {}  # whose results have not been taken, in their order
+        self._ended: dict[Any, str] = {}
 
     def open(self) -> None:
-        CONNECTION.open(self._options.address)
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        CONNECTION.open(self._address)
+        self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._errors = the_ray().exceptions.RayError
 
-    def begin(self, seat: Seat, recipe: Recipe) -> None:
+    def begin(self, worker: Any, recipe: Any) -> None:
         payload = packed("Robot: the environment, agent or helpers", recipe)
         with shielded():  # a worker that nobody knew of would never be ended
-            actor = the_ray().remote(WorkerActor).options(num_cpus=CONNECTION.cpus(self._options.num_cpus), max_restarts=0).remote()
-            self._actors[seat], self._calls[seat] = actor, deque()
-            self._note(seat, actor.begin.remote(payload))
+            actor = the_ray().remote(WorkerActor).options(num_cpus=CONNECTION.cpus(self._num_cpus), max_restarts=0).remote()
+            self._actors[worker], self._calls[worker] = actor, deque()
+            self._await(worker, actor.begin.remote(payload))
 
-    def send(self, seat: Seat, frames: list[Any]) -> None:
+    def send(self, worker: Any, frames: list[Any]) -> None:
         with shielded():
-            self._note(seat, self._actors[seat].tell.remote([bytes(frame) for frame in frames]))
+            self._await(worker, self._actors[worker].tell.remote([bytes(frame) for frame in frames]))
 
-    def _note(self, seat: Seat, reference: Any) -> None:
+    def _await(self, worker: Any, reference: Any) -> None:
         call = reference.future()
-        self._calls[seat].append(call)
-        call.add_done_callback(self._ring)
+        self._calls[worker].append(call)
+        call.add_done_callback(self._notify)
 
-    def _ring(self, call: Future[Any]) -> None:
+    def _notify(self, call: Future[Any]) -> None:
         """In a thread of Ray's."""
         with suppress(OSError):  # closed meanwhile
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._news, 1)
 
-    def receive(self) -> Sequence[tuple[Seat, list[Any]]]:
+    def receive(self) -> Sequence[tuple[Any, list[Any]]]:
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)  # before looking, so that what comes meanwhile rings again
+            os.eventfd_read(self._news)  # before looking, so that what comes meanwhile is told again
         out = []
-        for seat, calls in self._calls.items():
-            while calls and calls[0].done() and seat not in self._ended:
+        for worker, calls in self._calls.items():
+            while calls and calls[0].done() and worker not in self._ended:
                 try:
                     said, going = calls.popleft().result()
                 except self._errors as error:
-                    self._ended[seat] = f"was lost: {_reason(error)}"
+                    self._ended[worker] = f"was lost: {_reason(error)}"
                 else:
-                    out += [(seat, frames) for frames in said]
+                    out += [(worker, frames) for frames in said]
                     if not going:
-                        self._ended[seat] = "ended"
+                        self._ended[worker] = "ended"
         return out
 
     def descriptors(self) -> Sequence[int]:
-        return [self._bell]
+        return [self._news]
 
-    def ended(self) -> Sequence[tuple[Seat, str]]:
+    def ended(self) -> Sequence[tuple[Any, str]]:
         return list(self._ended.items())
 
-    def kill(self, seat: Seat) -> None:
+    def kill(self, worker: Any) -> None:
         with suppress(self._errors):
-            the_ray().kill(self._actors[seat])
+            the_ray().kill(self._actors[worker])
 
-    def wait(self, seat: Seat, seconds: float) -> bool:
-        return not wait(self._calls[seat], max(seconds, 0.0)).not_done
+    def wait(self, worker: Any, seconds: float) -> bool:
+        return not wait(self._calls[worker], max(seconds, 0.0)).not_done
 
-    def forget(self, seat: Seat) -> None:
-        self.kill(seat)
-        del self._actors[seat], self._calls[seat]
-        self._ended.pop(seat, None)
-
-    def memory(self, seat: Seat) -> int:
-        return 0
-
-    def rows(self, seat: Seat, specs: Sequence[Spec], block: tuple[int, int], n: int) -> dict[str, Array]:
-        raise WireError("rows in shared memory, from a worker that shares none")
+    def forget(self, worker: Any) -> None:
+        self.kill(worker)
+        del self._actors[worker], self._calls[worker]
+        self._ended.pop(worker, None)
 
     def close(self) -> None:
-        bell, self._bell = self._bell, -1  # first: a late ring must not go to whoever gets the number next
-        os.close(bell)
+        news, self._news = self._news, -1  # first: a late call must not write to whoever gets the number next
+        os.close(news)
         CONNECTION.close()
 
 
@@ -177,27 +172,19 @@ def _reason(error: BaseException) -> str:
         return "it was ended through Ray"
     if "its worker process has died" in text:
         code = re.search(r"exit code (\d+)", text)
-        return f"its process ended with exit code {code[1]}" if code else "its process was killed or has crashed; memory may have run out there"
+        return f"its process ended with exit code {code[1]}" if code else (
+            "its process was killed or has crashed; memory may have run out there")
     return text[:400]
 
 
 class RayDriver(ProcessesDriver):
     """Agents in Ray actors. See `CooperativeDriver` for the arguments."""
 
-    def __init__(
-        self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None], options: Ray | None = None,
-    ) -> None:
-        super().__init__(sync, failed, on_error, Ray() if options is None else options)
-        self._pid = os.getpid()
-
-    def _make_link(self) -> Link:
-        assert isinstance(self.options, Ray)
-        return RayLink(self.options)
+    defaults = Ray
 
     def close(self) -> None:
         """Ends the workers, and the actors of tasks."""
         super().close()
-        if self.crew is not None and self._pid == os.getpid():
-            for task in self.crew.tasks.values():
-                if isinstance(task, RayTask):
-                    task.close()
+        for task in self.crew.tasks.values() if self.crew is not None else ():
+            if isinstance(task, RayTask):
+                task.close()

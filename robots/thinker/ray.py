@@ -22,7 +22,8 @@ from gymnasium.vector import VectorEnv
 
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers.cards import AlgorithmCard
-from parl_like.drivers.ray_tasks import CONNECTION, LESSONS, RayTask, TaskActor, start, the_ray
+from parl_like.drivers.ray_connection import CONNECTION, the_ray
+from parl_like.drivers.ray_tasks import LESSONS, RayTask, TaskActor, start
 from parl_like.lab.config import ConfigError
 from parl_like.robots.thinker.agent import Places
 from parl_like.robots.thinker.config import ThinkerOptions
@@ -56,12 +57,18 @@ class ModelActor(TaskActor):
         algorithm: Any = self.task.algorithm
         return int(algorithm.claim_nodes(owner, n))
 
-    def serve(self, rank: int, steps: int, method: str, *arguments: Any) -> Any:
+    def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any,
+                                                                                                                         Any]:
         """A call of a maker that has made so many real steps: the learning rate follows those of all."""
         self.steps[rank] = steps
         algorithm: Any = self.task.algorithm
         algorithm.real_steps = self.real_steps
-        return getattr(self, method)(*arguments)
+        if method == "load_state_dict":
+            self.left = arguments[0].get("others", 0)
+        out, facts = self.call(method, arguments, options)
+        if method == "state_dict":  # for the checkpoint of rank 0, which has its own steps
+            out = {**out, "others": self.real_steps - self.steps.get(0, 0)}
+        return out, facts
 
     @property
     def real_steps(self) -> int:
@@ -69,15 +76,6 @@ class ModelActor(TaskActor):
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "real_steps": self.real_steps, "makers": len(self.steps)}
-
-    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """For the checkpoint of rank 0, which has its own steps."""
-        state, facts = super().state_dict()
-        return {**state, "others": self.real_steps - self.steps.get(0, 0)}, facts
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[None, dict[str, Any]]:
-        self.left = state.get("others", 0)
-        return super().load_state_dict(state)
 
 
 class SharedAlgorithm(AlgorithmCard):
@@ -108,10 +106,9 @@ class SharedTask(RayTask):
     def _face(self, card: AlgorithmCard) -> SharedAlgorithm:
         return SharedAlgorithm(super()._face(card), self)
 
-    def _send(self, method: str, *arguments: Any) -> Any:
-        call = self._actor.serve
-        return (call.options(concurrency_group=LESSONS) if method == "learn" else call).remote(self.rank, self.own_steps, method,
-                                                                                               *arguments)
+    def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
+        call = self._actor.serve.options(concurrency_group=LESSONS) if method == "learn" else self._actor.serve
+        return call.remote(self.rank, self.own_steps, method, arguments, options)
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         super()._note(facts)

@@ -28,7 +28,8 @@ from parl_like.computation_task import ComputationTask
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.drivers.processes import Processes
 from parl_like.drivers.ray_cluster import Ray
-from parl_like.drivers.ray_tasks import CONNECTION, RayTask
+from parl_like.drivers.ray_connection import CONNECTION
+from parl_like.drivers.ray_tasks import RayTask
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.explorer import Categorical
 from parl_like.model import Model
@@ -506,7 +507,7 @@ def test_without_ray_there_is_one_line_that_says_what_to_install(tmp_path):
         import sys
         sys.modules["ray"] = None
         from parl_like.drivers.ray_cluster import Ray
-        from parl_like.drivers.ray_tasks import the_ray
+        from parl_like.drivers.ray_connection import the_ray
         try:
             the_ray()
         except ImportError as error:
