@@ -220,16 +220,12 @@ cdef extern from *:
         )                                                                                                                         \
     }
 
-    LAMBDA_RETURN(float, lambda_return_float)
-    LAMBDA_RETURN(double, lambda_return_double)
-    N_STEP_TARGETS(float, n_step_targets_float)
-    N_STEP_TARGETS(double, n_step_targets_double)
-    GAE(float, gae_float)
-    GAE(double, gae_double)
-    VTRACE(float, vtrace_float)
-    VTRACE(double, vtrace_double)
-    RETRACE(float, retrace_float)
-    RETRACE(double, retrace_double)
+    #define BOTH(KERNEL, name) KERNEL(float, name##_float) KERNEL(double, name##_double)
+    BOTH(LAMBDA_RETURN, lambda_return)
+    BOTH(N_STEP_TARGETS, n_step_targets)
+    BOTH(GAE, gae)
+    BOTH(VTRACE, vtrace)
+    BOTH(RETRACE, retrace)
 
     #if defined(__GNUC__) && !defined(__clang__)
     #pragma GCC pop_options
@@ -326,77 +322,54 @@ cdef class Arrays:
         self.call.last = <const unsigned char*> view.buf
         return 0
 
-    cdef int result(self, array) except -1:
-        return self.floats(array, PyBUF_WRITABLE)
-
     cdef void run(self, Kernel of_float, Kernel of_double) noexcept:
         cdef Kernel kernel = of_float if self.kind == c"f" else of_double
         with nogil:
             kernel(&self.call)
 
 
+cdef Arrays held(tuple floats, last, tuple results):
+    """The arrays of one call."""
+    cdef Arrays arrays = Arrays.__new__(Arrays)
+    for array in floats:
+        arrays.floats(array)
+    arrays.flags(last)
+    for array in results:
+        arrays.floats(array, PyBUF_WRITABLE)
+    return arrays
+
+
 def lambda_return(rew, discount, value_next, last, double lam, out):
     """Writes TD(λ) targets [T, ...] into `out`. With λ = 1 value_next counts at cut rows only."""
-    cdef Arrays arrays = Arrays.__new__(Arrays)
-    arrays.floats(rew)
-    arrays.floats(discount)
-    arrays.floats(value_next)
-    arrays.flags(last)
-    arrays.result(out)
+    cdef Arrays arrays = held((rew, discount, value_next), last, (out,))
     arrays.call.lam = lam
     arrays.run(lambda_return_float, lambda_return_double)
 
 
 def n_step_targets(rew, discount, value_next, last, Py_ssize_t n, out):
     """Writes n-step targets [T, ...] into `out`, n ≥ 1."""
-    cdef Arrays arrays = Arrays.__new__(Arrays)
-    arrays.floats(rew)
-    arrays.floats(discount)
-    arrays.floats(value_next)
-    arrays.flags(last)
-    arrays.result(out)
+    cdef Arrays arrays = held((rew, discount, value_next), last, (out,))
     arrays.call.n = min(n, arrays.call.steps)
     arrays.run(n_step_targets_float, n_step_targets_double)
 
 
 def gae(rew, discount, value, value_next, last, double lam, out):
     """Writes advantages [T, ...] into `out`."""
-    cdef Arrays arrays = Arrays.__new__(Arrays)
-    arrays.floats(rew)
-    arrays.floats(discount)
-    arrays.floats(value)
-    arrays.floats(value_next)
-    arrays.flags(last)
-    arrays.result(out)
+    cdef Arrays arrays = held((rew, discount, value, value_next), last, (out,))
     arrays.call.lam = lam
     arrays.run(gae_float, gae_double)
 
 
 def vtrace(rew, discount, value, value_next, log_ratio, last, double lam, double rho_bar, double c_bar, out, advantage):
     """Writes V-trace targets [T, ...] into `out`, policy-gradient advantages into `advantage`."""
-    cdef Arrays arrays = Arrays.__new__(Arrays)
-    arrays.floats(rew)
-    arrays.floats(discount)
-    arrays.floats(value)
-    arrays.floats(value_next)
-    arrays.floats(log_ratio)
-    arrays.flags(last)
-    arrays.result(out)
-    arrays.result(advantage)
+    cdef Arrays arrays = held((rew, discount, value, value_next, log_ratio), last, (out, advantage))
     arrays.call.lam, arrays.call.rho_bar, arrays.call.c_bar = lam, rho_bar, c_bar
     arrays.run(vtrace_float, vtrace_double)
 
 
 def retrace(rew, discount, q, value_next, log_ratio, last, double lam, out):
     """Writes Retrace(λ) targets [T, ...] into `out`."""
-    cdef Arrays arrays = Arrays.__new__(Arrays)
-    arrays.floats(rew)
-    arrays.floats(discount)
-    arrays.floats(q)
-    arrays.floats(value_next)
-    arrays.floats(log_ratio)
-    arrays.flags(last)
-    arrays.result(out)
+    cdef Arrays arrays = held((rew, discount, q, value_next, log_ratio), last, (out,))
     arrays.call.lam = lam
     arrays.run(retrace_float, retrace_double)
 

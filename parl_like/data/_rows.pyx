@@ -301,7 +301,7 @@ cdef class Ring:
         return 0
 
     cdef int check_positions(self, const long long[::1] at) except -1:
-        """Refuses what lies outside of the memory. Whether a position holds a row is `first_empty`'s business."""
+        """Refuses what lies outside of the memory. Whether a position holds a row is not asked."""
         cdef Py_ssize_t i
         for i in range(at.shape[0]):
             if at[i] < 0 or at[i] >= self.n_lanes * self.lane_size:
@@ -388,16 +388,6 @@ cdef class Ring:
                 PyBuffer_Release(&views[f])
         return positions
 
-    def first_empty(self, positions):
-        """Place of the first of `positions` that holds no row, or -1."""
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef Py_ssize_t i, capacity = self.n_lanes * self.lane_size
-        cdef bint full = self.total == capacity
-        for i in range(at.shape[0]):
-            if at[i] < 0 or at[i] >= capacity or (not full and at[i] % self.lane_size >= self.counts[at[i] // self.lane_size]):
-                return i
-        return -1
-
     def serials(self, positions):
         """[N]: the numbers of rows in the history of their lane, from 0; negative where the position is no row's."""
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
@@ -465,28 +455,18 @@ cdef class Ring:
 
     def next(self, positions):
         """[N]: the row after each, within the episode; a row that ends one and the newest row of a lane are their own."""
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef Py_ssize_t i, n = at.shape[0]
-        self.check_positions(at)
-        out = np.empty(n, np.int64)
-        cdef long long[::1] to = out
-        for i in range(n):
-            to[i] = self.after(at[i])
-        return out
+        return self.walked(positions, 1, False)
 
     def prev(self, positions):
         """[N]: the row before each, within the episode; its first row and the oldest row of a lane are their own."""
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef Py_ssize_t i, n = at.shape[0]
-        self.check_positions(at)
-        out = np.empty(n, np.int64)
-        cdef long long[::1] to = out
-        for i in range(n):
-            to[i] = self.before(at[i])
-        return out
+        return self.walked(positions, 0, False)
 
     def episode_end(self, positions):
         """[N]: the newest row of the episode of each; in O(rows until there)."""
+        return self.walked(positions, 1, True)
+
+    cdef object walked(self, positions, bint ahead, bint to_end):
+        """The row after, or before, each; or the last one that can be reached so."""
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
         cdef Py_ssize_t i, here, there, n = at.shape[0]
         self.check_positions(at)
@@ -494,11 +474,12 @@ cdef class Ring:
         cdef long long[::1] to = out
         with nogil:
             for i in range(n):
-                here, there = -1, at[i]
-                while there != here:
+                here = at[i]
+                there = self.after(here) if ahead else self.before(here)
+                while to_end and there != here:
                     here = there
                     there = self.after(here)
-                to[i] = here
+                to[i] = there
         return out
 
     def around(self, positions, Py_ssize_t back, Py_ssize_t ahead):

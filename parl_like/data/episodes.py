@@ -14,7 +14,7 @@ from parl_like.batch import Batch
 from parl_like.data.files import Savable
 from parl_like.data.lanes import Positions
 from parl_like.data.replay_buffer import Random, ReplayBuffer
-from parl_like.data.row_specs import FLAGS, in_words
+from parl_like.data.row_specs import FLAGS, check_saved, in_words
 from parl_like.spec import Array, Spec
 
 __all__ = ["CachedReplayBuffer", "EpisodeBuffer"]
@@ -62,28 +62,19 @@ class _ByEpisode(Savable, ABC):
             SpecError: a value does not fit. ValueError: no such lane, `allocate` was not called, or the episode is too long. The
                 buffer is as before.
         """
-        if 0 <= lane < self.n_lanes and self._lengths[lane] == self._open.lane_size:
-            self._make_room(np.array([lane]))
-        at = self._open.push(lane, values)
-        self._lengths[lane] += 1
-        if not any(self._open.columns[name][at] for name in FLAGS):
-            return -1
-        return int(self._now(np.array(self._finish(lane)[3])))
+        last, _ = self._push(lane, values)
+        return int(self._now(np.array(last)))
 
     def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
-        """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as
-        `push`.
+        """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as `push`.
 
         Raises:
             SpecError, ValueError: as `push`; nothing is written.
         """
         into = self._open.check_lanes(lanes)
-        if _repeat(into):  # rows are written one by one then, so all are checked before the first
-            stage = self._staged(len(into))
-            stage.push_rows(np.arange(len(into)), values)
-            values = [stage.columns[spec.name] for spec in self.specs]
-            self._check_lengths(into, values, self.specs)
-        return self._now(self._write(into, values)[0])
+        stage = self._staged(len(into))
+        stage.push_rows(np.arange(len(into)), values)
+        return self._now(self._write(into, stage)[0])
 
     def add(
         self, batch: Batch | Mapping[str, Any], lanes: Sequence[int] | Positions | None = None
@@ -105,11 +96,10 @@ class _ByEpisode(Savable, ABC):
         self._open._use(self._kept.specs)  # perhaps it has learned some from somebody else
         stage = self._staged(k)
         stage.add(batch, None if lanes is None and self.n_lanes == 1 else np.arange(k))
-        values = [stage.columns[spec.name][:k] for spec in stage.specs]
-        self._check_lengths(into, values, stage.specs)
+        self._check_lengths(into, stage)
         for buffer in (self._kept, self._open):
             buffer._use(stage.specs, stage._empty_keys)
-        positions, returns, lengths, starts = self._write(into, values)
+        positions, returns, lengths, starts = self._write(into, stage)
         return self._now(positions), returns, lengths, self._now(starts)
 
     def truncate_open(self, lane: int) -> bool:
@@ -158,12 +148,10 @@ class _ByEpisode(Savable, ABC):
             stage._use(self.specs)
         return stage
 
-    def _check_lengths(self, lanes: Positions, values: Sequence[Array], specs: Sequence[Spec]) -> None:
-        if self._longest is None:
-            return
-        done = np.logical_or(*(values[i] for i, spec in enumerate(specs) if spec.name in FLAGS))
+    def _check_lengths(self, lanes: Positions, stage: ReplayBuffer) -> None:
+        """Refuses staged rows of which one would come into an episode that is as long as it may be."""
         lengths = self._lengths.copy()
-        for lane, ends in zip(lanes.tolist(), done.tolist(), strict=True):
+        for lane, ends in zip(lanes.tolist(), stage.done[: len(lanes)].tolist(), strict=True):
             if lengths[lane] == self._longest:
                 raise self._too_long(lane)
             lengths[lane] = 0 if ends else lengths[lane] + 1
@@ -171,15 +159,6 @@ class _ByEpisode(Savable, ABC):
     def _too_long(self, lane: int) -> ValueError:
         return ValueError(f"{self!r}: the open episode of lane {lane} has {self._longest} rows, as many as it may; "
                           f"build the buffer with a larger max_episode_length, or end the episode first: truncate_open({lane})")
-
-    def _make_room(self, lanes: Positions) -> None:
-        """For one more row in each of the lanes."""
-        opened, most = self._open, int(self._lengths[lanes].max(initial=0))
-        if most < opened.lane_size:
-            return
-        if most == self._longest:
-            raise self._too_long(int(lanes[self._lengths[lanes].argmax()]))
-        self._open = self._reopened(min(2 * opened.lane_size, self._longest or 2 * opened.lane_size), opened.specs)
 
     def _reopened(self, lane_size: int, specs: Sequence[Spec]) -> ReplayBuffer:
         """The open rows in lanes of another size, or with fewer fields."""
@@ -190,22 +169,31 @@ class _ByEpisode(Savable, ABC):
             opened.push_rows(np.full(self._lengths[lane], lane), [rows[spec.name] for spec in specs])
         return opened
 
-    def _write(self, lanes: Positions, values: Sequence[Any]) -> tuple[Positions, Array, Positions, Positions]:
-        """`add` for values that fit; of a lane that is named several times, row by row."""
-        if _repeat(lanes):
-            parts = [self._write(lanes[i : i + 1], [value[i : i + 1] for value in values]) for i in range(len(lanes))]
-            positions, returns, lengths, starts = (np.concatenate(column) for column in zip(*parts, strict=True))
-            return positions, returns, lengths, starts
-        self._make_room(lanes)
-        at = self._open.push_rows(lanes, values)
-        self._lengths[lanes] += 1
+    def _write(self, lanes: Positions, stage: ReplayBuffer) -> tuple[Positions, Array, Positions, Positions]:
+        """`add` of the rows on the stage, one by one. Positions are those of `_keep`."""
+        self._check_lengths(lanes, stage)
         shape = next((spec.shape for spec in self.specs if spec.name == "rew"), ())
         returns, lengths = np.zeros((len(lanes), *shape)), np.zeros(len(lanes), np.int64)
         starts, positions = np.full((2, len(lanes)), -1, np.int64)
-        ends = np.logical_or(*(self._open.columns[name][at] for name in FLAGS))
-        for i in np.flatnonzero(ends).tolist():
-            returns[i], lengths[i], starts[i], positions[i] = self._finish(int(lanes[i]))
+        columns = [stage.columns[spec.name] for spec in self.specs]
+        for i, lane in enumerate(lanes.tolist()):
+            positions[i], ended = self._push(lane, tuple([column[i] for column in columns]))
+            if ended is not None:
+                returns[i], lengths[i], starts[i] = ended
         return positions, returns, lengths, starts
+
+    def _push(self, lane: int, values: tuple[Any, ...]) -> tuple[int, tuple[Any, int, int] | None]:
+        """Writes one row; returns where the last row of the episode that it ends is kept, or −1, and return, length and first row."""
+        if 0 <= lane < self.n_lanes and self._lengths[lane] == self._open.lane_size:
+            if self._lengths[lane] == self._longest:
+                raise self._too_long(lane)
+            self._open = self._reopened(min(2 * self._open.lane_size, self._longest or 2 * self._open.lane_size), self._open.specs)
+        at = self._open.push(lane, values)
+        self._lengths[lane] += 1
+        if not self._open._done(at):
+            return -1, None
+        *ended, last = self._finish(lane)
+        return last, tuple(ended)
 
     def _finish(self, lane: int) -> tuple[Any, int, int, int]:
         """Moves the episode of a lane to the finished ones; returns its return, its length, and where its first and last row
@@ -220,9 +208,7 @@ class _ByEpisode(Savable, ABC):
 
     def _load_open(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> ReplayBuffer:
         """Checks a saved state against what this buffer was built with, and returns its open rows; nothing has changed yet."""
-        for key, value in own.items():
-            if state[key] != value:
-                raise ValueError(f"{self!r}: the saved {key} is {state[key]}, this buffer's {value}; build it with the saved one")
+        check_saved(self, state, own)
         opened = ReplayBuffer(state["open"]["size"], self.n_lanes)
         opened.load_state_dict(state["open"])
         if opened.specs[: len(self.specs)] != self.specs:
@@ -498,10 +484,6 @@ class EpisodeBuffer(_ByEpisode):
         """
         own = {"max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes}
         opened = self._load_open(state, own)
-        kind = type(self.rng.bit_generator).__name__
-        if state["rng"]["bit_generator"] != kind:
-            raise ValueError(f"{self!r}: saved with a {state['rng']['bit_generator']} generator, this one has {kind}; use that "
-                             "kind")
         kept = ReplayBuffer(state["rows"]["size"], rew_dtype=self._kept.rew_dtype)
         kept.load_state_dict(state["rows"])
         ends = np.cumsum([0, *state["lengths"]], dtype=np.int64)
@@ -599,7 +581,3 @@ class CachedReplayBuffer(_ByEpisode):
         opened = self._load_open(state, {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length})
         self.main.load_state_dict(state["main"])
         self._set_open(opened, state["open"]["count"])
-
-
-def _repeat(lanes: Positions) -> bool:
-    return len(lanes) > 1 and len(set(lanes.tolist())) < len(lanes)

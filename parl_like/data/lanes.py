@@ -99,9 +99,9 @@ class Lanes:
         if array.dtype.kind not in "iu":
             raise IndexError(f"{self!r}: index {index!r}; expected a slice, integers, or a bool mask")
         positions = array.astype(np.int64, copy=False)
-        wrong = self._ring.first_empty(positions.reshape(-1))
-        if wrong >= 0:
-            raise IndexError(f"{self!r}: position {array.reshape(-1)[wrong]} holds no row; positions with rows are "
+        known = self._ring.serials(positions.reshape(-1))
+        if known.min() < 0:
+            raise IndexError(f"{self!r}: position {array.reshape(-1)[known.argmin()]} holds no row; positions with rows are "
                              "buffer.sample_indices(0)")
         return positions
 
