@@ -1015,7 +1015,8 @@ def test_t19_row_access_copies_no_array_it_can_view():
 
 
 def test_importing_batch_does_not_import_torch():
-    code = "import sys, parl_like.batch as m; b = m.Batch(a=[1, 2], b='x'); b[0]; repr(b); len(b); b == b; b + 1 if 0 else 0; print('torch' in sys.modules)"
+    code = ("import sys, parl_like.batch as m; b = m.Batch(a=[1, 2], b='x'); b[0]; repr(b); len(b); b == b; b + 1 if 0 else 0\n"
+            "print('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -33,9 +33,11 @@ def test_importing_has_no_side_effects():
 import os, sys, threading, warnings, random
 import numpy
 warnings.simplefilter("error")
-state = dict(os.environ), threading.active_count(), list(warnings.filters), random.getstate(), numpy.random.get_state()[1].tolist()
+state = (dict(os.environ), threading.active_count(), list(warnings.filters), random.getstate(),
+         numpy.random.get_state()[1].tolist())
 import parl_like
-after = dict(os.environ), threading.active_count(), list(warnings.filters), random.getstate(), numpy.random.get_state()[1].tolist()
+after = (dict(os.environ), threading.active_count(), list(warnings.filters), random.getstate(),
+         numpy.random.get_state()[1].tolist())
 print(state == after, "torch" in sys.modules)
 """) == "True False"
 
@@ -43,12 +45,14 @@ print(state == after, "torch" in sys.modules)
 def test_the_whole_face_leaves_torch_as_it_was():
     assert run("""
 import torch
-state = torch.get_num_threads(), torch.initial_seed(), torch.random.get_rng_state().tolist(), torch.is_grad_enabled(), torch.get_default_dtype()
+state = (torch.get_num_threads(), torch.initial_seed(), torch.random.get_rng_state().tolist(), torch.is_grad_enabled(),
+         torch.get_default_dtype())
 import parl_like
 for name in parl_like.__all__:
     getattr(parl_like, name)
 import parl_like.algorithms, parl_like.models
-after = torch.get_num_threads(), torch.initial_seed(), torch.random.get_rng_state().tolist(), torch.is_grad_enabled(), torch.get_default_dtype()
+after = (torch.get_num_threads(), torch.initial_seed(), torch.random.get_rng_state().tolist(), torch.is_grad_enabled(),
+         torch.get_default_dtype())
 print(state == after)
 """) == "True"
 

@@ -129,8 +129,8 @@ def test_a_bad_value_costs_its_episode(flaw, mended, said, driver, caplog):
         assert [event[2] for event in log.events if event[1] == "POST_EPISODE"] == [True, False, False]
         assert np.isfinite(robot.metrics()["return/mean"])
         seeds = [entry[1] for entry in agent.env.unwrapped.log if isinstance(entry, tuple)]
-        assert seeds[0] is not None and seeds[1] not in (None,
-                                                         seeds[0]) and seeds[2] is None  # another beginning, not the same once more
+        assert seeds[0] is not None and seeds[2] is None
+        assert seeds[1] not in (None, seeds[0])  # another beginning, not the same once more
     text = caplog.records[0].message
     field = "rew" if "rew" in flaw else "obs"
     assert text.startswith("agent 0: its environment (seed ") and f"step 2 of the episode: field '{field}" in text
@@ -222,7 +222,8 @@ def test_one_cause_is_told_once_and_not_by_every_agent(caplog):
             for _ in range(2):
                 robot.evaluate(2)
     assert len([w for w in told if "the global generator of numpy" in str(w.message)]) == 1
-    assert sum("replaced" in record.getMessage() for record in caplog.records if "agent" in record.getMessage()[:6]) == 6  # 1, 2, 4 … 32
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("replaced" in text for text in texts if "agent" in text[:6]) == 6  # 1, 2, 4 … 32
 
 
 def test_counts_of_bad_values_are_saved():
@@ -407,7 +408,8 @@ def test_requests_of_several_rows_and_several_bad_ones():
         if agent.index % 2:
             obs[-1, 1] = BAD
         try:
-            agent.got = np.concatenate([t.out["echo"][t.start : t.start + t.rows] for t in agent.helpers["echo"].comm.predict_rows((obs,), len(obs))])
+            tickets = agent.helpers["echo"].comm.predict_rows((obs,), len(obs))
+            agent.got = np.concatenate([t.out["echo"][t.start : t.start + t.rows] for t in tickets])
         except TaskFailed:
             agent.got = None
         agent.asked = obs
@@ -572,8 +574,8 @@ def test_one_bad_minibatch_of_a_lesson_is_left_out_and_the_rest_counts():
 
         def learn(self, batch):
             out = super().learn(batch)
-            self.calls = getattr(self, "calls", 0) + 1
-            return {**out, "loss": out["loss"] * (math.nan if self.calls == 2 else 1)}
+            self.lessons = getattr(self, "lessons", 0) + 1
+            return {**out, "loss": out["loss"] * (math.nan if self.lessons == 2 else 1)}
 
     task = built(Second, max_skips=1)
     assert math.isfinite(task.learn(lessons(1)[0])["loss"])
@@ -704,7 +706,8 @@ def test_a_run_that_diverges_goes_back_once_and_on(monkeypatch, tmp_path):
     trace = json.loads((run.path / "result.json").read_text())["trace_hash"]
     assert runner.resume("run", {"total_steps": 300}) == 0
     _, straight, _ = lab_run(monkeypatch, tmp_path, run_dir="straight")
-    assert json.loads((straight.path / "result.json").read_text())["trace_hash"] != trace  # equal, if the same data had come again
+    # equal, if the same data had come again
+    assert json.loads((straight.path / "result.json").read_text())["trace_hash"] != trace
 
 
 def test_a_run_that_diverges_again_ends_with_its_own_exit_code(monkeypatch, tmp_path):

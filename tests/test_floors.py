@@ -32,7 +32,8 @@ def test_floors_leave_out_parsers_with_known_holes():
 
 
 def test_what_we_build_with_is_allowed():
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#"))
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     for one in requirements():
         if canonicalize_name(one.name) in pins:

@@ -257,7 +257,8 @@ def test_a_shared_trunk_is_changed_by_either_task():
     with Robot(Noisy, tasks=tasks, seed=1) as robot:
         policy, auxiliary = tasks["RL"].algorithm.model, tasks["aux"].algorithm.model
         assert policy.perception is auxiliary.trunk
-        logits, guess = (lambda: tasks["RL"].predict({"obs": OBS})["logits"]), (lambda: auxiliary.guess(torch.from_numpy(OBS)).detach().numpy())
+        logits = lambda: tasks["RL"].predict({"obs": OBS})["logits"]  # noqa: E731
+        guess = lambda: auxiliary.guess(torch.from_numpy(OBS)).detach().numpy()  # noqa: E731
         before = logits(), guess()
         tasks["aux"].learn(lesson())  # one optimiser step of the auxiliary task
         assert not np.array_equal(logits(), before[0]) and not np.array_equal(guess(), before[1])

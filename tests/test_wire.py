@@ -684,7 +684,8 @@ def same(a, b):
         return type(b) is dict and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, torch.Tensor):
         bits = torch.int16 if a.dtype is torch.bfloat16 else a.dtype
-        return type(b) is torch.Tensor and a.dtype == b.dtype and a.shape == b.shape and bool((a.view(bits) == b.view(bits)).all())
+        alike = type(b) is torch.Tensor and a.dtype == b.dtype and a.shape == b.shape
+        return alike and bool((a.view(bits) == b.view(bits)).all())
     if isinstance(a, np.ndarray):
         return type(b) is np.ndarray and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     return type(a) is type(b) and (a == b or a != a and b != b)

@@ -114,8 +114,8 @@ def test_ppo_loss_and_gradient_are_those_of_the_clipped_ratio(space):
     out, value = algorithm.model.evaluate(batch.obs)
     log_prob, entropy = log_pi(out, batch.act.numpy(), space)
     ratio = np.exp(log_prob - batch.log_prob.numpy())
-    assert {(bool(a > 0), bool(r > 1))
-            for a, r in zip(advantage, ratio, strict=True) if abs(r - 1) > 0.1} == {(a, r) for a in (True, False) for r in (True, False)}
+    sides = {(bool(a > 0), bool(r > 1)) for a, r in zip(advantage, ratio, strict=True) if abs(r - 1) > 0.1}
+    assert sides == {(a, r) for a in (True, False) for r in (True, False)}
     policy_loss = -np.minimum(ratio * advantage, np.clip(ratio, 0.9, 1.1) * advantage).mean()
     value_loss = ((batch.returns.numpy() - value.detach().numpy()) ** 2).mean()
     result = algorithm.learn(batch)

@@ -606,7 +606,8 @@ def test_cached_rows_reach_main_by_episode(events, way, main_lanes):
     done, _ = play(buffer, events, way)
     for lane in range(main_lanes):
         assert main.lane_rows(lane)["act"].tolist() == [i
-                                                        for k, numbers, _ in done for i in numbers if main_lanes == 1 or k == lane]
+                                                        for k, numbers, _ in done for i in numbers
+                                                        if main_lanes == 1 or k == lane]
     assert not len(main.unfinished_index())
 
 

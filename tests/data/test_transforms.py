@@ -662,7 +662,8 @@ def test_hindsight_wants_whole_rows_of_one_step():
 
 
 def test_data_does_not_need_torch():
-    code = "import sys, parl_like.data.transforms; print(sorted(m for m in sys.modules if m.split('.')[0] in ('parl_like', 'torch')))"
+    code = ("import sys, parl_like.data.transforms\n"
+            "print(sorted(m for m in sys.modules if m.split('.')[0] in ('parl_like', 'torch')))")
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'torch" not in found and "parl_like.data.transforms" in found and "parl_like.agent" not in found
 

@@ -32,7 +32,8 @@ PROGRAM = dedent("""
         driver, mode = sys.argv[1:]
         if driver == "processes":
             driver = Processes(workers=2, step_limit=1.5)  # less than the pause
-        with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), helper=replaying)}, n_agents=4, driver=driver, mode=mode) as robot:
+        task = ComputationTask(Elementwise(), helper=replaying)
+        with Robot(Drift, tasks={"RL": task}, n_agents=4, driver=driver, mode=mode) as robot:
             robot.run(StopWhen(told))
             print("restarts", getattr(robot._driver, "restarts", 0), flush=True)
 """)

@@ -141,8 +141,8 @@ def test_none_is_missing():
     for module in pkgutil.walk_packages(envs.__path__, "parl_like.envs."):
         if "__main__" not in module.name:
             ours |= {kind for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass)}
-    ours = {kind for kind in ours if issubclass(kind,
-                                                gym.Env) and kind.__module__.startswith("parl_like.envs") and kind.__name__[0] != "_"}
+    ours = {kind for kind in ours if issubclass(kind, gym.Env) and kind.__name__[0] != "_"
+            and kind.__module__.startswith("parl_like.envs")}
     assert ours == set(CASES)
 
 

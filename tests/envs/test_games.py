@@ -47,7 +47,8 @@ def look(state):
     """All that can be asked of a state."""
     views = [(state.key(p), state.tensor(p).tolist()) for p in range(state.game.n_players)]
     chance = state.chance() if state.player == CHANCE else None
-    return state.player, list(state.legal()), chance, state.mask().tolist(), state.returns(), views, list(state.history), str(state)
+    seen = state.player, list(state.legal()), chance, state.mask().tolist()
+    return *seen, state.returns(), views, list(state.history), str(state)
 
 
 def best_response(game, policy, player):

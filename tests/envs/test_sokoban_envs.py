@@ -266,7 +266,7 @@ def test_restored_games_go_on_exactly(copy, mode):
     np.testing.assert_array_equal(envs.observe(), seen)
     assert play(actions[120:]) == trace
     envs.restore_state(envs.clone_state([1]), [3])
-    assert all(values[1] == values[3] if values.ndim == 1 else (values[1] == values[3]).all() for values in envs.clone_state().values())
+    assert all(np.all(values[1] == values[3]) for values in envs.clone_state().values())
 
 
 def test_wrong_calls_of_the_vector_environment():

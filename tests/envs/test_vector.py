@@ -67,7 +67,8 @@ def walk(fault=None, on_seed=None, at=3, spaces="box", length=6):
 
         def step(self, action):
             self.kept.append(action)  # an environment may keep what it is given
-            push = float(action) if spaces == "box" else float(action["go"][0]) + float(action["go"][1].sum()) + float(action["side"].sum())
+            parts = [action] if spaces == "box" else [action["go"][0], action["go"][1].sum(), action["side"].sum()]
+            push = sum(map(float, parts))
             self.x += push + float(self.np_random.normal())
             self.t += 1
             bad = self.seeded == on_seed and self.episodes == 1 and self.t == at

@@ -118,7 +118,8 @@ def test_the_message_names_class_key_expected_and_got():
         "net: {hiden: [1]}": "Config has no key 'net.hiden'; did you mean 'net.hidden'?",
         "seed: -1": "Config: key 'seed' expects `int` >= 0, got -1 (int)",
         "net: {hidden: [8, x]}": "Config: key 'net.hidden[1]' expects `int`, got [8, 'x'] (list)",
-        "driver: thread": "Config: key 'driver' expects one of 'cooperative', 'threads', 'processes', 'ray' (did you mean 'threads'?), got 'thread' (str)",
+        "driver: thread": "Config: key 'driver' expects one of 'cooperative', 'threads', 'processes', 'ray' (did you mean "
+                          "'threads'?), got 'thread' (str)",
         "gamma: .nan": "Config: key 'gamma' expects a finite number, got nan",
         "seed: 1\nseed: 2": "YAML: line 2: key 'seed' is given twice; keep one",
         "warmup_steps: 3": "Config: warmup_steps (3) is below batch_size (64); raise warmup_steps",

@@ -67,7 +67,8 @@ def rows(run):
 def state(run, which="latest"):
     """The robot of a checkpoint."""
     robot = FakeRobot(MODULE.Config())
-    robot.load_state_dict(Checkpoints(run.checkpoints).load(which if which == "latest" else run.checkpoints / f"{which:09d}").tree)
+    where = which if which == "latest" else run.checkpoints / f"{which:09d}"
+    robot.load_state_dict(Checkpoints(run.checkpoints).load(where).tree)
     return robot
 
 

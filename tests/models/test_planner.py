@@ -239,7 +239,8 @@ def test_copies_and_new_values(make):
     model = make()
     for other in (model.clone(), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert other.weights_hash() == model.weights_hash()
-    with torch.random.fork_rng(devices=[]):  # `small` seeds itself; drawn anew from that seed, the values are those of construction
+    # `small` seeds itself; drawn anew from that seed, the values are those of construction
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         built = make()
         torch.manual_seed(0)

@@ -507,7 +507,7 @@ def test_two_hot_golden(name, weights):
     assert encoded.shape == (2, 601) and {tuple(at) for at in encoded.nonzero().tolist()} == weights.keys()
     for at, weight in weights.items():
         assert float(encoded[at]) == pytest.approx(weight,
-                                                   abs=3e-5)  # golden atoms are 3e-5 off: float32 and a difference of near numbers
+                                                   abs=3e-5)  # golden atoms are 3e-5 off: float32
     np.testing.assert_allclose(code.decode(encoded.log()), [0.7, -2.5], rtol=1e-5)
     assert float(code.atoms[-1]) == pytest.approx(300.0 if code.biased else 58705.586)
     assert float(code.atoms[0]) == -float(code.atoms[-1])

@@ -139,7 +139,8 @@ def test_a_row_of_the_world_model_is_one_real_step(options):
         layout = Layout(3, config_.rec_t, config_.max_depth, config_.layout)
         robot.checkpoint_boundary()
         for agent, events in zip(robot.agents, watched, strict=True):
-            assert [bool(e["info"]["imagined"].all()) for e in events[: 2 * config_.rec_t]] == ([True] * (config_.rec_t - 1) + [False]) * 2
+            imagined = [bool(e["info"]["imagined"].all()) for e in events[: 2 * config_.rec_t]]
+            assert imagined == ([True] * (config_.rec_t - 1) + [False]) * 2
             real = [e for e in events if not e["info"]["imagined"].any()]
             for i, lane in enumerate(agent.helpers["model"].lanes):
                 rows = robot.buffers["model"].lane_rows(lane)

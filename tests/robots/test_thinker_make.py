@@ -434,8 +434,9 @@ from parl_like.envs import thinker
 assert "torch" not in sys.modules and "make" in dir(thinker)
 import numpy as np, torch
 torch.set_num_threads(1)
-env = thinker.make("Sokoban-v0", env_n=2, gpu=False, model_downscale_c=64, rec_t=2, model_batch_size=4, model_warm_up_n=8, model_unroll_len=1,
-                   model_return_n=1, model_buffer_n=100, savedir=sys.argv[1], xpid="run", parallel=True, max_replay_ratio=1, min_replay_ratio=0)
+env = thinker.make("Sokoban-v0", env_n=2, gpu=False, model_downscale_c=64, rec_t=2, model_batch_size=4, model_warm_up_n=8,
+                   model_unroll_len=1, model_return_n=1, model_buffer_n=100, savedir=sys.argv[1], xpid="run", parallel=True,
+                   max_replay_ratio=1, min_replay_ratio=0)
 env.reset()
 for _ in range(60):
     env.step(np.ones(2, int), np.zeros(2, int))

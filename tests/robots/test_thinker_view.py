@@ -231,7 +231,8 @@ def test_text_video_and_pictures_tell_what_was_done(tmp_path, whims, taken, kind
             if not line.startswith("step")] == expected
     assert [line.split(" | ")[1] for line in lines if "rollout" in line] == [
         end or "end of stage"
-        for end, after in zip(ends, ends[1:], strict=False) if end in ("reset", "forced reset") or (end == "" and after == "real")]
+        for end, after in zip(ends, ends[1:], strict=False)
+        if end in ("reset", "forced reset") or (end == "" and after == "real")]
     assert (tmp_path / "episode" / "plan.txt").read_text() == told.getvalue()
     assert {"reset", "forced reset", "", "real"} == set(ends)
 
