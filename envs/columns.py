@@ -37,8 +37,7 @@ def _leaves(space: gym.Space[Any], path: str = "") -> Iterator[Leaf]:
     which = f"make_vector_env: the space {path or 'itself'} is {space}"
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         raise TypeError(f"{which}; expected Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, which have a "
-                        "fixed size; "
-                        "wrap the environment, or give a gymnasium SyncVectorEnv instead")
+                        "fixed size; wrap the environment, or give a gymnasium SyncVectorEnv instead")
     shape = tuple(space.shape or ())
     if 0 in shape:
         raise ValueError(f"{which}, which holds no number; leave it out, or give it a size")

@@ -35,37 +35,29 @@ class EnvFailed(RuntimeError):
     """An environment did what it must not do.
 
     Attributes:
+        what: It did, in words.
         index: Of the environment.
-        seed: It was last seeded with; None: never.
         fault: "raised" (an exception), "output" (a wrong shape, NaN, a flag that is no bool, ...), "hung" or "died" (with its
             process).
         trace: The environment's own traceback as text; '' where it left none.
-    """
-
-    def __init__(self, what: str, index: int, seed: int | None, fault: str, trace: str = "") -> None:
-        own = f"\n\nThe environment's own traceback:\n{trace.rstrip()}" if trace else ""
-        super().__init__(f"environment {index} (seed {seed}) {what}{own}")
-        self.what, self.index, self.seed, self.fault, self.trace = what, index, seed, fault, trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EnvFailed, (self.what, self.index, self.seed, self.fault, self.trace)
-
-
-class Fault(NamedTuple):
-    """An `EnvFailed` to be: what an environment did.
-
-    Attributes:
-        at: The environment.
         cause: What it raised, where that could be brought here.
+        seed: It was last seeded with; None: never.
         dropped: Its open episode ended with it.
+        lost: It is gone with its host, and so are all that shared this.
     """
 
-    at: int
-    what: str
-    fault: str
-    trace: str = ""
-    cause: BaseException | None = None
-    dropped: bool = False
+    seed: int | None = None
+    lost = False
+
+    def __init__(
+        self, what: str, index: int, fault: str, trace: str = "", cause: BaseException | None = None, dropped: bool = False,
+    ) -> None:
+        super().__init__(what, index, fault)  # how it is made from a pickle, which then sets the attributes
+        self.what, self.index, self.fault, self.trace, self.cause, self.dropped = what, index, fault, trace, cause, dropped
+
+    def __str__(self) -> str:
+        own = f"\n\nThe environment's own traceback:\n{self.trace.rstrip()}" if self.trace else ""
+        return f"environment {self.index} (seed {self.seed}) {self.what}{own}"
 
 
 class Reply(NamedTuple):
@@ -79,7 +71,7 @@ class Reply(NamedTuple):
 
     value: Any
     infos: list[tuple[int, dict[str, Any], dict[str, Any]]]
-    faults: list[Fault]
+    faults: list[EnvFailed]
 
 
 class AlreadyBatched(Exception):
@@ -148,7 +140,7 @@ class Group:
             if not made:
                 self.close_quietly()
 
-    def _make(self, k: int) -> Fault | None:
+    def _make(self, k: int) -> EnvFailed | None:
         try:
             self.envs[k] = env = self.env_fn()
         except faults() as error:
@@ -208,13 +200,13 @@ class Group:
 
     # ----------------------------------------------------------------------------------------------------------------- faults
 
-    def _fault(self, k: int, doing: str, error: BaseException, dropped: bool = False) -> Fault:
+    def _fault(self, k: int, doing: str, error: BaseException, dropped: bool = False) -> EnvFailed:
         self._still_wanted()
         if isinstance(error, BadOutput):
-            return Fault(self.lo + k, f"gave what it must not, {doing.removeprefix('raised ')}: {error}", "output",
-                         dropped=dropped)
+            what = f"gave what it must not, {doing.removeprefix('raised ')}: {error}"
+            return EnvFailed(what, self.lo + k, "output", dropped=dropped)
         trace = "".join(traceback.format_exception(error))
-        return Fault(self.lo + k, f"{doing}: {type(error).__name__}: {error}", "raised", trace, error, dropped)
+        return EnvFailed(f"{doing}: {type(error).__name__}: {error}", self.lo + k, "raised", trace, error, dropped)
 
     def _drop(self, k: int, doing: str, error: BaseException, reply: Reply) -> None:
         """Ends an episode by truncation where the environment failed. What it led to, the caller knows."""
@@ -349,7 +341,7 @@ class Group:
         return reply if reply.infos or reply.faults else None
 
     def _find_nan(self, reply: Reply) -> None:
-        failed = {fault.at for fault in reply.faults}
+        failed = {fault.index for fault in reply.faults}
         for k in range(self.n):
             row = [column[self.lo + k] for column in self.columns.obs]
             if not self.over[k] and self.lo + k not in failed and (nan := self.obs.nan(row)):

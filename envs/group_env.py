@@ -17,8 +17,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from parl_like.envs.columns import BadOutput, Columns, Layout
-from parl_like.envs.group import EnvFailed, Fault, Greeting, Reply
-from parl_like.envs.hosts import Host, Lost
+from parl_like.envs.group import EnvFailed, Greeting, Reply
+from parl_like.envs.hosts import Host
 from parl_like.owned import copied
 from parl_like.process.budget import RestartBudget
 from parl_like.process.shared_memory import nameless_file
@@ -40,7 +40,7 @@ class _Round:
         texts: What happened to the environments that were rebuilt.
         dropped: Those of them that had an episode open.
         begins: Whether their reset belongs to this operation, too.
-        broken: What is still to be rebuilt: (host, fault, whether the host is lost).
+        broken: What is still to be rebuilt, with its host.
     """
 
     def __init__(self, options: dict[str, Any], in_reset: dict[int, list[bool]] | None) -> None:
@@ -49,7 +49,7 @@ class _Round:
         self.texts: dict[int, str] = {}
         self.dropped: set[int] = set()
         self.begins: dict[int, bool] = {}
-        self.broken: list[tuple[Host, Fault, bool]] = []
+        self.broken: list[tuple[Host, EnvFailed]] = []
 
     def tell(self, i: int, text: str) -> None:
         self.texts[i] = f"{self.texts[i]}\n\nThen {text}" if i in self.texts else text
@@ -99,17 +99,15 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         self._budgets, self._restarts = [RestartBudget() for _ in range(n)], [0] * n
         self._host_budgets, self._generation = [RestartBudget() for _ in self.hosts], [0] * workers
         # Hosts that a call found lost, which cannot tell of dropped episodes: the next step or reset rebuilds them.
-        self._lost: dict[int, Fault] = {}
+        self._lost: dict[int, EnvFailed] = {}
         # What the caller has seen last: where an episode that is dropped ends.
         self._shown = [column.copy() for column in self._columns.obs] if restart else []
 
     def _first(self, host: Host) -> Any:
-        try:
-            reply = host.receive()
-        except Lost as lost:
-            raise EnvFailed(lost.what, host.lo, None, lost.fault, lost.trace) from None
+        """What a host answers before there is anything that could be rebuilt."""
+        reply = host.receive()
         if reply is not None and reply.faults:
-            raise self._failed(reply.faults[0]) from reply.faults[0].cause
+            raise reply.faults[0] from reply.faults[0].cause
         return reply
 
     def _bind(self, host: Host) -> None:
@@ -122,8 +120,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         for host, greeting in zip(self.hosts, greetings, strict=True):
             if greeting[:2] != first[:2]:
                 raise ValueError(f"make_vector_env: environment {host.lo} has the spaces {greeting[0]} and {greeting[1]}, "
-                                 "environment 0 "
-                                 f"{first[0]} and {first[1]}; expected equal ones")
+                                 f"environment 0 {first[0]} and {first[1]}; expected equal ones")
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
         self._obs, self._act = Layout(first.observation_space), Layout(first.action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -173,9 +170,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _checked_seeds(self, seed: Any) -> list[int | None]:
         n = self.num_envs
-        given = [int(seed) + i for i in range(n)] if isinstance(seed,
-                                                                (int,
-                                                                 np.integer)) else list(seed) if np.iterable(seed) else [seed]
+        one = isinstance(seed, (int, np.integer))
+        given = [int(seed) + i for i in range(n)] if one else np.atleast_1d(np.array(seed, object)).tolist()
         if np.iterable(seed) and len(given) != n:
             raise ValueError(f"{self}: {len(given)} seeds; expected {n}, one for each environment, or a single number")
         seeds: list[int | None] = []
@@ -224,45 +220,46 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             raise
         return told
 
-    def _take(self, host: Host, told: _Round, lost: Fault | None = None) -> Reply | None:
+    def _take(self, host: Host, told: _Round, lost: EnvFailed | None = None) -> Reply | None:
         """What a host answers, whose faults are noted; None where it is lost, or has nothing to tell."""
         try:
-            reply: Reply | None = None if lost else host.receive()
-        except Lost as error:
-            at = min(max(int(self._columns.at[host.number]), host.lo), host.hi - 1)
-            lost = Fault(at, error.what, error.fault, error.trace)
-        if lost:
-            told.broken.append((host, lost, True))
+            if lost is not None:
+                raise lost
+            reply: Reply | None = host.receive()
+        except EnvFailed as failed:
+            if not failed.lost:
+                raise
+            self._note(host, failed, told)
             return None
         if reply is not None:
             told.infos += reply.infos
             for fault in reply.faults:
                 if fault.dropped:
-                    told.dropped.add(fault.at)
-                told.begins.setdefault(fault.at, not fault.dropped or self.autoreset_mode is AutoresetMode.SAME_STEP)
-                told.broken.append((host, fault, False))
+                    told.dropped.add(fault.index)
+                told.begins.setdefault(fault.index, not fault.dropped or self.autoreset_mode is AutoresetMode.SAME_STEP)
+                self._note(host, fault, told)
         return reply
 
-    def _failed(self, fault: Fault) -> EnvFailed:
-        return EnvFailed(fault.what, fault.at, self._seeds[fault.at], fault.fault, fault.trace)
+    def _note(self, host: Host, failed: EnvFailed, told: _Round) -> None:
+        failed.seed = self._seeds[failed.index]
+        told.broken.append((host, failed))
 
     def _rebuild(self, told: _Round) -> None:
         """Builds everything anew that is broken, with fresh seeds."""
         broken, told.broken = told.broken, []
         jobs: dict[int, list[tuple[int, int, float, bool]]] = {}
-        for host, fault, is_lost in broken:
-            failed = self._failed(fault)
-            if not self.restart or (is_lost and told.in_reset is not None and not all(told.in_reset[host.number])):
-                raise failed from fault.cause
-            budget = self._host_budgets[host.number] if is_lost else self._budgets[fault.at]
+        for host, failed in broken:
+            i = failed.index
+            if not self.restart or (failed.lost and told.in_reset is not None and not all(told.in_reset[host.number])):
+                raise failed from failed.cause
+            budget = self._host_budgets[host.number] if failed.lost else self._budgets[i]
             delay = budget.spend()
             if delay is None:
-                what = f"was rebuilt {budget.limit} times within {budget.period:.0f} s and failed again: it {failed.what}"
-                raise EnvFailed(what, failed.index, failed.seed, failed.fault, failed.trace) from fault.cause or failed
-            if is_lost:
+                failed.what = f"was rebuilt {budget.limit} times within {budget.period:.0f} s and failed again: it {failed.what}"
+                raise failed from failed.cause
+            if failed.lost:
                 self._revive(host, failed, delay, told)
                 continue
-            i = fault.at
             self._restarts[i] += 1
             told.tell(i, str(failed))
             self._seeds[i] = seed = _fresh_seed(self._seeds[i], i, self._generation[host.number], self._restarts[i])
@@ -298,7 +295,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         host.send("build", self._env_fn, fresh)
         built = self._take(host, told)
         if built is None or built.faults:  # an environment that cannot be made is as bad as a host that is lost
-            told.broken[-1] = (host, told.broken[-1][1], True)
+            told.broken[-1][1].lost = True
             return
         self._bind(host)
         n = len(told.broken)
@@ -332,8 +329,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             raise gym.error.ResetNeeded(f"{self}: step() before reset()")
         if self.autoreset_mode is AutoresetMode.DISABLED and self._over.any():
             raise gym.error.ResetNeeded(f"{self}: step() after the end of episodes {np.flatnonzero(self._over).tolist()}; with "
-                                        "autoreset disabled, "
-                                        "call reset(options={'reset_mask': terminated | truncated}) first")
+                                        "autoreset disabled, call reset(options={'reset_mask': terminated | truncated}) first")
         self._write(actions)
         told = self._all("step", {host.number: () for host in self.hosts}, _Round({}, None))
         columns, dropped = self._columns, told.dropped
@@ -360,8 +356,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             array = np.asarray(part)
             if array.shape != column.shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
                 raise ValueError(f"{self}: actions{f' {leaf.path}' if leaf.path else ''} are {array.shape} {array.dtype}; "
-                                 f"expected {column.shape} "
-                                 f"{leaf.dtype}, one row for each environment")
+                                 f"expected {column.shape} {leaf.dtype}, one row for each environment")
             column[...] = array
 
     def _observations(self) -> Any:
@@ -400,7 +395,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         self._check_open()
         told = _Round({}, None)
         answers: list[Any] = []
-        errors: list[BaseException] = []
+        errors: list[Exception] = []
         try:
             for host in self.hosts:
                 if host.number not in self._lost:
@@ -412,19 +407,16 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                     answers += [] if reply is None or reply.value is None else reply.value
                 except Exception as error:  # noqa: BLE001 - the other answers must be taken, too, or they would be those of the next call
                     errors.append(error)
-            for host, fault, is_lost in told.broken:
-                if is_lost and not self.restart:
-                    raise self._failed(fault) from fault.cause
-                if is_lost:
-                    self._lost[host.number] = fault
+            for host, failed in told.broken:
+                if failed.lost:
+                    self._lost[host.number] = failed
+                    if not self.restart:
+                        raise failed
         except BaseException:
             self._abort()
             raise
-        if told.broken:
-            fault = told.broken[0][1]
-            raise self._failed(fault) from fault.cause
-        if errors:
-            raise errors[0]
+        for first in [failed for _, failed in told.broken] + errors:
+            raise first from first.__cause__ or getattr(first, "cause", None)
         return answers
 
     @property
@@ -492,5 +484,4 @@ def _pickled(env_fn: Callable[[], Any]) -> bytes:
         return bytes(cloudpickle.dumps(env_fn))
     except Exception as error:
         raise ValueError(f"make_vector_env: the factory {env_fn!r} cannot be sent to a worker process ({type(error).__name__}: "
-                         f"{error}); build what it "
-                         "needs inside of it, or use kind='thread'") from error
+                         f"{error}); build what it needs inside of it, or use kind='thread'") from error

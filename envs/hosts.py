@@ -35,15 +35,6 @@ FORK_SERVER = ForkServer("parl_like.envs.hosts:serve")
 """Makes the worker processes of all vector environments of this process."""
 
 
-class Lost(Exception):
-    """A host and its environments are gone: `fault` is "hung" or "died", `what` says more, `trace` is what the environment
-    left."""
-
-    def __init__(self, fault: str, what: str, trace: str = "") -> None:
-        super().__init__(what)
-        self.fault, self.what, self.trace = fault, what, trace
-
-
 class Host:
     """Where a group of environments lives: layer 5 of six. `send` starts an operation of `Group`, `receive` waits for what it
     returns.
@@ -86,7 +77,7 @@ class Host:
         """What the operation returned, or raised.
 
         Raises:
-            Lost: The host is gone, or to be given up.
+            EnvFailed: The host is `lost`, or to be given up.
         """
         raise NotImplementedError
 
@@ -114,13 +105,19 @@ class Host:
         since, limit = self._running()
         return None if limit is None else since + limit - time.monotonic()
 
-    def _hung(self, trace: str) -> Lost:
+    def _lost(self, fault: str, what: str, trace: str = "") -> EnvFailed:
+        at = self.lo if self.columns is None else min(max(int(self.columns.at[self.number]), self.lo), self.hi - 1)
+        failed = EnvFailed(what, at, fault, trace)
+        failed.lost = True
+        return failed
+
+    def _hung(self, trace: str) -> EnvFailed:
         _, limit = self._running()
         if self.columns is None or self.columns.busy[self.number] < 0:
             which = f"environments {self.lo} to {self.hi - 1} of its worker" if self.columns is None else "it"
-            return Lost("hung", f"hung: making {which} took more than {limit} s; if that is no fault, raise start_timeout, or "
-                                "give None", trace)
-        return Lost("hung", f"hung: its call took more than {limit} s", trace)
+            what = f"hung: making {which} took more than {limit} s; if that is no fault, raise start_timeout, or give None"
+            return self._lost("hung", what, trace)
+        return self._lost("hung", f"hung: its call took more than {limit} s", trace)
 
 
 def _serve(group: Group, receive: Callable[[], Any], answer: Callable[[Any, BaseException | None], None]) -> None:
@@ -233,10 +230,11 @@ class ThreadHost(Host):
 # ------------------------------------------------------------------------------------------------------------------ processes
 
 
+_SIZE = struct.Struct("<I")
+
+
 class Channel:
     """One end of a socket that carries messages of any length, mostly of none."""
-
-    _SIZE = struct.Struct("<I")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -244,7 +242,7 @@ class Channel:
     def send(self, payload: bytes = b"") -> None:
         if payload:
             self.sock.settimeout(None)  # what the last wait has left may be too short for a long message
-        self.sock.sendall(self._SIZE.pack(len(payload)) + payload)
+        self.sock.sendall(_SIZE.pack(len(payload)) + payload)
 
     def receive(self, wait: Callable[[], float | None] | None = None) -> bytes:
         """The next message.
@@ -255,8 +253,8 @@ class Channel:
         Raises:
             EOFError: The other end is gone.
         """
-        size = self._SIZE.unpack(self._read(self._SIZE.size, wait))[0]
-        return self._read(size, wait) if size else b""
+        size = _SIZE.unpack(self._read(_SIZE.size, wait))[0]
+        return self._read(size, wait)
 
     def _read(self, size: int, wait: Callable[[], float | None] | None) -> bytes:
         parts: list[bytes] = []
@@ -273,7 +271,7 @@ class Channel:
                 raise EOFError
             parts.append(part)
             size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def has_message(self) -> bool:
         """Whether something can be read without waiting."""
@@ -317,39 +315,36 @@ def serve(payload: bytes, sock: int, memory: int, trace: int) -> None:
 def _dumped(out: Any, error: BaseException | None) -> bytes:
     """An answer in bytes, with text for what cannot travel."""
     if isinstance(out, Reply):
-        out = out._replace(faults=[fault._replace(cause=_sendable(fault.cause)) for fault in out.faults])
+        for fault in out.faults:
+            fault.cause = _sendable(fault.cause)
     try:
-        return bytes(cloudpickle.dumps((out, error if error is None else _sendable(error) or _in_words(error))))
-    except Exception as unsendable:  # noqa: BLE001 - whatever an info may hold that cannot travel
-        if isinstance(out, Reply) and out.value is None:
-            infos = [(i, _portable(info), _portable(final)) for i, info, final in out.infos]
-            return bytes(cloudpickle.dumps((out._replace(infos=infos), None)))
+        return bytes(cloudpickle.dumps((out, _sendable(error))))
+    except Exception as unsendable:  # noqa: BLE001 - whatever an info, or what a call returns, may hold
+        if isinstance(out, Reply) and out.infos:
+            return _dumped(out._replace(infos=[_in_words(entry) for entry in out.infos]), None)
         return _dumped(None, unsendable)
 
 
 def _sendable(error: BaseException | None) -> BaseException | None:
-    """`error` where it can be pickled, and back; else None."""
+    """`error` where it can be pickled, and back, which not all can; else its text."""
     try:
         pickle.loads(cloudpickle.dumps(error))
         return error
     except Exception:  # noqa: BLE001 - a pickle method may raise what it likes
-        return None
+        return RuntimeError("".join(traceback.format_exception(error)))
 
 
-def _in_words(error: BaseException) -> RuntimeError:
-    return RuntimeError(f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
+def _in_words(entry: tuple[int, dict[str, Any], dict[str, Any]]) -> tuple[Any, ...]:
+    """An entry of `Reply.infos` with the text of those values that cannot be pickled."""
 
-
-def _portable(info: dict[str, Any]) -> dict[str, Any]:
-    """`info` with the text of those values that cannot be pickled."""
-    out = {}
-    for name, value in info.items():
+    def portable(value: Any) -> Any:
         try:
             cloudpickle.dumps(value)
-            out[name] = value
+            return value
         except Exception:  # noqa: BLE001 - a pickle method may raise what it likes
-            out[name] = repr(value)
-    return out
+            return repr(value)
+
+    return entry[0], *({portable(name): portable(value) for name, value in info.items()} for info in entry[1:])
 
 
 class ProcessHost(Host):
@@ -394,9 +389,8 @@ class ProcessHost(Host):
             out, error = pickle.loads(message)
         except Exception as unreadable:
             what = (f"or another one of its worker, up to {self.hi - 1}, gave what cannot be read in this process "
-                    f"({type(unreadable).__name__}: "
-                    f"{unreadable}); put plain values into infos")
-            raise EnvFailed(what, self.lo, None, "output", traceback.format_exc()) from unreadable
+                    f"({type(unreadable).__name__}: {unreadable}); put plain values into infos")
+            raise EnvFailed(what, self.lo, "output", traceback.format_exc()) from unreadable
         if error is not None:
             raise error
         return out
@@ -415,14 +409,14 @@ class ProcessHost(Host):
             raise self._died()
         return 1.0 if left is None else min(left, 1.0)
 
-    def _died(self) -> Lost:
+    def _died(self) -> EnvFailed:
         assert self.process is not None
         if not self.process.wait(CLOSE_TIMEOUT) or self.process.code is None:
-            return Lost("died", f"was lost: its worker process {self.process.pid} closed the connection")
+            return self._lost("died", f"was lost: its worker process {self.process.pid} closed the connection")
         code = self.process.code
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         how += " while it was made" if self.columns is None else ""
-        return Lost("died", f"was lost: its worker process {self.process.pid} {how}", self._last_words())
+        return self._lost("died", f"was lost: its worker process {self.process.pid} {how}", self._last_words())
 
     def _last_words(self) -> str:
         return os.pread(self.trace, 1 << 16, 0).decode(errors="replace")
@@ -455,13 +449,11 @@ class ProcessHost(Host):
     def close(self) -> None:
         if self.process is None:
             return
-        error: Exception | None = None
-        try:
+        error: BaseException | None = None
+        with suppress(EOFError):  # it is ended below
             message = self.channel.receive(self._until_closed)
             _, error = pickle.loads(message) if message else (None, None)
-            self.process.wait(max(0.0, self._closing_ends - time.monotonic()))
-        except EOFError:
-            pass  # it is ended below
+            self.process.wait(self._until_closed())
         self.kill()
         if error is not None:
             raise error

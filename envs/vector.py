@@ -58,8 +58,7 @@ def make_vector_env(
         EnvFailed: An environment could not be made.
     """
     options: dict[str, Any] = {"seed": seed, "autoreset": autoreset, "step_timeout": step_timeout, "restart": restart or None,
-                               "workers": workers,
-                               "copy": None if copy else False, "pin": pin or None}
+                               "workers": workers, "copy": None if copy else False, "pin": pin or None}
     given = [name for name, value in options.items() if value is not None]
     if isinstance(env_fn, VectorEnv):
         return _passed(env_fn, n, given)
@@ -81,8 +80,7 @@ def make_vector_env(
     host = HOSTS[kind] if isinstance(kind, str) else kind
     if step_timeout is not None and (not step_timeout > 0 or not host.limits_time):
         raise ValueError(f"make_vector_env: step_timeout is {step_timeout} for kind {kind!r}; expected more than 0 s, and kind "
-                         "'process' or "
-                         "'thread': what runs in the calling thread cannot be left")
+                         "'process' or 'thread': what runs in the calling thread cannot be left")
     if start_timeout is not None and not start_timeout > 0:
         raise ValueError(f"make_vector_env: start_timeout is {start_timeout}; expected more than 0 s, or None for no limit")
     if pin and not (host.pickles and hasattr(os, "sched_setaffinity")):

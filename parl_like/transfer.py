@@ -62,7 +62,5 @@ def _pack(arrays: Mapping[str, Array], pin: bool) -> torch.Tensor:
 
 def _unpack(block: torch.Tensor, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
     begins, _ = offsets(array.nbytes for array in arrays.values())
-    return {
-        name: block[begin : begin + array.nbytes].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).reshape(array.shape)
-        for (name, array), begin in zip(arrays.items(), begins, strict=True)
-    }
+    return {name: block[begin : begin + array.nbytes].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).reshape(array.shape)
+            for (name, array), begin in zip(arrays.items(), begins, strict=True)}

@@ -95,8 +95,7 @@ def end_group(pid: int) -> None:
 
 
 def run_forked(parent: int, closing: Sequence[int], output: Sequence[int], path: list[str], environment: dict[str, str],
-               directory: str,
-               work: Callable[[], None]) -> None:
+               directory: str, work: Callable[[], None]) -> None:
     """What a fork does from its first moment to its last; never returns.
 
     Args:
@@ -109,7 +108,6 @@ def run_forked(parent: int, closing: Sequence[int], output: Sequence[int], path:
     code = 1
     try:
         os.setpgid(0, 0)
-        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Ctrl-C is for the process at the top. Not SIG_IGN: what an environment starts would inherit that.
         signal.signal(signal.SIGINT, lambda *_: None)

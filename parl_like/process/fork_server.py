@@ -5,9 +5,9 @@ runs none of the user's code and has one thread, so a fork of it is clean. It en
 that it was told of, when its parent ends, whatever that dies of: then the socket between them closes, or, where another process
 has inherited that, the parent's pidfd tells.
 
-To the server goes `_HEAD`, then as many bytes as it says: the path of a folder, before that is made; or, with the child's file
-descriptors, a JSON text and the child's payload. From it comes `_REPORT`: the process id of a child that was made and 0, with its
-pidfd; or, when it has ended, minus its id and its exit code.
+To the server goes `_HEAD` with the child's file descriptors, then a JSON text and the child's payload; or a text alone, which
+names a folder that is about to be made. From it comes `_REPORT`: the process id of a child that was made and 0, with its pidfd;
+or, when it has ended, minus its id and its exit code.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from parl_like.process.child import Child, end_group, readable, run_forked, shielded
 
-_HEAD = struct.Struct("<qqq")
-"""Bytes of a folder's path, of the JSON text, of the payload."""
+_HEAD = struct.Struct("<qq")
+"""Bytes of the JSON text and of the payload."""
 _REPORT = struct.Struct("<qq")
 _MAX_FDS = 16
 
@@ -57,9 +58,6 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-# --------------------------------------------------------------------------------------------------------- in the server's
-# process
-
 
 def serve(control_fd: int, parent: int, target: str) -> None:
     """The life of a fork server; never returns.
@@ -71,16 +69,12 @@ def serve(control_fd: int, parent: int, target: str) -> None:
             descriptors.
     """
     control = socket.socket(fileno=control_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    # A signal to end is obeyed after the messages that are there: one of them may name a folder that nobody else would remove.
-    told_to_end, tell = os.pipe2(os.O_NONBLOCK)
-    signal.set_wakeup_fd(tell)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's to answer, with whom this ends
+        signal.signal(number, signal.SIG_IGN)
     try:
         parent_fd = os.pidfd_open(parent)
-    except ProcessLookupError:  # it has ended already
-        parent_fd = told_to_end
-        os.write(tell, b"!")
+    except ProcessLookupError:  # it has ended already: always readable, as a pidfd would be
+        parent_fd = os.open(os.devnull, os.O_RDONLY)
     module, _, function = target.partition(":")
     work = getattr(importlib.import_module(module), function)  # what takes long
     children: dict[int, int] = {}  # pidfd → process id
@@ -100,7 +94,7 @@ def serve(control_fd: int, parent: int, target: str) -> None:
             end()
 
     while True:
-        ready = readable([control_fd, told_to_end, parent_fd, *children], IDLE)
+        ready = readable([control_fd, parent_fd, *children], IDLE)
         if not ready and not children and not any(map(os.path.exists, folders)):
             end()
         for pidfd in ready:
@@ -110,30 +104,27 @@ def serve(control_fd: int, parent: int, target: str) -> None:
                 end_group(pid)  # before it is waited for, so that its number is nobody else's
                 report(-pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         if control_fd not in ready:
-            if told_to_end in ready or parent_fd in ready:
+            if parent_fd in ready:
                 end()
             continue
         try:
             head, fds, *_ = socket.recv_fds(control, _HEAD.size, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-            folder, given, payload = (_read(control, size) for size in _HEAD.unpack(head))
+            text, payload = (_read(control, size) for size in _HEAD.unpack(head))
         except (OSError, EOFError, struct.error):  # the other end was closed, in the middle of a message or before
             end()
-        if folder:
-            folders.add(os.fsdecode(folder))
+        order = json.loads(text)
+        if "folder" in order:
+            folders.add(order["folder"])
             continue
         me, pid = os.getpid(), os.fork()
         if not pid:
-            closing = [control_fd, told_to_end, tell, *children, *({parent_fd} - {told_to_end})]
-            run_forked(me, closing, fds[:2], **json.loads(given), work=partial(work, payload, *fds[2:]))
+            run_forked(me, [control_fd, parent_fd, *children], fds[:2], **order, work=partial(work, payload, *fds[2:]))
         pidfd = os.pidfd_open(pid)
         children[pidfd] = pid
         for fd in fds:
             os.close(fd)
         report(pid, 0, fds=[pidfd])
 
-
-# ---------------------------------------------------------------------------------------------------------- in the parent's
-# process
 
 _BOOT = "import sys; from parl_like.process.fork_server import serve; serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 
@@ -186,8 +177,12 @@ class ForkServer:
         self._folders.discard(path)
 
     def _tell(self, folder: str) -> None:
-        path = os.fsencode(folder)
-        self._control.sendall(_HEAD.pack(len(path), 0, 0) + path)
+        self._send({"folder": folder})
+
+    def _send(self, order: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()) -> None:
+        text = json.dumps(order).encode()
+        socket.send_fds(self._control, [_HEAD.pack(len(text), len(payload))], fds)
+        self._control.sendall(text + payload)
 
     def start(self, payload: bytes, fds: Sequence[int] = ()) -> Child:
         """Makes a child. It has this process's `sys.path`, environment, working directory and output as they are now.
@@ -203,16 +198,12 @@ class ForkServer:
             directory = os.getcwd()
         except OSError:  # it was deleted
             directory = "/"
-        path = [p for p in sys.path if isinstance(p, str)]
-        given = json.dumps({"path": path, "environment": dict(os.environ), "directory": directory}).encode()
+        order = {"path": [p for p in sys.path if isinstance(p, str)], "environment": dict(os.environ), "directory": directory}
         with shielded(), self.lock:  # Ctrl-C between question and answer would leave the answer to the next who asks
             for _ in range(2):  # once more, should the server have been killed
                 self._ensure()
                 try:
-                    with open(os.devnull, "wb") as nothing:
-                        output = [fd if _is_open(fd) else nothing.fileno() for fd in (1, 2)]
-                        socket.send_fds(self._control, [_HEAD.pack(0, len(given), len(payload))], [*output, *fds])
-                    self._control.sendall(given + payload)
+                    self._send(order, payload, [1, 2, *fds])
                     end = monotonic() + START_LIMIT
                     while monotonic() < end:
                         if child := self._next(end - monotonic()):
@@ -228,8 +219,7 @@ class ForkServer:
             return
         if sys.platform != "linux":
             raise OSError(f"worker processes need Linux (pidfd, death signals); this is {sys.platform}. Use "
-                          "driver='cooperative' or 'threads', "
-                          "and vector environments of kind 'sync' or 'thread'")
+                          "driver='cooperative' or 'threads', and vector environments of kind 'sync' or 'thread'")
         self._end()
         if self._owner != os.getpid():  # a forked copy, which has no folders
             self._folders.clear()
@@ -295,11 +285,3 @@ class ForkServer:
         """Ends the server and every child; the next `start` makes another."""
         with self.lock:
             self._end()
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
