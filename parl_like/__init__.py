@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from parl_like.envs.make import make_env as make_env
     from parl_like.lab.experiment import Experiment as Experiment
     from parl_like.lab.experiment import register as register
+    from parl_like.lab.runner import load_run as load_run
     from parl_like.model import Model as Model
     from parl_like.robot import Robot as Robot
     from parl_like.schedules import EpisodicHelper as EpisodicHelper
@@ -53,7 +54,7 @@ _HOMES = {
     "batch": ["Batch"], "communicator": ["Communicator"], "computation_task": ["BatchRule", "ComputationTask"],
     "computation_wrapper": ["ComputationWrapper"], "data.experience": ["Experience"],
     "data.prioritized": ["PrioritizedReplayBuffer"], "data.replay_buffer": ["ReplayBuffer", "VectorReplayBuffer"],
-    "data.timestep": ["TimeStep"], "envs.make": ["make_env"], "lab.experiment": ["Experiment", "register"],
+    "data.timestep": ["TimeStep"], "envs.make": ["make_env"], "lab.experiment": ["Experiment", "register"], "lab.runner": ["load_run"],
     "layers": ["layers"], "model": ["Model"], "robot": ["Robot"],
     "schedules": ["EpisodicHelper", "OfflineHelper", "OffPolicyHelper", "OnPolicyHelper"],
     "spec": ["Spec"], "stages": ["Hook", "Stage", "StopCondition"],
