@@ -21,7 +21,7 @@ from parl_like.errors import Diverged
 from parl_like.lesson import ROW, Returns, to_numpy
 from parl_like.optimization import Optimization, claim, own_parameters
 from parl_like.spec import Array, Spec, leaves, nest
-from parl_like.task_state import differing, load_task_state, task_state
+from parl_like.task_state import load_task_state, load_what_fits, task_state
 from parl_like.train_mode import Updating, has_modes, set_mode
 from parl_like.transfer import fetch, send
 
@@ -55,58 +55,46 @@ class ComputationTask:
         name: The robot's name for it.
         version: Optimiser steps that changed its parameters, its own and those of tasks that share some.
         acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that learn.
+        learns: Lessons given. rows_learned: Their rows.
         skipped: Optimiser steps that were left out so far. skips: Lessons in a row, up to now, in which all were.
+        output_shapes: Of one row of each output of `predict`.
+        sharers: The tasks that share parameters with this one.
     """
 
+    _algorithm: Algorithm | None
+
     def __init__(
-        self,
-        algorithm: Algorithm | Callable[[], Algorithm],
-        helper: Callable[[], Any] | None = None,
-        *,
-        device: str | torch.device = "cpu",
-        predict_rule: BatchRule | None = None,
-        training_rule: BatchRule | None = None,
-        on_error: Literal["stop", "fail_batch"] = "stop",
-        max_skips: int = 10,
-        bisect: bool = False,
-        train: bool = True,
-        serve: Literal["central", "replica"] = "central",
-        sync_every: int = 1,
+        self, algorithm: Algorithm | Callable[[], Algorithm], helper: Callable[[], Any] | None = None, *, device: str | torch.device = "cpu",
+        predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None, on_error: Literal["stop", "fail_batch"] = "stop",
+        max_skips: int = 10, bisect: bool = False, train: bool = True, serve: Literal["central", "replica"] = "central", sync_every: int = 1,
     ) -> None:
         for option, value, known in (("serve", serve, ("central", "replica")), ("on_error", on_error, ("stop", "fail_batch"))):
             if value not in known:
                 raise ValueError(f"ComputationTask: {option} is {value!r}; expected {known[0]!r} or {known[1]!r}")
-        for option, number, least in (("sync_every", sync_every, "1 optimiser step"),
-                                      ("max_skips", max_skips, "0 (0: the first loss that is no number raises)")):
-            if number < int(least[0]):
-                raise ValueError(f"ComputationTask: {option} is {number}; expected at least {least}")
+        if sync_every < 1:
+            raise ValueError(f"ComputationTask: sync_every is {sync_every}; expected at least 1 optimiser step")
+        if max_skips < 0:
+            raise ValueError(f"ComputationTask: max_skips is {max_skips}; expected at least 0 (0: the first loss that is no number raises)")
         if serve == "replica" and isinstance(algorithm, Algorithm):
             raise TypeError("ComputationTask: serve='replica' needs a function that builds the algorithm, such as create_algorithm_func(...): "
                             f"every worker builds its own; got {type(algorithm).__name__}")
         if helper is not None and not callable(helper):
-            raise TypeError(f"ComputationTask: helper is {helper!r}; expected a function that makes one: helper=lambda: {type(helper).__name__}(...)")
-        self.name = "task"
-        self.helper = helper
+            raise TypeError(f"ComputationTask: helper is {helper!r}; expected a function that makes one: "
+                            f"helper=lambda: {type(helper).__name__}(...)")
         try:
             self.device = torch.device(device)
         except RuntimeError as error:
             raise ValueError(f"ComputationTask: device is {device!r}; expected 'cpu', 'cuda' or 'cuda:<number>'") from error
         if self.device.type == "meta":
             raise ValueError("ComputationTask: device is 'meta', which holds no numbers; expected 'cpu', 'cuda' or 'cuda:<number>'")
-        self.predict_rule, self.training_rule = predict_rule, training_rule
-        self.on_error = on_error
-        self.max_skips, self.bisect = max_skips, bisect
-        self.train = train
-        self.serve, self.sync_every = serve, sync_every
-        self.acting: ActingCopies | None = None  # what predictions use while learning runs beside them
+        self.name, self.helper, self.train = "task", helper, train
+        self.predict_rule, self.training_rule, self.on_error = predict_rule, training_rule, on_error
+        self.max_skips, self.bisect, self.serve, self.sync_every = max_skips, bisect, serve, sync_every
+        self.acting: ActingCopies | None = None
         self.lock: Any = threading.RLock()
-        self.version = 0
-        self.learns = 0
-        self.rows_learned = 0
-        self.skipped = self.skips = 0
-        self.output_shapes: dict[str, tuple[int, ...]] = {}  # of one row of each output of predict
-        self._source = algorithm
-        self._algorithm: Algorithm | None = None
+        self.version = self.learns = self.rows_learned = self.skipped = self.skips = 0
+        self.output_shapes: dict[str, tuple[int, ...]] = {}
+        self._source, self._algorithm = algorithm, None
         self._optimization: Optimization | None = None
         self.sharers: weakref.WeakSet[ComputationTask] = weakref.WeakSet()
         if isinstance(algorithm, Algorithm):
@@ -142,16 +130,16 @@ class ComputationTask:
     def _adopt(self, algorithm: Algorithm) -> None:
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"task {self.name!r}: device is {str(self.device)!r}, but torch sees no CUDA device; use device='cpu'")
-        self._algorithm = algorithm
+        self._algorithm, networks = algorithm, algorithm.networks()
         try:
             self._try_out(algorithm)
         except ContractError as error:
             raise ContractError(f"task {self.name!r}: {error}") from error.__cause__
-        for network in algorithm.networks().values():
+        for network in networks.values():
             network.to(self.device)
         for parameter in own_parameters(algorithm).values():
             parameter.data = parameter.data.to(self.device)
-        self.has_modes = has_modes(algorithm.networks())
+        self.has_modes = has_modes(networks)
         algorithm.watch(lambda: f"task {self.name!r}")
         self.claim()
 
@@ -184,6 +172,7 @@ class ComputationTask:
     # ---------------------------------------------------------------------------------------------------------- prediction
 
     def _flat(self, out: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs by dotted names."""
         flat: dict[str, Any] = {}
         for name, value in out.items():
             if type(value) is torch.Tensor:
@@ -193,6 +182,7 @@ class ComputationTask:
         return flat
 
     def check_output(self, out: Mapping[str, Array], rows: int) -> None:
+        """Raises SpecError for an output of `predict` that has not one row for each of the batch."""
         for name, value in out.items():
             if not value.ndim or len(value) != rows:
                 spec = Spec(name, value.shape[1:], value.dtype, owner=f"task {self.name!r}, output of predict")
@@ -224,22 +214,19 @@ class ComputationTask:
             return self._forward(copy.algorithm, inputs, mode), copy.version
 
     def _forward(self, algorithm: Algorithm, inputs: Mapping[str, Array], mode: Mode) -> dict[str, Array]:
-        cpu = self.device.type == "cpu"
-        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()} if cpu else send(inputs, self.device)
+        on_cpu = self.device.type == "cpu"
+        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()} if on_cpu else send(inputs, self.device)
         with torch.inference_mode():
             before, algorithm.mode = algorithm.mode, mode
             try:
                 if self.has_modes and algorithm is self._algorithm:  # acting copies never learn
-                    self.switch(False)
+                    set_mode(algorithm.networks().values(), False)
                 out = self._flat(algorithm.predict(Batch.nest(tensors)))
             finally:
                 algorithm.mode = before
             # What was not made in here is a view of a parameter (a Gaussian's log_std) or of the inputs (an identity), and both
             # change under the reply: the next optimiser step, the next batch. Copied while the lock holds them still.
-            if cpu:
-                arrays = {n: v.numpy() if type(v) is torch.Tensor and v.is_inference() else _copied(v) for n, v in out.items()}
-            else:
-                arrays = fetch({n: torch.as_tensor(v, device=self.device) for n, v in out.items()})
+            arrays = fetch(out)
         self.check_output(arrays, len(next(iter(inputs.values()))))
         return arrays
 
@@ -256,11 +243,6 @@ class ComputationTask:
         return {name: network.state_dict() for name, network in self.algorithm.networks().items()}
 
     # ------------------------------------------------------------------------------------------------------------ learning
-
-    def switch(self, training: bool) -> None:
-        """All networks into training mode, or out of it."""
-        for network in self.algorithm.networks().values():
-            set_mode(network, training)
 
     def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.
@@ -298,7 +280,7 @@ class ComputationTask:
                 before = [buffer.clone() for buffer in optimization.buffers]
                 out = algorithm.learn(minibatch)
                 try:
-                    loss = optimization.step(self._loss(out))
+                    loss = optimization.step(out)
                     self._new_version()
                 except Diverged as error:
                     self._skip(error, optimization.buffers, before)
@@ -317,13 +299,6 @@ class ComputationTask:
         self.learns += 1
         self.rows_learned += n
         return returns.result()
-
-    def _loss(self, out: Mapping[str, Any]) -> torch.Tensor:
-        loss = out.get("loss")
-        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
-            what = f"keys {sorted(out)}" if loss is None else "a loss without a gradient"
-            raise ValueError(f"task {self.name!r}: learn returned {what}; expected 'loss', a scalar tensor with a gradient (not detached)")
-        return loss
 
     def _skip(self, fault: Diverged, buffers: list[torch.Tensor], before: list[torch.Tensor]) -> None:
         """Leaves one step out; raises `fault` where the task does not put up with that."""
@@ -382,21 +357,8 @@ class ComputationTask:
         Returns:
             What was left out, 'network tensor' each.
         """
-        left_out = []
         with self.lock:
-            for name, network in self.algorithm.networks().items():
-                saved = state["networks"].get(name, {})
-                unlike = differing(network, saved)
-                left_out += [f"{name} {key}" for key in unlike]
-                network.load_state_dict({key: value for key, value in saved.items() if key not in unlike}, strict=False)
+            left_out = [f"{name} {key}" for name, network in self.algorithm.networks().items()
+                        for key in load_what_fits(network, state["networks"].get(name, {}))]
             self._new_version()
         return left_out
-
-
-def _copied(value: Any) -> Array:
-    """An array that shares memory with no tensor outside of inference mode; the caller is in it."""
-    if not isinstance(value, torch.Tensor):
-        return np.array(value)
-    value = value.detach().cpu()
-    array: Array = (value if value.is_inference() else value.clone()).numpy()
-    return array

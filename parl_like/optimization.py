@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -61,13 +61,17 @@ class Optimization:
             warnings.warn(f"{self.owner()}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them from parameters() of "
                           f"{type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not to learn", RuntimeWarning, stacklevel=2)
 
-    def step(self, loss: torch.Tensor) -> float:
-        """Backward pass and one optimiser step. Returns the loss.
+    def step(self, out: Mapping[str, Any]) -> float:
+        """Backward pass and one optimiser step for the `loss` of what `learn` returned. Returns its value.
 
         Raises:
             Diverged: the loss or the norm of the gradient is not a finite number. The parameters are untouched.
-            ValueError: the loss depends on none of them.
+            ValueError: there is no loss with a gradient, or it depends on no parameter of the task.
         """
+        loss = out.get("loss")
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            what = f"keys {sorted(out)}" if loss is None else "a loss without a gradient"
+            raise ValueError(f"{self.owner()}: learn returned {what}; expected 'loss', a scalar tensor with a gradient (not detached)")
         value = float(loss.detach())
         self._check_finite("loss", value)
         algorithm, optimizers = self.algorithm, self.optimizers

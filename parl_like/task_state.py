@@ -140,6 +140,13 @@ def _load_network(owner: str, network: torch.nn.Module, saved: Any) -> None:
     network.load_state_dict(dict(saved))
 
 
+def load_what_fits(network: torch.nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """Takes over the tensors that have the same name and shape; returns the names of the others."""
+    left_out = list(differing(network, saved))
+    network.load_state_dict({key: value for key, value in saved.items() if key not in left_out}, strict=False)
+    return left_out
+
+
 def differing(network: torch.nn.Module, saved: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
     """Tensor name → (saved shape, own shape) where they differ; None: not there."""
     own = network.state_dict()

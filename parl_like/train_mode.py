@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -21,12 +22,12 @@ def _has_modes(kind: type[torch.nn.Module]) -> bool:
     return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ()) for name, value in methods)
 
 
-def set_mode(network: torch.nn.Module, training: bool) -> None:
-    """`network.train(training)`, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through here.
+def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
+    """`train(training)` of each, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through here.
 
     All modules are walked each time: who keeps a list, or remembers the mode, misses a layer replaced or a mode set by others since.
     """
-    waiting: list[torch.nn.Module | None] = [network]
+    waiting: list[torch.nn.Module | None] = [*networks]
     for module in waiting:  # grows meanwhile
         if module is None:
             continue
@@ -59,7 +60,7 @@ class Updating:
         self.before, task.algorithm.mode = task.algorithm.mode, "update"
         try:
             if task.has_modes:
-                task.switch(True)
+                set_mode(task.algorithm.networks().values(), True)
                 if task.device.type == "cpu":
                     # Dropout knows only torch's global generator: it is lent the task's state, and gets its own back.
                     self.lent = torch.get_rng_state()
@@ -73,7 +74,7 @@ class Updating:
         task.algorithm.mode = self.before
         try:
             if task.has_modes:
-                task.switch(False)
+                set_mode(task.algorithm.networks().values(), False)
                 if self.lent is not None:
                     task.algorithm.torch_rng.set_state(torch.get_rng_state())
                     torch.set_rng_state(self.lent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +24,24 @@ def send(arrays: Mapping[str, Array], device: torch.device) -> dict[str, torch.T
     return _unpack(_pack(whole, pin=device.type == "cuda").to(device, non_blocking=True), whole)
 
 
-def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-    """Tensors of any shapes and dtypes as arrays that share memory with none of them; from another device than the CPU in one
-    copy."""
-    values = {name: tensor.detach() for name, tensor in tensors.items()}
-    if all(value.device.type == "cpu" for value in values.values()):
-        return {name: value.clone().numpy() for name, value in values.items()}
-    return _split(_join(values).cpu(), values)
+def fetch(values: Mapping[str, Any]) -> dict[str, Array]:
+    """Tensors (and arrays) of any shapes and dtypes as arrays of their own; from another device than the CPU in one copy.
+
+    They share memory with nothing that outlives the call: not with a parameter, nor with an array that a request lay in. Only tensors
+    that were made under `inference_mode` are not copied again.
+    """
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    if any(value.device.type != "cpu" for value in tensors.values()):
+        moved = {name: value.detach() for name, value in tensors.items() if value.device.type != "cpu"}
+        values = {**values, **_split(_join(moved).cpu(), moved)}
+    return {name: _own(value) if isinstance(value, torch.Tensor) or name not in tensors else value for name, value in values.items()}
+
+
+def _own(value: Any) -> Array:
+    if not isinstance(value, torch.Tensor):
+        return np.array(value)
+    array: Array = value.numpy() if value.is_inference() else value.detach().clone().numpy()
+    return array
 
 
 def _order(values: Mapping[str, torch.Tensor]) -> list[str]:

@@ -445,10 +445,10 @@ def test_setting_the_mode_is_what_train_does():
     own = torch.nn.Dropout()
     own.train = lambda mode=True: heard.append(mode)
     network = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Dropout(), Frozen()), own)
-    set_mode(network, True)
+    set_mode([network], True)
     assert [m.training for m in network.modules()] == [True, True, True, False, True] and heard == [True, True]
     network.append(torch.nn.BatchNorm1d(2))
-    set_mode(network, False)
+    set_mode([network], False)
     assert not network[2].training and not network[0][0].training and network[1].training and heard == [True, True, False, False]
 
 
