@@ -18,9 +18,9 @@ computation task does, and they are a function of the seed. A `Model` builds its
 from __future__ import annotations
 
 import copy as copying
+import itertools
 import math
-import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, Self, cast
@@ -102,14 +102,15 @@ def variance_scaling_(
     if mode not in fans:
         raise ValueError("variance_scaling_: " + unknown("mode", mode, fans))
     std = gain * nn.init.calculate_gain(nonlinearity) / math.sqrt(fans[mode])  # type: ignore[arg-type]
-    if distribution == "truncated_normal":
-        wide = std / TRUNCATED_STD
-        return nn.init.trunc_normal_(weight, 0.0, wide, -2 * wide, 2 * wide, generator=generator)
-    if distribution == "normal":
-        return nn.init.normal_(weight, 0.0, std, generator=generator)
-    if distribution == "uniform":
-        return nn.init.uniform_(weight, -math.sqrt(3) * std, math.sqrt(3) * std, generator=generator)
-    raise ValueError("variance_scaling_: " + unknown("distribution", distribution, ("truncated_normal", "normal", "uniform")))
+    wide, half = std / TRUNCATED_STD, math.sqrt(3) * std
+    fill: dict[str, Callable[[], Tensor]] = {
+        "truncated_normal": lambda: nn.init.trunc_normal_(weight, 0.0, wide, -2 * wide, 2 * wide, generator=generator),
+        "normal": lambda: nn.init.normal_(weight, 0.0, std, generator=generator),
+        "uniform": lambda: nn.init.uniform_(weight, -half, half, generator=generator),
+    }
+    if distribution not in fill:
+        raise ValueError("variance_scaling_: " + unknown("distribution", distribution, fill))
+    return fill[distribution]()
 
 
 @torch.no_grad()
@@ -127,15 +128,11 @@ def orthogonal_(weight: Tensor, gain: float = 1.0, generator: torch.Generator | 
 
 # ----------------------------------------------------------------------------------------------------------------- the layer
 
-_names: Counter[str] = Counter()
-_names_lock = threading.Lock()
+_names: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
 def _unique_name(base: str) -> str:
-    with _names_lock:
-        number = _names[base]
-        _names[base] += 1
-    return f"{base}_{number}"
+    return f"{base}_{next(_names[base])}"  # one step of the interpreter, so threads need no lock
 
 
 class Brief(type):
@@ -282,66 +279,62 @@ def has_unbuilt(module: nn.Module) -> bool:
 # ----------------------------------------------------------------------------------------------------------- the kinds of layer
 
 
-class _Fc(LayerFunc):
-    kind = "fc"
+class _Affine(LayerFunc):
+    """act(x ∗ w + b) with `size` outputs; the subclass says how w lies in memory and what ∗ is."""
+
+    axis = -1
+    """Of x: its sizes there are read at the first call."""
 
     def __init__(self, size: int, act: str | None, bias: bool, init: Init | None, name: str | None, w: LayerFunc | None) -> None:
         super().__init__(("w", "b") if bias else ("w",), name, w)
-        self.size = size
-        self.act = None if act is None else activation(act)
+        self.size, self.act = size, None if act is None else activation(act)
         self.init = init or partial(variance_scaling_, nonlinearity=act if act in ("relu", "tanh") else "linear")
 
+    def weight_shape(self, in_size: int) -> tuple[int, ...]:
+        raise TypeError(f"{type(self).__name__} has no weight_shape(in_size)")
+
     def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {"w": (in_size, self.size), "b": (self.size,)}
-        return {key: shapes[key] for key in self._parameters}
+        return {key: self.weight_shape(in_size) if key == "w" else (self.size,) for key in self._parameters}
 
     def initialise(self, key: str, value: Tensor) -> None:
         if key == "w":
-            self.init(value.t())
+            self.init(value.t() if value.ndim == 2 else value)
         else:
             value.zero_()
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.in_size is None:
-            self.build(x.shape[-1], x.device)
-        parameters = self._parameters
-        w = parameters["w"]
-        assert w is not None
-        y = F.linear(x, w.t(), parameters.get("b"))
-        return y if self.act is None else self.act(y)
-
-
-class _Conv2d(LayerFunc):
-    kind = "conv2d"
-
-    def __init__(
-        self, filters: int, kernel: int | tuple[int, int], stride: int, padding: int, act: str | None, bias: bool,
-        init: Init | None, name: str | None, w: LayerFunc | None,
-    ) -> None:
-        super().__init__(("w", "b") if bias else ("w",), name, w)
-        self.filters, self.stride, self.padding = filters, stride, padding
-        self.kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
-        self.act = None if act is None else activation(act)
-        self.init = init or partial(variance_scaling_, nonlinearity=act if act in ("relu", "tanh") else "linear")
-
-    def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {"w": (self.filters, in_size, *self.kernel), "b": (self.filters,)}
-        return {key: shapes[key] for key in self._parameters}
-
-    def initialise(self, key: str, value: Tensor) -> None:
-        if key == "w":
-            self.init(value)
-        else:
-            value.zero_()
+    def product(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        raise TypeError(f"{type(self).__name__} has no product(x, w, b)")
 
     def forward(self, x: Tensor) -> Tensor:
         if self.in_size is None:
-            self.build(x.shape[1], x.device)
-        parameters = self._parameters
-        w = parameters["w"]
-        assert w is not None
-        y = F.conv2d(x, w, parameters.get("b"), self.stride, self.padding)
+            self.build(x.shape[self.axis], x.device)
+        parameters: Any = self._parameters
+        y = self.product(x, parameters["w"], parameters.get("b"))
         return y if self.act is None else self.act(y)
+
+
+class _Fc(_Affine):
+    kind = "fc"
+
+    def weight_shape(self, in_size: int) -> tuple[int, ...]:
+        return in_size, self.size
+
+    def product(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return F.linear(x, w.t(), b)
+
+
+class _Conv2d(_Affine):
+    kind, axis = "conv2d", 1
+
+    def __init__(self, kernel: int | tuple[int, int], stride: int, padding: int, *affine: Any) -> None:
+        super().__init__(*affine)
+        self.stride, self.padding, self.kernel = stride, padding, (kernel, kernel) if isinstance(kernel, int) else kernel
+
+    def weight_shape(self, in_size: int) -> tuple[int, ...]:
+        return self.size, in_size, *self.kernel
+
+    def product(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return F.conv2d(x, w, b, self.stride, self.padding)
 
 
 class _Embedding(LayerFunc):
@@ -424,18 +417,13 @@ class _Recurrent(LayerFunc):
         """One time step of [N, in]: the next memory, `h` first."""
         raise TypeError(f"{type(self).__name__} has no step(x, state, weights)")
 
-    def forward(
-        self, x: Tensor, state: Mapping[str, Tensor] | None = None, first: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+    def forward(self, x: Tensor, state: Mapping[str, Tensor] | None = None, first: Tensor | None = None) -> tuple[Tensor, State]:
         if x.ndim not in (2, 3):
             raise ValueError(f"layer {self.name!r}: input has shape {tuple(x.shape)}; expected [N, size], or [T, N, size] for T steps")
         if self.in_size is None:
             self.build(x.shape[-1], x.device)
         weights = (self.w_x, self.w_h, self.b_x, self.b_h)
-        if state is None:
-            values = tuple(x.new_zeros(x.shape[-2], self.size) for _ in self.memory)
-        else:
-            values = tuple(state[key] for key in self.memory)
+        values = tuple(x.new_zeros(x.shape[-2], self.size) if state is None else state[key] for key in self.memory)
         steps = x.unbind(0) if x.ndim == 3 else (x,)
         if first is not None:
             first = first.reshape(len(steps), x.shape[-2], 1)
@@ -494,7 +482,7 @@ def conv2d(
     w: LayerFunc | None = None,
 ) -> LayerFunc:
     """Convolution of x [N, channels, height, width] float; `w` [filters, channels, kernel, kernel], `b` [filters] from 0."""
-    return _built(_Conv2d(filters, kernel, stride, padding, act, bias, init, name, w), in_channels)
+    return _built(_Conv2d(kernel, stride, padding, filters, act, bias, init, name, w), in_channels)
 
 
 def embedding(n: int, size: int, name: str | None = None, init: Init | None = None, w: LayerFunc | None = None) -> LayerFunc:
