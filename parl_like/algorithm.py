@@ -15,10 +15,10 @@ from parl_like.explorer import Explorer
 from parl_like.leaf import same
 from parl_like.model import Model, reinitialise, sync
 from parl_like.optim import FusedAdam
-from parl_like.schedule import Exponential as Exponential
-from parl_like.schedule import Linear as Linear
-from parl_like.schedule import Schedule as Schedule
-from parl_like.schedule import value_of as value_of
+from parl_like.rates import Exponential as Exponential
+from parl_like.rates import Linear as Linear
+from parl_like.rates import Schedule as Schedule
+from parl_like.rates import value_of as value_of
 from parl_like.task_state import Attributes
 
 

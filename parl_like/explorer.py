@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data import _sample
-from parl_like.schedule import Schedule, value_of
+from parl_like.rates import Schedule, value_of
 from parl_like.spec import Array, Spec
 
 GREEDY = -1.0

@@ -27,7 +27,7 @@ from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
 from parl_like.robots import dqn
-from parl_like.robots.spaces import schedule, spaces_of
+from parl_like.robots.spaces import Positive, robot_with, schedule, spaces_of
 from parl_like.schedules import OffPolicyHelper
 
 Weight = Annotated[float, Meta(ge=0)]
@@ -46,17 +46,17 @@ class Config(dqn.Config, frozen=True, kw_only=True):
 
     auxiliary: bool = True
     noise: Annotated[int, Meta(ge=0)] = 200
-    trunk: tuple[dqn.Positive, ...] = (64,)
+    trunk: tuple[Positive, ...] = (64,)
     forward: Weight = 0.05
     inverse: Weight = 1.0
     auxiliary_lr: Annotated[float, Meta(gt=0)] = 1e-3
-    auxiliary_every: dqn.Positive = 1
-    hidden: tuple[dqn.Positive, ...] = (64,)
+    auxiliary_every: Positive = 1
+    hidden: tuple[Positive, ...] = (64,)
     lr_decay: Annotated[float, Meta(ge=0, le=1)] = 0.9
     epsilon_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
     target_period: Annotated[int, Meta(ge=0)] = 200
-    size: dqn.Positive = 50_000
-    learn_every: dqn.Positive = 2
+    size: Positive = 50_000
+    learn_every: Positive = 2
 
 
 def build(config: Config) -> Robot:
@@ -64,8 +64,7 @@ def build(config: Config) -> Robot:
         return NoisyObservation(gym.make(config.env, disable_env_checker=True), config.noise)
 
     spaces_of(config.env)  # refuses an unknown id with a clear line
-    probe = make()
-    spaces: dict[str, Any] = {"obs": probe.observation_space, "act": probe.action_space}
+    spaces = spaces_of(make)
     trunk = Shared(Trunk, spaces["obs"], config.trunk)
     policy = create_algorithm_func(
         MLPQ, {**spaces, "trunk": trunk, "hidden": config.hidden, "dueling": config.dueling}, DQN, dqn.algorithm_args(config))
@@ -82,4 +81,4 @@ def build(config: Config) -> Robot:
                                    device=config.device)}
     if config.auxiliary:
         tasks["auxiliary"] = ComputationTask(dynamics, lambda: helper(config.auxiliary_every), device=config.device)
-    return Robot(make, tasks=tasks, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)
+    return robot_with(config, make, tasks)

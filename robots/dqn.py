@@ -18,10 +18,8 @@ from parl_like.lab.config import ExperimentConfig
 from parl_like.models.conv import ConvQ
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
-from parl_like.robots.spaces import network, one_task_robot, probed, schedule
+from parl_like.robots.spaces import Positive, network, probed, robot_with, schedule
 from parl_like.schedules import OffPolicyHelper
-
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class Config(ExperimentConfig, frozen=True, kw_only=True):
@@ -87,4 +85,4 @@ def build(config: Config, env: EnvSource = None) -> Robot:
         return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=config.learn_every,
                                updates=config.updates, warmup=config.warmup, buffer=buffer_of(config))
 
-    return one_task_robot(config, source, agent, ComputationTask(func, helper, device=config.device))
+    return robot_with(config, source, {"RL": ComputationTask(func, helper, device=config.device)}, agent)

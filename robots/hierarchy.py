@@ -30,10 +30,9 @@ from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
-from parl_like.robots.spaces import schedule
+from parl_like.robots.spaces import Positive, robot_with, schedule
 from parl_like.schedules import OnPolicyHelper
 
-Positive = Annotated[int, Meta(ge=1)]
 KEY, DOOR, EXIT = range(3)
 
 
@@ -124,10 +123,8 @@ def build(config: Config) -> Robot:
         raise ConfigError(f"Config: {error}") from None
     if not config.hierarchy:
         policy = ppo(box(17), actions, 1.0, config.worker_unroll, gamma=config.gamma)
-        return Robot(room,
-                     tasks={"RL": ComputationTask(policy, lambda: OnPolicyHelper(unroll=config.worker_unroll),
-                                                  device=config.device)},
-                     n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed, trace=config.trace)
+        learner = ComputationTask(policy, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device)
+        return robot_with(config, room, {"RL": learner})
     goal = ppo(box(20), gym.spaces.Discrete(3), 2.0 / config.horizon, config.goal_unroll, gamma=config.gamma)
     worker = ppo(box(22), actions, 1.0, config.worker_unroll, gamma=config.worker_gamma)
     tasks = {
@@ -135,5 +132,4 @@ def build(config: Config) -> Robot:
                                 device=config.device),
         "RL": ComputationTask(worker, lambda: OnPolicyHelper(unroll=config.worker_unroll), device=config.device),
     }
-    return Robot(room, agent=lambda: KeyAgent(config.horizon), tasks=tasks, n_agents=config.n_agents,
-                 driver=config.robot_driver(), seed=config.seed, trace=config.trace)
+    return robot_with(config, room, tasks, lambda: KeyAgent(config.horizon))

@@ -1,22 +1,27 @@
-"""What robots with one task share: the spaces of an environment, a network that fits them, the robot around it all."""
+"""What ready-made robots share: the spaces of an environment, a network that fits them, the robot around it all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
+from msgspec import Meta
 
 from parl_like.agent import Agent
-from parl_like.algorithm import Linear
+from parl_like.algorithm import Algorithm, Linear, create_algorithm_func
 from parl_like.computation_task import ComputationTask
 from parl_like.env_source import EnvSource, is_made, make_one
 from parl_like.lab.config import ConfigError, ExperimentConfig
+from parl_like.models.conv import ConvActorCritic
+from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
+from parl_like.schedules import OnPolicyHelper
 from parl_like.spec import specs_of
 from parl_like.vector_agent import VectorAgent
 
+Positive = Annotated[int, Meta(ge=1)]
 SMALLEST_IMAGE = 4
 """Pixels of the shorter side from which on three axes are an image, and not a table."""
 
@@ -59,12 +64,57 @@ def network(spaces: dict[str, Any], flat: Callable[..., Any], conv: Callable[...
     return conv, spaces if hidden == standard else {**spaces, "hidden": hidden}
 
 
-def one_task_robot(config: ExperimentConfig, env: EnvSource, agent: type[Agent], task: ComputationTask) -> Robot:
-    """The robot that a configuration says, with the task 'RL'."""
-    return Robot(env, tasks={"RL": task}, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
+def robot_with(config: ExperimentConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Any = Agent) -> Robot:
+    """The robot that a configuration says, with these tasks."""
+    return Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
                  trace=config.trace)
 
 
 def schedule(start: float, share: float, updates: int) -> Any:
     """`start` falling linearly to `start * (1 - share)` over `updates` optimiser steps; a number where `share` is 0."""
     return Linear(start, start * (1.0 - share), max(updates, 1)) if share else start
+
+
+class PolicyConfig(ExperimentConfig, frozen=True, kw_only=True):
+    """What robots with an actor-critic have in common.
+
+    Attributes:
+        env: gymnasium id.
+        hidden: Sizes of the hidden layers.
+        unroll: Steps of each agent between two of its training requests.
+        lr: Adam's learning rate; lr_decay: share of it that is gone at the end of the run.
+        gamma: Discount per step. lam: λ of GAE or V-trace.
+        entropy: Weight of the entropy bonus. value_weight: of the value loss.
+        reward_scale: Rewards are multiplied by it in learning; reported returns are the environment's.
+    """
+
+    env: str = "CartPole-v1"
+    hidden: tuple[Positive, ...] = (64, 64)
+    unroll: Positive = 128
+    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.99
+    lam: Annotated[float, Meta(ge=0, le=1)] = 0.95
+    lr: Annotated[float, Meta(gt=0)] = 3e-4
+    lr_decay: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    entropy: Annotated[float, Meta(ge=0)] = 0.0
+    value_weight: Annotated[float, Meta(ge=0)] = 0.5
+    reward_scale: Annotated[float, Meta(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Meta(gt=0)] = 0.5
+
+    def robot(
+        self, env: EnvSource, algorithm: type[Algorithm], updates: int, helper: Mapping[str, Any], task: Mapping[str, Any], *also: str,
+    ) -> Robot:
+        """A robot whose task 'RL' learns a policy on-policy.
+
+        Args:
+            env: In place of the id: a factory, or an environment for one agent. None: the id.
+            updates: Optimiser steps of the run, over which the learning rate falls.
+            helper, task: Further arguments of the helper and the task. also: Names of further keys that are the algorithm's.
+        """
+        source = self.env if env is None else env
+        spaces, agent = probed(source)
+        model, sizes = network(spaces, MLPActorCritic, ConvActorCritic, self.hidden, type(self)().hidden)
+        keys = ("gamma", "lam", "entropy", "value_weight", "reward_scale", "max_grad_norm", *also)
+        options = {"lr": schedule(self.lr, self.lr_decay, updates), **{key: getattr(self, key) for key in keys}}
+        func = create_algorithm_func(model, sizes, algorithm, options)
+        tasks = {"RL": ComputationTask(func, lambda: OnPolicyHelper(unroll=self.unroll, **helper), device=self.device, **task)}
+        return robot_with(self, source, tasks, agent)
