@@ -378,7 +378,6 @@ def test_a_state_of_another_network_is_refused_by_name():
         task_of().load_state_dict(other.state_dict())
 
 
-@pytest.mark.timeout(30)
 def test_two_tasks_may_follow_each_other_from_two_threads():
     """A ← B here while B ← A there: taken in two orders, their locks would wait for each other."""
     first, second = task_of(), task_of()

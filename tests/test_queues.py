@@ -146,7 +146,6 @@ def apart(driver):
     return Processes(workers=2) if driver == "processes" else driver
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("driver", [name for name in DRIVERS if name != "cooperative"])
 @pytest.mark.parametrize("kind", ["predict_rule", "training_rule"])
 @pytest.mark.parametrize("rule", [dict(max_wait=0.0), dict(max_wait=0.0, min_rows=50), dict(max_wait=0.02, min_rows=50), dict(min_rows=1), {}])
@@ -156,7 +155,6 @@ def test_a_clock_or_enough_rows_close_a_batch_while_another_agent_acts(driver, k
          mode="async")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_max_wait_of_0_never_waits_for_the_clock(driver):
     """100 predictions in turn of one agent, beside one that has ended: half a second each, were there a nap anywhere."""
@@ -165,7 +163,6 @@ def test_max_wait_of_0_never_waits_for_the_clock(driver):
     assert served == [1] * 100 and perf_counter() - begin < 30.0
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_min_rows_wait_until_nobody_is_left(driver, mode):
@@ -173,7 +170,6 @@ def test_min_rows_wait_until_nobody_is_left(driver, mode):
     assert sizes(driver, lambda agent: ask(1 + agent.index, agent), 3, dict(min_rows=50), mode=mode) == [3, 2, 1]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_batch_never_has_more_than_max_rows(driver):
     served = sizes(driver, partial(ask, 10), 5, dict(max_rows=2))
@@ -184,7 +180,6 @@ def learn_two_rows(agent):
     agent.helpers["echo"].comm.learn(lesson(agent, 2 if agent.index else 7))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_larger_lesson_is_a_batch_of_its_own(driver, mode):
@@ -204,7 +199,6 @@ def act_until_the_lesson_waits(agent):
         comm.learn(lesson(agent, 3))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_min_rows_of_an_async_lesson_wait_for_the_learner_that_acts(driver):
     assert sizes(apart(driver), act_until_the_lesson_waits, 2, dict(min_rows=5), "training_rule", mode="async") == [5]

@@ -43,7 +43,7 @@ DRIVERS = ["inline", "cooperative", "threads", *(["processes"] if sys.platform =
 
 RUNNING = [name for name in DRIVERS if name != "inline"]
 LOCAL = [name for name in RUNNING if name != "processes"]
-RAY = pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")])
+RAY = pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")])
 """Drivers whose agents are in this process, for tests that look at the agents themselves, or whose agents write into the test's lists.
 What those ask of worker processes is in tests/drivers/test_processes.py."""
 
@@ -179,7 +179,6 @@ def ask_and_learn(agent):
 @each_driver
 @pytest.mark.parametrize("rule", [dict(min_rows=1000), dict(min_rows=1000, max_wait=0.002), dict(min_rows=1000, max_rows=2000)])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.timeout(20)
 def test_min_rows_that_can_never_come_hang_nobody(driver, rule, mode):
     """Agents with 10, 20 and 30 rounds: at the end the last one is alone."""
     task = echo_task(predict_rule=BatchRule(**rule), training_rule=BatchRule(**rule))
@@ -405,7 +404,6 @@ def prepare(agent):
 
 @each_local_driver
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.timeout(100)
 def test_stop_at_any_moment_ends_everybody_and_answers_everything(driver, mode):
     """200 runs of one robot, 100 here in each mode: stopped after 0 to 6 ms, while it predicts, learns, waits or starts."""
     rng = random.Random(1)
@@ -456,7 +454,6 @@ def test_requests_after_a_stop_are_refused_until_the_next_start(driver):
 
 
 @each_local_driver
-@pytest.mark.timeout(60)
 def test_ctrl_c_ends_the_run_cleanly(driver):
     """30 interruptions of the main thread at random moments, Python's own KeyboardInterrupt."""
     rng = random.Random(2)
@@ -478,7 +475,6 @@ def test_ctrl_c_ends_the_run_cleanly(driver):
 
 
 @each_running_driver
-@pytest.mark.timeout(60)
 def test_200_starts_and_stops_leave_nothing_behind(driver):
     import os
 
@@ -572,7 +568,6 @@ def two_rates(agent):
 @each_driver
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("rule", [None, BatchRule(min_rows=6)])
-@pytest.mark.timeout(30)
 def test_two_tasks_with_different_rates_and_unequal_agents_do_not_deadlock(driver, mode, rule):
     learning = iter([True, True, True, False] * 2)
 
@@ -587,7 +582,6 @@ def test_two_tasks_with_different_rates_and_unequal_agents_do_not_deadlock(drive
 
 
 @each_local_driver
-@pytest.mark.timeout(30)
 def test_a_round_ends_when_the_last_learner_ends(driver):
     """Agent 0 learns and ends; agent 1 only asks, for ever. An iteration must still come back to the robot."""
     learning = iter([True, False])
@@ -631,7 +625,6 @@ def watch_the_parameters(agent):
 
 
 @each_running_driver
-@pytest.mark.timeout(60)
 def test_all_parameters_of_a_prediction_come_from_one_version(driver):
     """Every optimiser step adds 1 to each of 8 parameters, which are 0 at first: so all of them equal the version, always."""
     task = echo_task(Echo(Weights(8, 2000), steps=3))
@@ -907,7 +900,6 @@ def test_a4_every_iteration_unrolls_with_unchanged_parameters_and_then_trains_on
 
 
 @each_running_driver
-@pytest.mark.timeout(60)
 def test_off_policy_requests_of_unequal_agents_all_train(driver):
     task = ComputationTask(Elementwise(), lambda: OffPolicyHelper(size=500, batch_size=8, learn_every=3))
     for mode in ("sync", "async"):

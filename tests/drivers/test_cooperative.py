@@ -10,8 +10,6 @@ from parl_like import AgentHelper, Robot
 from parl_like.computation_task import BatchRule
 from parl_like.errors import Interrupted
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def robot_of(program, n_agents=1, tasks=None, **options):
     return Robot(tasks=tasks or {"echo": echo_task()}, agent=partial(Programmed, program), n_agents=n_agents, **options)

@@ -39,10 +39,11 @@ PROGRAM = dedent("""
 """)
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(("driver", "whole_family"),
-                         [("cooperative", False), ("threads", False), ("processes", False), ("processes", True)])
+@pytest.mark.parametrize(("driver", "whole_family", "mode"), [
+    ("threads", False, "async"), ("processes", False, "sync"), ("processes", True, "async"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("cooperative", False, "sync"), ("cooperative", False, "async"), ("threads", False, "sync"),
+        ("processes", True, "sync"), ("processes", False, "async")])])
 def test_a_run_goes_on_after_its_process_stood_still(driver, whole_family, mode):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     words = [sys.executable, "-c", PROGRAM, driver, mode]

@@ -37,7 +37,7 @@ from parl_like.models.mlp import MLPQ, MLPActorCritic
 from parl_like.stages import EpisodeStats, StopAfterSteps, StopWhen
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")]
 
 MEMORY = {"object_store_memory": 80 << 20}
 

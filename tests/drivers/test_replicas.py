@@ -20,7 +20,7 @@ from parl_like.explorer import Categorical
 from parl_like.model import Model
 from parl_like.stages import Hook, StopAfterSteps, StopWhen
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")]
 
 TWO = Processes(workers=2)
 

@@ -23,8 +23,7 @@ from parl_like.model import Model
 from parl_like.spec import Spec
 from parl_like.stages import Hook, StopAfterSteps, StopWhen
 
-pytestmark = [pytest.mark.skipif(shared.folder() is None or sys.platform != "linux", reason="needs /dev/shm"),
-              pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.skipif(shared.folder() is None or sys.platform != "linux", reason="needs /dev/shm")]
 
 IMAGE = Spec("obs", (4, 84, 84), np.dtype(np.uint8))
 SPECS = [Spec("noise", (), np.dtype(np.float64)), IMAGE, Spec("flag", (), np.dtype(bool))]

@@ -27,8 +27,6 @@ from parl_like.process import child
 from parl_like.queues import Ticket
 from parl_like.stages import StopAfterSteps, StopWhen
 
-pytestmark = pytest.mark.timeout(60)
-
 SAFETY_S = 10.0
 """Only bounds how long a broken test takes."""
 

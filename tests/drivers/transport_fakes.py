@@ -145,7 +145,7 @@ def lesson(agent, n, value=0.0):
     return {"obs": obs}
 
 
-def until(condition, seconds=5.0, what="condition"):
+def until(condition, seconds=60.0, what="condition"):
     """Waits in small sleeps; the time is a safety net."""
     end = perf_counter() + seconds
     while not condition():

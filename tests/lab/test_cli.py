@@ -289,7 +289,6 @@ sys.exit(cli.main())
 """
 
 
-@pytest.mark.timeout(60)
 def test_a_second_ctrl_c_while_everything_ends_leaves_at_once_and_without_a_traceback():
     with subprocess.Popen([sys.executable, "-c", LEAVING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "leaving\n"

@@ -161,7 +161,6 @@ def replaced(path, kind, outside):
         os.mkfifo(path)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

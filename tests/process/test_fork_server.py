@@ -12,7 +12,7 @@ import pytest
 from parl_like.process import fork_server
 from parl_like.process.fork_server import ForkServer
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd")]
 
 WORK = """
 import os, subprocess, sys, time

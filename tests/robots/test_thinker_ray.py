@@ -14,7 +14,7 @@ from parl_like.model import Model
 from parl_like.robots.thinker import make as thinker_make
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux only"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux only")]
 
 A, N, K = 3, 2, 4
 SMALL = {
