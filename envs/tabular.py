@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.archive import rng_state, set_rng_state
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.spec import Array
 
 Outcome = tuple[float, int, float, bool]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parl_like.agent_helper import Helpers
-from parl_like.data.archive import rng_state, set_rng_state
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.env_face import EnvFace
 from parl_like.errors import AgentFailed, Interrupted
 from parl_like.side_effects import watched

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.data.archive import rng_state, set_rng_state
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.explorer import Explorer
 from parl_like.spec import Array
 

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from parl_like.data.archive import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
+from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 
 CONSTANT = {"kind": "constant"}
 """What stands for a function, a space, a frozen dataclass and the like: loading leaves it as it was built."""

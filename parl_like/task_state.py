@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from parl_like.data.archive import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
+from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 from parl_like.leaf import same
 from parl_like.plain_state import check_numbers, copied, fits, load_optimizer, optimizer_state, pack, unpack
 

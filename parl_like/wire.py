@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from parl_like.data import archive
+from parl_like.data import encoding
 from parl_like.spec import Array
 
 MAGIC = b"PLK"
@@ -36,7 +36,7 @@ MAX_NDIM = 8
 MAX_DIM = 2**40
 MAX_NOTES = 32
 MAX_NOTE = 2048  # characters
-MAX_TEXT = archive.MAX_VALUES + (16 << 20)  # bytes of a state's JSON: its plain values and the table of its arrays
+MAX_TEXT = encoding.MAX_VALUES + (16 << 20)  # bytes of a state's JSON: its plain values and the table of its arrays
 MAX_PARTS = 2**16  # arrays of a state
 INLINE_LIMIT = 1 << 16  # bytes of a message up to which `join` makes one frame of it
 
@@ -359,8 +359,8 @@ def pack_state(value: Any) -> dict[str, Array]:
     """
     dtypes: list[str] = []
     try:
-        text, arrays = archive.encode(Path("state"), "state", _without_bytes(value, dtypes, 0))
-    except archive.ArchiveError as error:
+        text, arrays = encoding.encode(Path("state"), "state", _without_bytes(value, dtypes, 0))
+    except encoding.ArchiveError as error:
         raise _state_error(error) from None
     parts, offset = [], 0
     # Both walks meet the arrays in the same order; `strict` would tell if they did not.
@@ -412,10 +412,10 @@ def unpack_state(arrays: Mapping[str, Array]) -> Any:
             if dtype is _BOOL and _no_bool(leaf):
                 raise _refusal("state", f"the bytes 0 and 1 in {part.name!r}", "others", _STATE_MEND)
             leaves[part.name] = "BF16" if part.dtype == "bf2" else "", leaf
-        return archive.decode(Path("state"), text, leaves)
+        return encoding.decode(Path("state"), text, leaves)
     except WireError:
         raise
-    except archive.ArchiveError as error:
+    except encoding.ArchiveError as error:
         raise _state_error(error) from None
     except (ValueError, TypeError, RecursionError, OverflowError) as error:  # a shape that NumPy cannot have; bytes named as a tensor
         raise _refusal("state", "arrays as the table names them", f"something else ({error})", _STATE_MEND) from None
@@ -430,7 +430,7 @@ def _without_bytes(value: Any, dtypes: list[str], depth: int) -> Any:
         dtypes.append("")
     elif hasattr(value, "detach"):
         dtypes.append("bf2" if str(getattr(value, "dtype", "")) == "torch.bfloat16" else "")
-    elif depth > archive.MAX_DEPTH:  # which `archive.encode` refuses; it may contain itself
+    elif depth > encoding.MAX_DEPTH:  # which `encoding.encode` refuses; it may contain itself
         return value
     elif isinstance(value, Mapping):
         return {key: _without_bytes(part, dtypes, depth + 1) for key, part in value.items()}
@@ -462,7 +462,7 @@ def _read_table(text: bytes, size: int) -> list[_Part]:
     return parts
 
 
-def _state_error(error: archive.ArchiveError) -> WireError:
+def _state_error(error: encoding.ArchiveError) -> WireError:
     """`error` without its advice, which is for files, where it is about damage."""
     text, cut, _ = str(error).rpartition("; the archive is damaged")
     bad = WireError(f"{_printable(text, 500)}; {_STATE_MEND}" if cut else _printable(str(error), 600))

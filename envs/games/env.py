@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.archive import rng_state, set_rng_state
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.envs.games.game import CHANCE, TERMINAL, Game, Policy, uniform
 from parl_like.spec import Array
 

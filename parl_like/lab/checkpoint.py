@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import psutil
 
 from parl_like.data.archive import (
     ArchiveError,
@@ -23,14 +19,14 @@ from parl_like.data.archive import (
     clean_partial,
     read_archive,
     read_manifest,
-    refusal,
     remove_archive,
     set_aside,
     write_archive,
 )
-from parl_like.data.disk import open_file, open_folder, read_file, replace_file
-from parl_like.lab.config import UsageError
+from parl_like.data.disk import open_folder, read_file, replace_file
+from parl_like.data.encoding import refusal
 
+MAX_FAILURES = 3
 RETRY_S = 0.5  # between two attempts of one save
 
 _LOG = logging.getLogger(__name__)
@@ -74,37 +70,20 @@ class Checkpoints:
     Args:
         root: Made at the first `save`, with mode 0700.
         keep: How many of the newest stay; those that LATEST and BEST name stay in any case.
-        best_keep: Whether BEST follows the highest score.
-        max_failures: `save` raises at this many failures in a row; None: it never does.
-        give_up_s: Seconds that these failures must at least span.
+        give_up_s: `save` raises after MAX_FAILURES failures in a row that span at least so many seconds.
         warn: Gets one line for everything that went wrong but was survived; default: the log.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        keep: int = 5,
-        best_keep: bool = True,
-        *,
-        max_failures: int | None = 3,
-        give_up_s: float = 0.0,
-        warn: Callable[[str], None] = _LOG.warning,
-    ) -> None:
-        if keep < 1 or (max_failures is not None and max_failures < 1):
-            raise ValueError(f"Checkpoints: `keep` is {keep} and `max_failures` {max_failures}; expected at least 1 of each")
-        self.root = Path(root)
-        self.keep, self.best_keep, self.max_failures, self.warn = keep, best_keep, max_failures, warn
-        self.give_up_s = give_up_s
+    def __init__(self, root: Path, keep: int = 5, *, give_up_s: float = 0.0, warn: Callable[[str], None] = _LOG.warning) -> None:
+        if keep < 1:
+            raise ValueError(f"Checkpoints: `keep` is {keep}; expected at least 1")
+        self.root, self.keep, self.give_up_s, self.warn = Path(root), keep, give_up_s, warn
         self.failures = 0  # saves in a row that failed, the first of them at this time
         self._failing_since = 0.0
         self._ready = False
 
-    def start(self) -> None:
-        """Makes the directory, private to its owner, and removes what a killed process left. The first `save` does it too.
-
-        Raises:
-            OSError: it cannot be made or written, or is a link.
-        """
+    def _start(self) -> None:
+        """Makes the directory, private to its owner, and removes what a killed process left. Raises OSError, also where it is a link."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = open_folder(self.root)
         try:
@@ -131,7 +110,7 @@ class Checkpoints:
             training may go on.
 
         Raises:
-            OSError: `max_failures` saves in a row failed, over `give_up_s` seconds.
+            OSError: MAX_FAILURES saves in a row failed, over `give_up_s` seconds.
             ArchiveError: the tree holds what cannot be stored.
         """
         if not 0 <= step < 10**18:
@@ -150,7 +129,7 @@ class Checkpoints:
                 self.failures += 1
                 text = f"checkpoint {path} could not be saved ({error.strerror or error}); the older ones are intact"
                 long = time.monotonic() - self._failing_since >= self.give_up_s
-                if self.max_failures is not None and self.failures >= self.max_failures and long:
+                if self.failures >= MAX_FAILURES and long:
                     mend = "free space or mend the directory, then resume"
                     raise OSError(error.errno, f"{text}; {self.failures} failures in a row: {mend}") from error
                 self.warn(f"{text}; training goes on")
@@ -167,8 +146,8 @@ class Checkpoints:
     def _write(self, path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int, score: float | None) -> bool:
         """Writes a checkpoint and the pointers to it. Returns whether a damaged one was there, which an earlier run passed over."""
         if not self._ready:
-            self.start()
-        best = self.best_keep and score is not None and score > self._best_score()
+            self._start()
+        best = score is not None and score > self._best_score()
         parent = self._pointer("LATEST")[0]
         damaged = os.path.lexists(path) and bool(_fault(path))
         if damaged:
@@ -348,120 +327,3 @@ def _read(path: Path, check: Callable[[Manifest], None] | None, skipped: list[tu
 
     tree, manifest = read_archive(path, checked)
     return Loaded(tree, manifest, path, skipped, meta_of(path, manifest))
-
-
-# ------------------------------------------------------------------------------------------------ one process per run
-
-
-class RunLocked(UsageError):
-    """Another process works in this run directory. The message names it and the lock file."""
-
-
-class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The process that a lock file names. `started`: seconds from the machine's boot to its start, rounded to 1/100."""
-
-    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-    started: float
-    host: str
-
-
-class RunLock:
-    """The right to write in a run directory, as the file `run.lock` with pid, process start and host; use it in a `with`.
-
-    The start is counted from the machine's boot, so a jump of the clock does not make a living process look like another, and a
-    pid that the system gave to somebody else does not keep the lock.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = Path(run_dir)
-        self.path = self.run_dir / "run.lock"
-        self.held = False
-
-    def acquire(self) -> bool:
-        """Makes the directory (mode 0700) and takes the lock.
-
-        Returns:
-            True where it was taken over from a process that ended without releasing it.
-
-        Raises:
-            RunLocked: a living process has it, this one included; or one of another machine, which cannot be asked; or the lock file
-                is a link or cannot be written.
-        """
-        try:
-            self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.run_dir.chmod(0o700)
-            return self._take()
-        except OSError as error:
-            raise RunLocked(f"{self.path} cannot be used: {error.strerror or error}") from None
-
-    def _take(self) -> bool:
-        with _Guarded(self.path) as file:
-            holder = file.holder()
-            if holder is not None and holder.host != _here():
-                mend = f"if that run has ended, delete {self.path}"
-                raise RunLocked(f"{self.run_dir} is locked by process {holder.pid} on machine {holder.host!r}; {mend}")
-            if holder is not None and _started(holder.pid) == holder.started:
-                mend = "stop it, or give another run directory"
-                raise RunLocked(f"{self.run_dir} is in use by process {holder.pid}; {mend}")
-            file.write(msgspec.json.encode(Holder(os.getpid(), _started(os.getpid()) or 0.0, _here())))
-        self.held = True
-        return holder is not None
-
-    def release(self) -> None:
-        """Gives the lock back; does nothing where it is not held, as in a child process that inherited this object."""
-        if self.held:
-            self.held = False
-            with suppress(FileNotFoundError), _Guarded(self.path, make=False) as file:  # the directory may have been deleted
-                holder = file.holder()
-                if holder is not None and (holder.pid, holder.host) == (os.getpid(), _here()):
-                    file.write(b"")
-
-    def __enter__(self) -> Self:
-        self.acquire()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.release()
-
-
-class _Guarded:
-    """The lock file, opened so that no other process looks at it meanwhile. It is never deleted, only emptied: no race."""
-
-    def __init__(self, path: Path, make: bool = True) -> None:
-        self.path, self.flags = path, os.O_RDWR | os.O_CREAT * make
-
-    def __enter__(self) -> Self:
-        self.file = open_file(self.path, self.flags)
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.file)
-
-    def holder(self) -> Holder | None:
-        """What the file says; None where it is empty or half written."""
-        try:
-            return msgspec.json.decode(os.pread(self.file, 4096, 0), type=Holder)
-        except (msgspec.DecodeError, RecursionError):
-            return None
-
-    def write(self, text: bytes) -> None:
-        os.ftruncate(self.file, 0)
-        os.pwrite(self.file, text, 0)
-        os.fsync(self.file)
-
-
-def _here() -> str:
-    return os.uname().nodename
-
-
-def _started(pid: int) -> float | None:
-    """Seconds from boot to the start of a process, or None where it has ended."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        # Both are read from the same clock at the same time, so what the clock says cancels out.
-        return round(process.create_time() - psutil.boot_time(), 2)
-    except psutil.NoSuchProcess:
-        return None

@@ -20,18 +20,18 @@ import math
 import os
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from parl_like.data.disk import check_plain, open_folder, remove
+from parl_like.data.encoding import versions as archive_versions
 from parl_like.lab.config import dump_yaml, load_yaml
 from parl_like.lab.experiment import Name
+from parl_like.lab.lock import process_started
 from parl_like.lab.outbox import Outbox, RunError
 
 State = Literal["running", "finished", "stopped", "failed"]
@@ -47,7 +47,7 @@ class Git(msgspec.Struct, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (seconds since 1970) tells a pid from its reuse; `differs`: dotted
+    """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse; `differs`: dotted
     key → value, where the configuration is not that of the experiment."""
 
     name: str
@@ -118,7 +118,7 @@ class RunDir:
             raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
         run = cls(path)
         run._write_info(RunInfo(
-            name=path.name, experiment=experiment, state="running", pid=os.getpid(), process_started=process_started(os.getpid()),
+            name=path.name, experiment=experiment, state="running", pid=os.getpid(), process_started=process_started(os.getpid()) or 0.0,
             started=now(), versions=made_with, differs=dict(differs or {}), git=git, command=list(command),
         ))
         run.save_config(config)
@@ -160,7 +160,7 @@ class RunDir:
 
     def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None) -> None:
         """This process continues the run; a result that it had is no longer its result. Raises RunError where the disk refuses."""
-        self.update(state="running", pid=os.getpid(), process_started=process_started(os.getpid()), ended=None, exit_reason="",
+        self.update(state="running", pid=os.getpid(), process_started=process_started(os.getpid()) or 0.0, ended=None, exit_reason="",
                     resumed=self.info().resumed + 1, versions=versions(), differs=dict(differs or {}), git=git_state(),
                     command=list(command))
         self._must_be_written()
@@ -255,25 +255,9 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def process_started(pid: int) -> float:
-    """When a process started, in seconds since 1970; 0 where there is no such process."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).create_time()
-    except (psutil.Error, ValueError, OverflowError):
-        return 0.0
-
-
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a run's numbers."""
-    out = {"python": sys.version.split()[0]}
-    for package in ("parl_like", "torch", "numpy", "gymnasium"):
-        try:
-            out[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return out
+    return archive_versions("parl_like", "torch", "numpy", "gymnasium")
 
 
 def git_state() -> Git | None:

@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from parl_like.data.archive import ArchiveError, Manifest, array_bytes, refusal
+from parl_like.data.archive import ArchiveError, Manifest
+from parl_like.data.encoding import array_bytes, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab.checkpoint import Checkpoints, Loaded, Meta, RunLock
+from parl_like.lab.checkpoint import Checkpoints, Loaded, Meta
 from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
+from parl_like.lab.lock import RunLock
 from parl_like.lab.rundir import RunDir
-from parl_like.lab.session import Report, RobotLike, Session, evaluation_episodes, evaluation_numbers, evaluation_seed
+from parl_like.lab.session import Report, RobotLike, Session, evaluation_episodes, evaluation_seed
 
 RESUMABLE = frozenset({
     "total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "workers.address", "workers.step_limit",
@@ -140,7 +142,7 @@ def evaluate(
     experiment, config = _stored(run, overrides)
     with contextlib.closing(load_run(run_dir, checkpoint=which, **(overrides or {}))) as robot:
         seed = evaluation_seed(config) if seed is None else seed
-        numbers = evaluation_numbers(robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed))
+        numbers = robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed).numbers()
         return {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed, **numbers}
 
 

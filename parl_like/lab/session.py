@@ -6,12 +6,10 @@ What a robot offers to this file is written down in `RobotLike`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -23,7 +21,8 @@ from typing import Any, Protocol, Self, TextIO
 
 import numpy as np
 
-from parl_like.data.archive import ArchiveError, rng_state, set_rng_state
+from parl_like.data.archive import ArchiveError
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.errors import Diverged
 from parl_like.lab import config as configs
 from parl_like.lab import metrics as metrics_files
@@ -52,10 +51,10 @@ END_PATIENCE_S = 5.0  # how long a run that ends waits for a disk that refuses
 
 
 class EvaluationLike(Protocol):
-    """What `robot.evaluate` gives. Of a dataclass, every further number counts as a result too."""
+    """What `robot.evaluate` gives."""
 
-    returns: Sequence[Any]
-    lengths: Sequence[int]
+    def numbers(self) -> Mapping[str, float]:
+        """`episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` … for `result.json` and the verdict."""
 
 
 class RobotLike(Protocol):
@@ -103,22 +102,6 @@ def evaluation_seed(config: ExperimentConfig) -> int:
 
 def evaluation_episodes(experiment: Experiment, config: ExperimentConfig) -> int:
     return config.eval_episodes or experiment.eval_episodes or DEFAULT_EVAL_EPISODES
-
-
-def evaluation_numbers(result: EvaluationLike) -> dict[str, float]:
-    """The numbers of an evaluation: those that its dataclass carries (but `seconds`), and the statistics of its returns and lengths."""
-    numbers: dict[str, float] = {}
-    if dataclasses.is_dataclass(result):
-        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.name != "seconds"}
-        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
-    returns = [float(np.mean(value)) for value in result.returns]  # of several players: their mean
-    numbers["episodes"] = len(returns)
-    if returns:
-        numbers |= {"mean_return": statistics.fmean(returns), "std_return": statistics.pstdev(returns),
-                    "min_return": min(returns), "max_return": max(returns)}
-    if len(result.lengths):
-        numbers["mean_length"] = statistics.fmean(result.lengths)
-    return numbers
 
 
 class Session:
@@ -276,7 +259,7 @@ class Session:
         self.progress.close()
         step, seconds, trace = self.step(), self.seconds(), self.robot.trace_hash()
         episodes = evaluation_episodes(self.experiment, self.config)
-        evaluation = evaluation_numbers(self.robot.evaluate(episodes=episodes, seed=evaluation_seed(self.config)))
+        evaluation = self.robot.evaluate(episodes=episodes, seed=evaluation_seed(self.config)).numbers()
         solved = self.experiment.verdict({**self._metrics(), **evaluation})
         self.result = {
             "experiment": self.experiment.name, "solved": solved, "evaluation": evaluation, "trace_hash": trace, "env_steps": step,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parl_like.data import archive, files
+from parl_like.data import archive, files, hdf5
 from parl_like.data.archive import ArchiveError, read_archive, write_archive
 from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
 from parl_like.data.files import Savable, load_buffer, load_into, save_buffer
@@ -420,9 +420,11 @@ def test_a_size_that_no_machine_holds_is_refused_before_it_is_taken(tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_newer_formats_are_refused_by_number(tmp_path, form, monkeypatch):
-    monkeypatch.setattr(files, "FORMAT", 2)
+    for module in (files, hdf5):
+        monkeypatch.setattr(module, "FORMAT", 2)
     save_buffer(filled(), tmp_path / form)
-    monkeypatch.setattr(files, "FORMAT", 1)
+    for module in (files, hdf5):
+        monkeypatch.setattr(module, "FORMAT", 1)
     with pytest.raises(ArchiveError, match="expected format 1, got format 2.*upgrade"):
         load_buffer(tmp_path / form)
 
@@ -623,7 +625,7 @@ def test_truncated_removed_and_added_parts(tmp_path, form):
         for name in ("more", "buffer/more", "rows.0000/more", "rows.0001"):
             with h5py.File(path, "r+") as file:
                 file[name] = np.zeros(3)
-                file[name].attrs["sha256"] = files._digest(*name.split("/"), np.zeros(3)) if "/" in name else ""
+                file[name].attrs["sha256"] = hdf5._digest(*name.split("/"), np.zeros(3)) if "/" in name else ""
             assert loads_quietly(path) is None, name
             again()
     assert loads_quietly(path) is not None
@@ -726,7 +728,7 @@ def test_a_failed_write_leaves_the_good_file(tmp_path, form, monkeypatch):
 def test_a_write_that_fails_inside_hdf5_leaves_the_good_file(tmp_path, monkeypatch):
     good = filled()
     save_buffer(good, tmp_path / "a.h5")
-    real, count = files._digest, [0]
+    real, count = hdf5._digest, [0]
 
     def failing(*args):
         count[0] += 1
@@ -734,7 +736,7 @@ def test_a_write_that_fails_inside_hdf5_leaves_the_good_file(tmp_path, monkeypat
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(files, "_digest", failing)
+    monkeypatch.setattr(hdf5, "_digest", failing)
     with pytest.raises(KeyboardInterrupt):
         save_buffer(filled(n=13), tmp_path / "a.h5")
     monkeypatch.undo()
@@ -754,7 +756,7 @@ def hooked(real):
         return real(*args, **kwargs)
     return call
 buffer = t.filled(n=13)
-for module, name in ((os, "fsync"), (os, "rename"), (t.files, "_digest"), (t.archive, "write_new")):
+for module, name in ((os, "fsync"), (os, "rename"), (t.hdf5, "_digest"), (t.archive, "write_new")):
     setattr(module, name, hooked(getattr(module, name)))
 t.save_buffer(buffer, sys.argv[2])
 """

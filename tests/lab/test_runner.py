@@ -24,8 +24,9 @@ from parl_like.lab import checkpoint, plots, runner, session
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import metrics as metrics_files
-from parl_like.lab.checkpoint import Checkpoints, RunLock
+from parl_like.lab.checkpoint import Checkpoints
 from parl_like.lab.config import ConfigError, UsageError
+from parl_like.lab.lock import RunLock
 from parl_like.lab.rundir import RunDir
 
 
