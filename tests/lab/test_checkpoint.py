@@ -373,7 +373,7 @@ while True:
     def check(old_is_good):
         warnings = []
         checkpoints = Checkpoints(root, keep=2, warn=warnings.append)
-        tree, manifest, path, skipped = checkpoints.load()
+        tree, manifest, path, skipped, _ = checkpoints.load()
         step, mark = tree["counters"]["steps"], tree["counters"]["mark"]
         assert tree["task.RL"]["w"].tolist() == [step] * 8 and manifest.meta["step"] == step
         if old_is_good:
