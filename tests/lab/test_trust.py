@@ -377,3 +377,28 @@ def test_tables_that_no_run_wrote(tmp_path, name, text, capsys):
             pass
         except Exception as error:
             raise AssertionError(verb) from error
+
+
+# ---- load_run
+
+
+def test_load_run_gives_a_robot_to_use(tmp_path):
+    """With a real robot: it acts and evaluates as the run did, and can go on."""
+    from parl_like import load_run
+    from parl_like.stages import StopAfterSteps
+
+    words = "train dqn-cartpole run_dir=real total_steps=200 n_agents=2 eval_episodes=2 tensorboard=false checkpoint_every=100"
+    assert main(words.split()) == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("real").rglob("*") if path.is_file()}
+    with load_run("real") as robot, load_run("real", checkpoint="0") as earlier:
+        trained = robot.env_steps
+        assert trained >= 200 and earlier.env_steps == 0
+        again = robot.evaluate(2, seed=1_000_000).numbers()
+        assert again["mean_return"] == RunDir(Path("real")).result()["evaluation"]["mean_return"]
+        assert robot.act(np.zeros(4, np.float32)) in (0, 1)
+        robot.run(StopAfterSteps(20))
+        assert robot.env_steps >= trained + 20
+    assert {path: path.stat().st_mtime_ns for path in Path("real").rglob("*") if path.is_file()} == before, "nothing was written"
+    for wrong in ({"run_dir": "none"}, {"run_dir": "real", "checkpoint": "50"}, {"run_dir": "real", "lr": 1.0}):
+        with pytest.raises(UsageError):
+            load_run(**wrong)
