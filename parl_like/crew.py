@@ -74,7 +74,7 @@ class Crew:
         self.env_steps = self.episodes = self.bad_values = 0
         self._bad_so_far = 0  # a worker's `bad_values` are counted off
         self.told: set[str] = set() if told is None else told  # what environments changed, and a warning has said so
-        self.rows = RowCounts()
+        self.rows = RowCounts(warns=not self.remote)  # of workers the robot's process warns
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self._stop: StopCondition | None = None

@@ -378,8 +378,7 @@ def test_an_action_from_elsewhere_is_stored_in_the_policys_units():
 
 
 @given(low=st.floats(-1e6, 1e6, width=32), width=st.floats(0, 1e6, width=32, allow_subnormal=False),
-       raw=st.floats(-3, 3, width=32),
-       dtype=st.sampled_from([np.float32, np.float64]))
+       raw=st.floats(-3, 3, width=32), dtype=st.sampled_from([np.float32, np.float64]))
 def test_scaled_actions_stay_inside_whatever_the_bounds(low, width, raw, dtype):
     """0.1 · 3 and the like round to above their bound in float32."""
     space = Box(np.array([low], dtype), np.array([low + width], dtype), dtype=dtype)

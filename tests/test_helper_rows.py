@@ -118,8 +118,7 @@ def test_a_task_that_only_learns_keeps_one_set_of_statistics_per_lesson_and_rene
                 obs, done = obs_next, terminated or truncated
 
     with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4, transforms=[ObservationNormalizer()]), env=lambda: Corridor(100),
-                  n_agents=2,
-                  agent=Second) as robot:
+                  n_agents=2, agent=Second) as robot:
         robot.run(StopAfterSteps(24))
         lessons = [lesson["obs"][:, 0] for lesson in robot.tasks["RL"].algorithm.lessons]
         assert len(lessons) == 3

@@ -66,7 +66,8 @@ class _ByEpisode(Savable, ABC):
         return int(self._now(np.array(last)))
 
     def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
-        """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as `push`.
+        """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as
+        `push`.
 
         Raises:
             SpecError, ValueError: as `push`; nothing is written.
@@ -183,11 +184,13 @@ class _ByEpisode(Savable, ABC):
         return positions, returns, lengths, starts
 
     def _push(self, lane: int, values: tuple[Any, ...]) -> tuple[int, tuple[Any, int, int] | None]:
-        """Writes one row; returns where the last row of the episode that it ends is kept, or −1, and return, length and first row."""
+        """Writes one row; returns where the last row of the episode that it ends is kept, or −1, and return, length and first
+        row."""
         if 0 <= lane < self.n_lanes and self._lengths[lane] == self._open.lane_size:
             if self._lengths[lane] == self._longest:
                 raise self._too_long(lane)
-            self._open = self._reopened(min(2 * self._open.lane_size, self._longest or 2 * self._open.lane_size), self._open.specs)
+            self._open = self._reopened(min(2 * self._open.lane_size, self._longest or 2 * self._open.lane_size),
+                                        self._open.specs)
         at = self._open.push(lane, values)
         self._lengths[lane] += 1
         if not self._open._done(at):
