@@ -23,8 +23,7 @@ class Agent:
 
     Args:
         max_episode_steps, action_repeat, repeat_discount, keep_frames, on_bad_value: See below; None: what the class says. A
-        subclass may set
-            them in its body instead.
+            subclass may set them in its body instead.
 
     Attributes:
         index: Its number.
@@ -188,13 +187,6 @@ class Agent:
             self.robot._driver.park(self)
             if self.signal is not None:
                 self.obey()
-
-    def after_step(self, steps: int = 1) -> None:
-        """Counts down the quota of a collection; the agent parks before its next step."""
-        if self.quota_steps is not None:
-            self.quota_steps -= steps
-            if self.quota_steps <= 0 and self.signal is None:
-                self.signal = "park"
 
     def before_episode(self) -> None:
         """Parks while the agent has no episode left of its quota."""

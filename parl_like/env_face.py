@@ -3,7 +3,7 @@ changing."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -11,11 +11,14 @@ import numpy as np
 from parl_like.acceptance import Acceptance
 from parl_like.batch import Batch
 from parl_like.data.timestep import TimeStep, first_step, next_step
-from parl_like.errors import AgentFailed, Interrupted
+from parl_like.errors import AgentFailed, Interrupted, Stopped, TaskFailed
 from parl_like.owned import copied, own
 from parl_like.side_effects import watched
 from parl_like.spec import SpecError
 from parl_like.stages import Hook, overridden
+
+PASSED = (Stopped, TaskFailed)
+"""What an environment that asks a task (`AgentHelper.ask`) may hear from it: no failure of its own."""
 
 
 def _old_style(error: Exception) -> str:
@@ -38,6 +41,7 @@ class EnvFace:
     """
 
     env_index = 0
+    _name = "environment"
 
     def __init__(self, env: gym.Env[Any, Any], agent: Any) -> None:
         self._env, self._agent = env, agent
@@ -81,14 +85,8 @@ class EnvFace:
         agent = self._agent
         self.end_episode()
         agent.before_episode()
-        seed = self._seed(seed)
-        try:
-            obs, info = self._reset(seed=seed, options=options)
-        except Exception as error:
-            raise AgentFailed(f"{agent}: its environment raised in reset(seed={seed}): {type(error).__name__}: "
-                              f"{error}{_old_style(error)}") from error
+        obs, info = self._begun(seed, options)
         self.episode_return, self.episode_length = 0.0, 0
-        obs = own(obs)
         if self._accepts is not None:
             obs, _ = self._accepted(self._accepts, obs, 0.0, False)
         self.last = (obs, None, 0.0, False, False, info)
@@ -96,6 +94,23 @@ class EnvFace:
         for call in self._pre_episode:
             call(agent)
         return obs, info
+
+    def _begun(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """What the environment shows at its reset. Its seed is the caller's, or at the first reset after a start or an
+        interruption the agent's."""
+        agent = self._agent
+        if seed is None and agent.fresh:
+            seed = int(agent.rng.integers(2**31))
+        agent.fresh = False
+        self.seed = self.seed if seed is None else seed
+        try:
+            obs, info = self._reset(seed=seed, options=options)
+        except PASSED:
+            raise
+        except Exception as error:
+            raise AgentFailed(f"{agent}: its {self._name} raised in reset(seed={seed}): {type(error).__name__}: "
+                              f"{error}{_old_style(error)}") from error
+        return own(obs), info
 
     def _reset(self, **options: Any) -> Any:
         """The environment's own reset. It is watched the first time, and always where the environment has changed something
@@ -105,16 +120,6 @@ class EnvFace:
         with watched(self._agent, "reset", not self._known):
             self._known = True
             return self._env.reset(**options)
-
-    def _seed(self, seed: int | None) -> int | None:
-        """The seed of the next reset: the caller's, or at the first one after a start or an interruption the agent's."""
-        agent = self._agent
-        if seed is None and agent.fresh:
-            seed = int(agent.rng.integers(2**31))
-        agent.fresh = False
-        if seed is not None:
-            self.seed = seed
-        return seed
 
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Takes one action, `agent.action_repeat` times or until the episode ends; rewards are summed, the last observation
@@ -135,6 +140,8 @@ class EnvFace:
                 self.time_steps += 1
             else:
                 obs, rew, terminated, truncated, info = self._repeat(act)
+        except PASSED:
+            raise
         except Exception as error:
             raise AgentFailed(f"{agent}: its environment (seed {self.seed}) raised in step({act!r}), step {self.episode_length} "
                               f"of the episode: {type(error).__name__}: {error}{_old_style(error)}") from error
@@ -157,12 +164,19 @@ class EnvFace:
                                 self.episode_length)
         for call in self._post_act:
             call(agent)
-        stop = robot._stop
-        if stop is not None and stop(robot):
+        self._ask_to_go_on(1)
+        return obs, rew, terminated, truncated, info
+
+    def _ask_to_go_on(self, steps: int) -> None:
+        """After so many actions the run may be over, or the agent's share of a collection."""
+        agent = self._agent
+        robot = agent.robot
+        if robot._stop is not None and robot._stop(robot):
             robot.request_stop()
         if agent.quota_steps is not None:
-            agent.after_step()
-        return obs, rew, terminated, truncated, info
+            agent.quota_steps -= steps
+            if agent.quota_steps <= 0 and agent.signal is None:
+                agent.signal = "park"  # before its next step
 
     def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, stepped: bool) -> tuple[Any, Any]:
         """What the environment gave, as the agent gets it (`Agent.on_bad_value`).
@@ -180,23 +194,15 @@ class EnvFace:
             if accepts.mend:
                 raise fault from None
             agent.count_bad(f"{fault} (episode dropped)")
-            self._drop(fault, stepped)
+            agent.fault = fault
+            if stepped:  # it counts, so that a run of nothing else ends, too
+                agent.steps += 1
+                agent.robot.env_steps += 1
+                self._ask_to_go_on(1)
+            raise Interrupted from None
         if good_obs is not obs or good_rew is not rew:
             agent.count_bad(f"{where}: replaced {obs!r:.60}, reward {rew!r:.20} by {good_obs!r:.60}, {good_rew!r:.20}")
         return good_obs, good_rew
-
-    def _drop(self, fault: SpecError, stepped: bool) -> NoReturn:
-        """Ends the episode before the step that gave bad values. The step counts, so that a run of nothing else ends, too."""
-        agent = self._agent
-        agent.fault = fault
-        if stepped:
-            agent.steps += 1
-            robot = agent.robot
-            robot.env_steps += 1
-            if robot._stop is not None and robot._stop(robot):
-                robot.request_stop()
-            agent.after_step()
-        raise Interrupted
 
     def _repeat(self, act: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         total: Any = 0.0

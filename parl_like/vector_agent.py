@@ -11,14 +11,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parl_like.agent import Agent
 from parl_like.data.timestep import TimeStep, first_step, next_step
-from parl_like.env_face import EnvFace
-from parl_like.errors import AgentFailed, Stopped, TaskFailed
+from parl_like.env_face import PASSED, EnvFace
+from parl_like.errors import AgentFailed
 from parl_like.owned import copied, own
 from parl_like.side_effects import watched
 from parl_like.spec import Array, leaves, nest
-
-PASSED = (Stopped, TaskFailed)
-"""What an environment that asks a task (`AgentHelper.ask`) may hear from it: no failure of its own."""
 
 
 class VectorFace(EnvFace):
@@ -38,6 +35,8 @@ class VectorFace(EnvFace):
         quotas: [n] episodes that each environment still has to play in a collection; one with 0 is stepped, but no longer
             counted. None: no bound.
     """
+
+    _name = "vector environment"
 
     def __init__(self, env: VectorEnv[Any, Any, Any], agent: Agent) -> None:
         self.n = int(env.num_envs)
@@ -67,15 +66,7 @@ class VectorFace(EnvFace):
         self.end_episode()
         if agent.signal is not None:
             agent.obey()
-        seed = self._seed(seed)
-        try:
-            obs, info = self._reset(seed=seed, options=options)
-        except PASSED:
-            raise
-        except Exception as error:
-            raise AgentFailed(f"{agent}: its vector environment raised in reset(seed={seed}): "
-                              f"{type(error).__name__}: {error}") from error
-        obs = own(obs)
+        obs, info = self._begun(seed, options)
         self.last = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
         self._done[:] = self._ended[:] = self._lost[:] = False
         self._open, self._over = True, False
@@ -146,10 +137,7 @@ class VectorFace(EnvFace):
             robot.count_episode(float(self._returns[i]), int(self._lengths[i]))
         for call in self._post_act:
             call(agent)
-        stop = robot._stop
-        if stop is not None and stop(robot):
-            robot.request_stop()
-        agent.after_step(k)
+        self._ask_to_go_on(k)
         return obs, rew, terminated, truncated, info
 
     def _check_actions(self, act: Any) -> None:
