@@ -22,15 +22,6 @@ ANSWER_TIME = 60.0
 """Seconds beyond `step_timeout` that a worker may take to send an answer: large infos are no fault of the environment's."""
 
 
-class Greeting(NamedTuple):
-    """What a group says of its environments."""
-
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    metadata: dict[str, Any]
-    render_mode: str | None
-
-
 class EnvFailed(RuntimeError):
     """An environment did what it must not do.
 
@@ -118,7 +109,8 @@ class Group:
             pending: Seeds for the first resets, of a group that replaces another and so owes every environment a reset.
 
         Returns:
-            A `Greeting`; a fault: the factory raised, or an environment has no spaces. What was made before is closed.
+            Observation space, action space, metadata, render mode; or a fault: the factory raised, or an environment has no
+            spaces. What was made before is closed then.
 
         Raises:
             AlreadyBatched: The factory makes a vector environment.
@@ -127,17 +119,16 @@ class Group:
         self.env_fn = pickle.loads(env_fn) if isinstance(env_fn, bytes) else env_fn
         if pending is not None:
             self.pending, self.over = [*pending], [True] * self.n
-        made = False
+        reply = None
         try:
             for k in range(self.n):
                 self.envs.append(None)
                 if fault := self._make(k):
                     return Reply(None, [], [fault])
-            greeting = self._greet()
-            made = isinstance(greeting, Greeting)
-            return Reply(greeting, [], []) if made else Reply(None, [], [greeting])
+            reply = self._greet()
+            return reply
         finally:
-            if not made:
+            if reply is None or reply.faults:
                 self.close_quietly()
 
     def _make(self, k: int) -> EnvFailed | None:
@@ -150,21 +141,21 @@ class Group:
         self._still_wanted()
         return None
 
-    def _greet(self) -> Any:
+    def _greet(self) -> Reply:
         first: dict[str, gym.Space[Any]] = {}
         for name in ("observation_space", "action_space"):
             for k, env in enumerate(self.envs):
                 try:
                     space = getattr(env, name)
                 except faults() as error:
-                    return self._fault(k, f"raised when asked for its {name}", error)
+                    return Reply(None, [], [self._fault(k, f"raised when asked for its {name}", error)])
                 if space != first.setdefault(name, space):
                     raise ValueError(f"make_vector_env: environment {self.lo + k} has the {name} {space}, environment {self.lo} "
                                      f"{first[name]}; expected equal ones")
         self.obs, self.act = Layout(first["observation_space"]), Layout(first["action_space"])
         env = self.envs[0]
-        return Greeting(self.obs.space, self.act.space, dict(getattr(env, "metadata", None) or {}),
-                        getattr(env, "render_mode", None))
+        said = (self.obs.space, self.act.space, dict(getattr(env, "metadata", None) or {}), getattr(env, "render_mode", None))
+        return Reply(said, [], [])
 
     def bind(self, n: int, groups: int, memory: Any = None) -> None:
         """Tells where to write: see `Columns`."""

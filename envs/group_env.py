@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from parl_like.envs.columns import BadOutput, Columns, Layout
-from parl_like.envs.group import EnvFailed, Greeting, Reply
+from parl_like.envs.group import EnvFailed, Reply
 from parl_like.envs.hosts import Host
 from parl_like.owned import copied
 from parl_like.process.budget import RestartBudget
@@ -115,18 +115,17 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         host.columns = self._columns
         host.send("bind", self.num_envs, len(self.hosts), None if host.pickles else self._columns.memory)
 
-    def _face(self, greetings: list[Greeting]) -> None:
+    def _face(self, greetings: list[tuple[Any, ...]]) -> None:
         first = greetings[0]
         for host, greeting in zip(self.hosts, greetings, strict=True):
             if greeting[:2] != first[:2]:
                 raise ValueError(f"make_vector_env: environment {host.lo} has the spaces {greeting[0]} and {greeting[1]}, "
                                  f"environment 0 {first[0]} and {first[1]}; expected equal ones")
-        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
-        self._obs, self._act = Layout(first.observation_space), Layout(first.action_space)
+        self.single_observation_space, self.single_action_space, metadata, self.render_mode = first
+        self._obs, self._act = Layout(self.single_observation_space), Layout(self.single_action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = first.render_mode
+        self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
 
     # ------------------------------------------------------------------------------------------------------------------ resets
 
@@ -207,18 +206,34 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                 be open.
         """
         try:
-            for g, values in args.items():
-                if g not in self._lost:
-                    self._columns.busy[g] = time.monotonic()
-                    self.hosts[g].send(op, *values)
+            self._ask(op, args, told)
             for g in args:
-                self._take(self.hosts[g], told, self._lost.pop(g, None))
+                self._lost.pop(g, None)
             while told.broken:
                 self._rebuild(told)
         except BaseException:
             self._abort()
             raise
         return told
+
+    def _ask(self, op: str, args: dict[int, tuple[Any, ...]], told: _Round) -> list[Any]:
+        """Runs an operation in these hosts at once; the values that they return, one for each environment."""
+        for g, given in args.items():
+            if g not in self._lost:
+                self._columns.busy[g] = time.monotonic()
+                self.hosts[g].send(op, *given)
+        values: list[Any] = []
+        errors: list[Exception] = []
+        for g in args:
+            try:
+                reply = self._take(self.hosts[g], told, self._lost.get(g))
+                if reply is not None and reply.value is not None:
+                    values += reply.value
+            except Exception as error:  # noqa: BLE001 - the other answers are to be taken first, or they would be the next call's
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return values
 
     def _take(self, host: Host, told: _Round, lost: EnvFailed | None = None) -> Reply | None:
         """What a host answers, whose faults are noted; None where it is lost, or has nothing to tell."""
@@ -390,34 +405,24 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         return tuple(copied(frame) for frame in self.call("render"))
 
     def _plain(self, op: str, args: Callable[[Host], tuple[Any, ...]]) -> list[Any]:
-        """What an operation of all hosts returns, an answer for each environment. It drops no episode, so nothing is rebuilt
+        """What an operation of all hosts returns, one value for each environment. It drops no episode, so nothing is rebuilt
         here."""
         self._check_open()
         told = _Round({}, None)
-        answers: list[Any] = []
-        errors: list[Exception] = []
         try:
-            for host in self.hosts:
-                if host.number not in self._lost:
-                    self._columns.busy[host.number] = time.monotonic()
-                    host.send(op, *args(host))
-            for host in self.hosts:
-                try:
-                    reply = self._take(host, told, self._lost.get(host.number))
-                    answers += [] if reply is None or reply.value is None else reply.value
-                except Exception as error:  # noqa: BLE001 - the other answers must be taken, too, or they would be those of the next call
-                    errors.append(error)
-            for host, failed in told.broken:
-                if failed.lost:
-                    self._lost[host.number] = failed
-                    if not self.restart:
-                        raise failed
+            values = self._ask(op, {host.number: args(host) for host in self.hosts}, told)
+        except Exception:
+            raise
         except BaseException:
             self._abort()
             raise
-        for first in [failed for _, failed in told.broken] + errors:
-            raise first from first.__cause__ or getattr(first, "cause", None)
-        return answers
+        self._lost |= {host.number: failed for host, failed in told.broken if failed.lost}
+        if self._lost and not self.restart:
+            self._abort()
+        if told.broken:
+            failed = told.broken[0][1]
+            raise failed from failed.cause
+        return values
 
     @property
     def np_random_seed(self) -> Any:
@@ -455,13 +460,11 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
 
 def _shut(hosts: list[Host], pid: int, memory: int) -> None:
-    """Ends hosts; also when the vector environment is forgotten, or Python ends. In a forked process only lets go of them."""
+    """Ends hosts; also when the vector environment is forgotten, or Python ends. Not in a forked process, whose they are not."""
+    if os.getpid() != pid:
+        return
     errors = []
     try:
-        if os.getpid() != pid:
-            for host in hosts:
-                host.forget()
-            return
         for host in hosts:
             host.leave()
         for host in hosts:
@@ -470,9 +473,8 @@ def _shut(hosts: list[Host], pid: int, memory: int) -> None:
             except Exception as error:  # noqa: BLE001 - the others are to be closed, too
                 errors.append(f"environments {host.lo} to {host.hi - 1} raised in close: {type(error).__name__}: {error}")
     finally:
-        if os.getpid() == pid:
-            for host in hosts:
-                host.kill()  # where an interruption left one; else there is nothing to do
+        for host in hosts:
+            host.kill()  # where an interruption left one; else there is nothing to do
         if memory >= 0:
             os.close(memory)
     if errors:

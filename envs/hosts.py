@@ -90,9 +90,6 @@ class Host:
     def close(self) -> None:
         """Closes the environments in good order, and ends it. Comes after `leave`, and mostly finds it done."""
 
-    def forget(self) -> None:
-        """Lets go of it in a forked copy of this process, to which it does not belong."""
-
     def _running(self) -> tuple[float, float | None]:
         """When what runs has begun; the seconds that it may take. What makes environments goes by a limit of its own."""
         if self.columns is None:
@@ -463,12 +460,6 @@ class ProcessHost(Host):
         if left <= 0:
             raise EOFError
         return left
-
-    def forget(self) -> None:
-        process, self.process = self.process, None
-        if process is not None:
-            process.forget()
-            self._tidy()
 
     def _tidy(self) -> None:
         self.channel.sock.close()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from parl_like.process.shared_memory import offsets
 from parl_like.spec import Array
 
 
@@ -18,10 +17,10 @@ def send(arrays: Mapping[str, Array], device: torch.device) -> dict[str, torch.T
     On the CPU they share memory with the arrays. To another device the bytes of all go side by side into one block of pinned
     memory and are copied at once, without waiting: a copy of its own would cost every field some 10 µs.
     """
-    whole = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(value).reshape(np.shape(value))) for name, value in arrays.items()}
     if device.type == "cpu":
-        return {name: torch.from_numpy(value) for name, value in whole.items()}
-    return _unpack(_pack(whole, pin=device.type == "cuda").to(device, non_blocking=True), whole)
+        return tensors
+    return _split(_join(tensors, pin=device.type == "cuda").to(device, non_blocking=True), tensors)
 
 
 def fetch(values: Mapping[str, Any]) -> dict[str, Array]:
@@ -33,7 +32,7 @@ def fetch(values: Mapping[str, Any]) -> dict[str, Array]:
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     if any(value.device.type != "cpu" for value in tensors.values()):
         moved = {name: value.detach() for name, value in tensors.items() if value.device.type != "cpu"}
-        values = {**values, **_split(_join(moved).cpu(), moved)}
+        values = {**values, **{name: value.numpy() for name, value in _split(_join(moved).cpu(), moved).items()}}
     return {name: _own(value) if isinstance(value, torch.Tensor) or name not in tensors else value for name, value in values.items()}
 
 
@@ -49,30 +48,18 @@ def _order(values: Mapping[str, torch.Tensor]) -> list[str]:
     return sorted(values, key=lambda name: -values[name].element_size())
 
 
-def _join(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([values[name].contiguous().reshape(-1).view(torch.uint8) for name in _order(values)])
+def _join(values: Mapping[str, torch.Tensor], pin: bool = False) -> torch.Tensor:
+    """The bytes of all values side by side."""
+    parts = [values[name].contiguous().reshape(-1).view(torch.uint8) for name in _order(values)]
+    return torch.cat(parts, out=torch.empty(sum(map(len, parts)), dtype=torch.uint8, pin_memory=pin))
 
 
-def _split(block: torch.Tensor, values: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+def _split(block: torch.Tensor, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What `_join` made of tensors like `values`, as views of `block`."""
     out, start = {}, 0
     for name in _order(values):
         value = values[name]
         end = start + value.numel() * value.element_size()
-        out[name] = block[start:end].view(value.dtype).reshape(value.shape).numpy()
+        out[name] = block[start:end].view(value.dtype).reshape(value.shape)
         start = end
     return {name: out[name] for name in values}
-
-
-def _pack(arrays: Mapping[str, Array], pin: bool) -> torch.Tensor:
-    begins, end = offsets(array.nbytes for array in arrays.values())
-    block = torch.empty(end, dtype=torch.uint8, pin_memory=pin)
-    memory = block.numpy()
-    for array, begin in zip(arrays.values(), begins, strict=True):
-        memory[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
-    return block
-
-
-def _unpack(block: torch.Tensor, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-    begins, _ = offsets(array.nbytes for array in arrays.values())
-    return {name: block[begin : begin + array.nbytes].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).reshape(array.shape)
-            for (name, array), begin in zip(arrays.items(), begins, strict=True)}

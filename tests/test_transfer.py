@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.transfer import _join, _pack, _split, _unpack, fetch, send
+from parl_like.transfer import _join, _split, fetch, send
 
 CPU = torch.device("cpu")
 DEVICES = [CPU] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
@@ -34,20 +34,13 @@ def test_rows_go_there_and_back(device):
     same(fetch(sent), rows())
 
 
-def test_rows_are_packed_side_by_side_and_unpacked():
-    whole = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in rows().items()}
-    block = _pack(whole, pin=False)
-    same({name: value.numpy() for name, value in _unpack(block, whole).items()}, rows())
-    assert all(
-        value.untyped_storage().data_ptr() == block.untyped_storage().data_ptr() for value in _unpack(block, whole).values()
-    )
-
-
 def test_tensors_are_joined_and_split():
     values = {name: torch.as_tensor(value) for name, value in rows().items()}
     values["spread"] = torch.ones(3).expand(5, 3)
     joined = _join(values)
-    same(_split(joined, values), {name: value.numpy() for name, value in values.items()})
+    split = _split(joined, values)
+    same({name: value.numpy() for name, value in split.items()}, {name: value.numpy() for name, value in values.items()})
+    assert all(value.untyped_storage().data_ptr() == joined.untyped_storage().data_ptr() for value in split.values())
 
 
 def test_on_the_cpu_nothing_is_copied_in_and_nothing_is_shared_out():
