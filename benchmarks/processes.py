@@ -147,7 +147,7 @@ def weights(publish: bool, seconds: float = 3.0) -> dict[str, float]:
             if publish and (not sent or perf_counter() > max(sent.values()) + 0.1):
                 task.version += 1
                 begin = sent[task.version] = perf_counter()
-                driver._publish(driver._due())
+                driver._publish(driver._unpublished())
                 copying.append(perf_counter() - begin)
 
         driver._take_in = give
@@ -419,7 +419,7 @@ def measure_busy(rounds: int, scale: float) -> Found:
 
 
 def measure_weights(rounds: int, scale: float) -> Found:
-    seconds = max(3 * scale, 1.0)
+    seconds = max(3 * scale, 0.5)
     still, given = weights(False, seconds), weights(True, seconds)
     return {"without": still, "with": given}, [
         f"weights of 26.6 MB: {1e3 * given['delay_s']:.1f} ms until a worker acts with them ({1e3 * given['copying_s']:.1f} ms "

@@ -22,6 +22,7 @@ def ours(monkeypatch):
 
 @pytest.mark.parametrize(("name", "argv"), [
     ("transport", ["--agents", "4", "--rounds", "1"]),
+    ("transport", ["--driver", "processes", "--part", "weights", "--part", "recovery", "--rounds", "1", "--scale", "0.02"]),
     ("memory", ["--agents", "8", "--steps", "2000"]),
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
@@ -64,6 +65,9 @@ def test_json_out(name, argv, capsys):
         assert {"parl_like",
                 "by hand"} <= case["rates"].keys() and ("by hand, tuned" in case["rates"]) == (name == "ppo_cartpole")
         assert all(value > 0 for value in case["ratios"].values())
+    elif "processes" in argv:
+        assert all(0 < seconds < 60 for seconds in result["processes"]["recovery"]["seconds"])
+        assert result["processes"]["weights"]["with"]["publications"] > 0
     else:
         case = result["agents"]["4"]
         rates = case["rates"]
