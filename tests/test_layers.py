@@ -59,3 +59,35 @@ def test_arrows_point_down(path):
         if module.split(".")[0] == "parl_like":
             target = room_of(module)
             assert target == room or target in ALLOWED[room], f"{where}: {room} may not import {target} ({module})"
+
+
+def test_no_files_import_each_other():
+    """Not under TYPE_CHECKING either: a file knows only what is below it, so it can be read and tested with what it imports."""
+    modules = {module_of(path).removesuffix(".__init__"): path for path in FILES}
+    knows = {}
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {f"{node.module}.{alias.name}" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+                    for alias in node.names}
+        imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        # A name in a file, or a file in a folder; a compiled module knows nobody.
+        found = {full if full in modules else full.rpartition(".")[0] for full in imported if not compiled(full)}
+        knows[name] = {other for other in found if other in modules and other != name}
+
+    def below(name):
+        seen, ahead = set(), [name]
+        while ahead:
+            ahead += (new := knows[ahead.pop()] - seen)
+            seen |= new
+        return seen
+
+    circles = {name for name in knows if name in below(name)}
+    found = "; ".join(f"{name} → {', '.join(sorted(knows[name] & circles))}" for name in sorted(circles))
+    assert not circles, f"files that import each other: {found}"
+
+
+def compiled(name):
+    """parl_like.data._rows -> True: there is a .pyx or .cpp of this name."""
+    parts = name.split(".")[1:]
+    folder = (ROOT if parts and parts[0] in AREAS else ROOT / "parl_like").joinpath(*parts[:-1])
+    return bool(parts) and any((folder / f"{parts[-1]}{end}").exists() for end in (".pyx", ".cpp"))
