@@ -257,6 +257,29 @@ def test_an_algorithm_that_wants_random_rows_is_refused_by_helpers_that_send_seg
         robot_of(ppo(), lambda: OffPolicyHelper(size=100, batch_size=4))
 
 
+def test_every_drawn_row_gets_its_own_priority_from_a_lesson_of_several_minibatches():
+    """Each row says what its priority shall be: its position, plus 1. (Corridor: the observation is the position.)"""
+
+    class Split(Recorder):
+        def minibatches(self, batch):
+            order = torch.from_numpy(self.rng.permutation(len(batch.obs)))
+            yield from (batch[order[:3]], batch[order[3:]])
+
+        def learn(self, batch):
+            return {**super().learn(batch), "priority": batch.obs[:, 0] + 1}
+
+    def helper():
+        return OffPolicyHelper(size=32, batch_size=8, learn_every=8, buffer=PrioritizedReplayBuffer)
+
+    with robot_of(Split(), helper, env=lambda: Corridor(100)) as robot:
+        robot.run(StopAfterSteps(32))
+        buffer, task = robot.buffers["RL"], robot.tasks["RL"]
+        drawn = {int(x) for lesson in task.algorithm.lessons for x in lesson["obs"][:, 0]}
+        assert task.learns == 4 and len(drawn) > 8
+        for position in drawn:
+            assert buffer._sum[position] == pytest.approx((position + 1) ** buffer.alpha, rel=1e-5)
+
+
 # ------------------------------------------------------------------------------------- arrays that somebody changes later
 
 
