@@ -15,9 +15,9 @@ from parl_like.data.generators import rng_state, set_rng_state
 class DoorKey(gym.Env[Any, Any]):
     """MiniGrid's DoorKey with a vector of what is where as observation.
 
-    Observation [17] float32: heading (4, one-hot), what lies ahead (5, one-hot: free, wall, key, door, exit), key carried, door open, and for
-    key, door and exit the way there, (forward, right) in the agent's own frame, divided by the size. Actions as in MiniGrid without
-    `drop` and `done`: left, right, forward, pick up, toggle.
+    Observation [17] float32: heading (4, one-hot), what lies ahead (5, one-hot: free, wall, key, door, exit), key carried, door
+    open, and for key, door and exit the way there, (forward, right) in the agent's own frame, divided by the size. Actions as in
+    MiniGrid without `drop` and `done`: left, right, forward, pick up, toggle.
 
     Args:
         size: Of the square room, walls included; at least 5.
@@ -75,7 +75,8 @@ class DoorKey(gym.Env[Any, Any]):
         return out
 
     def clone_state(self) -> dict[str, Any]:
-        """Everything that what comes next depends on, in arrays and plain values: room, agent, what it carries, steps, both generators.
+        """Everything that what comes next depends on, in arrays and plain values: room, agent, what it carries, steps, both
+        generators.
 
         Raises:
             gymnasium.error.ResetNeeded: nothing has begun yet.

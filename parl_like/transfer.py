@@ -26,14 +26,15 @@ def send(arrays: Mapping[str, Array], device: torch.device) -> dict[str, torch.T
 def fetch(values: Mapping[str, Any]) -> dict[str, Array]:
     """Tensors (and arrays) of any shapes and dtypes as arrays of their own; from another device than the CPU in one copy.
 
-    They share memory with nothing that outlives the call: not with a parameter, nor with an array that a request lay in. Only tensors
-    that were made under `inference_mode` are not copied again.
+    They share memory with nothing that outlives the call: not with a parameter, nor with an array that a request lay in. Only
+    tensors that were made under `inference_mode` are not copied again.
     """
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     if any(value.device.type != "cpu" for value in tensors.values()):
         moved = {name: value.detach() for name, value in tensors.items() if value.device.type != "cpu"}
         values = {**values, **{name: value.numpy() for name, value in _split(_join(moved).cpu(), moved).items()}}
-    return {name: _own(value) if isinstance(value, torch.Tensor) or name not in tensors else value for name, value in values.items()}
+    return {name: _own(value) if isinstance(value, torch.Tensor) or name not in tensors else value for name,
+            value in values.items()}
 
 
 def _own(value: Any) -> Array:
