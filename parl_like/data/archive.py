@@ -101,7 +101,7 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         meta: Plain values for the manifest.
 
     Raises:
-        ArchiveError: a leaf or name that cannot be stored, or a `path` that is something else than an archive. Nothing was written.
+        ArchiveError: a leaf or name that cannot be stored, or a `path` that is no archive. Nothing was written.
         OSError: the disk is full, read-only …; what was at `path` is still there.
     """
     path = Path(os.path.abspath(path))
@@ -272,7 +272,7 @@ def read_components(
             check(manifest)
         needed, memory = sum(manifest.sizes().values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > memory:
-            raise refusal(found, f"arrays that fit into {memory} bytes of memory", f"{needed} bytes", "use another machine, or an earlier one")
+            raise refusal(found, f"arrays that fit into {memory} bytes of memory", f"{needed} bytes", "use an earlier one")
         for step in (_check_files, _read_component):  # all sizes, before anything is allocated
             for component in manifest.components:
                 if component.name in bad:

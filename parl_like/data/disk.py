@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 LARGE = 64 << 20  # bytes from which a file that is mostly holes is refused
-MAX_RATIO = 64  # size of such a file over what it takes on the disk; file systems that compress reach less with what is stored here
+MAX_RATIO = 64  # size of such a file over what it takes on the disk; compressing file systems reach less
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -22,8 +22,8 @@ def open_folder(path: Path, base: Path | None = None) -> int:
     """A descriptor of the directory `path`, for the caller to close.
 
     Args:
-        base: A directory above it (or itself) that the user has named, and that may be a link; below it none is followed. None: `path` itself
-            must not be one.
+        base: A directory above it (or itself) that the user has named, and that may be a link; below it none is followed. None:
+            `path` itself must not be one.
 
     Raises:
         OSError: there is no such directory, or there is a link on the way.
@@ -50,7 +50,7 @@ def open_at(folder: int, name: str, flags: int = os.O_RDONLY, *, limit: int = 2*
         limit: Bytes that it may have.
 
     Raises:
-        OSError: it is something else, too large or nearly empty for its size; or, opened for writing, has a second name elsewhere.
+        OSError: it is something else, too large or nearly empty for its size; or it is to be written and has a second name.
     """
     try:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -114,8 +114,8 @@ def write_new(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
 
 
 def replace_file(path: Path, data: bytes, *, base: Path | None = None) -> None:
-    """Makes `data` the content of the file `path`, durably and in one step: whoever reads it, or crashes meanwhile, finds the old bytes or
-    the new ones. A link at `path` is replaced, not followed. `base`: as `open_file`."""
+    """Makes `data` the content of the file `path`, durably and in one step: whoever reads it, or crashes meanwhile, finds the old
+    bytes or the new ones. A link at `path` is replaced, not followed. `base`: as `open_file`."""
     os.close(open_folder(path.parent, path.parent if base is None else base))
     partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
     try:

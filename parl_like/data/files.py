@@ -1,8 +1,8 @@
 """Buffers in files: as an archive, a directory that needs no other package, or as one HDF5 file (extra `hdf5`).
 
 Both hold the same tree: "buffer" with the kind, the constructor's options and the state but its rows; and "rows.0000",
-"rows.0001" … with the rows, in parts, so that a damaged part costs its rows only. Nothing is pickled, and a file names no code: its
-kind is looked up in a table. A CachedReplayBuffer is saved as its `main`, with the cache, that is its open episodes, beside it.
+"rows.0001" … with the rows, in parts, so that a damaged part costs its rows only. Nothing is pickled, and a file names no code:
+its kind is looked up in a table. A CachedReplayBuffer is saved as its `main`, with its open episodes beside it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
     `threadsafe` belongs to a process, and is given again when loading.
 
     Args:
-        buffer: A ReplayBuffer, PrioritizedReplayBuffer, ReservoirBuffer, EpisodeBuffer, or CachedReplayBuffer over one of the first
-            two. Its rows are copied first.
+        buffer: A ReplayBuffer, PrioritizedReplayBuffer, ReservoirBuffer, EpisodeBuffer, or CachedReplayBuffer over one of the
+            first two. Its rows are copied first.
         path: Becomes an HDF5 file if it ends in .h5 or .hdf5, else a directory.
         rows_per_chunk: Rows that share a checksum and are lost together; None: a 64th of them, at least 256.
 
@@ -60,7 +60,7 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
 
 
 def load_buffer(path: str | os.PathLike[str], **options: Any) -> Any:
-    """The buffer that `save_buffer` wrote: the same rows at the same positions, and it goes on drawing as the saved one would have.
+    """The buffer that `save_buffer` wrote: the same rows at the same positions; it goes on drawing as the saved one.
 
     Where a part of the rows is damaged, they are left out, with a warning that counts them; the row before them ends its episode,
     as truncated. With stacked frames, or `ignore_obs_next`, where rows need their neighbours, the whole episode is left out. The
@@ -72,8 +72,8 @@ def load_buffer(path: str | os.PathLike[str], **options: Any) -> Any:
             `threadsafe=True` …
 
     Raises:
-        ArchiveError: anything that is not what was written, a newer format, or over 5 % of the rows would be lost; a reservoir and
-            an EpisodeBuffer, whose rows are numbered for ever, can lose none.
+        ArchiveError: anything that is not what was written, a newer format, or over 5 % of the rows would be lost; a reservoir
+            and an EpisodeBuffer, whose rows are numbered for ever, can lose none.
         ValueError: β was a schedule and `beta` is not given; an option that contradicts the saved rows.
         ImportError: h5py is missing.
     """
@@ -108,8 +108,8 @@ class Savable:
     """`save` and `load` for a class of buffers that `save_buffer` takes."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes rows, positions and generator to `path`, completely or not at all: an HDF5 file if it ends in .h5 (extra `hdf5`), else a
-        directory. See `parl_like.data.files.save_buffer`."""
+        """Writes rows, positions and generator to `path`, completely or not at all: an HDF5 file if it ends in .h5 (extra
+        `hdf5`), else a directory. See `parl_like.data.files.save_buffer`."""
         save_buffer(self, path)
 
     @classmethod
@@ -126,8 +126,8 @@ class Savable:
 
 
 class _Head(msgspec.Struct, forbid_unknown_fields=True):
-    """The component "buffer". `code`: options that were functions; `chunk`: rows of a part; `state`: but the rows; `cache`: the state
-    of a CachedReplayBuffer but that of its main, to which all the rest belongs."""
+    """The component "buffer". `code`: options that were functions; `chunk`: rows of a part; `state`: but the rows; `cache`: the
+    state of a CachedReplayBuffer but that of its main, to which all the rest belongs."""
 
     kind: str
     versions: dict[str, str]
@@ -146,8 +146,8 @@ def _tree(path: Path, buffer: Any, rows_per_chunk: int | None) -> dict[str, Any]
     main = buffer.main if type(buffer) is cached_class() else buffer
     kind = KINDS.get(type(main).__name__)
     if kind is None or type(main) is not kind.get():
-        raise TypeError(f"{path}: expected a {', '.join(KINDS)}, CachedReplayBuffer, got {type(main).__name__}; save the state_dict() of "
-                        "other classes with write_archive")  # fmt: skip
+        raise TypeError(f"{path}: expected a {', '.join(KINDS)}, CachedReplayBuffer, got {type(main).__name__}; save the "
+                        "state_dict() of other classes with write_archive")  # fmt: skip
     state, cache = _with_rng(buffer.state_dict(), _named), None
     if main is not buffer:
         cache, state = {key: value for key, value in state.items() if key != "main"}, state["main"]
@@ -171,7 +171,8 @@ def _with_rng(state: Any, convert: Callable[[Any], Any]) -> Any:
     """A state whose generators, under the keys "rng", are converted. An array there is a field of that name."""
     if not isinstance(state, dict):
         return state
-    return {key: convert(value) if key == "rng" and isinstance(value, dict) else _with_rng(value, convert) for key, value in state.items()}
+    return {key: convert(value) if key == "rng" and isinstance(value, dict) else _with_rng(value, convert)
+            for key, value in state.items()}
 
 
 def _named(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +291,8 @@ def _without(path: Path, kind: Kind, rows: int, size: int, state: dict[str, Any]
     if count > MAX_LOST * rows:
         raise _lost(path, count, rows, bad)
     check(path, kind, state)
-    warnings.warn(f"{path}: {count} of {rows} rows were dropped, since {len(bad)} part(s) are damaged: {next(iter(bad.values()))}",
+    warnings.warn(f"{path}: {count} of {rows} rows were dropped, since {len(bad)} part(s) are damaged: "
+                  f"{next(iter(bad.values()))}",
                   stacklevel=4)  # fmt: skip
     return state
 
@@ -299,7 +301,8 @@ def _lost(path: Path, lost: int, rows: int, bad: dict[str, str], kind: Kind | No
     limit = f"at most {MAX_LOST:.0%} of them to be lost"
     if kind and kind.drop is None:
         limit = f"all rows, since a {kind.name} must not lose some"
-    return refusal(path, f"{rows} rows, and {limit}", f"{lost} in damaged parts ({next(iter(bad.values()), '')})", "use an earlier file")
+    return refusal(path, f"{rows} rows, and {limit}", f"{lost} in damaged parts ({next(iter(bad.values()), '')})",
+                   "use an earlier file")
 
 
 def _read_directory(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -39,8 +39,7 @@ def set_rng_state(generator: np.random.Generator, state: Mapping[str, Any]) -> N
     generator.bit_generator.state = {
         "bit_generator": "PCG64",
         "state": {"state": state["state"], "inc": state["inc"]},
-        "has_uint32": state["has_uint32"],
-        "uinteger": state["uinteger"],
+        "has_uint32": state["has_uint32"], "uinteger": state["uinteger"],
     }
 
 

@@ -27,8 +27,8 @@ def _h5py() -> Any:
     try:
         return importlib.import_module("h5py")
     except ImportError as error:
-        raise ImportError("files that end in .h5 or .hdf5 need h5py: pip install 'parl_like[hdf5]'; or save to a directory, by a path "
-                          "without such an ending") from error  # fmt: skip
+        raise ImportError("files that end in .h5 or .hdf5 need h5py: pip install 'parl_like[hdf5]'; or save to a directory, by "
+                          "a path without such an ending") from error  # fmt: skip
 
 
 def _digest(component: str, name: str, array: Array) -> str:
@@ -128,7 +128,8 @@ def _read_group(h5py: Any, path: Path, component: str, group: Any, limit: int) -
         code = CODES.get(data.dtype)
         if code is None:
             raise damaged(where, f"a dtype among {', '.join(dtype.str for dtype in CODES)}", data.dtype)
-        if data.shape is None or data.chunks is not None or data.external or data.is_virtual or data.id.get_create_plist().get_nfilters():
+        packed = data.chunks is not None or data.id.get_create_plist().get_nfilters()
+        if data.shape is None or packed or data.external or data.is_virtual:
             raise damaged(where, "an array in one piece, inside this file and not compressed", "another layout")
         limit -= math.prod(data.shape) * data.dtype.itemsize
         if limit < 0:

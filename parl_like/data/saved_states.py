@@ -100,8 +100,8 @@ class Kind:
 
     Attributes:
         module, name: Of the class.
-        options: Of its constructor, beside those that are keys of its state: name -> type; with that attribute, or that key of the
-            state's options.
+        options: Of its constructor, beside those that are keys of its state: name -> type; with that attribute, or that key of
+            the state's options.
         make: (class, state, options) -> an empty buffer.
         state: What `state_dict` must look like. check: What else must hold; raises ValueError.
         chunked: Keys of the state whose arrays have one row for each row of the buffer; () keeps all of it in one part.
@@ -127,18 +127,6 @@ class Kind:
         return state.get(self.inside) if self.inside else state
 
 
-def _make_ring(cls: Any, state: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    return cls(state["size"], state["n_lanes"], **options)
-
-
-def _make_reservoir(cls: Any, state: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    return cls(state["size"], **options)
-
-
-def _make_episodes(cls: Any, state: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    return cls(state["max_rows"], state["max_episodes"], state["n_lanes"], **options)
-
-
 def cached_class() -> Any:
     return importlib.import_module("parl_like.data.episodes").CachedReplayBuffer
 
@@ -161,7 +149,8 @@ def _check_ring(state: RingState) -> None:
     _check_memory(state.size + state.n_lanes, state.specs)
     lanes, opened = state.n_lanes, state.open
     lane_size = -(-state.size // lanes)
-    for name, numbers in (("count", state.count), ("cursor", state.cursor), ("written", state.written), ("open.length", opened.length),
+    for name, numbers in (("count", state.count), ("cursor", state.cursor), ("written", state.written),
+                          ("open.length", opened.length),
                           ("open.start", opened.start), ("open.return", opened.returns)):  # fmt: skip
         if len(numbers) != lanes:
             raise ValueError(f"expected {lanes} numbers in {name!r}, one per lane, got {len(numbers)}")
@@ -319,11 +308,17 @@ _PRIORITIES = {"alpha": float, "beta": float, "weight_norm": bool}
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("parl_like.data.replay_buffer", "ReplayBuffer", _RING, _make_ring, RingState, _check_ring, drop=_drop_rows),
-        Kind("parl_like.data.prioritized", "PrioritizedReplayBuffer", _RING | _PRIORITIES, _make_ring, _PrioritizedState,
-              _check_prioritized, ("columns", "weights"), drop=_drop_rows),
-        Kind("parl_like.data.reservoir", "ReservoirBuffer", {}, _make_reservoir, _ReservoirState, _check_reservoir),
-        Kind("parl_like.data.episodes", "EpisodeBuffer", {"rew_dtype": str}, _make_episodes, _EpisodeState, _check_episodes, inside="rows"),
+        Kind("parl_like.data.replay_buffer", "ReplayBuffer", _RING,
+             lambda cls, state, options: cls(state["size"], state["n_lanes"], **options),
+             RingState, _check_ring, drop=_drop_rows),
+        Kind("parl_like.data.prioritized", "PrioritizedReplayBuffer", _RING | _PRIORITIES,
+             lambda cls, state, options: cls(state["size"], state["n_lanes"], **options),
+             _PrioritizedState, _check_prioritized, ("columns", "weights"), drop=_drop_rows),
+        Kind("parl_like.data.reservoir", "ReservoirBuffer", {}, lambda cls, state, options: cls(state["size"], **options),
+             _ReservoirState, _check_reservoir),
+        Kind("parl_like.data.episodes", "EpisodeBuffer", {"rew_dtype": str},
+             lambda cls, state, options: cls(state["max_rows"], state["max_episodes"], state["n_lanes"], **options),
+             _EpisodeState, _check_episodes, inside="rows"),
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: save so that a kill at any moment leaves a good one, load the newest good one, and one process per run."""
+"""Checkpoints of a run: save so that a kill at any moment leaves a good one, and load the newest good one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 class Loaded(NamedTuple):
-    """What `Checkpoints.load` found: `skipped` names each pointer or checkpoint that was tried before it, and why it was not used."""
+    """What `Checkpoints.load` found. `skipped`: what was tried before it, and why it was not used."""
 
     tree: dict[str, Any]
     manifest: Manifest
@@ -83,7 +83,7 @@ class Checkpoints:
         self._ready = False
 
     def _start(self) -> None:
-        """Makes the directory, private to its owner, and removes what a killed process left. Raises OSError, also where it is a link."""
+        """Makes the directory, private to its owner, and removes what a killed process left. Raises OSError."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = open_folder(self.root)
         try:
@@ -144,7 +144,7 @@ class Checkpoints:
         return path
 
     def _write(self, path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int, score: float | None) -> bool:
-        """Writes a checkpoint and the pointers to it. Returns whether a damaged one was there, which an earlier run passed over."""
+        """Writes a checkpoint and the pointers to it. Returns whether a damaged one was there."""
         if not self._ready:
             self._start()
         best = score is not None and score > self._best_score()
@@ -169,13 +169,13 @@ class Checkpoints:
     def exact(self) -> tuple[int, int] | None:
         """Steps of the newest checkpoint that no interruption made (where there is none: of the newest), and of the newest.
 
-        Those later than LATEST do not count: the run has left them behind. Nor do those without a good manifest; None: all of them.
+        Those later than LATEST do not count: the run has left them behind. Nor do those without a good manifest.
         """
         found = self._made([])  # `load` reports what is bad, where it matters
         return (next((step for step, interrupted in found if not interrupted), found[0][0]), found[0][0]) if found else None
 
     def _made(self, bad: list[tuple[str, str]]) -> list[tuple[int, bool]]:
-        """Steps up to LATEST with a good manifest, newest first, and whether an interruption made them; the others go to `bad`."""
+        """Steps up to LATEST, newest first, and whether an interruption made them; without a good manifest they go to `bad`."""
         latest = self.latest()
         found = []
         for step in reversed(self.steps()):
@@ -191,9 +191,9 @@ class Checkpoints:
         """Loads a checkpoint completely, or says which one it loaded instead.
 
         Args:
-            which: 'latest', 'best', or 'exact' (the newest that no interruption made): where that one is damaged, the newest good one
-                before it, and each one passed over gets a warning and a place in `skipped`. One that memory does not suffice for
-                counts as damaged. Or the path of an archive: that one only.
+            which: 'latest', 'best', or 'exact' (the newest that no interruption made): where that one is damaged, the newest good
+                one before it, and each one passed over gets a warning and a place in `skipped`. One that memory does not suffice
+                for counts as damaged. Or the path of an archive: that one only.
             check: Looks at the manifest before anything else is read; raises ArchiveError where it is not what is expected.
 
         Raises:
@@ -284,7 +284,7 @@ class Checkpoints:
 
 
 def meta_of(path: Path, manifest: Manifest) -> Meta:
-    """The meta of a checkpoint of a run. Raises ArchiveError where it is none, or that of another step than the directory's name says."""
+    """The meta of a checkpoint of a run. Raises ArchiveError where it is none, or that of another step than its name says."""
     try:
         meta = msgspec.convert(manifest.meta, Meta)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""The command `parl-like`. Verbs import what they need when they run, so `--help` and `list` load neither torch nor matplotlib."""
+"""The command `parl-like`. Verbs import what they need when they run, so `--help` and `list` do not load torch."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parse(words)
         code: int = args.verb(args)
         sys.stdout.flush()
+        if argv is None:  # from here on Python shuts down, and is not to show tracebacks of that
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         return code
     except SystemExit as error:  # argparse: help was printed, or the usage was wrong
         return error.code if isinstance(error.code, int) else 0
@@ -50,9 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "" if debug or isinstance(error, UsageError) else " (`--debug` shows where)"
         print(f"error: {name}{' '.join(str(error).split())}{hint}", file=sys.stderr)
         return USAGE if isinstance(error, UsageError) else ERROR
-    finally:
-        if argv is None:  # from here on Python shuts down: another Ctrl-C ends it at once, without a traceback
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 # ------------------------------------------------------------------------------------------------ verbs
@@ -94,7 +93,8 @@ def _eval(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(numbers)
     else:
-        print("\n".join(f"{key:12} {value:.6g}" if isinstance(value, float) else f"{key:12} {value}" for key, value in numbers.items()))
+        shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in numbers.items()}
+        print("\n".join(f"{key:12} {value}" for key, value in shown.items()))
     return 0
 
 
@@ -129,7 +129,9 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     print("\n".join(_table(known)) if known else "no experiments are installed")
     if runs:
-        print("\n" + "\n".join(_table([{**run, "differs": " ".join(f"{key}={value}" for key, value in run["differs"].items())} for run in runs])))
+        for run in runs:
+            run["differs"] = " ".join(f"{key}={value}" for key, value in run["differs"].items())
+        print("\n" + "\n".join(_table(runs)))
     return 0
 
 
@@ -154,7 +156,7 @@ def _bench(args: argparse.Namespace) -> int:
     root = Path(parl_like.__file__).resolve().parents[1]
     folder = root / "benchmarks"
     if not folder.is_dir():
-        raise UsageError("benchmarks live in the repository, not in the installed package; clone it and run `pip install -e .` there")
+        raise UsageError("benchmarks live in the repository, not in the installed package; clone it and run `pip install -e .`")
     files = [path for path in folder.glob("[a-z]*.py") if "\ndef main(" in path.read_text(encoding="utf-8")]
     known = sorted(path.stem.replace("_", "-") for path in files)
     if args.name is None:
@@ -180,7 +182,8 @@ def _verify(args: argparse.Namespace) -> int:
         rows = [{"checkpoint": name, "good": whole, "problem": problem} for name, whole, problem in checked]
         _print_json({"run": str(run.path), "good": good, "checkpoints": rows})
     else:
-        print("\n".join(f"{name}  {'good' if whole else problem}" for name, whole, problem in checked) or "no checkpoint was saved yet")
+        lines = [f"{name}  {'good' if whole else problem}" for name, whole, problem in checked]
+        print("\n".join(lines or ["no checkpoint was saved yet"]))
     return 0 if good else ERROR
 
 
@@ -202,11 +205,9 @@ def _doctor(args: argparse.Namespace) -> int:
     memory = psutil.virtual_memory()
     report = {
         "parl_like": metadata.version("parl_like"),
-        "python": platform.python_version(),
-        "system": platform.platform(),
+        "python": platform.python_version(), "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "memory_gb": round(memory.total / 1e9, 1),
-        "memory_free_gb": round(memory.available / 1e9, 1),
+        "memory_gb": round(memory.total / 1e9, 1), "memory_free_gb": round(memory.available / 1e9, 1),
         "packages": packages,
         "extras": {extra: importlib.util.find_spec(module) is not None for extra, module in _EXTRAS.items()},
     }
@@ -219,7 +220,7 @@ def _doctor(args: argparse.Namespace) -> int:
         print("\n".join(f"{package:16} {version}" for package, version in packages.items()))
         for extra, module in _EXTRAS.items():
             found = report["extras"][extra]  # type: ignore[index]
-            print(f"{'extra ' + extra:16} {'found' if found else f'not found ({module}); pip install {chr(39)}parl_like[{extra}]{chr(39)}'}")
+            print(f"{'extra ' + extra:16} " + ("found" if found else f"not found ({module}); pip install 'parl_like[{extra}]'"))
     return ERROR if missing else 0
 
 
@@ -251,11 +252,13 @@ def _run_row(run: Any) -> dict[str, Any]:
     """What `list` says of a run: `score` is the mean return of its evaluation, `differs` what is not as its experiment has it."""
     from parl_like.lab.metrics import last_row
 
-    row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "last_return": None, "differs": {}}
+    row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "last_return": None,
+                           "differs": {}}
     try:
         info, last = run.info(), last_row(run)
         score = ((run.result() or {}).get("evaluation") or {}).get("mean_return")
-        row |= {"experiment": info.experiment, "state": run.state(), "last_return": last.get("return/last"), "differs": info.differs}
+        row |= {"experiment": info.experiment, "state": run.state(), "last_return": last.get("return/last"),
+                "differs": info.differs}
         row |= {"steps": int(last.get("step", 0)), "score": score if isinstance(score, (int, float)) else None}
     except (UsageError, AttributeError, ValueError, OverflowError) as error:
         row["state"] = f"unreadable: {error}"
@@ -281,60 +284,61 @@ class _Parser(argparse.ArgumentParser):
 
 def _parse(words: list[str]) -> argparse.Namespace:
     common = _Parser(add_help=False)
-    common.add_argument("--json", action="store_true", help="machine-readable: JSON on standard output, the rest on standard error")
+    common.add_argument("--json", action="store_true", help="JSON on standard output, for machines; the rest on standard error")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser = _Parser(prog="parl-like", description="Train robots made of computation tasks that many agents share.", epilog=EPILOG,
-                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(prog="parl-like", description="Train robots made of computation tasks that many agents share.",
+                     epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
 
-    def verb(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def verb(
+        name: str, do: Callable[[argparse.Namespace], int], text: str, *, run: bool = True, words: str = "",
+    ) -> argparse.ArgumentParser:
+        """A command; with a run directory, with key=value words that `words` tells of."""
         one = verbs.add_parser(name, parents=[common], help=text, description=text)
-        one.set_defaults(verb=run)
+        one.set_defaults(verb=do)
+        if run:
+            one.add_argument("run", metavar="RUN")
+        if words:
+            one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help=words)
         return one
 
     def checkpoint(one: argparse.ArgumentParser, default: str = "latest") -> None:
         exact = "exact (the newest of the schedule, so that the run equals an uninterrupted one), " if default == "exact" else ""
-        one.add_argument("--checkpoint", default=default, metavar="WHICH", help=f"{exact}latest, best, or a step; default: {default}")
+        text = f"{exact}latest, best, or a step; default: {default}"
+        one.add_argument("--checkpoint", default=default, metavar="WHICH", help=text)
 
-    one = verb("train", _train, "train an experiment in a new run directory")
+    one = verb("train", _train, "train an experiment in a new run directory", run=False)
     one.add_argument("experiment", metavar="EXPERIMENT", help="one of `parl-like list`")
-    one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help="configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]")
+    one.add_argument("assignments", nargs="*", default=[], metavar="key=value",
+                     help="configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]")
     one.add_argument("--config", metavar="FILE", help="YAML file of configuration values; key=value words come before it")
     one.add_argument("--show-config", action="store_true", help="print the resolved configuration and stop")
-    one = verb("resume", _resume, "continue a run from its last checkpoint")
-    one.add_argument("run", metavar="RUN")
-    one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help="e.g. total_steps=40000")
-    checkpoint(one, "exact")
+    checkpoint(verb("resume", _resume, "continue a run from its last checkpoint", words="e.g. total_steps=40000"), "exact")
     again = "what names a module, given again: env=module:Id"
-    one = verb("eval", _eval, "evaluate a trained run without exploration")
-    one.add_argument("run", metavar="RUN")
-    one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help=again)
+    one = verb("eval", _eval, "evaluate a trained run without exploration", words=again)
     one.add_argument("--episodes", type=_positive, default=0, metavar="N", help="default: as after training")
     one.add_argument("--seed", type=_seed, metavar="N", help="default: as after training")
     checkpoint(one)
-    one = verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans")
-    one.add_argument("run", metavar="RUN")
-    one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help=again)
+    one = verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans", words=again)
     one.add_argument("--episodes", type=_positive, default=1, metavar="N")
     one.add_argument("--seed", type=_seed, metavar="N")
     one.add_argument("--steps", type=_positive, default=0, metavar="N", help="stop after so many env steps (default: at the end)")
     checkpoint(one)
-    one = verb("list", _list, "list the experiments, and the runs in runs/")
+    one = verb("list", _list, "list the experiments, and the runs in runs/", run=False)
     one.add_argument("--runs", default="runs", metavar="DIR", help="where runs are (default: runs)")
-    one = verb("plot", _plot, "draw the learning curve of one or several runs")
+    one = verb("plot", _plot, "draw the learning curve of one or several runs", run=False)
     one.add_argument("runs", nargs="+", metavar="RUN")
     one.add_argument("--out", metavar="FILE", help="the picture (png, svg or pdf)")
     one.add_argument("--metric", metavar="KEY", help="column of metrics.csv (default: return/mean)")
-    one = verb("bench", _bench, "run a benchmark of the repository; without a name: list them")
+    one = verb("bench", _bench, "run a benchmark of the repository; without a name: list them", run=False)
     one.add_argument("name", nargs="?", metavar="NAME")
     one.add_argument("rest", nargs=argparse.REMAINDER, metavar="args", help="passed on to the benchmark")
-    one = verb("verify", _verify, "check every checkpoint of a run against its checksums")
-    one.add_argument("run", metavar="RUN")
-    verb("doctor", _doctor, "show versions, cores, memory and the extras found")
+    verb("verify", _verify, "check every checkpoint of a run against its checksums")
+    verb("doctor", _doctor, "show versions, cores, memory and the extras found", run=False)
 
     if words[:1] in (["worker"], ["keys"]):
-        raise UsageError(f"there is no command {words[0]!r} any more: workers on other machines are actors of a Ray cluster, which begin with the run: "
-                         "parl-like train NAME driver=ray workers.address=ADDRESS")
+        raise UsageError(f"there is no command {words[0]!r} any more: workers on other machines are actors of a Ray cluster, "
+                         "which begin with the run: parl-like train NAME driver=ray workers.address=ADDRESS")
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
     split = bool(words) and words[0] in ("train", "resume", "eval", "play")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]

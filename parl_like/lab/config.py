@@ -47,17 +47,18 @@ GONE: dict[str, Any] = {"remote": 0, "listen": "tcp://127.0.0.1:5555", "key": ""
 
 
 class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every robot's configuration has. A robot adds its own fields: `class Config(ExperimentConfig, frozen=True, kw_only=True)`.
+    """What every robot's configuration has. A robot adds its own fields: `class Config(ExperimentConfig, frozen=True,
+    kw_only=True)`.
 
-    Steps are environment steps (agent decisions), summed over all agents. Bounds are given with `Annotated[type, msgspec.Meta(...)]`;
-    a combination of fields that cannot be is refused with a ValueError in `__post_init__`.
+    Steps are environment steps (agent decisions), summed over all agents. Bounds are given with `Annotated[type,
+    msgspec.Meta(...)]`; a combination of fields that cannot be is refused with a ValueError in `__post_init__`.
 
     Attributes:
         seed: Root of every random number of the run.
         total_steps: Environment steps at which training ends.
         n_agents: Agents that act at once.
-        driver: How agents run: one thread with greenlets, a thread each, or worker processes (of this machine, or of a Ray cluster)
-            with many each.
+        driver: How agents run: one thread with greenlets, a thread each, or worker processes (of this machine, or of a Ray
+            cluster) with many each.
         workers: Of those.
         run_dir: Directory of the run; empty: `runs/<date>_<name>_s<seed>`.
         device: torch device of the tasks.
@@ -97,7 +98,8 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.driver == "ray":
             from parl_like.drivers.ray_cluster import Ray
 
-            return Ray(workers=own.count or None, address=own.address or None, step_limit=own.step_limit, agent_restarts=own.agent_restarts)
+            return Ray(workers=own.count or None, address=own.address or None, step_limit=own.step_limit,
+                       agent_restarts=own.agent_restarts)
         return self.driver
 
 
@@ -215,8 +217,8 @@ def _fit_keys(struct: type[msgspec.Struct], layer: Mapping[str, Any], name: str,
         if struct is Workers and key in GONE:
             if value == GONE[key]:
                 continue
-            raise ConfigError(f"{name}: {prefix}{key} is no key any more; workers on other machines are actors of a Ray cluster: driver=ray "
-                              "workers.address=ADDRESS (README, 'Other machines')")
+            raise ConfigError(f"{name}: {prefix}{key} is no key any more; workers on other machines are actors of a Ray "
+                              "cluster: driver=ray workers.address=ADDRESS (README, 'Other machines')")
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {prefix + near[0]!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
@@ -379,7 +381,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if _plain(text) == text and text.isprintable() else '"')
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text,
+                                   style=None if _plain(text) == text and text.isprintable() else '"')
 
 
 _Dumper.add_representer(str, _represent_text)

@@ -137,7 +137,8 @@ def get(name: str) -> Experiment:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{files[name]}: {error}") from None
     if experiment.name != name:
-        raise ConfigError(f"{files[name]}: expected name {name!r}, got {experiment.name!r}; name the file and the experiment alike")
+        mend = "name the file and the experiment alike"
+        raise ConfigError(f"{files[name]}: expected name {name!r}, got {experiment.name!r}; {mend}")
     return experiment
 
 
@@ -152,4 +153,5 @@ def _files() -> dict[str, Path]:
 
 
 def _robots() -> list[str]:
-    return [path.stem for folder in _robots_folders() for path in folder.glob("[a-z]*") if path.suffix == ".py" or (path / "__init__.py").exists()]
+    found = [path for folder in _robots_folders() for path in folder.glob("[a-z]*")]
+    return [path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").exists()]

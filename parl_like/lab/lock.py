@@ -48,8 +48,8 @@ class RunLock:
             True where it was taken over from a process that ended without releasing it.
 
         Raises:
-            RunLocked: a living process has it, this one included; or one of another machine, which cannot be asked; or the lock file
-                is a link or cannot be written.
+            RunLocked: a living process has it, this one included; or one of another machine, which cannot be asked; or the lock
+                file is a link or cannot be written.
         """
         try:
             self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def _here() -> str:
 
 
 def process_started(pid: int) -> float | None:
-    """Seconds from the machine's boot to the start of a process, rounded to 1/100, or None where it has ended: tells a pid from its reuse."""
+    """Seconds from the machine's boot to the start of a process, which tells a pid from its reuse; None: it has ended."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -84,7 +84,7 @@ class MetricsLog:
 
 
 class _Board:
-    """A file for TensorBoard, written like all others of the run: its own writer, a thread, ends when a disk is full for a moment."""
+    """A file for TensorBoard, written like all others of the run: its own writer ends when a disk is full for a moment."""
 
     def __init__(self, run: RunDir, start_step: int) -> None:
         from tensorboard.compat.proto import event_pb2
@@ -157,8 +157,7 @@ def last_row(run: RunDir) -> dict[str, float]:
 
 
 def _table(run: RunDir, name: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a CSV file, [] and [] where there is none; without rows of another length than the header, and without a last
-    line that has no end. Raises RunError."""
+    """Header and rows of a CSV file, [] and [] where there is none; without torn rows and a torn last line. Raises RunError."""
     if not os.path.lexists(run.path / name) and not run.outbox.waits(name):
         return [], []
     header, *rows = _parsed(run, name, run.read(name, MAX_TABLE_BYTES)) or [[]]

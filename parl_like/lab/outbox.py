@@ -28,7 +28,7 @@ class Outbox:
     """Appends to the files of a directory and replaces them; several threads may do so. Links in it are never followed.
 
     Args:
-        folder: The directory. One that is deleted or replaced while it is written to ends in a RunError, never in a new directory.
+        folder: The directory. One that is deleted or replaced meanwhile ends in a RunError, never in a new directory.
         warn: Gets one line for each cause that the disk names, once.
     """
 
@@ -161,7 +161,8 @@ class Outbox:
 
     def _open(self) -> int:
         """The directory's descriptor, if it is still the same directory."""
-        gone = RunError(f"the run directory {self.folder} was deleted or replaced while it was in use; nothing more can be saved in it")
+        why = "was deleted or replaced while it was in use; nothing more can be saved in it"
+        gone = RunError(f"the run directory {self.folder} {why}")
         try:
             folder = open_folder(self.folder, self.folder)
         except (FileNotFoundError, NotADirectoryError):

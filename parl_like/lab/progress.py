@@ -25,7 +25,7 @@ _ENDS = ("loss", "/mean_batch", "/queue_depth")
 
 
 def show(stream: TextIO | None, text: str) -> None:
-    """Prints a line for whoever reads along. Where nobody can (a closed pipe, a full disk behind `>`), the run goes on without."""
+    """Prints a line for whoever reads along. Where nobody can (a closed pipe, a full disk behind `>`), nothing happens."""
     if stream is not None:
         with suppress(OSError):
             print(text, file=stream, flush=True)
@@ -130,8 +130,8 @@ class Progress:
 
 
 def rows_of(metrics: Mapping[str, float]) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Label and (name, value) of every row of the live table, in its order: returns, what went wrong (if anything did), each task's losses
-    and other numbers, counters, queues."""
+    """Label and (name, value) of every row of the live table, in its order: returns, what went wrong (if anything did), each
+    task's losses and other numbers, counters, queues."""
     returns, wrong, counts, others = [], [], [], []
     tasks: dict[str, list[tuple[str, float]]] = {}
     queues: dict[str, list[tuple[str, float]]] = {}
@@ -156,8 +156,8 @@ def rows_of(metrics: Mapping[str, float]) -> list[tuple[str, list[tuple[str, flo
         items.sort(key=lambda item: (not item[0].endswith("loss"), item[0] != "loss"))  # stable: the others keep their order
     for items in queues.values():
         items.sort(key=lambda item: item[0] not in ("mean_batch", "queue_depth"))
-    return [(label, items) for label, items in [("return", returns), ("wrong", wrong), *tasks.items(), ("counts", counts), *queues.items(), ("more", others)]
-            if items]
+    rows = [("return", returns), ("wrong", wrong), *tasks.items(), ("counts", counts), *queues.items(), ("more", others)]
+    return [(label, items) for label, items in rows if items]
 
 
 def _lines(items: Sequence[str], width: int, gap: str) -> list[str]:

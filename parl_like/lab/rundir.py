@@ -47,8 +47,8 @@ class Git(msgspec.Struct, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse; `differs`: dotted
-    key → value, where the configuration is not that of the experiment."""
+    """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse; `differs`:
+    dotted key → value, where the configuration is not that of the experiment."""
 
     name: str
     experiment: Name
@@ -68,8 +68,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 class RunDir:
     """One run directory. `create` makes a new one, `open` finds an existing one.
 
-    It may come from somebody else: only plain files in it are read and written, up to a size, and no link in it is followed. What the disk
-    refuses waits in memory (`Outbox`); `flush` says what is still missing.
+    It may come from somebody else: only plain files in it are read and written, up to a size, and no link in it is followed. What
+    the disk refuses waits in memory (`Outbox`); `flush` says what is still missing.
 
     Args:
         warn: Gets one line for each cause of trouble with the disk; None: the log.
@@ -118,7 +118,7 @@ class RunDir:
             raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
         run = cls(path)
         run._write_info(RunInfo(
-            name=path.name, experiment=experiment, state="running", pid=os.getpid(), process_started=process_started(os.getpid()) or 0.0,
+            name=path.name, experiment=experiment, state="running", pid=os.getpid(), process_started=_own_start(),
             started=now(), versions=made_with, differs=dict(differs or {}), git=git, command=list(command),
         ))
         run.save_config(config)
@@ -159,8 +159,8 @@ class RunDir:
         self._write_info(msgspec.structs.replace(self.info(), **fields))
 
     def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None) -> None:
-        """This process continues the run; a result that it had is no longer its result. Raises RunError where the disk refuses."""
-        self.update(state="running", pid=os.getpid(), process_started=process_started(os.getpid()) or 0.0, ended=None, exit_reason="",
+        """This process continues the run; a result that it had is no longer its own. Raises RunError where the disk refuses."""
+        self.update(state="running", pid=os.getpid(), process_started=_own_start(), ended=None, exit_reason="",
                     resumed=self.info().resumed + 1, versions=versions(), differs=dict(differs or {}), git=git_state(),
                     command=list(command))
         self._must_be_written()
@@ -172,7 +172,8 @@ class RunDir:
         self.update(state=state, exit_reason=reason, ended=now())
         if "run.json" in self.outbox.flush():
             info, cuts = self.info(), (len(reason), 100, 40, 0)  # of its reason as much as there is room for
-            any(self.outbox.overwrite("run.json", msgspec.json.encode(msgspec.structs.replace(info, exit_reason=reason[:cut]))) for cut in cuts)
+            shorter = (msgspec.json.encode(msgspec.structs.replace(info, exit_reason=reason[:cut])) for cut in cuts)
+            any(self.outbox.overwrite("run.json", text) for text in shorter)
 
     def flush(self, patience: float = 0.0) -> list[str]:
         """Writes what waits, and tries for `patience` seconds. Returns the names of files that could not be written."""
@@ -204,15 +205,14 @@ class RunDir:
             return None
 
     def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
-        """A file's content, what waits to be written included. Raises RunError where it is missing, over `limit` bytes, or no plain file."""
+        """A file's content, with what waits to be written. Raises RunError: missing, over `limit` bytes, no plain file."""
         try:
             return self.outbox.read(name, limit)
         except OSError as error:
             raise RunError(f"{self.path / name} is not readable: {error.strerror or error}") from None
 
     def folder(self, path: Path) -> Path:
-        """Makes the directory `path` of this run. Raises RunError where it cannot be made, is a link, or has something in it that no run
-        makes: whoever writes there next would follow it."""
+        """Makes the directory `path` of this run. Raises RunError where it is a link, or has links in it."""
         try:
             path.mkdir(mode=0o700, exist_ok=True)
             os.close(open_folder(path, self.path))
@@ -255,6 +255,10 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
+def _own_start() -> float:
+    return process_started(os.getpid()) or 0.0
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a run's numbers."""
     return archive_versions("parl_like", "torch", "numpy", "gymnasium")
@@ -273,7 +277,8 @@ def git_state() -> Git | None:
     env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | {"GIT_OPTIONAL_LOCKS": "0"}
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *quiet, *words], capture_output=True, text=True, timeout=5, check=True, env=env)
+        command = ["git", "-C", str(root), *quiet, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True, env=env)
         return done.stdout.strip()
 
     try:

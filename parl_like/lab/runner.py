@@ -28,7 +28,7 @@ RESUMABLE = frozenset({
 # gymnasium imports the module that an environment's id names: `module:Id`.
 _NAMES_A_MODULE = re.compile(r"\s*[A-Za-z_][\w.]*\s*:")
 _OWN_COLONS = frozenset({"device", "run_dir", "workers"})  # fields whose texts may have a colon and import nothing
-STATE_FACTOR, STATE_ROOM = 8, 64 << 20  # the saved state of a task has at most so many times the bytes of a new one's, and so many more
+STATE_FACTOR, STATE_ROOM = 8, 64 << 20  # a task's saved state has at most so many times a new one's bytes, and so many more
 
 
 def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence[str] = (), stream: TextIO | None = None,
@@ -43,7 +43,8 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         report: Called at the end, however it came, with `run`, `state`, `exit_reason`, and what `result.json` holds.
 
     Returns:
-        Exit code: 0 finished (solved or not), 1 failed, 3 stopped by SIGINT or SIGTERM after a clean save, 4 diverged a second time
+        Exit code: 0 finished (solved or not), 1 failed, 3 stopped by SIGINT or SIGTERM after a clean save, 4 diverged a second
+            time
         (the first time the run goes back to its last checkpoint).
 
     Raises:
@@ -60,12 +61,13 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
            stream: TextIO | None = None, debug: bool = False, report: Report | None = None) -> int:
     """Continues a run from a checkpoint.
 
-    A stop by a signal or an error saves at a moment that no schedule knows, and a save restarts the episodes; so a run that goes on
-    from there is a valid one, but not the one that would have been. By default the run therefore continues from the newest checkpoint
-    of its schedule, and repeats the steps after it: its trace is that of a run that was never interrupted.
+    A stop by a signal or an error saves at a moment that no schedule knows, and a save restarts the episodes; so a run that goes
+    on from there is a valid one, but not the one that would have been. By default the run therefore continues from the newest
+    checkpoint of its schedule, and repeats the steps after it: its trace is that of a run that was never interrupted.
 
     Args:
-        overrides: May give a new `total_steps` and whatever else is in RESUMABLE; must give again what names a module (`env=module:Id`).
+        overrides: May give a new `total_steps` and whatever else is in RESUMABLE; must give again what names a module
+            (`env=module:Id`).
         which: Checkpoint: `exact` (see above), `latest`, `best`, or its step.
 
     Returns:
@@ -82,8 +84,8 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         session = Session(experiment, config, run, stream, debug, report)
         chosen = _choose(run, session.checkpoints, which)
         if which == "exact" and (steps := session.checkpoints.exact()) and steps[0] != steps[1]:
-            session.say(f"continuing from step {steps[0]:,}, the last scheduled checkpoint, so that the run equals one that was never "
-                        f"interrupted; `--checkpoint latest` continues from step {steps[1]:,}")
+            session.say(f"continuing from step {steps[0]:,}, the last scheduled checkpoint, so that the run equals one that was "
+                        f"never interrupted; `--checkpoint latest` continues from step {steps[1]:,}")
 
         def admit(meta: Meta) -> None:
             stored = configs.resolve(type(config), run.config())
@@ -102,7 +104,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
 
 
 def load_run(run_dir: str | Path, *, checkpoint: str = "latest", **overrides: Any) -> Any:
-    """The robot of a run directory, with the weights, buffers and counters of a checkpoint: for `act`, `evaluate`, `run`, and `close`.
+    """The robot of a run directory, in the state of a checkpoint: for `act`, `evaluate`, `run`, and `close`.
 
         with load_run("runs/2026-11-21_ppo-cartpole_s0", checkpoint="best") as robot:
             print(robot.evaluate(20))
@@ -129,7 +131,8 @@ def load_run(run_dir: str | Path, *, checkpoint: str = "latest", **overrides: An
 
 
 def evaluate(
-    run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest", overrides: Mapping[str, Any] | None = None,
+    run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest",
+    overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Numbers of a trained run: `episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` …
 
@@ -143,7 +146,8 @@ def evaluate(
     with contextlib.closing(load_run(run_dir, checkpoint=which, **(overrides or {}))) as robot:
         seed = evaluation_seed(config) if seed is None else seed
         numbers = robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed).numbers()
-        return {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed, **numbers}
+        where = {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed}
+        return {**where, **numbers}
 
 
 def play(
@@ -152,8 +156,8 @@ def play(
 ) -> list[dict[str, Any]]:
     """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path, seed and return of each.
 
-    A robot whose episodes say more than a film shows has its own way: `play(robot, config, path, *, seed, max_steps, stream)` in its
-    module, which writes the GIF, and what else it likes beside it, and gives a dict with `return`.
+    A robot whose episodes say more than a film shows has its own way: `play(robot, config, path, *, seed, max_steps, stream)` in
+    its module, which writes the GIF, and what else it likes beside it, and gives a dict with `return`.
 
     Args:
         max_steps: Environment steps after which an episode stops; 0: at its end.
@@ -219,7 +223,8 @@ def _expected_by(robot: RobotLike) -> Callable[[Manifest], None]:
     def check(manifest: Manifest) -> None:
         for name, size in manifest.sizes().items():
             if name in own and size > STATE_FACTOR * own[name] + STATE_ROOM:
-                raise refusal(name, f"about {own[name]} bytes, as this robot's task has", f"{size} bytes", "use an earlier checkpoint")
+                raise refusal(name, f"about {own[name]} bytes, as this robot's task has", f"{size} bytes",
+                              "use an earlier checkpoint")
 
     return check
 
@@ -242,7 +247,8 @@ def _differs(experiment: Experiment, config: ExperimentConfig) -> dict[str, Any]
 
 def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) -> None:
     # A key that `old` lacks is one that the code learned since; it came with its default.
-    changes = {key: change for key, change in configs.differences(old, new).items() if key in RESUMABLE or key.split(".")[0] in old}
+    found = configs.differences(old, new).items()
+    changes = {key: change for key, change in found if key in RESUMABLE or key.split(".")[0] in old}
     refused = [f"{key!r} is {a!r} there and {b!r} now" for key, (a, b) in changes.items() if key not in RESUMABLE]
     if refused:
         free = ", ".join(sorted(RESUMABLE))
@@ -250,7 +256,7 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) ->
 
 
 def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:
-    """The checkpoint `latest`, `best`, `exact`, or that of a step, as `Checkpoints.load` takes it. Raises UsageError where there is none."""
+    """The checkpoint `latest`, `best`, `exact`, or of a step, as `Checkpoints.load` takes it. Raises UsageError."""
     if checkpoints.latest() is None:
         raise UsageError(f"{run.path} has no checkpoint yet; start a new run with `parl-like train {run.info().experiment}`")
     if which in ("latest", "best", "exact"):

@@ -54,7 +54,7 @@ class EvaluationLike(Protocol):
     """What `robot.evaluate` gives."""
 
     def numbers(self) -> Mapping[str, float]:
-        """`episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` … for `result.json` and the verdict."""
+        """For `result.json` and the verdict: `episodes`, `mean_return`, `std_return` (of the population) …"""
 
 
 class RobotLike(Protocol):
@@ -82,7 +82,7 @@ class RobotLike(Protocol):
         """Plays without exploration and without learning. Equal arguments and weights give equal results."""
 
     def play(self, path: Path, *, seed: int, max_steps: int = 0) -> float:
-        """Plays one evaluation episode, or the first `max_steps` of it, writes its frames to the GIF `path`, returns the return."""
+        """Plays one evaluation episode, or the first `max_steps` of it, as the GIF `path`; returns its return."""
 
     def never_learned(self) -> Mapping[str, str]:
         """Tasks that could learn and made no update: name → why."""
@@ -130,7 +130,7 @@ class Session:
         self.ended: tuple[State, str] = "running", ""
 
     def go(self, robot: RobotLike, loaded: Loaded | None) -> int:
-        """Everything between the first line on the screen and the exit code. `loaded`: the checkpoint that the robot has the state of."""
+        """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
         self.robot = robot
         with _logged(self.run), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
             try:
@@ -170,7 +170,8 @@ class Session:
     def _open(self, loaded: Loaded | None, cleanup: contextlib.ExitStack) -> None:
         config, run = self.config, self.run
         verb = "train" if loaded is None else "resume"
-        self.title = f"{self.experiment.name} (robot {self.experiment.robot}, {config.n_agents} agents, {config.driver}, seed {config.seed})"
+        parts = f"robot {self.experiment.robot}", f"{config.n_agents} agents", config.driver, f"seed {config.seed}"
+        self.title = f"{self.experiment.name} ({', '.join(parts)})"
         self.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
         if loaded is None:
             run.event("started", pid=os.getpid())
@@ -231,8 +232,8 @@ class Session:
     def _roll_back(self, error: Exception) -> None:
         """Training has diverged: puts the robot back to the last checkpoint of this process.
 
-        Its generators move on, or the same data would bring it to the same end. So the run is no longer the one of its seed, which
-        its events say.
+        Its generators move on, or the same data would bring it to the same end. So the run is no longer the one of its seed,
+        which its events say.
 
         Raises:
             `error`: there is no such checkpoint, or it cannot be loaded.
@@ -262,8 +263,9 @@ class Session:
         evaluation = self.robot.evaluate(episodes=episodes, seed=evaluation_seed(self.config)).numbers()
         solved = self.experiment.verdict({**self._metrics(), **evaluation})
         self.result = {
-            "experiment": self.experiment.name, "solved": solved, "evaluation": evaluation, "trace_hash": trace, "env_steps": step,
-            "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None, "counters": self.robot.counters(),
+            "experiment": self.experiment.name, "solved": solved, "evaluation": evaluation, "trace_hash": trace,
+            "env_steps": step, "seconds": seconds,
+            "steps_per_s": step / seconds if seconds > 0 else None, "counters": self.robot.counters(),
             "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
         }
         self.result |= {"never_learned": dict(self.robot.never_learned()), "remarks": list(self.robot.remarks())}
@@ -299,15 +301,17 @@ class Session:
     def _save(self, *, last: bool, interrupted: bool = False) -> int:
         """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
 
-        A disk that refuses is survived while training goes on (`Checkpoints.save` says so, and gives up after a while), for a full disk
-        is often emptied in time. At the end it is waited for, but not for long.
+        A disk that refuses is survived while training goes on (`Checkpoints.save` says so, and gives up after a while), for a
+        full disk is often emptied in time. At the end it is waited for, but not for long.
         """
         self.run.outbox.check()
         self.robot.checkpoint_boundary()
         step = self.step()
-        meta = {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config), "interrupted": interrupted}
+        meta = {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config),
+                "interrupted": interrupted}
         score = self.robot.metrics().get("return/mean", math.nan)
-        if self.checkpoints.save(step, self.robot.state_dict(), meta, score, patience=END_PATIENCE_S if last else 0.0) is not None:
+        patience = END_PATIENCE_S if last else 0.0
+        if self.checkpoints.save(step, self.robot.state_dict(), meta, score, patience=patience) is not None:
             self.saved_step = step
             self.run.event("checkpoint", step=step)
         elif last:
@@ -444,7 +448,7 @@ class _Signals:
 
 
 class _RunLog(logging.Handler):
-    """Everything that parl_like logs goes to the run's log; and warnings, such as that a worker was replaced, to its events, too."""
+    """What parl_like logs goes to the run's log; and warnings, such as that a worker was replaced, to its events, too."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__()

@@ -57,11 +57,14 @@ def frozen_tree():
     """
     return {
         "task.RL": {
-            "model": {"fc_0.w": torch.arange(6, dtype=torch.float32).reshape(2, 3) / 4, "half": torch.ones(3, dtype=torch.bfloat16)},
+            "model": {"fc_0.w": torch.arange(6, dtype=torch.float32).reshape(2, 3) / 4,
+                      "half": torch.ones(3, dtype=torch.bfloat16)},
             "optimiser": {"state": {"0": {"step": torch.tensor(3.0)}}, "lr": 1e-3},
         },
-        "buffer.RL": {"obs": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "done": np.array([True, False]), "empty": np.zeros((0, 2))},
-        "counters": {"steps": 2**70, "nan": math.nan, "inf": math.inf, "$odd": {"$array": "text"}, "list": [1, [2.5, None, True]], "ä": "\ud800"},
+        "buffer.RL": {"obs": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "done": np.array([True, False]),
+                      "empty": np.zeros((0, 2))},
+        "counters": {"steps": 2**70, "nan": math.nan, "inf": math.inf, "$odd": {"$array": "text"}, "list": [1, [2.5, None, True]],
+                     "ä": "\ud800"},
     }  # fmt: skip
 
 
@@ -74,7 +77,8 @@ def same(a, b):
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().view(-1).view(torch.uint8),
+                                                                         b.view(-1).view(torch.uint8))
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     return repr(a) == repr(b) if isinstance(a, float) else a == b  # repr tells -0.0 from 0.0 and finds nan equal to itself
@@ -114,10 +118,12 @@ def test_arrays_that_are_not_plain_memory(tmp_path):
     gradient = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
     tree = {
         "numpy": {
-            "transposed": base.T, "strided": base[::2, ::-3], "fortran": np.asfortranarray(base), "broadcast": np.broadcast_to(base[0], (3, 6)),
+            "transposed": base.T, "strided": base[::2, ::-3], "fortran": np.asfortranarray(base),
+            "broadcast": np.broadcast_to(base[0], (3, 6)),
             "big_endian": base.astype(">f4"), "offset": np.frombuffer(b"x" + base.tobytes(), np.float32, offset=1),
         },
-        "torch": {"transposed": gradient.T, "parameter": gradient, "bf16": torch.ones(4, 2, dtype=torch.bfloat16).T[::2], "expanded": torch.ones(1).expand(3)},
+        "torch": {"transposed": gradient.T, "parameter": gradient, "bf16": torch.ones(4, 2, dtype=torch.bfloat16).T[::2],
+                  "expanded": torch.ones(1).expand(3)},
     }  # fmt: skip
     back = round_trip(tmp_path / "a", tree)
     for name, array in tree["numpy"].items():
@@ -130,12 +136,15 @@ def test_arrays_that_are_not_plain_memory(tmp_path):
 def test_plain_values_come_back(tmp_path):
     values = {
         "none": None, "bools": [True, False], "ints": [0, -1, 2**63 - 1, -(2**63), 2**63, -(2**127), 10**5000],
-        "floats": [0.0, -0.0, 5.0, 1e300, 5e-324, 0.1, math.nan, math.inf, -math.inf], "text": ["", "ä", "\x00\n", "\ud800", "$int"],
-        "nested": [[], {}, (1, (2,)), {"$array": "x"}, {"$": 1, "$$": 2, "a.b": 3}, {"$float": "nan", "other": 1}, {"$$int": "0x1"}],
+        "floats": [0.0, -0.0, 5.0, 1e300, 5e-324, 0.1, math.nan, math.inf, -math.inf],
+        "text": ["", "ä", "\x00\n", "\ud800", "$int"],
+        "nested": [[], {}, (1, (2,)), {"$array": "x"}, {"$": 1, "$$": 2, "a.b": 3}, {"$float": "nan", "other": 1},
+                   {"$$int": "0x1"}],
     }  # fmt: skip
     back = round_trip(tmp_path / "a", {"values": values, "leaf": 3, "nothing": {}})
     assert same(values, back["values"]) and (back["leaf"], back["nothing"]) == (3, {})
-    scalars = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": np.float64("inf"), "e": collections.OrderedDict(x=1)}
+    scalars = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": np.float64("inf"),
+               "e": collections.OrderedDict(x=1)}
     assert same({"a": 3, "b": 0.5, "c": True, "d": math.inf, "e": {"x": 1}}, round_trip(tmp_path / "b", {"s": scalars})["s"])
 
 
@@ -144,7 +153,8 @@ def test_an_empty_tree_comes_back(tmp_path):
 
 
 def test_names_that_look_alike_stay_apart(tmp_path):
-    tree = {"a": {"b.c": np.array(1), "b": {"c": np.array(2), "c-2": np.array(3)}, "ä": np.array(4), "ö": np.array(5), "__metadata__": np.array(6)},
+    tree = {"a": {"b.c": np.array(1), "b": {"c": np.array(2), "c-2": np.array(3)}, "ä": np.array(4), "ö": np.array(5),
+                  "__metadata__": np.array(6)},
             "b": np.array(7), "c": {".": np.array(8), "": np.array(9), "x" * 500: np.array(10), "l": [np.array(11)]}}  # fmt: skip
     assert same(tree, round_trip(tmp_path / "a", tree))
     assert sorted(safetensors.numpy.load_file(tmp_path / "a" / "a.safetensors").values()) == [1, 2, 3, 4, 5, 6]
@@ -169,7 +179,8 @@ def test_the_manifest_says_what_is_there(tmp_path):
 
 def test_other_programs_read_the_array_files(tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "BIG", 64)
-    tree = {"x": {"small": np.arange(3, dtype=np.int16), "empty": np.zeros((2, 0)), "scalar": np.array(2.5), "flag": np.array([True]),
+    tree = {"x": {"small": np.arange(3, dtype=np.int16), "empty": np.zeros((2, 0)), "scalar": np.array(2.5),
+                  "flag": np.array([True]),
                   "big": np.arange(24.0).reshape(2, 3, 4), "line": np.arange(100, dtype=np.uint8)}}  # fmt: skip
     write_archive(tmp_path / "a", tree)
     assert listing(tmp_path / "a") == ["manifest.json", "x.0.npy", "x.1.npy", "x.json", "x.safetensors"]
@@ -281,7 +292,8 @@ def test_an_archive_is_replaced_and_nothing_else(tmp_path):
     assert listing(tmp_path / "new" / "parents") == ["a"]
     (tmp_path / "empty").mkdir()
     assert round_trip(tmp_path / "empty", {"x": 1}) == {"x": 1}
-    work = {"file": "text", "folder/thesis.tex": "text", "almost/manifest.json": "{}", "almost/index.html": "text", "arrays/x.npy": "text"}
+    work = {"file": "text", "folder/thesis.tex": "text", "almost/manifest.json": "{}", "almost/index.html": "text",
+            "arrays/x.npy": "text"}
     for name, text in work.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -313,7 +325,8 @@ def fail_at(monkeypatch, k, error):
 
 
 @pytest.mark.parametrize("error", [
-    OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system"), OSError(errno.EACCES, "Permission denied"),
+    OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system"),
+    OSError(errno.EACCES, "Permission denied"),
     OSError(errno.EDQUOT, "Disk quota exceeded"), OSError(errno.EIO, "Input/output error"), KeyboardInterrupt(),
 ], ids=repr)  # fmt: skip
 @pytest.mark.parametrize("replacing", [False, True])
@@ -335,7 +348,7 @@ def test_an_error_at_any_step_leaves_the_old_archive(tmp_path, monkeypatch, erro
             assert not replacing
             assert listing(tmp_path) == []
         else:
-            assert kept == 2 and calls.count("fsync") == 5 or replacing and kept == 1, "only the last fsync fails after the rename"
+            assert kept == 2 and calls.count("fsync") == 5 or replacing and kept == 1, "only the last fsync is after the rename"
             if kept == 2:
                 remove_archive(tmp_path / "a")
                 clean_partial(tmp_path)
@@ -344,7 +357,8 @@ def test_an_error_at_any_step_leaves_the_old_archive(tmp_path, monkeypatch, erro
     else:
         pytest.fail("the writer never got through")
     # mkdir; safetensors: header and number, values, manifest; each file, the directory and its parent; the renames
-    assert calls == ["mkdir", "write", "fsync", "write", "write", "fsync", "write", "fsync", "fsync", *["rename"] * (1 + replacing), "fsync"]
+    assert calls == ["mkdir", "write", "fsync", "write", "write", "fsync", "write", "fsync", "fsync",
+                     *["rename"] * (1 + replacing), "fsync"]
     assert listing(tmp_path) == ["a"]
     assert read_archive(tmp_path / "a")[0]["x"] == 2
 
@@ -436,7 +450,8 @@ def damages(content, rng):
         gone = set(rng.sample(names, rng.randrange(1, len(names) + 1)))
         yield f"missing {gone}", {name: data for name, data in content.items() if name not in gone}
     for _ in range(100):
-        extra = rng.choice(["x", ".hidden", "task.RL.0.npy", "counters.safetensors", "manifest.json.bak", "z.json"]) + str(rng.randrange(9))
+        extra = rng.choice(["x", ".hidden", "task.RL.0.npy", "counters.safetensors", "manifest.json.bak",
+                            "z.json"]) + str(rng.randrange(9))
         yield f"extra {extra}", content | {extra: rng.choice(list(content.values()))}
     for _ in range(100):
         a, b = rng.sample(names, 2)
@@ -490,7 +505,8 @@ def test_the_message_names_the_file_and_the_way_out(tmp_path):
     want, got = (hashlib.sha256(bytes(data[:-1]) + bytes([data[-1] ^ flip])).hexdigest() for flip in (1, 0))
     with pytest.raises(ArchiveError) as caught:
         read_archive(tmp_path / "a")
-    assert str(caught.value) == f"{file}: expected sha256 {want}, got {got}; the archive is damaged or was changed: use an earlier one"
+    mend = "the archive is damaged or was changed: use an earlier one"
+    assert str(caught.value) == f"{file}: expected sha256 {want}, got {got}; {mend}"
     with pytest.raises(ArchiveError, match="nowhere: expected a readable archive, not a link, got No such file"):
         read_archive(tmp_path / "nowhere")
 
@@ -522,7 +538,8 @@ class Forgery:
 
     def seal(self, text=None):
         head = (json.dumps(self.body, indent=1) if text is None else text).removesuffix("\n}").encode()
-        (self.folder / "manifest.json").write_bytes(head + b',\n "sha256": "' + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n')
+        seal = hashlib.sha256(head).hexdigest().encode()
+        (self.folder / "manifest.json").write_bytes(head + b',\n "sha256": "' + seal + b'"\n}\n')
 
     def retell(self, **changes):
         """Changes the first array's entry and makes its file agree as far as a file can."""
@@ -562,7 +579,8 @@ def nested(depth):
 
 FORGERIES = {
     "pickle inside npy": lambda f: f.npy(pickled_npy(f.folder.parent / "p.npy")),
-    "npy that declares more than the manifest": lambda f: f.npy(archive._header("x.npy", [archive.StoredArray("w", "F64", [2**30])])),
+    "npy that declares more than the manifest": lambda f: f.npy(archive._header("x.npy",
+                                                                                [archive.StoredArray("w", "F64", [2**30])])),
     "npy cut after its magic": lambda f: f.npy(b"\x93NUMPY\x01\x00"),
     "pickle as values": lambda f: f.structure(pickle.dumps(Boom())),
     "component above": lambda f: f.task.update(name="../evil"),
@@ -577,7 +595,8 @@ FORGERIES = {
     "file listed twice": lambda f: f.task["files"].append(dict(f.arrays)),
     "component listed twice": lambda f: f.body["components"].append(dict(f.task)),
     "array listed twice": lambda f: listed_twice(f),
-    "file of another name": lambda f: f.put("task.RL.safetensors", (f.folder / "task.RL.safetensors").read_bytes(), rename="more.safetensors"),
+    "file of another name": lambda f: f.put("task.RL.safetensors", (f.folder / "task.RL.safetensors").read_bytes(),
+                                            rename="more.safetensors"),
     "key twice in the manifest": lambda f: json.dumps(f.body, indent=1).replace('"format": 1', '"format": 1,\n "format": 1'),
     "huge shape": lambda f: f.retell(dtype="F64", shape=[2**40]),
     "shape that overflows": lambda f: f.retell(dtype="F64", shape=[2**62, 2**62, 2**62]),
@@ -589,18 +608,21 @@ FORGERIES = {
     "dtype object": lambda f: f.retell(dtype="O"),
     "dtype complex": lambda f: f.retell(dtype="C64"),
     "dtype as numpy writes it": lambda f: f.retell(dtype="<f4"),
-    "size that differs from the shape": lambda f: f.put("task.RL.safetensors", (f.folder / "task.RL.safetensors").read_bytes() + b"\0"),
+    "size that differs from the shape": lambda f: f.put("task.RL.safetensors",
+                                                        (f.folder / "task.RL.safetensors").read_bytes() + b"\0"),
     "safetensors header of its own": lambda f: overlapping(f),
     "1 GB of values": lambda f: sparse(f, "task.RL.json", 2**30),
     "1 TB declared": lambda f: f.arrays.update(size=2**40),
     "link to a file outside": lambda f: f.link("task.RL.json", f.folder.parent / "same.json"),
-    "link inside": lambda f: (shutil.copy(f.folder / "task.RL.json", f.folder.parent / "x"), f.link("task.RL.json", "counters.json")),
+    "link inside": lambda f: (shutil.copy(f.folder / "task.RL.json", f.folder.parent / "x"),
+                              f.link("task.RL.json", "counters.json")),
     "pipe": lambda f: ((f.folder / "counters.json").unlink(), os.mkfifo(f.folder / "counters.json")),
     "socket": lambda f: ((f.folder / "counters.json").unlink(), bind(f.folder / "counters.json")),
     "directory for a file": lambda f: ((f.folder / "counters.json").unlink(), (f.folder / "counters.json").mkdir()),
     "directory more": lambda f: (f.folder / "more").mkdir(),
     "manifest over 4 MB": lambda f: f.body["meta"].update(x="x" * 2**22),
-    "deep manifest": lambda f: f.body["meta"].update(x=[]) or json.dumps(f.body, indent=1).replace("[]", nested(50_000).decode(), 1),
+    "deep manifest": lambda f: f.body["meta"].update(x=[]) or json.dumps(f.body, indent=1).replace("[]", nested(50_000).decode(),
+                                                                                                   1),
     "deep meta": lambda f: f.body["meta"].update(x=json.loads(nested(70))),
     "deep values": lambda f: f.structure(ARRAYS % nested(100_000)),
     "values 70 levels deep": lambda f: f.structure(ARRAYS % nested(70)),
@@ -616,7 +638,8 @@ FORGERIES = {
     "key with a bare dollar": lambda f: f.structure(ARRAYS % b'{"$a": 1, "$b": 2}'),
     "$int that is none": lambda f: f.structure(ARRAYS % b'{"$int": "__import__"}'),
     "$float that is none": lambda f: f.structure(ARRAYS % b'{"$float": "1_0"}'),
-    "a bool that is 2": lambda f: f.put("task.RL.safetensors", (f.folder / "task.RL.safetensors").read_bytes()[:-2] + b"\x02\x00"),
+    "a bool that is 2": lambda f: f.put("task.RL.safetensors",
+                                        (f.folder / "task.RL.safetensors").read_bytes()[:-2] + b"\x02\x00"),
     "class path in the manifest": lambda f: f.body.update(class_path="os.system"),
     "class path in a file's entry": lambda f: f.arrays.update(loader="pickle"),
     "array in meta": lambda f: f.body["meta"].update(x={"$array": "w"}),
@@ -799,7 +822,8 @@ def test_a_newer_format_is_refused_by_its_number(tmp_path, number):
     write_archive(tmp_path / "a", tiny())
     body = {"format": number, "whatever": "format 2 will hold"}
     (tmp_path / "a" / "manifest.json").write_text(json.dumps(body))
-    with pytest.raises(ArchiveError, match=f"expected format 1, got format {number}, written by a newer parl_like; upgrade parl_like"):
+    with pytest.raises(ArchiveError, match=f"expected format 1, got format {number}, written by a newer parl_like; upgrade "
+                                           "parl_like"):
         read_archive(tmp_path / "a")
 
 
@@ -826,7 +850,8 @@ def test_a_generator_continues_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("change", [
-    {"kind": "MT19937"}, {"state": -1}, {"state": 2**128}, {"state": 1.0}, {"state": True}, {"inc": 2}, {"has_uint32": 2}, {"uinteger": 2**32},
+    {"kind": "MT19937"}, {"state": -1}, {"state": 2**128}, {"state": 1.0}, {"state": True}, {"inc": 2}, {"has_uint32": 2},
+    {"uinteger": 2**32},
     {"more": 1},
 ])  # fmt: skip
 def test_a_state_that_is_none_is_refused(change):
@@ -856,7 +881,9 @@ def test_a_torch_generator_continues_where_it_was(tmp_path):
     assert torch.equal(torch.randn(100, generator=generator), torch.randn(100, generator=other))
 
 
-@pytest.mark.parametrize("state", [np.zeros(16, np.uint8), np.zeros(5056, np.int8), np.zeros((1, 5056), np.uint8), [0] * 5056, np.full(5056, 255, np.uint8)])
+@pytest.mark.parametrize("state",
+                         [np.zeros(16, np.uint8), np.zeros(5056, np.int8), np.zeros((1, 5056), np.uint8), [0] * 5056,
+                          np.full(5056, 255, np.uint8)])
 def test_a_torch_state_that_is_none_is_refused(state):
     generator = torch.Generator().manual_seed(5)
     before = torch_rng_state(generator)

@@ -30,13 +30,15 @@ FORMS = ("saved", "saved.h5")
 
 def row(i, k=None, ends=0, cut=0):
     """Row number i, whose every field says so; with k, one for each of k lanes."""
-    values = {"obs": {"a": np.array([i, -i], np.float32), "b": np.int64(i)}, "act": np.int64(3 * i), "rew": float(i), "terminated": bool(ends),
+    values = {"obs": {"a": np.array([i, -i], np.float32), "b": np.int64(i)}, "act": np.int64(3 * i), "rew": float(i),
+              "terminated": bool(ends),
               "truncated": bool(cut), "obs_next": {"a": np.array([i + 1, -i - 1], np.float32), "b": np.int64(i + 1)}}  # fmt: skip
     if k is None:
         return values
 
     def lanes(value, step):
-        return {key: lanes(part, step) for key, part in value.items()} if isinstance(value, dict) else np.stack([np.asarray(value)] * k)
+        return {key: lanes(part, step) for key, part in value.items()} if isinstance(value,
+                                                                                     dict) else np.stack([np.asarray(value)] * k)
 
     return lanes(values, 0)
 
@@ -111,7 +113,8 @@ def test_every_kind_goes_on_as_the_saved_one(tmp_path, data):
     form, chunk = data.draw(st.sampled_from(FORMS)), data.draw(st.sampled_from([None, 1, 3, 7]))
     kind = data.draw(st.sampled_from([ReplayBuffer, PrioritizedReplayBuffer]))
     options = {"n_lanes": lanes, "stack_num": data.draw(st.integers(1, 2)), "ignore_obs_next": data.draw(st.booleans()),
-               "sample_avail": data.draw(st.booleans()), "rng": data.draw(st.integers(0, 9)), "rew_dtype": data.draw(st.sampled_from("fd"))}  # fmt: skip
+               "sample_avail": data.draw(st.booleans()), "rng": data.draw(st.integers(0, 9)),
+               "rew_dtype": data.draw(st.sampled_from("fd"))}  # fmt: skip
     if kind is PrioritizedReplayBuffer:
         options |= {"alpha": 0.7, "beta": 0.5, "weight_norm": data.draw(st.booleans())}
     buffer = filled(kind, size, n, data.draw(st.integers(3, 6)), **options)
@@ -139,7 +142,8 @@ def buffers_of_episodes(draw):
     if draw(st.booleans()):
         max_rows, max_episodes = draw(st.sampled_from([None, 5, 40])), draw(st.sampled_from([None, 1, 4]))
         return lambda rng: EpisodeBuffer(max_rows, max_episodes, lanes, rng, rew_dtype=rew_dtype)
-    kind, main_lanes, size = draw(st.sampled_from([ReplayBuffer, PrioritizedReplayBuffer])), draw(st.sampled_from([1, lanes])), draw(st.integers(9, 20))
+    kind = draw(st.sampled_from([ReplayBuffer, PrioritizedReplayBuffer]))
+    main_lanes, size = draw(st.sampled_from([1, lanes])), draw(st.integers(9, 20))
     options = {"stack_num": draw(st.integers(1, 2)), "ignore_obs_next": draw(st.booleans()), "rew_dtype": rew_dtype}
     if kind is PrioritizedReplayBuffer:
         options |= {"alpha": 0.7, "beta": 0.5, "weight_norm": draw(st.booleans())}
@@ -148,7 +152,8 @@ def buffers_of_episodes(draw):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(make=buffers_of_episodes(), n=st.integers(0, 40), every=st.integers(3, 6), form=st.sampled_from(FORMS), chunk=st.sampled_from([None, 1, 3, 7]))
+@given(make=buffers_of_episodes(), n=st.integers(0, 40), every=st.integers(3, 6), form=st.sampled_from(FORMS),
+       chunk=st.sampled_from([None, 1, 3, 7]))
 def test_whole_and_open_episodes_go_on_as_the_saved_ones(tmp_path, make, n, every, form, chunk):
     buffer = make(5)
     k = buffer.n_lanes
@@ -161,14 +166,17 @@ def test_whole_and_open_episodes_go_on_as_the_saved_ones(tmp_path, make, n, ever
     loaded = type(buffer).load(tmp_path / form)
     for copy in (other, loaded):
         assert type(copy) is type(buffer) and same(copy.state_dict(), buffer.state_dict())
-        assert len(copy) == len(buffer) and copy.open_rows.tolist() == buffer.open_rows.tolist() and copy.rew_dtype == buffer.rew_dtype
+        assert (len(copy), copy.rew_dtype) == (len(buffer), buffer.rew_dtype)
+        assert copy.open_rows.tolist() == buffer.open_rows.tolist()
     if isinstance(buffer, EpisodeBuffer):
         assert loaded.episodes == buffer.episodes and loaded.dropped == buffer.dropped
         assert (loaded.max_rows, loaded.max_episodes) == (buffer.max_rows, buffer.max_episodes)
     else:
-        assert type(loaded.main) is type(buffer.main) and repr(loaded) == repr(buffer) and loaded.main._options() == buffer.main._options()
+        assert type(loaded.main) is type(buffer.main) and repr(loaded) == repr(buffer)
+        assert loaded.main._options() == buffer.main._options()
     go_on_alike(buffer, loaded)
-    assert same(loaded.pop_all() if isinstance(buffer, EpisodeBuffer) else loaded[:], buffer.pop_all() if isinstance(buffer, EpisodeBuffer) else buffer[:])
+    assert same(loaded.pop_all() if isinstance(buffer, EpisodeBuffer) else loaded[:],
+                buffer.pop_all() if isinstance(buffer, EpisodeBuffer) else buffer[:])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -183,7 +191,8 @@ def test_options_of_a_cached_buffer_are_those_of_its_main(tmp_path, form):
         CachedReplayBuffer.load(tmp_path / form)
     loaded = CachedReplayBuffer.load(tmp_path / form, beta=schedule, threadsafe=True)
     assert loaded.beta == buffer.beta == 0.5 and "push" in vars(loaded.main)
-    for target in (PrioritizedReplayBuffer(40), CachedReplayBuffer(ReplayBuffer(40), 2), CachedReplayBuffer(PrioritizedReplayBuffer(40), 3)):
+    for target in (PrioritizedReplayBuffer(40), CachedReplayBuffer(ReplayBuffer(40), 2),
+                   CachedReplayBuffer(PrioritizedReplayBuffer(40), 3)):
         before = target.state_dict()
         with pytest.raises(ValueError, match="CachedReplayBuffer over a PrioritizedReplayBuffer was saved|saved n_lanes is 2"):
             load_into(target, tmp_path / form)
@@ -250,7 +259,8 @@ def test_options_can_be_given(tmp_path):
 
 def test_what_no_file_holds_is_refused_before_anything_is_written(tmp_path):
     Own = type("ReplayBuffer", (ReplayBuffer,), {})  # by another name it is not found at all
-    for buffer, expected in ((Own(3), "got ReplayBuffer"), ([], "got list"), (ReplayBuffer(3, rng=np.random.Generator(np.random.MT19937(0))), "MT19937")):
+    for buffer, expected in ((Own(3), "got ReplayBuffer"), ([], "got list"),
+                             (ReplayBuffer(3, rng=np.random.Generator(np.random.MT19937(0))), "MT19937")):
         for form in FORMS:
             with pytest.raises(TypeError, match=expected):
                 save_buffer(buffer, tmp_path / form)
@@ -289,22 +299,30 @@ def test_states_that_do_not_fit_are_refused_whole(tmp_path):
     head, state, chunk = tree["buffer"], tree["buffer"]["state"], tree["rows.0000"]
     finals, specs = state["finals"], state["specs"]
     states = [
-        {"size": 2**47}, {"size": 37}, {"size": "40"}, {"size": 10**9}, {"n_lanes": 3}, {"count": [20]}, {"count": [21, 19]}, {"count": [20, -1]},
-        {"count": [5, 20]}, {"cursor": [0, 10**9]}, {"cursor": [0, 19]}, {"written": [1, 1]}, {"open": {}}, {"rng": {}}, {"empty_keys": 3},
-        {"open": {**state["open"], "start": [99, 20]}}, {"open": {**state["open"], "return": [[1], [1, 2]]}}, {"max_priority": float("nan")},
-        {"batches_drawn": -1}, {"specs": [{**specs[0], "dtype": "|O"}, *specs[1:]]}, {"specs": [{**specs[0], "shape": [2**40]}, *specs[1:]]},
+        {"size": 2**47}, {"size": 37}, {"size": "40"}, {"size": 10**9}, {"n_lanes": 3}, {"count": [20]}, {"count": [21, 19]},
+        {"count": [20, -1]},
+        {"count": [5, 20]}, {"cursor": [0, 10**9]}, {"cursor": [0, 19]}, {"written": [1, 1]}, {"open": {}}, {"rng": {}},
+        {"empty_keys": 3},
+        {"open": {**state["open"], "start": [99, 20]}}, {"open": {**state["open"], "return": [[1], [1, 2]]}},
+        {"max_priority": float("nan")},
+        {"batches_drawn": -1}, {"specs": [{**specs[0], "dtype": "|O"}, *specs[1:]]},
+        {"specs": [{**specs[0], "shape": [2**40]}, *specs[1:]]},
         {"specs": [specs[0], *specs]}, {"specs": specs[1:]}, {"specs": [{**specs[0], "shape": [3]}, *specs[1:]]},
-        {"finals": {}}, {"finals": {**finals, "fresh": finals["fresh"][:1]}}, {"finals": {**finals, "positions": finals["positions"] + 40}},
+        {"finals": {}}, {"finals": {**finals, "fresh": finals["fresh"][:1]}},
+        {"finals": {**finals, "positions": finals["positions"] + 40}},
         {"finals": {**finals, "pending": {}}}, {"finals": {**finals, "rows": {n: c[:1] for n, c in finals["rows"].items()}}},
         {"weights": chunk["weights"]}, {"rng": {**state["rng"], "inc": 2}},
     ]  # fmt: skip
     trees = [tree | {"buffer": head | {"state": state | change}} for change in states]
-    trees += [tree | {"buffer": {**head, "state": {k: v for k, v in state.items() if k != key}}} for key in state if key != "options"]
+    trees += [tree | {"buffer": {**head,
+                                 "state": {k: v for k, v in state.items() if k != key}}} for key in state if key != "options"]
     trees += [tree | {"buffer": head | change} for change in (
-        {"rows": 39}, {"rows": 2**40}, {"rows": -1}, {"chunk": 0}, {"chunk": 1}, {"options": {"stack_num": "x"}}, {"options": {"rng": 1}},
+        {"rows": 39}, {"rows": 2**40}, {"rows": -1}, {"chunk": 0}, {"chunk": 1}, {"options": {"stack_num": "x"}},
+        {"options": {"rng": 1}},
         {"options": head["options"] | {"rew_dtype": "O"}}, {"more": 1}, {"code": 3}, {"kind": "ReservoirBuffer"})]  # fmt: skip
     trees += [tree | {"rows.0000": chunk | change} for change in (
-        {"first": 1}, {"weights": chunk["weights"][:-1]}, {"weights": -chunk["weights"]}, {"columns": {}}, {"more": chunk["weights"]},
+        {"first": 1}, {"weights": chunk["weights"][:-1]}, {"weights": -chunk["weights"]}, {"columns": {}},
+        {"more": chunk["weights"]},
         {"columns": {**chunk["columns"], "rew": chunk["columns"]["rew"][:, None]}}, {"columns": 3})]  # fmt: skip
     trees += [{"buffer": head}, tree | {"rows.0001": chunk}, tree | {"x": 1}, {"rows.0000": chunk}, {}]
     target = filled(PrioritizedReplayBuffer, n_lanes=2, ignore_obs_next=True, n=5)
@@ -340,27 +358,39 @@ def test_states_of_episodes_that_do_not_fit_are_refused_whole(tmp_path):
     kept, opened, lengths = state["rows"], state["open"], state["lengths"]
     flags, open_flags = chunk["columns"]["terminated"], opened["columns"]["terminated"]
     states = [
-        {"max_rows": 0}, {"max_rows": "9"}, {"max_rows": 111}, {"max_episodes": 15}, {"n_lanes": 1}, {"n_lanes": 2**40}, {"dropped": -1}, {"dropped": 2**70},
-        {"lengths": lengths[1:]}, {"lengths": []}, {"lengths": [8, 6, *lengths[2:]]}, {"lengths": [14, *lengths[2:]]}, {"lengths": [0, *lengths]},
-        {"lengths": [-7, 14, *lengths[1:]]}, {"lengths": [2**48, *lengths]}, {"lengths": 3}, {"rng": {}}, {"rng": {**state["rng"], "inc": 2}},
-        {"rows": {}}, {"rows": 3}, {"rows": {**kept, "n_lanes": 2}}, {"rows": {**kept, "size": 113}}, {"rows": {**kept, "size": 2**47}},
+        {"max_rows": 0}, {"max_rows": "9"}, {"max_rows": 111}, {"max_episodes": 15}, {"n_lanes": 1}, {"n_lanes": 2**40},
+        {"dropped": -1}, {"dropped": 2**70},
+        {"lengths": lengths[1:]}, {"lengths": []}, {"lengths": [8, 6, *lengths[2:]]}, {"lengths": [14, *lengths[2:]]},
+        {"lengths": [0, *lengths]},
+        {"lengths": [-7, 14, *lengths[1:]]}, {"lengths": [2**48, *lengths]}, {"lengths": 3}, {"rng": {}},
+        {"rng": {**state["rng"], "inc": 2}},
+        {"rows": {}}, {"rows": 3}, {"rows": {**kept, "n_lanes": 2}}, {"rows": {**kept, "size": 113}},
+        {"rows": {**kept, "size": 2**47}},
         {"rows": {**kept, "cursor": [5]}}, {"rows": {**kept, "count": [111]}}, {"rows": {**kept, "specs": kept["specs"][1:]}},
-        {"rows": {**kept, "options": {**kept["options"], "ignore_obs_next": True}}}, {"rows": {**kept, "columns": chunk["columns"]}},
-        {"open": {}}, {"open": {**opened, "n_lanes": 1}}, {"open": {**opened, "size": 2**47}}, {"open": {**opened, "size": 6}}, {"open": {**opened, "rng": {}}},
-        {"open": {**opened, "count": [4, 40]}}, {"open": {**opened, "cursor": [3, 20]}}, {"open": {**opened, "specs": opened["specs"][::-1]}},
+        {"rows": {**kept, "options": {**kept["options"], "ignore_obs_next": True}}},
+        {"rows": {**kept, "columns": chunk["columns"]}},
+        {"open": {}}, {"open": {**opened, "n_lanes": 1}}, {"open": {**opened, "size": 2**47}}, {"open": {**opened, "size": 6}},
+        {"open": {**opened, "rng": {}}},
+        {"open": {**opened, "count": [4, 40]}}, {"open": {**opened, "cursor": [3, 20]}},
+        {"open": {**opened, "specs": opened["specs"][::-1]}},
         {"open": {**opened, "columns": {**opened["columns"], "terminated": ~open_flags}}}, {"open": {**opened, "columns": {}}},
         {"open": {**opened, "options": {**opened["options"], "save_only_last_obs": True}}},
     ]  # fmt: skip
     trees = [tree | {"buffer": head | {"state": state | change}} for change in states]
     trees += [tree | {"buffer": {**head, "state": {k: v for k, v in state.items() if k != key}}} for key in state]
-    trees += [tree | {"buffer": head | change} for change in ({"rows": 111}, {"options": {"rew_dtype": "O"}}, {"kind": "ReplayBuffer"}, {"cache": {}},
-                                                             {"cache": {"n_lanes": 2, "max_episode_length": 9, "open": opened}})]  # fmt: skip
+    trees += [tree | {"buffer": head | change} for change in ({"rows": 111}, {"options": {"rew_dtype": "O"}},
+                                                              {"kind": "ReplayBuffer"}, {"cache": {}},
+                                                             {"cache": {"n_lanes": 2, "max_episode_length": 9,
+                                                                        "open": opened}})]  # fmt: skip
     trees += [tree | {"rows.0000": chunk | {"columns": {**chunk["columns"], name: value}}} for name, value in (
-        ("terminated", np.zeros_like(flags)), ("terminated", ~flags), ("truncated", ~flags), ("terminated", flags[:, None]), ("truncated", flags * 1.0))]
-    open_end, numbers = flags.copy(), [{**field, "dtype": "<f8"} if field["name"] == "terminated" else field for field in kept["specs"]]
+        ("terminated", np.zeros_like(flags)), ("terminated", ~flags), ("truncated", ~flags), ("terminated", flags[:, None]),
+        ("truncated", flags * 1.0))]
+    open_end, numbers = flags.copy(), [{**field,
+                                        "dtype": "<f8"} if field["name"] == "terminated" else field for field in kept["specs"]]
     open_end[-1] = False
     for change, column in (({"lengths": lengths[:-1]}, open_end), ({"rows": {**kept, "specs": numbers}}, flags * 1.0)):
-        trees += [tree | {"buffer": head | {"state": state | change}, "rows.0000": chunk | {"columns": {**chunk["columns"], "terminated": column}}}]
+        trees += [tree | {"buffer": head | {"state": state | change},
+                          "rows.0000": chunk | {"columns": {**chunk["columns"], "terminated": column}}}]
     refused(tmp_path, trees, manifest.meta, filled_episodes(5, max_rows=200, max_episodes=50))
     write_archive(tmp_path / "b", tree, manifest.meta)
     assert same(load_buffer(tmp_path / "b").state_dict(), buffer.state_dict())
@@ -374,17 +404,23 @@ def test_caches_that_do_not_fit_are_refused_whole(tmp_path):
     head, cache = tree["buffer"], tree["buffer"]["cache"]
     opened, main = cache["open"], head["state"]
     caches = [cache | change for change in (
-        {"n_lanes": 3}, {"n_lanes": 0}, {"n_lanes": 2**40}, {"max_episode_length": 21}, {"max_episode_length": 0}, {"max_episode_length": 15}, {"more": 1},
-        {"main": main}, {"open": {}}, {"open": {**opened, "n_lanes": 1}}, {"open": {**opened, "size": 2**47}}, {"open": {**opened, "size": 42}},
-        {"open": {**opened, "cursor": [0, 10**9]}}, {"open": {**opened, "count": [0, 6]}}, {"open": {**opened, "specs": opened["specs"][:0]}},
-        {"open": {**opened, "specs": [{**opened["specs"][0], "shape": [3]}, *opened["specs"][1:]]}}, {"open": {**opened, "rng": {"inc": 2}}},
+        {"n_lanes": 3}, {"n_lanes": 0}, {"n_lanes": 2**40}, {"max_episode_length": 21}, {"max_episode_length": 0},
+        {"max_episode_length": 15}, {"more": 1},
+        {"main": main}, {"open": {}}, {"open": {**opened, "n_lanes": 1}}, {"open": {**opened, "size": 2**47}},
+        {"open": {**opened, "size": 42}},
+        {"open": {**opened, "cursor": [0, 10**9]}}, {"open": {**opened, "count": [0, 6]}},
+        {"open": {**opened, "specs": opened["specs"][:0]}},
+        {"open": {**opened, "specs": [{**opened["specs"][0], "shape": [3]}, *opened["specs"][1:]]}},
+        {"open": {**opened, "rng": {"inc": 2}}},
         {"open": {**opened, "columns": {**opened["columns"], "truncated": ~opened["columns"]["truncated"]}}})]  # fmt: skip
     for lanes in (1, 3):  # one that is right in itself
         other = CachedReplayBuffer(PrioritizedReplayBuffer(40), lanes, 9)
         save_buffer(other, tmp_path / "c")
         caches += [read_archive(tmp_path / "c")[0]["buffer"]["cache"]]
-    caches += [cache | {"open": {**opened, "n_lanes": 1, "count": [4], "cursor": [4], "written": [4], "open": {k: v[:1] for k, v in opened["open"].items()},
-                                 "columns": {name: np.repeat(c[:1], 4, 0) for name, c in opened["columns"].items()}}}]  # fmt: skip
+    caches += [cache | {"open": {**opened, "n_lanes": 1, "count": [4], "cursor": [4], "written": [4],
+                                 "open": {k: v[:1] for k, v in opened["open"].items()},
+                                 "columns": {name: np.repeat(c[:1], 4, 0) for name,
+                                             c in opened["columns"].items()}}}]  # fmt: skip
     trees = [tree | {"buffer": head | {"cache": crafted}} for crafted in (*caches, 3, {})]
     trees += [tree | {"buffer": head | {"state": main | change}} for change in ({"size": 2**47}, {"count": [20]}, {"n_lanes": 1})]
     trees += [tree | {"buffer": head | {"kind": kind}} for kind in ("CachedReplayBuffer", "ReplayBuffer", "ReservoirBuffer")]
@@ -503,7 +539,8 @@ def test_one_chunk_of_forty_costs_its_rows(tmp_path, form, kind, lanes, chunk, m
     drawn = loaded.sample(500)[0].obs.b
     assert set(drawn.tolist()) <= set(expected.obs.b.tolist())
     steps = loaded.n_step(loaded.sample_indices(0), 3)
-    assert all(set(np.diff(r[:v]).tolist()) <= {1.0} for r, v in zip(steps["rew"], steps["valid"], strict=True))  # nothing looks across
+    assert all(set(np.diff(r[:v]).tolist()) <= {1.0} for r,
+               v in zip(steps["rew"], steps["valid"], strict=True))  # nothing looks across
     for i in range(200):  # goes on writing
         loaded.add(row(1000 + i, lanes if lanes > 1 else None))
     assert len(loaded) == 160
@@ -552,7 +589,8 @@ def test_a_cached_buffer_loses_rows_of_its_main_only(tmp_path, form, kind):
     with pytest.warns(UserWarning, match="4 of 160 rows were dropped"):
         loaded = load_buffer(tmp_path / form)
     assert len(loaded) == 156 and not len(loaded.unfinished_index())
-    assert loaded.open_rows.tolist() == buffer.open_rows.tolist() and same(loaded.state_dict()["open"], buffer.state_dict()["open"])
+    assert loaded.open_rows.tolist() == buffer.open_rows.tolist() and same(loaded.state_dict()["open"],
+                                                                           buffer.state_dict()["open"])
     for i in range(20):
         loaded.add(row(600 + i, 2, i % 7 == 6))
     assert len(loaded) == 160
@@ -603,7 +641,8 @@ def test_truncated_removed_and_added_parts(tmp_path, form):
 
     if path.is_dir():
         for name in os.listdir(path):
-            for change in (os.unlink, lambda file: os.truncate(file, os.path.getsize(file) - 1), lambda file: os.truncate(file, 0)):
+            for change in (os.unlink, lambda file: os.truncate(file, os.path.getsize(file) - 1),
+                           lambda file: os.truncate(file, 0)):
                 change(path / name)
                 assert loads_quietly(path) is None, name
                 again()
@@ -651,7 +690,8 @@ def test_foreign_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("craft", "expected"),
-    [("soft", "a Dataset at"), ("external", "a Dataset at"), ("object", "a dtype among"), ("outside", "in one piece"), ("virtual", "in one piece"),
+    [("soft", "a Dataset at"), ("external", "a Dataset at"), ("object", "a dtype among"), ("outside", "in one piece"),
+     ("virtual", "in one piece"),
      ("compressed", "in one piece"), ("huge", "within the size of the file"), ("group", "a Dataset at"), ("type", "a Dataset at"),
      ("text", "a dtype among")],
 )  # fmt: skip
@@ -770,7 +810,8 @@ def test_a_killed_writer_leaves_the_good_file(tmp_path, form, numbers):
     code = KILLED.format(root=str(Path(__file__).parents[2]), tests=str(Path(__file__).parent))
     outcomes = set()
     for number in numbers:
-        done = subprocess.run([sys.executable, "-c", code, str(number), str(tmp_path / form)], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([sys.executable, "-c", code, str(number), str(tmp_path / form)], capture_output=True, text=True,
+                              timeout=100)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         rows = len(load_buffer(tmp_path / form))
         assert rows in (40, 13) and (done.returncode or rows == 13)
@@ -820,5 +861,6 @@ def test_every_kind_saves_and_loads_itself(form, make, tmp_path):
     loaded = type(buffer).load(tmp_path / form)
     assert type(loaded) is type(buffer) and same(loaded.state_dict(), buffer.state_dict())
     for other in {EpisodeBuffer, CachedReplayBuffer, ReservoirBuffer} - {type(buffer)}:
-        with pytest.raises(TypeError, match=f"{other.__name__}.load: .* holds a {type(buffer).__name__}; load it with that class"):
+        with pytest.raises(TypeError,
+                           match=f"{other.__name__}.load: .* holds a {type(buffer).__name__}; load it with that class"):
             other.load(tmp_path / form)
