@@ -120,7 +120,8 @@ def test_wrong_rows_of_a_vector_environment():
             return obs[:1], *rest
 
     robot = robot_of(dqn(), off(), env=lambda: Short([Corridor, Corridor]), agent=VectorAgent)
-    fails_cleanly(robot, SpecError, r"^agent 0: task 'RL', field 'obs_next': expected \('N', 1\) float32, got \(1, 1\) float32; give 2 rows")
+    fails_cleanly(robot, SpecError, r"^agent 0: task 'RL', field 'obs_next': expected \('N', 1\) float32, got \(1, 1\) float32; "
+                                    r"give 2 rows")
 
 
 # --------------------------------------------------------------------------------------------------------- rewards and actions
@@ -154,7 +155,9 @@ def test_flags_that_are_none():
             obs, rew, terminated, _, info = super().step(act)
             return obs, rew, int(terminated), 0, info
 
-    fails_cleanly(robot_of(dqn(), off(), env=Old), SpecError, "^agent 0: task 'RL', field 'terminated': expected .* bool, got .* int64")
+    fails_cleanly(
+        robot_of(dqn(), off(), env=Old), SpecError, "^agent 0: task 'RL', field 'terminated': expected .* bool, got .* int64"
+    )
 
 
 def test_an_environment_of_the_old_interface():
@@ -245,7 +248,8 @@ def test_a_model_whose_output_does_not_fit_the_explorer():
 
             return EpsilonGreedy()
 
-    fails_cleanly(robot_of(Values(), off()), TaskFailed, r"task 'RL': predict failed .*EpsilonGreedy reads 'q' of the prediction, which has v")
+    fails_cleanly(robot_of(Values(), off()), TaskFailed, r"task 'RL': predict failed .*EpsilonGreedy reads 'q' of the "
+                                                         r"prediction, which has v")
 
 
 def test_a_model_that_gives_another_number_of_rows():
@@ -253,7 +257,8 @@ def test_a_model_that_gives_another_number_of_rows():
         def predict(self, inputs):
             return {"act": torch.zeros(1, dtype=torch.int64)}
 
-    with pytest.raises(SpecError, match=r"task '\w+', output of predict, field 'act': .* the batch has 2 rows; return one row for each"):
+    with pytest.raises(SpecError, match=r"task '\w+', output of predict, field 'act': .* the batch has 2 rows; return one row "
+                                        r"for each"):
         ComputationTask(Mean())
 
 
@@ -263,7 +268,8 @@ def test_a_model_with_more_actions_than_the_environment():
             super().__init__(act=gym.spaces.Discrete(50))
 
     robot = robot_of(dqn(Wide, epsilon=1.0), off(), env=Corridor)
-    fails_cleanly(robot, AgentFailed, r"^agent 0: action outside the space: expected Discrete\(2\), got \d+; look at the output of the task")
+    fails_cleanly(robot, AgentFailed, r"^agent 0: action outside the space: expected Discrete\(2\), got \d+; look at the output "
+                                      r"of the task")
 
 
 def test_a_model_for_other_observations():
@@ -272,7 +278,12 @@ def test_a_model_for_other_observations():
             super().__init__()
             self.observation_space = gym.spaces.Box(0, 1, (3,), np.float32)
 
-    fails_cleanly(robot_of(dqn(Wide), off(), env=Corridor), SpecError, r"^agent 0: task 'RL', field 'obs': expected \(3,\) float32, got \(1,\)")
+    fails_cleanly(
+        robot_of(dqn(Wide), off(), env=Corridor),
+        SpecError,
+        r"^agent 0: task 'RL', field 'obs': expected \(3,\) "
+        r"float32, got \(1,\)",
+    )
 
 
 def test_a_state_that_has_another_shape():
@@ -286,7 +297,12 @@ def test_a_state_that_has_another_shape():
         def predict(self, inputs):
             return {**super().predict(inputs), "state": {"h": inputs.state.h[:, :2]}}
 
-    fails_cleanly(robot_of(Forgetful(Memory()), off()), SpecError, r"^agent 0: task 'RL', field 'state.h': expected \(3,\) float32, got \(2,\)")
+    fails_cleanly(
+        robot_of(Forgetful(Memory()), off()),
+        SpecError,
+        r"^agent 0: task 'RL', field 'state.h': expected \(3,\) "
+        r"float32, got \(2,\)",
+    )
 
 
 @pytest.mark.parametrize("agent", [Agent, lambda: VectorAgent(2)])
@@ -316,7 +332,8 @@ def test_a_lesson_that_raises(driver):
     def mend(robot):
         robot.tasks["RL"].algorithm.broken = False
 
-    fails_cleanly(robot, TaskFailed, r"task 'RL': learn failed for a batch of 1 requests \(agent [01]\): ArithmeticError: too hard", mend)
+    fails_cleanly(robot, TaskFailed, r"task 'RL': learn failed for a batch of 1 requests \(agent [01]\): ArithmeticError: too "
+                                     r"hard", mend)
 
 
 def test_a_loss_that_is_no_number():
@@ -324,7 +341,8 @@ def test_a_loss_that_is_no_number():
         def learn(self, batch):
             return {"loss": self.model.w.sum() * float("inf")}
 
-    fails_cleanly(robot_of(Infinite(), off()), TaskFailed, "task 'RL': loss is inf at optimiser step 0; the weights are unchanged")
+    fails_cleanly(robot_of(Infinite(), off()), TaskFailed, "task 'RL': loss is inf at optimiser step 0; the weights are "
+                                                           "unchanged")
 
 
 # --------------------------------------------------------------------------------------------------------------------- the agent
@@ -336,15 +354,42 @@ class Custom(Agent):
         self.go(obs)
 
 
-@pytest.mark.parametrize(("go", "error", "message"), [
-    (lambda self, obs: self.helpers["R"], AgentFailed, r"^agent 0: run_one_episode raised KeyError: no task 'R'; did you mean 'RL'\?"),
-    (lambda self, obs: self.helpers["goal"], AgentFailed, r"no task 'goal'; there are 'RL'"),
-    (lambda self, obs: self.helpers["RL"].learn(), NotEnoughRows, "^agent 0, task 'RL': learning needs 4 rows, the buffer has 0; store more"),
-    (lambda self, obs: self.nothing, AgentFailed, "^agent 0: run_one_episode raised AttributeError: .*'nothing'"),
-    (lambda self, obs: self.helpers["RL"].predict([1.0, 2.0]), SpecError, r"^agent 0: task 'RL', field 'obs': expected \(1,\) float32, got \(2,\)"),
-    (lambda self, obs: self.helpers["RL"].store(obs, 0.5, 1.0, obs, False, False), SpecError, r"^agent 0: task 'RL', field 'act': expected .* int64"),
-    (lambda self, obs: self.helpers["RL"].store(obs, 0, 1.0, obs, None, False), SpecError, r"field 'terminated': expected .* bool, got None"),
-])
+@pytest.mark.parametrize(
+    ("go", "error", "message"),
+    [
+        (
+            lambda self, obs: self.helpers["R"],
+            AgentFailed,
+            r"^agent 0: run_one_episode raised KeyError: no task 'R'; did you mean "
+            r"'RL'\?",
+        ),
+        (lambda self, obs: self.helpers["goal"], AgentFailed, r"no task 'goal'; there are 'RL'"),
+        (
+            lambda self, obs: self.helpers["RL"].learn(),
+            NotEnoughRows,
+            "^agent 0, task 'RL': learning needs 4 rows, the buffer has 0; store more",
+        ),
+        (lambda self, obs: self.nothing, AgentFailed, "^agent 0: run_one_episode raised AttributeError: .*'nothing'"),
+        (
+            lambda self, obs: self.helpers["RL"].predict([1.0, 2.0]),
+            SpecError,
+            r"^agent 0: task 'RL', field 'obs': expected \(1,\) "
+            r"float32, got \(2,\)",
+        ),
+        (
+            lambda self, obs: self.helpers["RL"].store(obs, 0.5, 1.0, obs, False, False),
+            SpecError,
+            r"^agent 0: task 'RL', field "
+            r"'act': expected .* int64",
+        ),
+        (
+            lambda self, obs: self.helpers["RL"].store(obs, 0, 1.0, obs, None, False),
+            SpecError,
+            r"field 'terminated': expected .* "
+            r"bool, got None",
+        ),
+    ],
+)
 def test_mistakes_in_an_agents_own_code(go, error, message):
     agent = type("A", (Custom,), {"go": go})
     fails_cleanly(robot_of(Recorder(), off(), agent=agent, n_agents=2), error, message)
@@ -377,7 +422,9 @@ def test_only_the_agents_that_were_served_hear_of_a_failed_batch_if_that_is_want
 
 def test_a_robot_that_has_nobody_to_act():
     for agent in (Agent, lambda: VectorAgent(2)):
-        fails_cleanly(Robot(Corridor, tasks={}, agent=agent), AgentFailed, "^agent 0: the robot has no task that could act; give it one")
+        fails_cleanly(
+            Robot(Corridor, tasks={}, agent=agent), AgentFailed, "^agent 0: the robot has no task that could act; give it one"
+        )
 
 
 def test_an_interruption_from_the_keyboard():
@@ -449,5 +496,13 @@ def test_a_discrete_observation_outside_of_its_space_is_refused_by_name():
 
     from agent_fakes import Plain, Recorder
 
-    with robot_of(Recorder(Plain(gym.spaces.Discrete(4))), off(), Lost) as robot, pytest.raises(Exception, match=r"field 'obs': expected \(\) int64, got 4; stay within \[0, 3\]"):
+    with (
+        robot_of(Recorder(Plain(gym.spaces.Discrete(4))), off(), Lost) as robot,
+        pytest.raises(
+            Exception,
+            match=r"field 'obs': expected "
+            r"\(\) int64, got 4; stay "
+            r"within \[0, 3\]",
+        ),
+    ):
         robot.run(StopAfterSteps(10))

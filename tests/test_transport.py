@@ -44,8 +44,8 @@ DRIVERS = ["inline", "cooperative", "threads", *(["processes"] if sys.platform =
 RUNNING = [name for name in DRIVERS if name != "inline"]
 LOCAL = [name for name in RUNNING if name != "processes"]
 RAY = pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")])
-"""Drivers whose agents are in this process, for tests that look at the agents themselves, or whose agents write into the test's lists.
-What those ask of worker processes is in tests/drivers/test_processes.py."""
+"""Drivers whose agents are in this process, for tests that look at the agents themselves, or whose agents write into the test's
+lists. What those ask of worker processes is in tests/drivers/test_processes.py."""
 
 each_driver = pytest.mark.parametrize("driver", [*DRIVERS, RAY])
 each_running_driver = pytest.mark.parametrize("driver", [*RUNNING, RAY])
@@ -69,7 +69,7 @@ def connected(request):
         request.getfixturevalue("one_ray")
 
 
-# ------------------------------------------------------------------------------------------------- who gets which answer (1, 4, 9)
+# ------------------------------------------------------------------------------------------------ who gets which answer (1, 4, 9)
 
 
 def ask(n, agent):
@@ -222,7 +222,8 @@ def teach_too_many_rows(agent):
 
 @each_driver
 def test_an_oversize_lesson_is_a_batch_of_its_own(driver):
-    """max_rows 4: the 9 rows of agent 0 stay together and alone; the others' requests fit into one batch unless they come around it."""
+    """max_rows 4: the 9 rows of agent 0 stay together and alone; the others' requests fit into one batch unless they come around
+    it."""
     task = echo_task(helper=Learner, training_rule=BatchRule(max_rows=4))
     play(driver, teach_too_many_rows, 3, {"echo": task})
     sizes = Counter(len(batch) for batch in task.algorithm.lessons)
@@ -257,7 +258,8 @@ def test_a_failing_prediction_answers_exactly_its_members_and_the_next_batch_wor
     if driver == "cooperative":
         assert len(members) == (max_rows or 8)
     text = str(robot.agents[0].failed)
-    for part in ("task 'echo': predict failed", f"{len(members)} request", "agent 0", "ArithmeticError: the row is bad", "transport_fakes.py", "in predict"):
+    for part in ("task 'echo': predict failed", f"{len(members)} request", "agent 0", "ArithmeticError: the row is bad",
+                 "transport_fakes.py", "in predict"):
         assert part in text, part
     assert isinstance(robot.agents[0].failed.__cause__, ArithmeticError)
     counters = robot.wrappers["echo"].predictions.counters
@@ -329,7 +331,8 @@ def ask_something_unfit(agent):
         with pytest.raises(ValueError, match=f"agent {agent.index}, task 'echo': training fields with rows"):
             comm.put_training(rows)
     for shape in ((3, 4), (3,), (3, 2, 3)):
-        with pytest.raises(SpecError, match=f"agent {agent.index}, task 'echo', training field 'obs': expected rows of .2,. float64, as in the model, got"):
+        with pytest.raises(SpecError, match=f"agent {agent.index}, task 'echo', training field 'obs': expected rows of .2,. "
+                                            "float64, as in the model, got"):
             comm.put_training({"obs": np.zeros(shape)})
     if agent.robot.driver_name == "cooperative":  # nobody else runs meanwhile: an empty batch would stay behind
         assert all(batch.rows for batch in comm.wrapper.predictions.batches)
@@ -409,7 +412,8 @@ def test_stop_at_any_moment_ends_everybody_and_answers_everything(driver, mode):
     rng = random.Random(1)
     task = echo_task(Echo(seconds=0.0003), training_rule=BatchRule(min_rows=3), predict_rule=BatchRule(max_rows=3))
     seeds = iter(range(10**6))
-    robot = Robot(tasks={"echo": task}, agent=lambda: Programmed(lambda agent: ask_for_ever(next(seeds), agent)), n_agents=4, driver=driver, mode=mode)
+    robot = Robot(tasks={"echo": task}, agent=lambda: Programmed(lambda agent: ask_for_ever(next(seeds), agent)), n_agents=4,
+                  driver=driver, mode=mode)
     for agent in robot.agents:
         prepare(agent)
     for _ in range(100):
@@ -715,7 +719,9 @@ def test_counters_say_what_was_done(driver):
     assert {key: summary[f"predict/{key}"] for key in ("requests", "rows", "batches", "errors", "queue_depth")} == dict(
         requests=44, rows=60, batches=predicted, errors=0, queue_depth=0)
     assert summary["predict/mean_batch"] == 60 / predicted
-    assert {key: summary[f"learn/{key}"] for key in ("requests", "rows", "queue_depth")} == dict(requests=8, rows=24, queue_depth=0)
+    assert {key: summary[f"learn/{key}"] for key in ("requests", "rows", "queue_depth")} == dict(
+        requests=8, rows=24, queue_depth=0
+    )
     assert summary["learn/errors"] == (4 if driver == "inline" else 1)
     assert 0.002 <= summary["predict/compute_p50_s"] <= summary["predict/compute_p99_s"] < 5
     assert 0 <= summary["predict/wait_p50_s"] <= summary["predict/wait_p99_s"] < 5
@@ -849,7 +855,8 @@ def test_an_agents_actions_do_not_depend_on_who_shares_its_batches(driver):
     """Alone, with 15 others, and in batches of at most 3: agent 0 samples the same 200 actions."""
     def actions(n_agents, **rule):
         hook = Actions()
-        with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), predict_rule=BatchRule(**rule))}, agent=Limited, n_agents=n_agents,
+        with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), predict_rule=BatchRule(**rule))}, agent=Limited,
+                   n_agents=n_agents,
                    driver=driver, seed=4) as robot:
             robot.run(hooks=hook)
         return hook.taken
@@ -989,7 +996,8 @@ def learn_unlike_the_others(agent):
         assert comm.learn({"obs": np.zeros((3, 2)), "weight": np.zeros((3, 5))})["size"] == 3
         return
     for extra in (np.zeros((3, 4)), np.zeros((3, 5), np.float32)):
-        with pytest.raises(SpecError, match="agent 1, task 'echo', training field 'weight': expected rows of .5,. float64, as in the request before"):
+        with pytest.raises(SpecError, match="agent 1, task 'echo', training field 'weight': expected rows of .5,. float64, as "
+                                            "in the request before"):
             comm.put_training({"obs": np.zeros((3, 2)), "weight": extra})
 
 

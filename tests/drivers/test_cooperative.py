@@ -122,7 +122,8 @@ def test_a_sync_round_does_not_wait_for_those_who_never_learn():
 
 
 def test_calls_from_outside_while_agents_wait():
-    """Between iterations an agent is held in mid-request; the main thread's own request is served with it, and both are answered."""
+    """Between iterations an agent is held in mid-request; the main thread's own request is served with it, and both are
+    answered."""
     seen = []
 
     def program(agent):

@@ -39,7 +39,8 @@ def strike():
 
 
 def robot_of(program, n_agents=1, task=None, **options):
-    return Robot(tasks={"echo": task or echo_task()}, agent=partial(Programmed, program), n_agents=n_agents, driver="threads", **options)
+    return Robot(tasks={"echo": task or echo_task()}, agent=partial(Programmed, program), n_agents=n_agents, driver="threads",
+                 **options)
 
 
 def ask(n, agent):
@@ -98,7 +99,8 @@ def test_the_clock_closes_a_lesson_too():
 
     for mode in ("sync", "async"):
         replied.clear()
-        play("threads", program, 2, {"echo": echo_task(helper=Learner, training_rule=BatchRule(min_rows=50, max_wait=0.02))}, mode=mode)
+        play("threads", program, 2, {"echo": echo_task(helper=Learner, training_rule=BatchRule(min_rows=50, max_wait=0.02))},
+             mode=mode)
 
 
 def test_without_a_rule_an_async_lesson_waits_for_nobody():
@@ -362,7 +364,10 @@ def test_an_agent_stuck_in_its_environment_is_reported_and_does_not_come_back_as
         with pytest.warns(RuntimeWarning, match=r"still busy 5 s after the stop: agent 1$"):
             robot.run(StopWhen(lambda robot: stuck.env.entered.is_set() and robot.env_steps > 30))
         assert [name for name in framework_threads()] == ["agent 1"]
-        with pytest.raises(RuntimeError, match="still busy since the last stop: agent 1"), pytest.warns(RuntimeWarning, match="agent 1"):
+        with (
+            pytest.raises(RuntimeError, match="still busy since the last stop: agent 1"),
+            pytest.warns(RuntimeWarning, match="agent 1"),
+        ):
             robot.run(StopAfterSteps(10))
         assert stuck.signal == "stop"
     finally:
@@ -479,8 +484,10 @@ robot.on_purpose_not_closed = True
 
 
 def test_a_robot_that_nobody_closed_does_not_abort_the_process():
-    """A thread that comes back from torch after the end of the interpreter would: "terminate called without an active exception"."""
-    done = subprocess.run([sys.executable, "-c", LEFT_OPEN, str(Path(__file__).parent)], capture_output=True, text=True, timeout=50, check=False)
+    """A thread that comes back from torch after the end of the interpreter would: "terminate called without an active
+    exception"."""
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN, str(Path(__file__).parent)], capture_output=True, text=True,
+                          timeout=50, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -517,7 +524,8 @@ def test_an_agent_that_dies_while_its_request_is_computed(way):
 
     robot = robot_of(program, 3, task)
     robot._driver._failed = lambda agent, error: failed.append((str(agent), str(error)))  # else the robot stops all
-    dying = threading.Thread(target=lambda: (until(lambda: robot.agents[0] not in robot._driver.agents and computing.is_set(), SAFETY_S), dead.set()))
+    dying = threading.Thread(target=lambda: (until(lambda: robot.agents[0] not in robot._driver.agents and computing.is_set(),
+                                                   SAFETY_S), dead.set()))
     dying.start()
     robot.run()
     dying.join()
