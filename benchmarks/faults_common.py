@@ -77,7 +77,7 @@ class Heard(logging.Handler):
     """When, and of what, the driver warned."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)  # each: only the first of a cause is a warning
         self.records: list[tuple[int, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -90,10 +90,12 @@ def listening() -> Iterator[Heard]:
     logger, handler = logging.getLogger("parl_like"), Heard()
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
         yield handler
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
         logger.propagate = propagate
 
 

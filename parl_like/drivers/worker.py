@@ -10,260 +10,31 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import traceback
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import zmq
 
 from parl_like.acting import tensors_of
-from parl_like.crew import Crew
-from parl_like.drivers.base import CALLED_BY_AGENT
-from parl_like.drivers.cards import TaskCard
-from parl_like.drivers.cooperative import CooperativeDriver
+from parl_like.agent import Agent
+from parl_like.drivers.remote_errors import as_text, as_trace
 from parl_like.drivers.shared import Blocks, Parameters, task_file
-from parl_like.env_source import make_one
-from parl_like.errors import AgentFailed, Dropped, Interrupted, NotEnoughRows, Stopped, TaskFailed
-from parl_like.spec import Array, SpecError
+from parl_like.drivers.worker_crew import EpisodeReport, Recipe, WorkerCrew
+from parl_like.spec import Array
 from parl_like.stages import Hook, TraceHash
 from parl_like.wire import Kind, Message, join, pack, pack_state, split, unpack, unpack_state
 
-if TYPE_CHECKING:
-    from parl_like.agent import Agent
-    from parl_like.queues import Ticket
-
-ERRORS: dict[str, type[Exception]] = {e.__name__: e for e in (AgentFailed, Dropped, NotEnoughRows, SpecError, Stopped, TaskFailed, ValueError)}
-"""Errors that keep their type between processes; others arrive as `AgentFailed` or `TaskFailed`, with their traceback in the text."""
-
 ROUNDS = 16
-"""Predictions of replicas after which a worker lets the robot have a say. A number, not a time, so that two runs are the same."""
+"""Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the same."""
 
 SIGN_OF_LIFE = 1.0
 """Seconds after which a worker that goes on by itself says that it is there."""
-
-BACK_OFF, PERIOD = 0.1, 60.0
-"""Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are forgotten."""
-
-
-# ------------------------------------------------------------------------------------------------------ what a worker is told
-
-
-@dataclass
-class Recipe:
-    """Everything that a worker's process needs to know.
-
-    Attributes:
-        seats: Index and seed (entropy, spawn key) of each of its agents.
-        seed: Of the worker's own generators, such as its buffers'.
-        shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
-    """
-
-    worker: int
-    incarnation: int
-    tasks: dict[str, TaskCard]
-    env: Any
-    agent: Callable[[], Agent]
-    label: str
-    mode: Any
-    sync: bool
-    seats: list[tuple[int, Any, tuple[int, ...]]]
-    seed: tuple[Any, tuple[int, ...]]
-    trace: bool
-    agent_restarts: int
-    shared: str = ""
-
-    @property
-    def identity(self) -> bytes:
-        return f"{self.worker}.{self.incarnation}".encode()
-
-
-# ------------------------------------------------------------------------------------------------------------------ the agents
-
-
-class RemoteDriver(CooperativeDriver):
-    """Agents as greenlets, whose batches are served elsewhere; predictions of replicas here.
-
-    Args:
-        failed: See `CooperativeDriver`.
-        again: Called with an agent and what its code raised; whether it begins anew.
-    """
-
-    def __init__(self, failed: Callable[[Agent, BaseException], None], again: Callable[[Agent, Exception], bool]) -> None:
-        super().__init__(False, failed, lambda agent, error: None)
-        self._again = again
-        self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
-        self.late: Counter[tuple[str, str]] = Counter()  # replies that nobody waited for any more, by task and kind
-        self._requests = 0
-
-    def _main(self, agent: Agent) -> None:
-        try:
-            going = True
-            while going:
-                going = False
-                try:
-                    agent.run()
-                except (Stopped, TaskFailed):
-                    raise
-                except Exception as error:  # noqa: BLE001  of the agent or its environment, whatever it is
-                    if not self._again(agent, error):
-                        raise
-                    going = True
-        except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported
-            self._failed(agent, error)
-        finally:
-            self.agents.remove(agent)
-
-    def batches(self) -> list[tuple[int, Any, Any]]:
-        """Takes what waits: request number, queue and batch, in the order of tasks."""
-        out = []
-        for wrapper in self.wrappers:
-            for queue in (wrapper.predictions, wrapper.trainings):
-                if queue.kind == "predict" and wrapper.task.serve == "replica":
-                    continue
-                while (batch := queue.take()) is not None:
-                    self._requests += 1
-                    self.sent[self._requests] = queue, batch
-                    out.append((self._requests, queue, batch))
-        return out
-
-    def waiting_here(self) -> list[Any]:
-        """Queues of replicas with requests."""
-        return [w.predictions for w in self.wrappers if w.task.serve == "replica" and w.predictions.rows]
-
-    def answer(self, message: Message) -> None:
-        """Takes over a reply. One that nobody waits for, of before a stop, is dropped."""
-        queue, batch = self.sent.pop(message.request, (None, None))
-        if queue is None:
-            return
-        tickets: list[Ticket] = batch.tickets
-        if message.kind is Kind.FAILED:
-            if queue.kind == "predict" and queue.task.bisect and len(tickets) > 1:
-                for half in queue.halves(batch):  # asked again, so that in the end only who is to blame hears
-                    queue.batches.append(half)
-                    queue.rows += half.rows
-                queue.recycle(batch)
-                return
-            kind = ERRORS.get(str(message.notes["type"]), TaskFailed)
-            for ticket in tickets:
-                ticket.error = kind(_text(message))
-        else:
-            queue.task.learns = int(message.notes["learns"])  # type: ignore[arg-type]
-            version = int(message.notes["version"])  # type: ignore[arg-type]
-            if queue.kind == "predict":
-                queue.answer(tickets, message.arrays, version)
-            else:
-                result = {name: value if value.ndim else value[()] for name, value in message.arrays.items()}
-                for ticket in tickets:
-                    ticket.out, ticket.version = result, version
-        queue.counters.requests += len(tickets)
-        late = queue.count_late(tickets)
-        if late:
-            self.late[queue.task.name, queue.kind] += late
-        queue.recycle(batch)
-        self._wake(tickets)
-
-    def halt(self, agents: Any, signal: str, patience: float | None = None) -> list[Agent]:
-        if signal == "stop":
-            for queue, batch in self.sent.values():
-                queue.recycle(batch)  # the robot has no eye on it any more
-                for ticket in batch.tickets:
-                    ticket.error = Stopped(f"{ticket.agent}, task {queue.task.name!r}: the robot stopped")
-                self._wake(batch.tickets)
-            self.sent.clear()
-            return super().halt(agents, signal, patience)
-        for agent in agents:
-            agent.signal = signal
-        self.resume(list(self.parked))
-        return []
-
-
-class _Report(Hook):
-    """Episodes that ended since the last turn, for hooks: agent, environment, return, length."""
-
-    def __init__(self) -> None:
-        self.episodes: list[tuple[int, int, Any, int]] = []
-
-    def post_episode(self, agent: Agent, interrupted: bool) -> None:
-        if not interrupted:
-            self.episodes.append((agent.index, agent.env.env_index, agent.env.episode_return, agent.env.episode_length))
-            if agent.quota_episodes is not None and agent.quota_episodes > 0:
-                agent.quota_episodes -= 1
-
-
-class WorkerCrew(Crew):
-    """The agents of one worker, as a crew of their own."""
-
-    remote = True
-    _driver: RemoteDriver
-
-    def __init__(self, recipe: Recipe, worker: Worker) -> None:
-        self.recipe, self.worker = recipe, worker
-        entropy, key = recipe.seed
-        seed = np.random.SeedSequence(entropy, spawn_key=key)
-        self.wants_stop = False
-        self.restarts: defaultdict[int, deque[float]] = defaultdict(deque)
-        self.counted: list[tuple[Any, int]] = []  # return and length of episodes since the last turn
-        cards = [(card.name, card, child) for card, child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)]
-        super().__init__({name: card.make(child) for name, card, child in cards}, recipe.env, recipe.agent, len(recipe.seats), seed, "processes", recipe.sync, recipe.mode, recipe.label)
-
-    def _make_driver(self) -> Any:
-        return RemoteDriver(self._agent_failed, self._again)
-
-    def _again(self, agent: Agent, error: Exception) -> bool:
-        """Whether an agent that raised begins anew, with a new environment; its open episode was cut off when it raised.
-
-        Waits before it builds, longer each time, so that an environment which cannot be built does not take all the time there is.
-        """
-        restarts = self.restarts[agent.index]
-        now = monotonic()
-        while restarts and restarts[0] < now - PERIOD:
-            restarts.popleft()
-        limit = self.recipe.agent_restarts
-        if len(restarts) >= limit or agent.signal is not None:
-            return False
-        self.worker.report_failure(agent.index, error, again=True)
-        sleep(min(BACK_OFF * 2 ** (len(restarts) - 1), 10.0) if restarts else 0.0)
-        restarts.append(now)
-        try:
-            if agent.env is not None:
-                with suppress(Exception):  # it is broken
-                    agent.env.close()
-                time_steps = agent.env.time_steps
-                agent.join(lambda: make_one(self._env))
-                agent.env.time_steps = time_steps
-                agent.env.observe(self.worker.hooks)
-        except Exception as second:  # noqa: BLE001  building it failed, too
-            return self._again(agent, second)
-        agent.fresh = True
-        return True
-
-    def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
-        return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.seats]
-
-    def count_episode(self, episode_return: Any, length: int) -> None:
-        self.counted.append((episode_return, length))
-
-    def request_stop(self) -> None:
-        self.wants_stop = True
-        for agent in self.agents:
-            agent.signal = "stop"
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(CALLED_BY_AGENT)
-
-    run = train_iter = iterate = epochs = collect = update = evaluate = watch = play = save = load = checkpoint_boundary = close = _refuse
-
-    def _agent_failed(self, agent: Agent, error: BaseException) -> None:
-        if not isinstance(error, (Stopped, Interrupted)):
-            self.worker.report_failure(agent.index, error)
 
 
 class Worker:
@@ -288,7 +59,7 @@ class Worker:
         self.spoke = 0.0
         self._copying: threading.Thread | None = None
         self.trace = TraceHash() if recipe.trace else None
-        self.reporter = _Report()
+        self.reporter = EpisodeReport()
         self.hooks: list[Hook] = [self.reporter] if self.trace is None else [self.reporter, self.trace]
 
     def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None, **rest: Any) -> None:
@@ -296,12 +67,12 @@ class Worker:
         self.spoke = monotonic()
 
     def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
-        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays={"text": _as_text(error), "trace": _as_trace(error)})
+        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays={"text": as_text(error), "trace": as_trace(error)})
 
     def begin(self) -> bool:
         """Makes the agents, and says hello; False where that failed, which the robot was told."""
         try:
-            self.crew = WorkerCrew(self.recipe, self)
+            self.crew = WorkerCrew(self.recipe, self.report_failure, self.hooks)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises is the robot's to report
             self.report_failure(-1, error)
             return False
@@ -546,22 +317,6 @@ class Worker:
         if self.trace is not None:
             self.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
         self._answer({})
-
-
-# ----------------------------------------------------------------------------------------------------------------- the process
-
-
-def _as_text(error: BaseException) -> Array:
-    said = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return np.frombuffer(str(said).encode(errors="replace"), np.uint8)
-
-
-def _as_trace(error: BaseException) -> Array:
-    return np.frombuffer("".join(traceback.format_exception(error)).encode(errors="replace"), np.uint8)
-
-
-def _text(message: Message, name: str = "text") -> str:
-    return message.arrays[name].tobytes().decode(errors="replace")
 
 
 def work(payload: bytes) -> None:

@@ -506,8 +506,8 @@ def test_200_starts_and_stops_of_a_worker_leak_nothing():
     assert after[:3] <= before[:3] and after[3] - before[3] < 200 * 0.1e6, (before, after)
 
 
-def test_all_workers_killed_at_once_are_all_replaced():
-    """F08"""
+def test_all_workers_killed_at_once_are_all_replaced(caplog):
+    """F08; said once, and at the end how often it happened again."""
     killed = []
 
     class KillAll(Hook):
@@ -521,6 +521,9 @@ def test_all_workers_killed_at_once_are_all_replaced():
     with drifting(TWO, unrolling, n_agents=4) as robot:
         robot.run(StopWhen(lambda robot: robot._driver.restarts >= 2 and robot.env_steps >= 2000), KillAll())
         assert len(killed) == 2 == robot._driver.restarts and robot.tasks["RL"].learns > 10
+        said = "was ended by signal 9; it is replaced"
+        assert [said in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [True]
+    assert "1 more workers or agents began anew for the same reason: was ended by signal 9" in caplog.text
 
 
 class Uneven(Drift):

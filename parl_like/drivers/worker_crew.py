@@ -1,0 +1,236 @@
+"""The agents of one worker: a crew with the cooperative driver, whose batches are sent to the robot instead of being served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import sleep
+from typing import Any
+
+import numpy as np
+
+from parl_like.agent import Agent
+from parl_like.crew import Crew
+from parl_like.drivers.base import CALLED_BY_AGENT
+from parl_like.drivers.cards import TaskCard
+from parl_like.drivers.cooperative import CooperativeDriver
+from parl_like.drivers.remote_errors import ERRORS, text_of
+from parl_like.env_source import make_one
+from parl_like.errors import Interrupted, Stopped, TaskFailed
+from parl_like.process.budget import RestartBudget
+from parl_like.queues import Ticket
+from parl_like.stages import Hook
+from parl_like.wire import Kind, Message
+
+BACK_OFF, PERIOD = 0.1, 60.0
+"""Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are forgotten."""
+
+
+@dataclass
+class Recipe:
+    """Everything that a worker's process needs to know.
+
+    Attributes:
+        agents: Index and seed (entropy, spawn key) of each of its agents.
+        seed: Of the worker's own generators, such as its buffers'.
+        shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
+    """
+
+    worker: int
+    incarnation: int
+    tasks: dict[str, TaskCard]
+    env: Any
+    agent: Callable[[], Agent]
+    label: str
+    mode: Any
+    sync: bool
+    agents: list[tuple[int, Any, tuple[int, ...]]]
+    seed: tuple[Any, tuple[int, ...]]
+    trace: bool
+    agent_restarts: int
+    shared: str = ""
+
+    @property
+    def identity(self) -> bytes:
+        return f"{self.worker}.{self.incarnation}".encode()
+
+
+class RemoteDriver(CooperativeDriver):
+    """Agents as greenlets, whose batches are served elsewhere; predictions of replicas here.
+
+    Args:
+        failed: See `CooperativeDriver`.
+        again: Called with an agent and what its code raised; whether it begins anew.
+    """
+
+    def __init__(self, failed: Callable[[Agent, BaseException], None], again: Callable[[Agent, Exception], bool]) -> None:
+        super().__init__(False, failed, lambda agent, error: None)
+        self._again = again
+        self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
+        self.late: Counter[tuple[str, str]] = Counter()  # replies that nobody waited for any more, by task and kind
+        self._requests = 0
+
+    def _main(self, agent: Agent) -> None:
+        try:
+            going = True
+            while going:
+                going = False
+                try:
+                    agent.run()
+                except (Stopped, TaskFailed):
+                    raise
+                except Exception as error:  # noqa: BLE001  of the agent or its environment, whatever it is
+                    if not self._again(agent, error):
+                        raise
+                    going = True
+        except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported
+            self._failed(agent, error)
+        finally:
+            self.agents.remove(agent)
+
+    def batches(self) -> list[tuple[int, Any, Any]]:
+        """Takes what waits: request number, queue and batch, in the order of tasks."""
+        out = []
+        for wrapper in self.wrappers:
+            for queue in (wrapper.predictions, wrapper.trainings):
+                if queue.kind == "predict" and wrapper.task.serve == "replica":
+                    continue
+                while (batch := queue.take()) is not None:
+                    self._requests += 1
+                    self.sent[self._requests] = queue, batch
+                    out.append((self._requests, queue, batch))
+        return out
+
+    def waiting_here(self) -> list[Any]:
+        """Queues of replicas with requests."""
+        return [w.predictions for w in self.wrappers if w.task.serve == "replica" and w.predictions.rows]
+
+    def answer(self, message: Message) -> None:
+        """Takes over a reply. One that nobody waits for, of before a stop, is dropped."""
+        queue, batch = self.sent.pop(message.request, (None, None))
+        if queue is None:
+            return
+        tickets: list[Ticket] = batch.tickets
+        if message.kind is Kind.FAILED:
+            if queue.kind == "predict" and queue.task.bisect and len(tickets) > 1:
+                for half in queue.halves(batch):  # asked again, so that in the end only who is to blame hears
+                    queue.batches.append(half)
+                    queue.rows += half.rows
+                queue.recycle(batch)
+                return
+            kind = ERRORS.get(str(message.notes["type"]), TaskFailed)
+            for ticket in tickets:
+                ticket.error = kind(text_of(message))
+        else:
+            queue.task.learns = int(message.notes["learns"])  # type: ignore[arg-type]
+            version = int(message.notes["version"])  # type: ignore[arg-type]
+            if queue.kind == "predict":
+                queue.answer(tickets, message.arrays, version)
+            else:
+                result = {name: value if value.ndim else value[()] for name, value in message.arrays.items()}
+                for ticket in tickets:
+                    ticket.out, ticket.version = result, version
+        queue.counters.requests += len(tickets)
+        late = queue.count_late(tickets)
+        if late:
+            self.late[queue.task.name, queue.kind] += late
+        queue.recycle(batch)
+        self._wake(tickets)
+
+    def halt(self, agents: Any, signal: str, patience: float | None = None) -> list[Agent]:
+        if signal == "stop":
+            for queue, batch in self.sent.values():
+                queue.recycle(batch)  # the robot has no eye on it any more
+                for ticket in batch.tickets:
+                    ticket.error = Stopped(f"{ticket.agent}, task {queue.task.name!r}: the robot stopped")
+                self._wake(batch.tickets)
+            self.sent.clear()
+            return super().halt(agents, signal, patience)
+        for agent in agents:
+            agent.signal = signal
+        self.resume(list(self.parked))
+        return []
+
+
+class EpisodeReport(Hook):
+    """Episodes that ended since the last turn, for hooks: agent, environment, return, length."""
+
+    def __init__(self) -> None:
+        self.episodes: list[tuple[int, int, Any, int]] = []
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        if not interrupted:
+            self.episodes.append((agent.index, agent.env.env_index, agent.env.episode_return, agent.env.episode_length))
+            if agent.quota_episodes is not None and agent.quota_episodes > 0:
+                agent.quota_episodes -= 1
+
+
+class WorkerCrew(Crew):
+    """The agents of one worker, as a crew of their own.
+
+    Args:
+        report: Called with an agent's index, what its code raised, and whether it begins anew.
+        watching: The worker's own hooks.
+    """
+
+    remote = True
+    _driver: RemoteDriver
+
+    def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None], watching: list[Hook]) -> None:
+        self.recipe, self._report, self._watching = recipe, report, watching
+        entropy, key = recipe.seed
+        seed = np.random.SeedSequence(entropy, spawn_key=key)
+        self.wants_stop = False
+        self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
+        self.counted: list[tuple[Any, int]] = []  # return and length of episodes since the last turn
+        tasks = {card.name: card.make(child) for card, child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
+        super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
+                         recipe.label)
+
+    def _make_driver(self) -> Any:
+        return RemoteDriver(self._agent_failed, self._again)
+
+    def _again(self, agent: Agent, error: Exception) -> bool:
+        """Whether an agent that raised begins anew, with a new environment; its open episode was cut off when it raised.
+
+        Waits before it builds, longer each time, so that an environment which cannot be built does not take all the time there is.
+        """
+        pause = None if agent.signal is not None else self._budgets[agent.index].spend()
+        if pause is None:
+            return False
+        self._report(agent.index, error, True)
+        sleep(pause)
+        try:
+            if agent.env is not None:
+                with suppress(Exception):  # it is broken
+                    agent.env.close()
+                time_steps = agent.env.time_steps
+                agent.join(lambda: make_one(self._env))
+                agent.env.time_steps = time_steps
+                agent.env.observe(self._watching)
+        except Exception as second:  # noqa: BLE001  building it failed, too
+            return self._again(agent, second)
+        agent.fresh = True
+        return True
+
+    def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
+        return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.agents]
+
+    def count_episode(self, episode_return: Any, length: int) -> None:
+        self.counted.append((episode_return, length))
+
+    def request_stop(self) -> None:
+        self.wants_stop = True
+        for agent in self.agents:
+            agent.signal = "stop"
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(CALLED_BY_AGENT)
+
+    run = train_iter = iterate = epochs = collect = update = evaluate = watch = play = save = load = checkpoint_boundary = close = _refuse
+
+    def _agent_failed(self, agent: Agent, error: BaseException) -> None:
+        if not isinstance(error, (Stopped, Interrupted)):
+            self._report(agent.index, error, False)
