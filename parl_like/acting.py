@@ -35,7 +35,8 @@ class ActingCopies:
         """Of the parameters that predictions use."""
         return self.front.version
 
-    def publish(self, tensors: Mapping[tuple[str, str], torch.Tensor], version: int, updates: int, whole: Callable[[], bool] = lambda: True) -> None:
+    def publish(self, tensors: Mapping[tuple[str, str], torch.Tensor], version: int, updates: int,
+                whole: Callable[[], bool] = lambda: True) -> None:
         """From now on predictions use these parameters. Called by one thread at a time.
 
         Args:
@@ -61,4 +62,5 @@ class ActingCopies:
 
 def tensors_of(networks: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], torch.Tensor]:
     """Every tensor of the networks' state dicts, by network and name."""
-    return {(name, key): value for name, state in networks.items() for key, value in state.items() if isinstance(value, torch.Tensor)}
+    return {(name, key): value for name, state in networks.items() for key,
+            value in state.items() if isinstance(value, torch.Tensor)}

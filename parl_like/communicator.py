@@ -88,7 +88,8 @@ class Communicator:
                 ticket.rows = min(limit, rows - start)
                 tickets.append(ticket)
                 part = tuple(value[start : start + limit] for value in values) if limit < rows else values
-                self._put(self._predictions, ticket, part, start + limit >= rows)  # the last part waits, and so for those before it
+                self._put(self._predictions, ticket, part,
+                          start + limit >= rows)  # the last part waits, and so for those before it
             for ticket in tickets[:-1]:
                 self._link.wait(ticket)
         except BaseException:
@@ -104,7 +105,8 @@ class Communicator:
         return ticket
 
     def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
-        """Sends a learning batch, flat field name → [N, ...], and waits for the training return: metrics, and arrays of N rows."""
+        """Sends a learning batch, flat field name → [N, ...], and waits for the training return: metrics, and arrays of N
+        rows."""
         return self.get(self.put_training(rows))
 
     def put_training(self, rows: Mapping[str, Array]) -> Ticket:
@@ -115,7 +117,8 @@ class Communicator:
         """
         lengths = {name: len(value) for name, value in rows.items()}
         if not lengths or len(set(lengths.values())) > 1 or not next(iter(lengths.values())):
-            raise ValueError(f"{self.agent}, task {self.task!r}: training fields with rows {lengths}; expected the same number ≥ 1 of each")
+            raise ValueError(f"{self.agent}, task {self.task!r}: training fields with rows {lengths}; expected the same number "
+                             "≥ 1 of each")
         ticket = Ticket(self.agent, self._link.waiter())
         ticket.rows = next(iter(lengths.values()))
         self._put(self._trainings, ticket, rows, self._trainings.is_full())

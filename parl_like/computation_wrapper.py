@@ -22,7 +22,8 @@ class ComputationWrapper:
         lock: Of both queues; None: one of their own.
     """
 
-    def __init__(self, task: ComputationTask, mode: Mode = "collect", training_rule: BatchRule | None = None, lock: Any = None) -> None:
+    def __init__(self, task: ComputationTask, mode: Mode = "collect", training_rule: BatchRule | None = None,
+                 lock: Any = None) -> None:
         self.task = task
         owner = f"task {task.name!r}"
         lock = threading.Lock() if lock is None else lock
@@ -46,7 +47,8 @@ class ComputationWrapper:
         communicator = Communicator(self, agent, link)
         # setdefault is one step of the interpreter, so threads that register at the same time need no lock.
         if self.communicators.setdefault(name, communicator) is not communicator:
-            raise ValueError(f"{name} already has a communicator of task {self.task.name!r}; close() it first, or give agents different ids")
+            raise ValueError(f"{name} already has a communicator of task {self.task.name!r}; close() it first, or give agents "
+                             "different ids")
         return communicator
 
     def remove_communicator(self, communicator: Communicator) -> None:
@@ -66,7 +68,8 @@ class ComputationWrapper:
         self.trainings.last_result = state["last_result"]
 
     def summary(self) -> dict[str, float]:
-        """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …; 'learn/skipped': the task's `skipped`."""
+        """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …; 'learn/skipped': the
+        task's `skipped`."""
         out: dict[str, float] = {}
         for queue in (self.predictions, self.trainings):
             out |= {f"{queue.kind}/{name}": value for name, value in queue.counters.summary(queue.rows).items()}

@@ -1,7 +1,7 @@
 """The two queues of one task: requests of many agents gather in batches, and `due` says when the oldest of them closes.
 
-A queue owns no thread and no loop: a driver asks `due`, calls `serve`, wakes the members of the batch, and decides how agents wait.
-So the rules of batching, failing and counting stand here once for all drivers.
+A queue owns no thread and no loop: a driver asks `due`, calls `serve`, wakes the members of the batch, and decides how agents
+wait. So the rules of batching, failing and counting stand here once for all drivers.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Counters:
 
     def summary(self, queued_rows: int) -> dict[str, float]:
         """The counts, 'mean_batch' (rows), 'queue_depth' (rows), and 'wait_p50_s' … 'compute_p99_s' of the last 1,024 batches."""
-        out: dict[str, float] = {**self.state_dict(), "mean_batch": self.rows / self.batches if self.batches else 0.0, "queue_depth": queued_rows}
+        out: dict[str, float] = {**self.state_dict(), "mean_batch": self.rows / self.batches if self.batches else 0.0,
+                                 "queue_depth": queued_rows}
         for name, times in (("wait", self.waits), ("compute", self.computes)):
             p50, p99 = np.percentile(list(times), [50, 99]) if times else (0.0, 0.0)
             out |= {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99)}
@@ -147,8 +148,8 @@ class RequestQueue:
 
         Args:
             sync: Training waits for its round; else a lesson whose rule names no `min_rows` waits for nobody.
-            patience: Seconds that predictions stay open for agents that are busy, where the rule says nothing. They count from the end of
-                the batch before: the agents that it woke would else miss this one, and two halves would take turns for ever.
+            patience: Seconds that predictions stay open for agents that are busy, where the rule says nothing. They count from
+                the end of the batch before: the agents that it woke would else miss this one, and two halves would take turns.
         """
         rule, training = self.rule, self.kind == "learn"
         # A training batch that is full of rows is closed to more of them, but not therefore due: it waits for its round.
@@ -378,7 +379,8 @@ class PredictionQueue(RequestQueue):
                 raise
 
     def halves(self, batch: Batch) -> list[Batch]:
-        """The requests of a batch that failed, as two batches with copies of their rows: asked again, they tell whose rows are bad."""
+        """The requests of a batch that failed, as two batches with copies of their rows: asked again, they tell whose rows are
+        bad."""
         middle = len(batch.tickets) // 2
         row, out = batch.tickets[middle].start, []
         for tickets, rows in ((batch.tickets[:middle], slice(0, row)), (batch.tickets[middle:], slice(row, batch.rows))):
@@ -457,7 +459,8 @@ class TrainingQueue(RequestQueue):
         batch.rows += ticket.rows
         self.rows += ticket.rows
         rule = self.rule
-        return self._drop_oldest(ticket) if rule.when_full == "drop_oldest" and self.rows > (rule.max_queued or self.rows) else None
+        full = rule.when_full == "drop_oldest" and self.rows > (rule.max_queued or self.rows)
+        return self._drop_oldest(ticket) if full else None
 
     def is_full(self) -> bool:
         """Whether the sender of one more request must wait for it."""
@@ -475,8 +478,8 @@ class TrainingQueue(RequestQueue):
             batch.rows -= ticket.rows
             self.rows -= ticket.rows
             self.counters.dropped += ticket.rows
-            ticket.error = Dropped(f"{ticket.agent}, task {self.task.name!r}: dropped {ticket.rows} rows to learn from; the queue holds "
-                                   f"{self.rule.max_queued} and newer ones came")
+            ticket.error = Dropped(f"{ticket.agent}, task {self.task.name!r}: dropped {ticket.rows} rows to learn from; the "
+                                   f"queue holds {self.rule.max_queued} and newer ones came")
             dropped.append(ticket)
             self.abandoned -= ticket.abandoned
             batch.born = perf_counter()
@@ -499,14 +502,15 @@ class TrainingQueue(RequestQueue):
                 raise self._misfit(ticket, name, value, other.shape[1:], other.dtype, "the request before")
 
     def _misfit(self, ticket: Ticket, name: str, value: Array, shape: tuple[int, ...], dtype: Any, whose: str) -> SpecError:
-        return SpecError(f"{ticket.agent}, task {self.task.name!r}, training field {name!r}: expected rows of {shape} {dtype}, as in {whose}, "
-                         f"got {value.shape[1:]} {value.dtype}")
+        return SpecError(f"{ticket.agent}, task {self.task.name!r}, training field {name!r}: expected rows of {shape} {dtype}, "
+                         f"as in {whose}, got {value.shape[1:]} {value.dtype}")
 
     def _run(self, batch: Batch) -> None:
         result = self.task.learn(self.joined(batch))
         for name, value in result.items():
             if isinstance(value, np.ndarray) and value.ndim and len(value) != batch.rows:
-                raise ValueError(f"learn returned {name!r} with {len(value)} rows; expected a scalar or one row for each of {batch.rows}")
+                raise ValueError(f"learn returned {name!r} with {len(value)} rows; expected a scalar or one row for each of "
+                                 f"{batch.rows}")
         self.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
         for ticket in batch.tickets:
             ticket.out = result

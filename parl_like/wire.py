@@ -2,11 +2,11 @@
 
 A message is a list of frames. The first holds `MAGIC`, one byte `VERSION`, and a MessagePack array [kind, task, request, rows,
 fields, notes] with one field [name, dtype, shape] for each frame after it. `pack` makes the frames and `unpack` checks them:
-no byte that arrives is ever taken for code: there is no object dtype, no class name, no path and no second format. `pack_state` makes
-arrays of a nested state.
+no byte that arrives is ever taken for code: there is no object dtype, no class name, no path and no second format. `pack_state`
+makes arrays of a nested state.
 
-A message is bad as a whole, or good: whatever its bytes are, `unpack` and `unpack_state` raise a `WireError` and nothing else, and
-allocate nothing on the word of a header.
+A message is bad as a whole, or good: whatever its bytes are, `unpack` and `unpack_state` raise a `WireError` and nothing else,
+and allocate nothing on the word of a header.
 """
 
 from __future__ import annotations
@@ -136,18 +136,15 @@ _BAD = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)  # Val
 def pack(
     kind: Kind,
     *,
-    task: str = "",
-    request: int = 0,
-    rows: int = 0,
-    arrays: Mapping[str, Array] | None = None,
+    task: str = "", request: int = 0, rows: int = 0, arrays: Mapping[str, Array] | None = None,
     notes: Mapping[str, Note] | None = None,
 ) -> list[Any]:
     """The frames of a message: bytes, then one flat buffer per array, in the order of `arrays`.
 
     Args:
         kind, task, request, rows: See `Message`.
-        arrays: Field name -> array of any shape with at most 8 axes, of a dtype in DTYPES. One that is C-contiguous is not copied:
-            its frame is its own memory, which must not change before it is sent.
+        arrays: Field name -> array of any shape with at most 8 axes, of a dtype in DTYPES. One that is C-contiguous is not
+            copied: its frame is its own memory, which must not change before it is sent.
         notes: At most 32; a text has at most 2048 characters.
 
     Raises:
@@ -163,7 +160,8 @@ def pack(
             raise _refusal("fields", f"a NumPy array for {name!r:.140}", type(array).__name__, "send np.asarray(value)")
         code = _CODES.get(array.dtype)
         if code is None:
-            raise _refusal("dtype", f"one of {', '.join(DTYPES)} for {name!r:.140}", f"{array.dtype!s:.60}", "convert it with astype")
+            raise _refusal("dtype", f"one of {', '.join(DTYPES)} for {name!r:.140}", f"{array.dtype!s:.60}", "convert it with "
+                                                                                                             "astype")
         if not _is_name(name):
             expected = f"field names of 1 … {MAX_NAME} letters, digits, '_', '.' and '-'"
             raise _refusal("fields", expected, f"{name!r:.140}", "rename the field in the space or model that declares it")
@@ -178,9 +176,11 @@ def pack(
     try:
         head = _PREFIX + _encode((kind, task, request, rows, fields, notes or {}))
     except (TypeError, *_BAD) as error:
-        raise _refusal("header", "plain values that MessagePack can hold", str(error), "send numbers and text, no objects") from None
+        raise _refusal("header", "plain values that MessagePack can hold", str(error),
+                       "send numbers and text, no objects") from None
     if len(head) > HEADER_LIMIT:
-        raise _refusal("header", f"at most {HEADER_LIMIT} bytes", f"{len(head)} bytes", "shorten the names and notes, or put them into an array")
+        raise _refusal("header", f"at most {HEADER_LIMIT} bytes", f"{len(head)} bytes", "shorten the names and notes, or put "
+                                                                                        "them into an array")
     if not plain or len(fields) > MAX_FIELDS:
         _read_header(head, "stay within them")
     frames[0] = head
@@ -194,7 +194,8 @@ def _is_name(name: object) -> bool:
 
 
 def join(frames: list[Any]) -> list[Any]:
-    """The same message as one frame where it is small: each frame costs a call and perhaps a change of threads, a small copy nothing.
+    """The same message as one frame where it is small: each frame costs a call and perhaps a change of threads, a small copy
+    nothing.
 
     The frame: `SMALL`, how many there were, their lengths as little-endian u4; then each, beginning at a multiple of 8.
     """
@@ -237,14 +238,16 @@ def split(frames: Sequence[Any]) -> Sequence[Any]:
     n = frame[3] if len(frame) > 3 else 0
     at = -(-(4 + 4 * n) // 8) * 8
     if not 2 <= n <= MAX_FIELDS + 1 or len(frame) < at:
-        raise _refusal("frames", f"2 … {MAX_FIELDS + 1} lengths in a joined frame", f"{n} in {len(frame)} bytes", "send what parl_like.wire.join makes")
+        raise _refusal("frames", f"2 … {MAX_FIELDS + 1} lengths in a joined frame", f"{n} in {len(frame)} bytes",
+                       "send what parl_like.wire.join makes")
     view = memoryview(frame)
     out: list[Any] = []
     for size in _lengths(n).unpack_from(frame, 4):
         out.append(view[at : at + size])
         at += -(-size // 8) * 8
     if at != len(frame):
-        raise _refusal("frames", f"a joined frame of {at} bytes, as its lengths say", f"{len(frame)} bytes", "send what parl_like.wire.join makes")
+        raise _refusal("frames", f"a joined frame of {at} bytes, as its lengths say", f"{len(frame)} bytes",
+                       "send what parl_like.wire.join makes")
     out[0] = bytes(out[0])
     return out
 
@@ -270,13 +273,15 @@ def unpack(frames: Sequence[Any]) -> Message:
         head = head.tobytes() if head.nbytes <= HEADER_LIMIT else head
     size = len(head) if type(head) is bytes else head.nbytes
     if not len(_PREFIX) < size <= HEADER_LIMIT:
-        raise _refusal("header", f"{len(_PREFIX) + 1} … {HEADER_LIMIT} bytes", f"{size} bytes", "send what parl_like.wire.pack makes")
+        raise _refusal("header", f"{len(_PREFIX) + 1} … {HEADER_LIMIT} bytes", f"{size} bytes", "send what parl_like.wire.pack "
+                                                                                                "makes")
     if head[:4] != _PREFIX:
         raise _wrong_prefix(head)
     header = _read_header(head)
     fields = header.fields
     if len(frames) != len(fields) + 1:
-        raise _refusal("frames", f"{len(fields) + 1}, the header's fields and itself", len(frames), "send every frame of one message, and no other")
+        raise _refusal("frames", f"{len(fields) + 1}, the header's fields and itself", len(frames), "send every frame of one "
+                                                                                                    "message, and no other")
     arrays: dict[str, Array] = {}
     bools = []
     for field, frame in zip(fields, frames[1:]):  # noqa: B905 - counted above
@@ -287,11 +292,13 @@ def unpack(frames: Sequence[Any]) -> Message:
         immutable = type(frame) is bytes
         got = len(frame) if immutable else memoryview(frame).nbytes
         if got != nbytes:
-            raise _refusal("size", f"{nbytes} bytes for {name!r}, {shape} {field.dtype}", f"{got} bytes", "declare the array that is sent")
+            raise _refusal("size", f"{nbytes} bytes for {name!r}, {shape} {field.dtype}", f"{got} bytes", "declare the array "
+                                                                                                          "that is sent")
         try:
             array: Array = np.ndarray(shape, dtype, frame)
         except (ValueError, BufferError) as error:  # dimensions that NumPy cannot have, though one of them is 0
-            raise _refusal("size", f"a possible shape of {name!r}", shape, f"send an array that NumPy can hold ({error})") from None
+            raise _refusal("size", f"a possible shape of {name!r}", shape,
+                           f"send an array that NumPy can hold ({error})") from None
         if not immutable:
             array.setflags(write=False)
         if dtype is _BOOL:
@@ -321,10 +328,12 @@ def _read_header(head: bytes, mend: str = "send what parl_like.wire.pack makes")
 
 def _wrong_prefix(head: bytes) -> WireError:
     if head[:3] != MAGIC:
-        return _refusal("magic", f"a message that begins with {MAGIC!r}", f"{head[:3]!r}", "connect only parl_like processes to this address")
+        return _refusal("magic", f"a message that begins with {MAGIC!r}", f"{head[:3]!r}", "connect only parl_like processes to "
+                                                                                           "this address")
     theirs, mine = head[3], VERSION
     who = "here" if theirs > mine else "at the peer"
-    return VersionError(f"version: expected protocol {mine}, got protocol {theirs}; upgrade parl_like {who}, which has the older one")
+    return VersionError(f"version: expected protocol {mine}, got protocol {theirs}; upgrade parl_like {who}, which has the "
+                        "older one")
 
 
 # ------------------------------------------------------------------------------------------------ states
@@ -348,11 +357,12 @@ def pack_state(value: Any) -> dict[str, Array]:
     """A nested state as two arrays that a message can carry.
 
     Args:
-        value: Nested dicts with str keys, lists and tuples (loaded as lists); leaves are arrays and torch tensors of bool, int and
-            float dtypes (and bfloat16), bytes, None, bool, int of any size, float, str. NumPy scalars load as Python numbers.
+        value: Nested dicts with str keys, lists and tuples (loaded as lists); leaves are arrays and torch tensors of bool, int
+            and float dtypes (and bfloat16), bytes, None, bool, int of any size, float, str. NumPy scalars load as Python numbers.
 
     Returns:
-        `json`, uint8 [n]: the table of the arrays, a newline, the plain values. `data`, uint8 [m]: their bytes, copied, one after another.
+        `json`, uint8 [n]: the table of the arrays, a newline, the plain values. `data`, uint8 [m]: their bytes, copied, one after
+            another.
 
     Raises:
         WireError: a leaf or key that cannot be sent.
@@ -417,12 +427,14 @@ def unpack_state(arrays: Mapping[str, Array]) -> Any:
         raise
     except encoding.ArchiveError as error:
         raise _state_error(error) from None
-    except (ValueError, TypeError, RecursionError, OverflowError) as error:  # a shape that NumPy cannot have; bytes named as a tensor
+    except (ValueError, TypeError, RecursionError,
+            OverflowError) as error:  # a shape that NumPy cannot have; bytes named as a tensor
         raise _refusal("state", "arrays as the table names them", f"something else ({error})", _STATE_MEND) from None
 
 
 def _without_bytes(value: Any, dtypes: list[str], depth: int) -> Any:
-    """`value` with a uint8 array for every bytes object; adds to `dtypes`, for each array in turn, what its dtype does not tell."""
+    """`value` with a uint8 array for every bytes object; adds to `dtypes`, for each array in turn, what its dtype does not
+    tell."""
     if isinstance(value, bytes):
         dtypes.append("raw")
         return np.frombuffer(value, _U1)

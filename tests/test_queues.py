@@ -1,7 +1,7 @@
 """When a batch closes: every corner of the one rule, first with a clock of ours, then under every driver.
 
-In the second part no agent depends on the machine's speed: one acts (without asking) until another has its reply, or until a stop that
-would come first if the rule were broken.
+In the second part no agent depends on the machine's speed: one acts (without asking) until another has its reply, or until a stop
+that would come first if the rule were broken.
 """
 
 import sys
@@ -148,10 +148,13 @@ def apart(driver):
 
 @pytest.mark.parametrize("driver", [name for name in DRIVERS if name != "cooperative"])
 @pytest.mark.parametrize("kind", ["predict_rule", "training_rule"])
-@pytest.mark.parametrize("rule", [dict(max_wait=0.0), dict(max_wait=0.0, min_rows=50), dict(max_wait=0.02, min_rows=50), dict(min_rows=1), {}])
+@pytest.mark.parametrize("rule",
+                         [dict(max_wait=0.0), dict(max_wait=0.0, min_rows=50), dict(max_wait=0.02, min_rows=50), dict(min_rows=1),
+                          {}])
 def test_a_clock_or_enough_rows_close_a_batch_while_another_agent_acts(driver, kind, rule, tmp_path):
     """Async: no round is waited for."""
-    play(apart(driver), partial(act_while_the_other_asks, tmp_path, kind), 2, {"echo": echo_task(helper=Learner, **{kind: BatchRule(**rule)})},
+    play(apart(driver), partial(act_while_the_other_asks, tmp_path, kind), 2,
+         {"echo": echo_task(helper=Learner, **{kind: BatchRule(**rule)})},
          mode="async")
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 CALLED_BY_AGENT = (
-    "an agent cannot run or halt all agents, for it would wait for itself (run, train_iter, collect, save, close and the like, called "
-    "from an agent or a hook); call it between iterations, or use request_stop()"
+    "an agent cannot run or halt all agents, for it would wait for itself (run, train_iter, collect, save, close and the like, "
+    "called from an agent or a hook); call it between iterations, or use request_stop()"
 )
 
 
 class LocalDriver:
-    """The part of a `Driver` (parl_like/driver.py) that is the same wherever agents, their helpers and buffers are in this process."""
+    """The part of a `Driver` (parl_like/driver.py) that is the same wherever agents with their buffers are in this process."""
 
     lock: Any = None
     collecting = False

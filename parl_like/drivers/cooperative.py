@@ -1,7 +1,8 @@
 """The cooperative driver: every agent is a greenlet of the calling thread, so nothing needs a lock and the order is the seed's.
 
 A blocking call of an agent switches to the hub, which is the thread's own greenlet. The hub runs every runnable agent until all
-wait; then it serves the fullest queue, and its members run on. Two runs with one seed make the same switches and the same batches.
+wait; then it serves the fullest queue, and its members run on. Two runs with one seed make the same switches and the same
+batches.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class CooperativeDriver(LocalDriver):
         on_error: Called with the tickets' error when a training batch failed.
     """
 
-    def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None], on_error: Callable[[Any, BaseException], None]) -> None:
+    def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None],
+                 on_error: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync
         self._failed, self._on_error = failed, on_error
         self.ready: deque[greenlet] = deque()
@@ -46,7 +48,8 @@ class CooperativeDriver(LocalDriver):
         self._schooled = False  # whether helpers say when to learn; else any agent may come to train
         self._hub = getcurrent()
         self.stopping = False
-        self.lessons: dict[RequestQueue, Any] = {}  # queues whose task learns at this moment, where learning runs beside the agents
+        self.lessons: dict[RequestQueue,
+                           Any] = {}  # queues whose task learns at this moment, where learning runs beside the agents
 
     # ------------------------------------------------------------------------------------------- the agents' side (Link)
 
@@ -115,7 +118,8 @@ class CooperativeDriver(LocalDriver):
             wrapper.trainings.begin(self.sync)
 
     patience: float | None = None
-    """Seconds that predictions wait for more where their rule says nothing, and somebody could still come; None: as long as that is so."""
+    """Seconds that predictions wait for more where their rule says nothing, and somebody could still come; None: as long as that
+    is so."""
 
     def _main(self, agent: Agent) -> None:
         try:
@@ -182,20 +186,22 @@ class CooperativeDriver(LocalDriver):
                     return True
 
     def _due(self, queue: RequestQueue) -> float:
-        """Seconds until the queue's oldest batch closes (`RequestQueue.due`). In sync mode no clock closes one, so that two runs are the same."""
+        """Seconds until the queue's oldest batch closes (`RequestQueue.due`). In sync mode no clock closes one, so that two runs
+        are the same."""
         if queue in self.lessons:
             return INFINITE
         return queue.due(None if self.sync else perf_counter(), queue.rows < queue.enough and self._can_still_come(queue))
 
     def _can_still_come(self, queue: RequestQueue) -> bool:
-        """The hub looks when nobody else can run, so all who could ask for a prediction have; lessons of sync mode wait for their round."""
+        """The hub looks when nobody else can run, so all who could ask for a prediction have; lessons of sync mode wait for their
+        round."""
         return queue.kind == "learn" and (self.sync or not self._schooled or self._learner_acts())
 
     def _choose(self) -> RequestQueue | None:
         """The due queue with most rows, ties in task order; None when only training in a round is left.
 
-        A queue's rows count once more each time another is served before it: so no queue waits for ever behind a fuller one, whose
-        agents come back before each choice.
+        A queue's rows count once more each time another is served before it: so no queue waits for ever behind a fuller one,
+        whose agents come back before each choice.
         """
         due = [queue for w in self.wrappers for queue in (w.predictions, w.trainings) if queue.rows and self._due(queue) <= 0]
         if not due:
@@ -231,12 +237,12 @@ class CooperativeDriver(LocalDriver):
             raise RuntimeError(CALLED_BY_AGENT)
 
     def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
-        """Gives every agent the signal and runs them until each has ended or parked; requests in the queues are answered `Stopped`
-        only where the signal is 'stop'. With 'interrupt' they are served first, so that no reply is lost.
+        """Gives every agent the signal and runs them until each has ended or parked; requests in the queues are answered
+        `Stopped` only where the signal is 'stop'. With 'interrupt' they are served first, so that no reply is lost.
 
         Args:
-            patience: Seconds to wait for agents that are busy in their environments; None: as long as it takes. Greenlets cannot be
-                waited for, they run.
+            patience: Seconds to wait for agents that are busy in their environments; None: as long as it takes. Greenlets cannot
+                be waited for, they run.
 
         Returns:
             Agents that are still busy.

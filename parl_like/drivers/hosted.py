@@ -1,8 +1,8 @@
 """The robot's side of drivers whose agents are in other processes: worker processes of this machine, or Ray actors.
 
-A worker (`parl_like.drivers.worker`) sends what all its agents wait for as one message per task and turn, over a link. Here the rows
-go into the same queues as everywhere, and are served by the rules of the cooperative driver: sync, when every worker waits, in the
-order of the workers, so that two runs with one seed and as many workers are the same; async, as soon as something waits.
+A worker (`parl_like.drivers.worker`) sends what all its agents wait for as one message per task and turn, over a link. Here the
+rows go into the same queues as everywhere, and are served by the rules of the cooperative driver: sync, when every worker waits,
+in the order of the workers, so that two runs with one seed and as many workers are the same; async, as soon as something waits.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ class HostedDriver(WorkerMessages):
     """
 
     patience = 0.0
-    # (Waiting even 0.1 ms by default was measured to cost more than fuller batches give: workers that wait together do not overlap.)
+    # (Waiting even 0.1 ms by default was measured to cost more than fuller batches give: workers that wait together do not
+    # overlap.)
 
     def __init__(
-        self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None], options: Any, link: Link,
+        self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
+        options: Any, link: Link,
     ) -> None:
         super().__init__(sync, failed, on_error, options, link)
         self.options = options
@@ -70,7 +72,7 @@ class HostedDriver(WorkerMessages):
         self._known_collecting = False  # what the workers know of `collecting`
         self._robots_turn = False  # before paused workers go on
 
-    # --------------------------------------------------------------------------------------------------------------- making agents
+    # ----------------------------------------------------------------------------------------------------------- making agents
 
     def make_agents(self, crew: Any, n: int) -> list[Any]:
         """Divides agents over the workers, in blocks; they are made when the robot starts.
@@ -81,10 +83,12 @@ class HostedDriver(WorkerMessages):
         self.crew = crew
         like, seeds = crew.make_example(), crew.new_seeds(n)
         for name, wrapper in crew.wrappers.items():
-            pack(Kind.PREDICT, task=name, arrays={spec.name: spec.zeros(1) for spec in wrapper.request_specs})  # refuses what could not travel
+            pack(Kind.PREDICT, task=name,
+                 arrays={spec.name: spec.zeros(1) for spec in wrapper.request_specs})  # refuses what could not travel
         agents = [RemoteAgent(crew, index, crew._label, like, self.check_hooks) for index, _ in seeds]
         options, blocks = self.options, np.array_split(np.arange(n), min(self.options.workers or os.cpu_count() or 1, n))
-        self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block], RestartBudget(options.max_restarts, options.period, 0.0))
+        self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
+                                                RestartBudget(options.max_restarts, options.period, 0.0))
                                    for number, block in enumerate(blocks)]
         self._cards = {name: TaskCard(task) for name, task in crew.tasks.items()}
         self._seeds = dict(seeds)
@@ -99,7 +103,8 @@ class HostedDriver(WorkerMessages):
         seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
         return Recipe(
             worker.number, worker.incarnation, self._cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync, seeds,
-            (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None, self.options.agent_restarts,
+            (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None,
+            self.options.agent_restarts,
         )
 
     def _open(self) -> None:
@@ -111,7 +116,7 @@ class HostedDriver(WorkerMessages):
     def need_local(self, what: str, why: str) -> None:
         raise ValueError(f"{what}: under driver={self.crew.driver_name!r} {why}")
 
-    # --------------------------------------------------------------------------------------------------------------------- running
+    # ----------------------------------------------------------------------------------------------------------------- running
 
     def start(self, agents: Sequence[Any], wrappers: Sequence[Any]) -> None:
         self.wrappers = list(wrappers)
@@ -194,7 +199,8 @@ class HostedDriver(WorkerMessages):
                     break
             elif quiet and (self._something_waits() or not self._coming()):
                 break
-            left = LISTEN_S if self.sync else min([self._due(q) for w in self.wrappers for q in (w.predictions, w.trainings)], default=INFINITE)
+            left = LISTEN_S if self.sync else min([self._due(q) for w in self.wrappers for q in (w.predictions, w.trainings)],
+                                                  default=INFINITE)
             if left <= 0:
                 break
             self._pump(min(left, LISTEN_S))
@@ -205,7 +211,8 @@ class HostedDriver(WorkerMessages):
         ended = False
         if not self._drain() and seconds > 0:
             # Some descriptors (of ZeroMQ) tell of changes only, so `_drain` came first.
-            told = readable([*self.link.descriptors(), *(self._lessons.descriptors if self.lessons else [])], min(seconds, LISTEN_S))
+            told = readable([*self.link.descriptors(), *(self._lessons.descriptors if self.lessons else [])],
+                            min(seconds, LISTEN_S))
             ended = not self._drain() and bool(told)
         if self.lessons:
             for queue, tickets, publications in self._lessons.ended():
@@ -222,7 +229,8 @@ class HostedDriver(WorkerMessages):
 
     def _learner_acts(self) -> bool:
         """See `CooperativeDriver._learner_acts`; in async mode also agents that are busy in their workers may still come."""
-        return (not self.sync and self._busy()) or any(t.state for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
+        waiting = (ticket for w in self.wrappers for batch in w.predictions.batches for ticket in batch.tickets)
+        return (not self.sync and self._busy()) or any(ticket.state for ticket in waiting)
 
     def _busy(self) -> bool:
         return any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
@@ -236,7 +244,7 @@ class HostedDriver(WorkerMessages):
             return bool(self.lessons)
         return any(worker.taken and not worker.running for worker in self.workers)
 
-    # ------------------------------------------------------------------------------------------- lessons, parameters, lost workers
+    # ---------------------------------------------------------------------------------------- lessons, parameters, lost workers
 
     def _lost(self, worker: WorkerHandle, why: str) -> None:
         """A worker has ended: what it had sent is still served, and nobody waits for it; another takes its place."""
@@ -253,10 +261,12 @@ class HostedDriver(WorkerMessages):
         self.agents = [agent for agent in self.agents if agent not in worker.agents]
         if not self.supervisor.replace(worker, why):
             options = self.options
-            self._failed(worker.agents[0], AgentFailed(f"{worker} {why}; it was replaced {options.max_restarts} times within {options.period:g} s"))
+            self._failed(worker.agents[0], AgentFailed(f"{worker} {why}; it was replaced {options.max_restarts} times within "
+                                                       f"{options.period:g} s"))
 
     def _serve(self, queue: Any) -> None:
-        """In async mode learning runs in a thread: agents that wait for predictions get them meanwhile, from copies of the networks."""
+        """In async mode learning runs in a thread: agents that wait for predictions get them meanwhile, from copies of the
+        networks."""
         if self.sync or queue.kind == "predict":
             super()._serve(queue)
             return
@@ -278,7 +288,8 @@ class HostedDriver(WorkerMessages):
                 self._send(worker, Kind.STATE, task=task, notes=notes, arrays=arrays)
 
     def _train_round(self) -> bool:
-        """In async mode without those that are given already, for which nobody else shall wait, and not while agents could still come."""
+        """In async mode without those that are given already, for which nobody else shall wait, and not while agents could still
+        come."""
         if self.sync:
             return super()._train_round()
         if self._robots_turn:
@@ -290,7 +301,7 @@ class HostedDriver(WorkerMessages):
                 served = True
         return served
 
-    # ---------------------------------------------------------------------------------------------------------------------- ending
+    # ------------------------------------------------------------------------------------------------------------------ ending
 
     def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
         """See `CooperativeDriver.halt`."""
@@ -327,7 +338,8 @@ class HostedDriver(WorkerMessages):
         return []
 
     def _until_quiet(self, seconds: float, again: bool = False) -> None:
-        """Waits until the workers have obeyed; one that does not in time is ended, and replaced at once (`again`) or at the next start."""
+        """Waits until the workers have obeyed; one that does not in time is ended, and replaced at once (`again`) or at the next
+        start."""
         end, late = monotonic() + seconds, False
         while busy := [worker for worker in self.workers if worker.owing]:
             if not late:
@@ -352,7 +364,7 @@ class HostedDriver(WorkerMessages):
     def join(self, timeout: float | None = None) -> list[Any]:
         return []
 
-    # ----------------------------------------------------------------------------------------------------------------------- state
+    # ------------------------------------------------------------------------------------------------------------------- state
 
     def _ask(self, order: str, states: Sequence[Any] | None = None) -> list[Any]:
         """Every worker's answer to an order, while no agent runs. Workers are started where there are none."""
@@ -388,7 +400,8 @@ class HostedDriver(WorkerMessages):
         saved = state["workers"]
         same_agents([index for part in saved.values() for index in part["agents"]], self.crew.agents)
         if len(saved) != len(self.workers):
-            raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.workers)}; set Processes(workers={len(saved)})")
+            raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.workers)}; set "
+                             f"Processes(workers={len(saved)})")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         learns = {name: task.learns for name, task in self.crew.tasks.items()}

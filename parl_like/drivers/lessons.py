@@ -39,7 +39,8 @@ class Lessons:
                     task.publish()
                 except Exception as error:  # noqa: BLE001  the user's algorithm may hold anything
                     self._uncopied.add(task.name)
-                    log.warning("task %r: its algorithm cannot be copied (%s: %s), so predictions wait for optimiser steps", task.name,
+                    log.warning("task %r: its algorithm cannot be copied (%s: %s), so predictions wait for optimiser steps",
+                                task.name,
                                 type(error).__name__, error)
 
     def give(self, queue: RequestQueue, batch: Batch, tasks: Sequence[Any], afterwards: Callable[[], Any]) -> None:

@@ -1,4 +1,5 @@
-"""The processes driver: worker processes of this machine with many agents each, over ZeroMQ in a folder that only this user may enter."""
+"""The processes driver: worker processes of this machine with many agents each, over ZeroMQ in a folder that only this user may
+enter."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def refuses_gone(cls: type[_Options]) -> type[_Options]:
     def init(self: Any, *args: Any, **options: Any) -> None:
         for name in options:
             if name in GONE:
-                raise TypeError(f"{cls.__name__}: {name} is no option any more; workers on other machines are actors of a Ray cluster: "
-                                "driver=Ray(address=ADDRESS) of parl_like.drivers.ray_cluster")
+                raise TypeError(f"{cls.__name__}: {name} is no option any more; workers on other machines are actors of a Ray "
+                                "cluster: driver=Ray(address=ADDRESS) of parl_like.drivers.ray_cluster")
         made(self, *args, **options)
 
     cls.__init__ = init  # type: ignore[method-assign]
@@ -46,8 +47,8 @@ class Processes:
         step_limit: Seconds without a sign of life after which a worker that owes one is replaced.
         memory_limit: Bytes of resident memory above which a worker is replaced; None: no bound.
         max_restarts, period: So many replacements of one worker within `period` seconds end the run.
-        agent_restarts: So many times within 60 s an agent whose code or environment raises begins anew, with a new environment; after that, and
-            with 0 at once, its error ends the run.
+        agent_restarts: So many times within 60 s an agent whose code or environment raises begins anew, with a new environment;
+            after that, and with 0 at once, its error ends the run.
     """
 
     workers: int | None = None

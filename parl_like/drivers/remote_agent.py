@@ -26,14 +26,16 @@ class RemoteEnv:
         """The worker closes it."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"env.{name}: {self._agent}'s environment is in a worker process; here it has episode_return, episode_length "
-                             "and env_index")
+        raise AttributeError(f"env.{name}: {self._agent}'s environment is in a worker process; here it has episode_return, "
+                             "episode_length and env_index")
 
 
 class RemoteAgent:
     """An agent of a worker; `steps` as of the last stop or checkpoint."""
 
-    def __init__(self, crew: Any, index: int, label: str, like: Any, check_hooks: Callable[[list[Any]], list[Callable[..., None]]]) -> None:
+    def __init__(
+        self, crew: Any, index: int, label: str, like: Any, check_hooks: Callable[[list[Any]], list[Callable[..., None]]],
+    ) -> None:
         self.robot, self.index, self._label = crew, index, f"{label} {index}"
         self.n_envs, self.vector, self.learns = like.n_envs, like.vector, like.learns
         self.helpers: dict[str, Any] = {}
@@ -48,5 +50,5 @@ class RemoteAgent:
         return self._label
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name}: {self.__dict__.get('_label', 'an agent')} is in a worker process; here it has index, steps and, in "
-                             "hooks, its environment's last episode")
+        raise AttributeError(f"{name}: {self.__dict__.get('_label', 'an agent')} is in a worker process; here it has index, "
+                             "steps and, in hooks, its environment's last episode")

@@ -13,7 +13,7 @@ from parl_like.wire import Message
 ERRORS: dict[str, type[Exception]] = {
     e.__name__: e for e in (AgentFailed, Dropped, NotEnoughRows, SpecError, Stopped, TaskFailed, ValueError)
 }
-"""Errors that keep their type between processes; others arrive as `AgentFailed` or `TaskFailed`, with their traceback in the text."""
+"""Errors that keep their type between processes; others arrive as `AgentFailed` or `TaskFailed`, with a traceback in the text."""
 
 
 class RemoteError(Exception):

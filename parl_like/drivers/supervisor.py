@@ -1,4 +1,5 @@
-"""Supervisor: begins the workers of a robot, watches them while it listens, and replaces those that end, hang or grow too large."""
+"""Supervisor: begins the workers of a robot, watches them while it listens, and replaces those that end, hang or grow too
+large."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Supervisor:
     """
 
     def __init__(
-        self, link: Link, options: Any, recipe: Callable[[WorkerHandle], Any], lost: Callable[[WorkerHandle, str], None], waits: str,
+        self, link: Link, options: Any, recipe: Callable[[WorkerHandle], Any], lost: Callable[[WorkerHandle, str], None],
+        waits: str,
     ) -> None:
         self._link, self._options, self._recipe, self._lost, self._waits = link, options, recipe, lost, waits
         self.workers: list[WorkerHandle] = []
@@ -72,7 +74,8 @@ class Supervisor:
             worker.silent += listened
             limit = options.memory_limit
             if worker.owing and worker.silent > options.step_limit:
-                self.kill(worker, f"said nothing for {options.step_limit:g} s; an environment hangs, or takes longer than step_limit")
+                self.kill(worker, f"said nothing for {options.step_limit:g} s; an environment hangs, or takes longer than "
+                                  "step_limit")
             elif not worker.up and worker.silent > options.start_limit:
                 self.kill(worker, f"was not ready after {options.start_limit:g} s (start_limit)")
             elif limit is not None and (used := self._link.memory(worker)) > limit:
@@ -83,7 +86,8 @@ class Supervisor:
         """Names, once, a worker whose turns take far longer than those of the others."""
         for worker in workers:
             others = [other.pace for other in workers if other is not worker and other.pace]
-            if not others or worker.slow or worker.seen < 10 or worker.pace < max(SLOW_TIMES * float(np.median(others)), SLOW_SECONDS):
+            if not others or worker.slow or worker.seen < 10 or worker.pace < max(SLOW_TIMES * float(np.median(others)),
+                                                                                  SLOW_SECONDS):
                 continue
             worker.slow = True
             log.warning("%s is slow: a turn of its agents takes %.2g s, of the other workers %.2g s; %s", worker, worker.pace,

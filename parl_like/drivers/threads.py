@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from parl_like.queues import RequestQueue, Ticket
 
 PATIENCE_S = 0.001
-"""How long a prediction batch stays open for agents that are busy in their environments, unless the task's rule says otherwise."""
+"""How long a prediction batch stays open for agents that are busy in their environments, unless the task's rule says
+otherwise."""
 
 OPEN, WAITED, SERVED, READ = range(4)
 """A ticket's `state`: nobody waits for it; its agent waits and is not counted as acting; answered; answered and waited for."""
@@ -41,8 +42,8 @@ _started: weakref.WeakSet[ThreadsDriver] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Ends the threads of robots that nobody closed: one that comes back from torch into an interpreter that is gone aborts the process
-    ("terminate called without an active exception")."""
+    """Ends the threads of robots that nobody closed: one that comes back from torch into an interpreter that is gone aborts the
+    process ("terminate called without an active exception")."""
     for driver in list(_started):
         driver.halt(list(driver.agents), "stop")
     for driver in list(_started):
@@ -93,12 +94,13 @@ class _Server:
 class ThreadsDriver(LocalDriver):
     """Agents as threads. See `CooperativeDriver` for the arguments."""
 
-    def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None], on_error: Callable[[Any, BaseException], None]) -> None:
+    def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None],
+                 on_error: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync
         self._failed, self._on_error = failed, on_error
         self.lock = threading.Lock()
-        # What the robot's thread waits on. A plain lock, for Ctrl-C strikes that thread anywhere, and a Condition struck while it takes
-        # its lock back leaves with a lock that is not its own.
+        # What the robot's thread waits on. A plain lock, for Ctrl-C strikes that thread anywhere, and a Condition struck while it
+        # takes its lock back leaves with a lock that is not its own.
         self._news = self.waiter()
         self._run: object | None = None  # this run; threads of an earlier one that come late see another
         self._owner = 0  # the thread that started it, the robot's
@@ -191,8 +193,8 @@ class ThreadsDriver(LocalDriver):
         return ticket.state >= SERVED
 
     def _serve_inline(self, ticket: Ticket) -> None:
-        """For a call while no run is on, or from the robot's thread, where no round would begin while it waits: serves the ticket's
-        queue, whatever its rule, until the reply is there."""
+        """For a call while no run is on, or from the robot's thread, where no round would begin while it waits: serves the
+        ticket's queue, whatever its rule, until the reply is there."""
         while ticket.state < SERVED and ticket.queue.batches:
             tickets = ticket.queue.serve()
             with self.lock:
@@ -298,7 +300,8 @@ class ThreadsDriver(LocalDriver):
                 bell.acquire(timeout=-1 if left == INFINITE else left)
 
     def _serve(self, server: _Server, own: Ticket | None = None) -> None:
-        """Serves the oldest batch, in the server's thread or in that of the agent with the ticket `own`; the caller has set `busy`."""
+        """Serves the oldest batch, in the server's thread or in that of the agent with the ticket `own`; the caller has set
+        `busy`."""
         queue = server.queue
         tickets: list[Ticket] = []
         try:
@@ -329,7 +332,8 @@ class ThreadsDriver(LocalDriver):
     def _break(self, server: _Server, tickets: list[Ticket], error: BaseException) -> None:
         """Serving itself failed, not the task: nobody may wait for this queue any more, and the run ends."""
         queue = server.queue
-        message = f"the threads driver could not go on with {queue.kind} after {''.join(traceback.format_exception(error)).rstrip()}"
+        text = "".join(traceback.format_exception(error)).rstrip()
+        message = f"the threads driver could not go on with {queue.kind} after {text}"
         failed = [ticket for ticket in tickets if ticket.state < SERVED]
         for ticket in failed:
             ticket.error = TaskFailed(f"{ticket.agent}, task {queue.task.name!r}: {message}")
@@ -345,8 +349,8 @@ class ThreadsDriver(LocalDriver):
     def _count_in(self, tickets: list[Ticket], own: Ticket | None = None) -> list[Ticket]:
         """Marks tickets as served, and counts the agents that wait for them as acting again. The caller holds the lock.
 
-        Only the first two agents are woken by the caller, with `_wake`, and each that runs wakes the next but one: one runs while one
-        is on its way. All at once would fight for the GIL (64 agents on 2 cores: 43,000 against 53,000 requests/s).
+        Only the first two agents are woken by the caller, with `_wake`, and each that runs wakes the next but one: one runs while
+        one is on its way. All at once would fight for the GIL (64 agents on 2 cores: 43,000 against 53,000 requests/s).
 
         Args:
             own: The ticket of the agent that calls; it is already awake, so it comes first.
@@ -379,13 +383,13 @@ class ThreadsDriver(LocalDriver):
         """Starts all threads. Where it raises, `halt` and `join` end those that have started.
 
         Raises:
-            RuntimeError: an agent (in its environment) or a task is still busy since before the last stop, or the system gives no more
-                threads.
+            RuntimeError: an agent (in its environment) or a task is still busy since before the last stop, or the system gives no
+                more threads.
         """
         late = self._late()
         if late:
-            raise RuntimeError(f"still busy since the last stop: {', '.join(map(str, late))}; nobody can start twice, so wait for them, or "
-                               "give the environment's step() a time limit")
+            raise RuntimeError(f"still busy since the last stop: {', '.join(map(str, late))}; nobody can start twice, so wait "
+                               "for them, or give the environment's step() a time limit")
         _started.add(self)
         run = self._run = object()
         self._owner = threading.get_ident()
@@ -533,7 +537,8 @@ class ThreadsDriver(LocalDriver):
     def _late(self) -> list[Any]:
         """Agents, and names of the wrappers' threads, that are alive."""
         agents: list[Any] = [agent for agent, thread in self._threads if not _has_ended(thread)]
-        return agents + [server.thread.name for server in self._servers if server.thread is not None and not _has_ended(server.thread)]
+        threads = [server.thread for server in self._servers if server.thread is not None]
+        return agents + [thread.name for thread in threads if not _has_ended(thread)]
 
     def join(self, timeout: float | None = None) -> list[Any]:
         """Ends the wrappers' threads once the agents have ended.

@@ -31,7 +31,8 @@ from parl_like.stages import Hook, TraceHash
 from parl_like.wire import Kind, Message, join, pack, pack_state, split, unpack, unpack_state
 
 ROUNDS = 16
-"""Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the same."""
+"""Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the
+same."""
 
 SIGN_OF_LIFE = 1.0
 """Seconds after which a worker that goes on by itself says that it is there."""
@@ -62,12 +63,14 @@ class Worker:
         self.reporter = EpisodeReport()
         self.hooks: list[Hook] = [self.reporter] if self.trace is None else [self.reporter, self.trace]
 
-    def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None, **rest: Any) -> None:
+    def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None,
+             **rest: Any) -> None:
         self._send(join(pack(kind, arrays=arrays, notes=notes, **rest)))
         self.spoke = monotonic()
 
     def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
-        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays={"text": as_text(error), "trace": as_trace(error)})
+        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again},
+                  arrays={"text": as_text(error), "trace": as_trace(error)})
 
     def begin(self) -> bool:
         """Makes the agents, and says hello; False where that failed, which the robot was told."""
@@ -92,10 +95,12 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------------- a turn
 
     def turn(self) -> bool:
-        """Runs the agents until all wait; sends what they wait for, and what has happened since the last turn. The last message says so.
+        """Runs the agents until all wait; sends what they wait for, and what has happened since the last turn. The last message
+        says so.
 
         Returns:
-            True: some of them waited for a replica, which has answered, so there is more to do before the robot is heard; at most ROUNDS times.
+            True: some of them waited for a replica, which has answered, so there is more to do before the robot is heard; at most
+                ROUNDS times.
         """
         crew, driver = self.crew, self.driver
         if self.seen == self.turned or self.more:
@@ -150,7 +155,8 @@ class Worker:
             rows, said["block"] = {}, [number, batch.block.capacity]
         if any(ticket.agent.learns for ticket in batch.tickets):
             said["learner"] = True
-        self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n, arrays=rows, notes=said)
+        self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n,
+                  arrays=rows, notes=said)
 
     def _serve(self, queue: Any) -> None:
         tickets = queue.serve()
@@ -242,7 +248,8 @@ class Worker:
         """Sets how far the agents named go, -1 for no bound, and returns them."""
         out = []
         collecting = bool(message.notes["collecting"])
-        for index, steps, episodes in zip(*(message.arrays[name].tolist() for name in ("agents", "steps", "episodes")), strict=True):
+        for index, steps, episodes in zip(*(message.arrays[name].tolist() for name in ("agents", "steps", "episodes")),
+                                          strict=True):
             agent = self.agents[index]
             agent.quota_steps, agent.quota_episodes = None if steps < 0 else steps, None if episodes < 0 else episodes
             out.append(agent)
@@ -323,7 +330,8 @@ def work(payload: bytes) -> None:
     """The life of one worker, in a process of its own.
 
     Args:
-        payload: Module path, the robot's address and a recipe, by cloudpickle, from the process that started this one; it never comes over a socket.
+        payload: Module path, the robot's address and a recipe, by cloudpickle, from the process that started this one; it never
+            comes over a socket.
     """
     import torch
 

@@ -25,7 +25,8 @@ from parl_like.stages import Hook
 from parl_like.wire import Kind, Message
 
 BACK_OFF, PERIOD = 0.1, 60.0
-"""Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are forgotten."""
+"""Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are
+forgotten."""
 
 
 @dataclass
@@ -185,7 +186,8 @@ class WorkerCrew(Crew):
         self.wants_stop = False
         self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
         self.counted: list[tuple[Any, int]] = []  # return and length of episodes since the last turn
-        tasks = {card.name: card.make(child) for card, child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
+        tasks = {card.name: card.make(child) for card,
+                 child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
         super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
                          recipe.label)
 
@@ -195,7 +197,8 @@ class WorkerCrew(Crew):
     def _again(self, agent: Agent, error: Exception) -> bool:
         """Whether an agent that raised begins anew, with a new environment; its open episode was cut off when it raised.
 
-        Waits before it builds, longer each time, so that an environment which cannot be built does not take all the time there is.
+        Waits before it builds, longer each time, so that an environment which cannot be built does not take all the time there
+        is.
         """
         pause = None if agent.signal is not None else self._budgets[agent.index].spend()
         if pause is None:
@@ -229,7 +232,8 @@ class WorkerCrew(Crew):
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(CALLED_BY_AGENT)
 
-    run = train_iter = iterate = epochs = collect = update = evaluate = watch = play = save = load = checkpoint_boundary = close = _refuse
+    run = train_iter = iterate = epochs = collect = update = evaluate = _refuse
+    watch = play = save = load = checkpoint_boundary = close = _refuse
 
     def _agent_failed(self, agent: Agent, error: BaseException) -> None:
         if not isinstance(error, (Stopped, Interrupted)):

@@ -29,12 +29,14 @@ class WorkerMessages(CooperativeDriver):
     """The part of `HostedDriver` that writes and reads messages; for its arguments and attributes see there."""
 
     def __init__(
-        self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None], options: Any, link: Link,
+        self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
+        options: Any, link: Link,
     ) -> None:
         super().__init__(sync, failed, on_error)
         self.link = link
         waits = "all others wait for it" if sync else "nobody waits for it"
-        self.supervisor = Supervisor(link, options, lambda worker: self._recipe(worker), lambda worker, why: self._lost(worker, why), waits)
+        self.supervisor = Supervisor(link, options, lambda worker: self._recipe(worker), lambda worker,
+                                     why: self._lost(worker, why), waits)
         self.agent_restarts = 0
         self._hello = False  # whether a worker has said hello
         self._calling = False  # a hook or a stop condition is being called
@@ -68,8 +70,10 @@ class WorkerMessages(CooperativeDriver):
         for hook in hooks:
             heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
             if heard and not getattr(hook, "counts_only", False):
-                raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under driver={self.crew.driver_name!r} hooks hear "
-                                 "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use another driver")
+                raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under "
+                                 f"driver={self.crew.driver_name!r} hooks hear "
+                                 "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use "
+                                 "another driver")
         self._counting = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
         return overridden(hooks, "post_episode")
 
@@ -94,7 +98,8 @@ class WorkerMessages(CooperativeDriver):
             worker.paused = False
         self.link.send(worker, join(pack(kind, **parts)))
 
-    def _order(self, order: str, workers: Sequence[WorkerHandle] | None = None, arrays: Mapping[str, Array] | None = None, **notes: Any) -> None:
+    def _order(self, order: str, workers: Sequence[WorkerHandle] | None = None, arrays: Mapping[str, Array] | None = None,
+               **notes: Any) -> None:
         for worker in self.workers if workers is None else workers:
             self._send(worker, Kind.ORDER, notes={"order": order, **notes}, arrays=arrays or {})
 
@@ -102,7 +107,8 @@ class WorkerMessages(CooperativeDriver):
         def numbers(name: str) -> Array:
             return np.array([-1 if getattr(a, name) is None else getattr(a, name) for a in agents], np.int64)
 
-        arrays = {"agents": np.array([a.index for a in agents], np.int32), "steps": numbers("quota_steps"), "episodes": numbers("quota_episodes")}
+        arrays = {"agents": np.array([a.index for a in agents], np.int32), "steps": numbers("quota_steps"),
+                  "episodes": numbers("quota_episodes")}
         self._order(order, [worker], arrays, collecting=self.collecting)
 
     def _drain(self) -> bool:
@@ -166,39 +172,41 @@ class WorkerMessages(CooperativeDriver):
         for worker in self.workers:
             while worker.inbox:
                 message = worker.inbox.popleft()
+                notes: Any = message.notes
                 if message.kind is Kind.EVENT:
                     self._events(worker, message)
-                if "turn" in message.notes:
-                    if "steps" in message.notes:
-                        self._count(worker, int(message.notes["steps"]), int(message.notes["time"]))  # type: ignore[arg-type]
-                    if "late" in message.notes:
+                if "turn" in notes:
+                    if "steps" in notes:
+                        self._count(worker, notes["steps"], notes["time"])
+                    if "late" in notes:
                         for name, wrapper in self.crew.wrappers.items():
                             for queue in (wrapper.predictions, wrapper.trainings):
-                                queue.counters.late += int(message.notes.get(f"late.{queue.kind}.{name}", 0))  # type: ignore[arg-type]
-                    self._count_served(message.notes)
-                    self.crew.bad_values += int(message.notes.get("bad", 0))  # type: ignore[arg-type]
+                                queue.counters.late += notes.get(f"late.{queue.kind}.{name}", 0)
+                    self._count_served(notes)
+                    self.crew.bad_values += notes.get("bad", 0)
                     for name in self.crew.wrappers:
-                        if f"learned.{name}" in message.notes:
-                            self.crew.rows.count(name, int(message.notes[f"learned.{name}"]), int(message.notes[f"dropped.{name}"]))  # type: ignore[arg-type]
-                    if "stop" in message.notes:
+                        if f"learned.{name}" in notes:
+                            self.crew.rows.count(name, notes[f"learned.{name}"], notes[f"dropped.{name}"])
+                    if "stop" in notes:
                         self.crew.request_stop()
                 if message.kind is Kind.EVENT or not requests:
                     continue
                 wrapper = self.crew.wrappers.get(message.task)
                 ticket = Ticket(worker, None)
-                ticket.waiter = (worker.incarnation, message.request, int(message.notes["n"]))  # type: ignore[arg-type]
+                ticket.waiter = (worker.incarnation, message.request, notes["n"])
                 ticket.rows = message.rows
-                ticket.state = "learner" in message.notes
+                ticket.state = "learner" in notes
                 try:
                     if wrapper is None:
                         raise WireError(f"a request for task {message.task!r}; expected one of {', '.join(self.crew.wrappers)}")
                     if message.kind is Kind.PREDICT:
                         queue = wrapper.predictions
                         names = [spec.name for spec in queue.specs]
-                        if "block" in message.notes:
-                            message.arrays = dict(self.link.rows(worker, queue.specs, tuple(message.notes["block"]), message.rows))  # type: ignore[arg-type]
+                        if "block" in notes:
+                            message.arrays = dict(self.link.rows(worker, queue.specs, tuple(notes["block"]), message.rows))
                         if message.arrays.keys() != set(names):
-                            raise WireError(f"a request for task {message.task!r} with {', '.join(message.arrays)}; expected {', '.join(names)}")
+                            raise WireError(f"a request for task {message.task!r} with {', '.join(message.arrays)}; expected "
+                                            f"{', '.join(names)}")
                         queue.put(ticket, tuple(message.arrays[name] for name in names))
                     else:
                         # Copies: a frame is read-only, and tensors are made of these.
@@ -259,7 +267,8 @@ class WorkerMessages(CooperativeDriver):
                     setattr(counters, what, getattr(counters, what) + n)
 
     def _wake(self, tickets: list[Ticket]) -> None:
-        """In sync mode those who learn hear when the run goes on: agents would act at once, some before and some after what comes between."""
+        """In sync mode those who learn hear when the run goes on: agents would act at once, some before and some after what comes
+        between."""
         for ticket in tickets:
             if ticket.queue is not None:
                 ticket.queue.counters.requests += ticket.waiter[2] - 1  # of as many agents
@@ -275,7 +284,8 @@ class WorkerMessages(CooperativeDriver):
             worker, request = ticket.agent, ticket.waiter[1]
             more = {} if last[worker] is ticket else {"more": True}  # the agents of a worker go on together
             if ticket.error is not None:
-                self._send(worker, Kind.FAILED, request=request, notes={"type": type(ticket.error).__name__, **more}, arrays={"text": as_text(ticket.error)})
+                self._send(worker, Kind.FAILED, request=request, notes={"type": type(ticket.error).__name__, **more},
+                           arrays={"text": as_text(ticket.error)})
                 continue
             rows = slice(ticket.start, ticket.start + ticket.rows)
             arrays = {}

@@ -577,11 +577,16 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
             pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
             family = [psutil.Process(pid) for pid in pids] + psutil.Process(process.pid).children()
             process.send_signal(number)
-            _, alive = psutil.wait_procs(family, 12)
-            assert not alive and not os.listdir(folders)
+            until(lambda: not living(family), 30, "the end of all processes")
+            until(lambda: not os.listdir(folders), 30, "the end of the folder")
         finally:
             process.kill()
     shutil.rmtree(folders)
+
+
+def living(processes):
+    """Those that have not ended; that somebody takes note of it is the business of their new parent."""
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 ROBOT = """
@@ -606,8 +611,7 @@ def test_a_robot_killed_while_its_workers_are_prepared_leaves_no_memory(wait_s):
             family = psutil.Process(process.pid).children(recursive=True)
         finally:
             process.kill()
-    _, alive = psutil.wait_procs(family, 30)
-    assert not alive
+    until(lambda: not living(family), 30, "the end of all processes")
     until(lambda: not os.listdir(folders), 30, "the end of the folder")
     os.rmdir(folders)
 
