@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -158,7 +159,8 @@ def open_files():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    FORK_SERVER.pid or FORK_SERVER.start(b"")  # so that its socket is there before
+    if FORK_SERVER.pid is None:  # so that its socket is there before
+        FORK_SERVER.remove_folder(FORK_SERVER.make_folder(tempfile.gettempdir()))
     before = open_files()
     yield
     assert not children()
