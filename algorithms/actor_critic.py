@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.batch import Batch
-from parl_like.contract import answer, check_fields, check_pair, check_shape, check_state, refuse
+from parl_like.contract import answer, check_shape, refuse
 from parl_like.data.returns import gae, next_values
 from parl_like.explorer import Categorical, Explorer, Gaussian, MultiCategorical, n_logits
 from parl_like.model import Model, one_step
@@ -64,19 +64,28 @@ class ActorCritic(Algorithm):
             raise refuse(self, "head.explorer", "one of these names", repr(kind))
         numbers = math.prod(model.act_space.shape) if kind == "gaussian" else n_logits(model.act_space)
         expected = {name: (n, numbers) for name in (("mean", "log_std") if kind == "gaussian" else ("logits",))}
-        acted = answer(self, "policy", obs, state)
-        check_pair(self, "policy", acted, (Mapping, Batch), (Mapping, Batch))
-        check_fields(self, "policy", acted[0], expected)
-        check_state(self, "policy", acted[1], list(model.state_specs()))
+        _, after = self._checked_pair("policy", answer(self, "policy", obs, state), expected, (Mapping, Batch))
+        if set(after) != set(model.state_specs()):
+            raise refuse(self, "policy", f"the state {sorted(model.state_specs())} of state_specs()", f"the state {sorted(after)}")
         if "value" in self.calls:
             check_shape(self, "value", answer(self, "value", obs, state), *self.value_shapes(n))
         learned = answer(self, "evaluate", one_step(obs) if self.recurrent else obs, state)
-        check_pair(self, "evaluate", learned, (Mapping, Batch), torch.Tensor)
-        check_fields(self, "evaluate", learned[0], expected)
-        check_shape(self, "evaluate", learned[1], *self.value_shapes(n), part="value")
+        out, value = self._checked_pair("evaluate", learned, expected, torch.Tensor)
+        check_shape(self, "evaluate", value, *self.value_shapes(n), part="value")
         act = torch.from_numpy(np.zeros((n, *model.act_space.shape), np.float32 if kind == "gaussian" else np.int64))
-        check_shape(self, "head.log_prob", model.head.log_prob(learned[0], act), (n,))
-        check_shape(self, "head.entropy", model.head.entropy(learned[0]), (n,))
+        check_shape(self, "head.log_prob", model.head.log_prob(out, act), (n,))
+        check_shape(self, "head.entropy", model.head.entropy(out), (n,))
+
+    def _checked_pair(self, name: str, value: Any, expected: Mapping[str, tuple[int, ...]], second: Any) -> tuple[Any, Any]:
+        """`value` where it is (outputs for the head, a `second`), as the model's method `name` should return."""
+        parts = value if isinstance(value, tuple) else (value,)
+        if len(parts) != 2 or not isinstance(parts[0], (Mapping, Batch)) or not isinstance(parts[1], second):
+            raise refuse(self, name, "that pair", ", ".join(type(part).__name__ for part in parts))
+        for field, shape in expected.items():
+            if field not in parts[0]:
+                raise refuse(self, name, f"{field!r} in it", ", ".join(parts[0].keys()) or "nothing")
+            check_shape(self, name, parts[0][field], shape, part=field)
+        return parts
 
     def explorer(self) -> Explorer:
         if self.model.head.explorer == "categorical":

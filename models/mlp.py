@@ -17,7 +17,7 @@ from parl_like.layers import Brief, orthogonal_
 from parl_like.layers import activation as activation_named
 from parl_like.model import Model
 from parl_like.models.heads import Linear, make_head, mask_key, mask_names, masked
-from parl_like.spec import leaves
+from parl_like.spec import leaf_spaces
 
 RELU_GAIN = math.sqrt(2.0)
 
@@ -133,7 +133,7 @@ class FlatObs(nn.Module, metaclass=Brief):
 
     def __init__(self, obs: gym.Space[Any], skip: Sequence[str] = ()) -> None:
         super().__init__()
-        self.parts = [_Leaf(name, space) for name, space in leaves(_spaces(obs), "obs") if name not in skip]
+        self.parts = [_Leaf(name, space) for name, space in leaf_spaces(obs, "obs") if name not in skip]
         if not self.parts:
             raise ValueError(f"FlatObs: nothing is left of the observation space {obs} without {list(skip)}")
         self.out_size = sum(part.size for part in self.parts)
@@ -146,15 +146,6 @@ class FlatObs(nn.Module, metaclass=Brief):
             return vector if vector.dtype is torch.float32 else vector.float()
         flat = [part(obs) for part in self.parts]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
-
-
-def _spaces(space: Any) -> Any:
-    """The space as nested dicts of the spaces of single arrays."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _spaces(part) for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_spaces(part) for part in space.spaces)
-    return space
 
 
 class _Leaf:

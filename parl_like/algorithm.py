@@ -220,17 +220,18 @@ class Shared:
 
 
 class AlgorithmFactory:
-    """Builds `algorithm_class(model_class(**model_args), **algorithm_args)`; every call makes new parameters.
+    """A zero-argument function that builds `algorithm_class(model_class(**model_args), **algorithm_args)`, a new one at every call (PARL's cloning
+    rule). It is called `create_algorithm_func`.
 
     The arguments are frozen copies, so changing the dicts afterwards has no effect. Picklable when its classes are importable,
     comparable and printable, so it can travel to a worker and into a log.
     """
 
     def __init__(
-        self, model: Callable[..., Any] | Shared, model_args: Mapping[str, Any],
-        algorithm: type[Algorithm], algorithm_args: Mapping[str, Any],
+        self, model_class: Callable[..., Any] | Shared, model_args: Mapping[str, Any],
+        algorithm_class: type[Algorithm], algorithm_args: Mapping[str, Any],
     ) -> None:
-        self.model, self.algorithm = model, algorithm
+        self.model, self.algorithm = model_class, algorithm_class
         self.model_args = copy.deepcopy(dict(model_args))
         self.algorithm_args = copy.deepcopy(dict(algorithm_args))
 
@@ -258,9 +259,5 @@ class AlgorithmFactory:
         return f"{self.algorithm.__name__}({model}({show(self.model_args)}){algorithm_args})"
 
 
-def create_algorithm_func(
-    model_class: Callable[..., Any] | Shared, model_args: Mapping[str, Any],
-    algorithm_class: type[Algorithm], algorithm_args: Mapping[str, Any],
-) -> AlgorithmFactory:
-    """A zero-argument function that builds a new algorithm with a new model at every call (PARL's cloning rule)."""
-    return AlgorithmFactory(model_class, model_args, algorithm_class, algorithm_args)
+
+create_algorithm_func = AlgorithmFactory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,27 +40,6 @@ def check_shape(algorithm: Any, name: str, value: Any, *shapes: tuple[int, ...],
     got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
     if got not in shapes:
         raise refuse(algorithm, name, f"{part and part + ' '}{' or '.join(map(str, shapes))} for a batch of {shapes[0][0]} rows", got)
-
-
-def check_pair(algorithm: Any, name: str, value: Any, first: Any, second: Any) -> None:
-    """Raises ContractError unless `value` is a tuple of these two."""
-    parts = value if isinstance(value, tuple) else (value,)
-    if len(parts) != 2 or not isinstance(parts[0], first) or not isinstance(parts[1], second):
-        raise refuse(algorithm, name, "that pair", ", ".join(type(part).__name__ for part in parts))
-
-
-def check_fields(algorithm: Any, name: str, out: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ContractError unless a mapping has these tensors at least."""
-    for field, shape in expected.items():
-        if field not in out:
-            raise refuse(algorithm, name, f"{field!r} in it", ", ".join(out) or "nothing")
-        check_shape(algorithm, name, out[field], shape, part=field)
-
-
-def check_state(algorithm: Any, name: str, state: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raises ContractError unless a memory has just these parts."""
-    if set(state) != set(names):
-        raise refuse(algorithm, name, f"the state {sorted(names)} of state_specs()", f"the state {sorted(state)}")
 
 
 def _called(algorithm: Any, name: str) -> str:

@@ -76,7 +76,7 @@ def copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-_STATEFUL: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+STATEFUL: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     "rng": (np.random.Generator, rng_state, set_rng_state),
     "torch_rng": (torch.Generator, torch_rng_state, set_torch_rng_state),
     "optimizer": (torch.optim.Optimizer, optimizer_state, load_optimizer),
@@ -114,7 +114,7 @@ def pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
         if isinstance(value, of):  # sets in one order, so that equal ones are equal here
             items = sorted(value, key=repr) if "set" in kind else value
             return {"kind": kind, "items": [pack(item, f"{at}.{i}", known) for i, item in enumerate(items)]}
-    for kind, (of, state_of, _) in _STATEFUL.items():
+    for kind, (of, state_of, _) in STATEFUL.items():
         if isinstance(value, of) and (kind != "state" or hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             return {"kind": kind, "value": state_of(value)}
     raise TypeError(f"{at} ({type(value).__name__}) is nothing that a checkpoint can hold")
@@ -158,9 +158,9 @@ def unpack(saved: Any, now: Any, at: str) -> Any:
         if kind == "tuple" and hasattr(now, "_fields"):
             return type(now)(*values)
         return deque(values, now.maxlen) if isinstance(now, deque) else _COLLECTIONS[kind](values)
-    elif kind in _STATEFUL and isinstance(now, _STATEFUL[kind][0]) and "value" in saved and (kind != "state" or hasattr(now, "load_state_dict")):
+    elif kind in STATEFUL and isinstance(now, STATEFUL[kind][0]) and "value" in saved and (kind != "state" or hasattr(now, "load_state_dict")):
         try:
-            _STATEFUL[kind][2](now, saved["value"])
+            STATEFUL[kind][2](now, saved["value"])
         except (TypeError, ValueError, KeyError) as error:
             raise ValueError(f"{at}: {error}") from None
         return now
@@ -170,16 +170,3 @@ def unpack(saved: Any, now: Any, at: str) -> Any:
 def _unpack_all(items: list[Any], now: Any, at: str) -> list[Any]:
     before = list(now) if isinstance(now, (list, tuple, deque)) else []
     return [unpack(item, before[i] if i < len(before) else None, f"{at}.{i}") for i, item in enumerate(items)]
-
-
-def fits(saved: Any, start: Any) -> bool:
-    """Whether everything in a packed value that has a state stood at its place in `start`, too, where a newly built object has it."""
-    if isinstance(saved, list):
-        before = start if isinstance(start, list) else []
-        return all(fits(item, before[i] if i < len(before) else None) for i, item in enumerate(saved))
-    if not isinstance(saved, Mapping):
-        return True
-    same_kind = isinstance(start, Mapping) and start["kind"] == saved["kind"]
-    if not same_kind and saved["kind"] in (*_STATEFUL, "constant"):
-        return False
-    return fits(saved.get("items"), start.get("items") if same_kind else None)

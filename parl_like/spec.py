@@ -171,6 +171,32 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
 
     Raises:
         TypeError: a space without a fixed shape (Graph, Sequence, Text …).
+        ValueError: see `leaf_spaces`.
+    """
+    return {leaf: _spec_of(part, leaf) for leaf, part in leaf_spaces(space, name)}
+
+
+def _spec_of(space: gym.Space[Any], name: str) -> Spec:
+    if isinstance(space, gym.spaces.Discrete):
+        low = int(space.start)
+        return Spec(name, (), np.dtype(np.int64), low, low + int(space.n) - 1)
+    shape, dtype = tuple(space.shape or ()), space.dtype
+    if isinstance(space, gym.spaces.Box):
+        return Spec(name, shape, np.dtype(dtype), space.low, space.high)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return Spec(name, shape, np.dtype(dtype), space.start, space.start + space.nvec - 1)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return Spec(name, shape, np.dtype(dtype))
+    raise TypeError(
+        f"space of {name!r} is {type(space).__name__}, which has no fixed shape; wrap the environment so that it gives "
+        "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+    )
+
+
+def leaf_spaces(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
+    """The spaces of single arrays under dotted names, as `leaves` names the values.
+
+    Raises:
         ValueError: a key of a Dict that `leaves` refuses, or a space that holds no number: a Box of size 0, an empty Dict or
             Tuple.
     """
@@ -178,25 +204,13 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
     if not parts if parts is not None else 0 in (space.shape or ()):
         raise ValueError(f"space of {name!r} is {space}, which holds no number; leave it out of the environment's spaces, or "
                          "give it a size")
-    if parts is not None:
-        for key in parts:
-            if "." in key or not key:
-                raise _unnamable(key, name)
-        return {k: v for key, part in parts.items() for k, v in specs_of(part, f"{name}.{key}").items()}
-    if isinstance(space, gym.spaces.Discrete):
-        low = int(space.start)
-        return {name: Spec(name, (), np.dtype(np.int64), low, low + int(space.n) - 1)}
-    if isinstance(space, gym.spaces.Box):
-        return {name: Spec(name, tuple(space.shape), np.dtype(space.dtype), space.low, space.high)}
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return {name: Spec(name, tuple(space.shape), np.dtype(space.dtype), space.start, space.start + space.nvec - 1)}
-    if isinstance(space, gym.spaces.MultiBinary):
-        assert space.shape is not None
-        return {name: Spec(name, tuple(space.shape), np.dtype(space.dtype))}
-    raise TypeError(
-        f"space of {name!r} is {type(space).__name__}, which has no fixed shape; wrap the environment so that it gives "
-        "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
-    )
+    if parts is None:
+        yield name, space
+        return
+    for key, part in parts.items():
+        if "." in key or not key:
+            raise _unnamable(key, name)
+        yield from leaf_spaces(part, f"{name}.{key}")
 
 
 def parts_of(space: gym.Space[Any]) -> dict[str, gym.Space[Any]] | None:

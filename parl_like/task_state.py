@@ -10,7 +10,7 @@ import torch
 
 from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 from parl_like.leaf import same
-from parl_like.plain_state import check_numbers, copied, fits, load_optimizer, optimizer_state, pack, unpack
+from parl_like.plain_state import CONSTANT, STATEFUL, check_numbers, copied, load_optimizer, optimizer_state, pack, unpack
 
 COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "rows": "rows_learned", "skipped": "skipped", "skips": "skips"}
 """Name in a checkpoint → attribute of the task; `updates` is the algorithm's."""
@@ -55,9 +55,10 @@ class Attributes:
         """Those that are not as they were at the start, packed; so what learning does not change stays the new robot's own."""
         out = {}
         for name, packed in self._packed(algorithm):
-            if not isinstance(packed, TypeError) and not fits(packed, self.start.get(name)):
+            new = name not in self.start or _kind(packed) != _kind(self.start[name])
+            if new and _kind(packed) in (*STATEFUL, CONSTANT["kind"]):  # a new robot has none that it could be loaded into
                 kind = type(getattr(algorithm, name)).__name__
-                packed = TypeError(f"{type(algorithm).__name__}.{name} holds a {kind} that was not there when the task was built")
+                packed = TypeError(f"{type(algorithm).__name__}.{name} is a {kind} that was not there when the task was built")
             if isinstance(packed, TypeError):
                 warnings.warn(f"{self.owner()}: {packed}; it is left out of the checkpoint", RuntimeWarning, stacklevel=4)
             elif name not in self.start or not same(packed, self.start[name]):
@@ -81,6 +82,10 @@ class Attributes:
             delattr(algorithm, name)  # what the class says, again
         for name, saved in {**back, **state}.items():
             now[name] = unpack(saved, now.get(name), f"{self.owner()}, algorithm, {name!r}")
+
+
+def _kind(packed: Any) -> Any:
+    return packed["kind"] if isinstance(packed, Mapping) else None
 
 
 def task_state(task: Any) -> dict[str, Any]:
