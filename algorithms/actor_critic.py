@@ -34,9 +34,9 @@ class ActorCritic(Algorithm):
 
     window = Window(in_order=True)
     calls = {
-        "policy": "policy(obs, state) -> (out, state): out is {'logits': [N, A]} or {'mean', 'log_std'}, state {} without a memory,",
+        "policy": "policy(obs, state) -> (out, state): out is {'logits': [N, A]} or {'mean', 'log_std'},",
         "value": "value(obs, state) -> [N]", "evaluate": "evaluate(obs, state, first) -> (out, value): as policy, and value [N],",
-        "head": "head, with log_prob(out, act) -> [N], entropy(out) -> [N] and explorer ('categorical', 'multi_categorical', 'gaussian'),",
+        "head": "head: log_prob(out, act) -> [N], entropy(out) -> [N], explorer ('categorical' …),",
     }
     fitting_models = "MLPActorCritic, ConvActorCritic and RecurrentActorCritic"
 
@@ -66,7 +66,8 @@ class ActorCritic(Algorithm):
         expected = {name: (n, numbers) for name in (("mean", "log_std") if kind == "gaussian" else ("logits",))}
         _, after = self._checked_pair("policy", answer(self, "policy", obs, state), expected, (Mapping, Batch))
         if set(after) != set(model.state_specs()):
-            raise refuse(self, "policy", f"the state {sorted(model.state_specs())} of state_specs()", f"the state {sorted(after)}")
+            raise refuse(self, "policy", f"the state {sorted(model.state_specs())} of state_specs()",
+                         f"the state {sorted(after)}")
         if "value" in self.calls:
             check_shape(self, "value", answer(self, "value", obs, state), *self.value_shapes(n))
         learned = answer(self, "evaluate", one_step(obs) if self.recurrent else obs, state)
@@ -139,7 +140,8 @@ class ActorCritic(Algorithm):
             batch.advantage = normalized(batch.advantage)
         return batch
 
-    def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor,
+                                                                                                             torch.Tensor]:
         with torch.set_grad_enabled(bool(value_of(self.entropy, self.updates))):  # with weight 0 a metric, no gradient to pay for
             entropy = self.model.head.entropy(out).mean()
         return F.mse_loss(value, batch.returns), entropy
@@ -162,7 +164,8 @@ class A2C(ActorCritic):
 class PPO(ActorCritic):
     """Several epochs of minibatches with a clipped ratio (Schulman et al. 2017):
 
-    ρ = π(a|s) / π_old(a|s),   loss = −mean(min(ρ A, clip(ρ, 1 − ε, 1 + ε) A)) + value_weight · mean((G − V)²) − entropy · mean(H).
+    ρ = π(a|s) / π_old(a|s),
+    loss = −mean(min(ρ A, clip(ρ, 1 − ε, 1 + ε) A)) + value_weight · mean((G − V)²) − entropy · mean(H).
 
     Args:
         clip: ε.
@@ -221,7 +224,8 @@ class PPO(ActorCritic):
             kl = (ratio - 1.0 - log_ratio).mean()
         if self.target_kl is not None:
             self._kl = float(kl)
-        return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach(), "kl": kl}
+        return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach(),
+                "kl": kl}
 
 
 def normalized(x: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,8 @@ class DQN(Algorithm):
     """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · Q⁻(s', a*),   loss = huber(y − Q(s, a)),
 
     m ≤ n rewards until the end of the episode, s' the state after them, Q⁻ the target copy;
-    a* = argmax Q⁻(s', ·), or argmax Q(s', ·) with `double` (van Hasselt et al. 2016). A truncated episode bootstraps. A row with a
-    `duration` d is discounted by γᵈ. Rows of a prioritised buffer count by their `weight`, and get |y − Q(s, a)| as priority.
+    a* = argmax Q⁻(s', ·), or argmax Q(s', ·) with `double` (van Hasselt et al. 2016). A truncated episode bootstraps. A row with
+    a `duration` d is discounted by γᵈ. Rows of a prioritised buffer count by their `weight`, and get |y − Q(s, a)| as priority.
 
     Args:
         model: Offers `q(obs) -> [N, A]`.
@@ -39,14 +39,16 @@ class DQN(Algorithm):
     fitting_models = "MLPQ and ConvQ"
 
     def __init__(
-        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500, tau: float | None = None,
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
+        tau: float | None = None,
         double: bool = True, epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
         if not 0.0 <= gamma <= 1.0:
             raise ValueError(f"DQN: gamma is {gamma}; expected a number in [0, 1]")
         if n_step < 1 or target_period < 0:
-            raise ValueError(f"DQN: n_step is {n_step} and target_period {target_period}; expected n_step ≥ 1 and target_period ≥ 0")
+            raise ValueError(f"DQN: n_step is {n_step} and target_period {target_period}; expected n_step ≥ 1 and target_period "
+                             "≥ 0")
         self.gamma, self.double, self.epsilon = gamma, double, epsilon
         self.target_period, self.tau = target_period, tau
         self._before = 0  # optimiser steps when the lesson began

@@ -23,7 +23,8 @@ class DynamicsLearner(Algorithm):
         forward, inverse: Weights of the two terms.
     """
 
-    calls = {"trunk": "trunk, with trunk(obs) -> [N, F] and flat(obs),", "next_obs": "next_obs(features, act) -> the flat next observation",
+    calls = {"trunk": "trunk, with trunk(obs) -> [N, F] and flat(obs),",
+             "next_obs": "next_obs(features, act) -> the flat next observation",
              "action_logits": "action_logits(features, features_next) -> [N, A]"}
     fitting_models = "Dynamics"
 
@@ -33,7 +34,8 @@ class DynamicsLearner(Algorithm):
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
         if forward < 0 or inverse < 0 or forward + inverse == 0:
-            raise ValueError(f"DynamicsLearner: weights forward {forward} and inverse {inverse}; expected both ≥ 0, and not both 0")
+            raise ValueError(f"DynamicsLearner: weights forward {forward} and inverse {inverse}; expected both ≥ 0, and not "
+                             "both 0")
         self.forward, self.inverse = forward, inverse
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:

@@ -28,8 +28,9 @@ def env_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 def planning_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """What imagining gave: the second of two rewards, else the second `last_rew` of the observation that follows.
 
-    Rows that imagined (`step_status` of their observation is 0 or 1) count. An episode of this reward is one stage: it ends with the last
-    imagined step, after which `step_status` is 2 or 3. So rows that acted for real do not matter to those that count, either.
+    Rows that imagined (`step_status` of their observation is 0 or 1) count. An episode of this reward is one stage: it ends with
+    the last imagined step, after which `step_status` is 2 or 3. So rows that acted for real do not matter to those that count,
+    either.
     """
     rew = batch.obs_next["last_rew"][:, 1] if batch.rew.ndim == 1 else batch.rew[:, 1]
     return rew, batch.obs_next["step_status"] < 2, batch.obs["step_status"] < 2
@@ -58,7 +59,8 @@ class Stream:
             raise ValueError(f"Stream {self.name!r}: gamma is {self.gamma}; expected a number in [0, 1]")
 
 
-def thinker_streams(gamma: float, stage: int, cost: float | Schedule = 1.0, entropy: float | Schedule = 1e-4) -> tuple[Stream, Stream]:
+def thinker_streams(gamma: float, stage: int, cost: float | Schedule = 1.0, entropy: float | Schedule = 1e-4) -> tuple[Stream,
+                                                                                                                       Stream]:
     """The real and the planning reward of the augmented MDP, for rows that are augmented steps.
 
     Args:
@@ -83,11 +85,11 @@ class IMPALA(ActorCritic):
     `store_policy=True` keep; rows without it count as π's own. A model with a memory is run anew over each segment and the
     observation after it, from the `state` stored with its first row.
 
-    *Rows of the Thinker original.* Its row t has the observation, and reward, end and step status of the action before; so it unrolls one
-    row more, pairs action t with the outputs of row t − 1, and bootstraps with its last baseline. Ours holds the observation, its own
-    action and what came of it (`rew`, `terminated`, `obs_next`): the same terms without shifting, and V(obs_next) at the cut is that
-    baseline. Behind a time limit the original stops as if the episode had terminated, and throws the final observation away; here
-    V of the true final observation stands for the rest.
+    *Rows of the Thinker original.* Its row t has the observation, and reward, end and step status of the action before; so it
+    unrolls one row more, pairs action t with the outputs of row t − 1, and bootstraps with its last baseline. Ours holds the
+    observation, its own action and what came of it (`rew`, `terminated`, `obs_next`): the same terms without shifting, and
+    V(obs_next) at the cut is that baseline. Behind a time limit the original stops as if the episode had terminated, and throws
+    the final observation away; here V of the true final observation stands for the rest.
 
     Args:
         model: As for A2C; `evaluate` may give `reg` [N] beside what the head reads.
@@ -95,14 +97,17 @@ class IMPALA(ActorCritic):
         gamma: Of that one stream. lam: λ. rho_bar, c_bar: ρ̄ ≥ c̄.
         entropy, value_weight, reward_scale: As for A2C.
         reg: Weight of `reg`.
-        reduction: 'mean' over the rows of a batch, or 'sum', the original's; its learning rate and `max_grad_norm` (1200) go with sums.
-        return_norm: Divides advantages by max(norm_floor, distance from the 5th to the 95th percentile) of the last 100,000 'targets' or
-            'advantages' of the stream; 'batch': mean 0 and standard deviation 1 in the batch; None. (Original: 0, 1, 2, −1.)
+        reduction: 'mean' over the rows of a batch, or 'sum', the original's; its learning rate and `max_grad_norm` (1200) go with
+            sums.
+        return_norm: Divides advantages by max(norm_floor, distance from the 5th to the 95th percentile) of the last 100,000
+            'targets' or 'advantages' of the stream; 'batch': mean 0 and standard deviation 1 in the batch; None. (Original: 0, 1,
+            2, −1.)
         faithful: A time limit ends the episode, as in the original.
     """
 
     def __init__(
-        self, model: Model | Callable[[], Model], *, streams: Sequence[Stream] | None = None, gamma: float = 0.99, lam: float = 1.0,
+        self, model: Model | Callable[[], Model], *, streams: Sequence[Stream] | None = None, gamma: float = 0.99,
+        lam: float = 1.0,
         rho_bar: float = 1.0, c_bar: float = 1.0, entropy: float | Schedule = 0.01, value_weight: float = 0.5, reg: float = 0.0,
         reward_scale: float = 1.0, reduction: Literal["mean", "sum"] = "mean", norm_floor: float = 1.0,
         return_norm: Literal["targets", "advantages", "batch"] | None = None, faithful: bool = False, lr: float | Schedule = 6e-4,
@@ -113,11 +118,12 @@ class IMPALA(ActorCritic):
         if not 0.0 <= c_bar <= rho_bar:
             raise ValueError(f"IMPALA: c_bar is {c_bar} and rho_bar {rho_bar}; expected 0 ≤ c_bar ≤ rho_bar")
         if reduction not in ("mean", "sum") or return_norm not in ("targets", "advantages", "batch", None):
-            raise ValueError(f"IMPALA: reduction is {reduction!r} and return_norm {return_norm!r}; expected 'mean' or 'sum', and 'targets', "
-                             "'advantages', 'batch' or None")
+            raise ValueError(f"IMPALA: reduction is {reduction!r} and return_norm {return_norm!r}; expected 'mean' or 'sum', "
+                             "and 'targets', 'advantages', 'batch' or None")
         self.streams = (Stream(gamma=gamma),) if streams is None else tuple(streams)
         if not self.streams or len({stream.name for stream in self.streams}) < len(self.streams):
-            raise ValueError(f"IMPALA: streams are {[stream.name for stream in self.streams]}; expected at least one, and names that differ")
+            raise ValueError(f"IMPALA: streams are {[stream.name for stream in self.streams]}; expected at least one, and names "
+                             "that differ")
         self.rho_bar, self.c_bar, self.reg, self.reduction = rho_bar, c_bar, reg, reduction
         self.return_norm, self.norm_floor, self.faithful = return_norm, norm_floor, faithful
         self.recent = Recent(len(self.streams)) if return_norm in ("targets", "advantages") else None
@@ -192,7 +198,8 @@ class IMPALA(ActorCritic):
         loss = loss - (weights * entropy).sum() * share
         if self.reg:
             loss = loss + self.reg * out["reg"].sum() * share
-        return {"loss": loss, **results, "entropy": entropy.detach().mean(), "rho": log_ratio.exp().clamp(max=self.rho_bar).mean()}
+        return {"loss": loss, **results, "entropy": entropy.detach().mean(),
+                "rho": log_ratio.exp().clamp(max=self.rho_bar).mean()}
 
     def scaled(self, i: int, target: Tensor, advantage: Tensor) -> Tensor:
         """Advantages of stream `i` after `return_norm`."""
@@ -200,7 +207,8 @@ class IMPALA(ActorCritic):
             return normalized(advantage)
         if self.recent is None:
             return advantage
-        return advantage / self.recent.spread(i, target if self.return_norm == "targets" else advantage).clamp(min=self.norm_floor)
+        return advantage / self.recent.spread(i,
+                                              target if self.return_norm == "targets" else advantage).clamp(min=self.norm_floor)
 
 
 class Recent(torch.nn.Module):

@@ -1,8 +1,9 @@
 """Learning of the world model that Thinker plans with (Chung et al. 2023, arXiv 2307.14993), and its side of planning.
 
-A sequence is a start, an action that led there, and k steps. The published row t is (s_t, a_{t−1}, r_t, d_t, baseline of s_{t−1}): the action
-comes before what it led to. A row of ours is (s, a, r of that a, d, baseline of s). With the row before the start as well (`burn_in`), our
-row t − 1 beside our observation of row t *is* the published row t; `WorldModel.process` reads them so, and nothing else has to be shifted.
+A sequence is a start, an action that led there, and k steps. The published row t is (s_t, a_{t−1}, r_t, d_t, baseline of
+s_{t−1}): the action comes before what it led to. A row of ours is (s, a, r of that a, d, baseline of s). With the row before the
+start as well (`burn_in`), our row t − 1 beside our observation of row t *is* the published row t; `WorldModel.process` reads them
+so, and nothing else has to be shifted.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ class Targets(NamedTuple):
     row: Tensor
 
 
-def model_targets(reward: Tensor, baseline: Tensor, done: Tensor, truncated: Tensor, k: int, n: int, gamma: float, generation: int = 2) -> Targets:
+def model_targets(reward: Tensor, baseline: Tensor, done: Tensor, truncated: Tensor, k: int, n: int, gamma: float,
+                  generation: int = 2) -> Targets:
     """Targets of a world model from published rows (see the text of this module).
 
         y_j = Σ_{i=1..n} γ^{i−1} r_{j+i} + γⁿ baseline_{j+n+1}
 
-    where baseline_{t+1} is the estimate of s_t. A terminated step ends the sum; a truncated one replaces it, reward and all, by the estimate
-    of the state before. Generation 1 (Thinker 1.1) takes both estimates one step earlier, has n = k, and no target for the last step.
+    where baseline_{t+1} is the estimate of s_t. A terminated step ends the sum; a truncated one replaces it, reward and all, by
+    the estimate of the state before. Generation 1 (Thinker 1.1) takes both estimates one step earlier, has n = k, and no target
+    for the last step.
 
     Args:
         reward, baseline: [N, T] float, T ≥ k + n + 2 (generation 1: 2k).
@@ -81,7 +84,8 @@ def model_targets(reward: Tensor, baseline: Tensor, done: Tensor, truncated: Ten
     mask = ~ended
     steps = torch.arange(1, columns + 1, device=reward.device)
     row = torch.minimum(steps, mask.sum(1, keepdim=True))
-    return Targets(y * mask[:, :columns], reward[:, 1 : k + 1] * mask[:, :-1], (ended & ~cut)[:, 1:].to(reward.dtype), mask, cut, row)
+    return Targets(y * mask[:, :columns], reward[:, 1 : k + 1] * mask[:, :-1], (ended & ~cut)[:, 1:].to(reward.dtype), mask, cut,
+                   row)
 
 
 @dataclass
@@ -105,8 +109,9 @@ class Remaining:
 class WorldModel(Algorithm):
     """Learns a `ThinkerNet` from sequences of real steps, and serves planning from a copy of it.
 
-    Learning. loss = Σ over sequences, weight · Σ over losses and time, weight of the loss · mask · loss; sums, as published. With m_t 1 until an
-    episode ends, T_t 1 from a truncation on, y_t of `model_targets` and g the encoder of VP, which this loss leaves as it is:
+    Learning. loss = Σ over sequences, weight · Σ over losses and time, weight of the loss · mask · loss; sums, as published. With
+    m_t 1 until an episode ends, T_t 1 from a truncation on, y_t of `model_targets` and g the encoder of VP, which this loss
+    leaves as it is:
 
         SR  reward   (r̂_t − r_t)², or cross-entropy      t = 1 … k    m_{t−1}
             done     binary cross-entropy                t = 1 … k    1 − T_{t−1}
@@ -114,20 +119,21 @@ class WorldModel(Algorithm):
             feature  mean (g(x̂_t, a) − g(s_t, a))²        t = 1 … k    m_t
         VP  value    (v̂_t − y_t)², or cross-entropy      t = 0 … k    m_t
             policy   cross-entropy with π_t              t = 0 … k    m_t
-            latent   mean (z_t − g(x̂_t, a))²              t = 1 … k    m_t          with `latent_planning`: encode(decode(h)) is imitated
+            latent   mean (z_t − g(x̂_t, a))²              t = 1 … k    m_t          `latent_planning`: imitates encode(decode(h))
             reg      mean z_t²                           t = 1 … k    m_t
 
-    SR and VP share neither parameters nor gradients, so one Adam is two. Where ends are not predicted, what follows a terminated step is a
-    black image with reward and value 0, and only truncation masks. Rows carry `baseline` and `action_prob`, see `extras`; priority of a
-    sequence is |v̂_0 − y_0|.
+    SR and VP share neither parameters nor gradients, so one Adam is two. Where ends are not predicted, what follows a terminated
+    step is a black image with reward and value 0, and only truncation masks. Rows carry `baseline` and `action_prob`, see
+    `extras`; priority of a sequence is |v̂_0 − y_0|.
 
-    Planning. `predict` takes requests (`ThinkerNet.inputs`) of many agents, mixed. Hidden states stay on the device, in one table; agents
-    claim rows of it, and a request names its `parent` and the `node` that it makes.
+    Planning. `predict` takes requests (`ThinkerNet.inputs`) of many agents, mixed. Hidden states stay on the device, in one
+    table; agents claim rows of it, and a request names its `parent` and the `node` that it makes.
 
     Args:
         model: A `ThinkerNet`.
         unroll: k (model_unroll_len). return_n: n (model_return_n). gamma: γ (discounting).
-        reward, done, image, feature, latent, value, policy, reg: Weights (model_*_loss_cost; value is vs, reward rs, feature fea).
+        reward, done, image, feature, latent, value, policy, reg: Weights (model_*_loss_cost; value is vs, reward rs, feature
+            fea).
         soft_policy: π_t is the distribution that the actor had (require_prob); else its action.
         generation: Of the targets, 2 or 1, see `model_targets`.
         lr: Start of the learning rate; total_steps: real steps after which it is 0, see `real_steps`; None: it stays.
@@ -140,41 +146,49 @@ class WorldModel(Algorithm):
         table: State name → [nodes, ...] float32.
     """
 
-    calls = {"initial": "initial(obs, act) -> (value, logits, state)", "recurrent": "recurrent(state, act, decode) -> (reward, done, value, logits, state, x)",
+    calls = {"initial": "initial(obs, act) -> (value, logits, state)",
+             "recurrent": "recurrent(state, act, decode) -> (reward, done, value, logits, state, x)",
              "unroll": "unroll(obs, acts) -> Unroll", "state_shapes": "state_shapes() -> shapes by name"}
     fitting_models = "ThinkerNet"
     transient = ("table", "_claims", "_before")
 
     def __init__(
         self, model: Model | Callable[[], Model], *, unroll: int = 5, return_n: int = 5, gamma: float = 0.97, reward: float = 1.0,
-        done: float = 1.0, image: float = 0.0, feature: float = 10.0, latent: float = 10.0, value: float = 0.25, policy: float = 0.5,
-        reg: float = 0.0, soft_policy: bool = True, generation: int = 2, lr: float = 1e-4, total_steps: int | None = None, sync_every: int = 1,
-        nodes: int = 1024, return_h: bool = True, return_x: bool = False, max_grad_norm: float | None = None,
+        done: float = 1.0, image: float = 0.0, feature: float = 10.0, latent: float = 10.0, value: float = 0.25,
+        policy: float = 0.5,
+        reg: float = 0.0, soft_policy: bool = True, generation: int = 2, lr: float = 1e-4, total_steps: int | None = None,
+        sync_every: int = 1, nodes: int = 1024, return_h: bool = True, return_x: bool = False, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, lr=lr if total_steps is None else Remaining(lr, total_steps), max_grad_norm=max_grad_norm)
         check_methods(self)  # before they are used below
-        self.weights = {"reward": reward, "done": done, "image": image, "feature": feature, "latent": latent, "value": value, "policy": policy,
-                        "reg": reg}
+        self.weights = {"reward": reward, "done": done, "image": image, "feature": feature, "latent": latent, "value": value,
+                        "policy": policy, "reg": reg}
         for name, number in self.weights.items():
             if not number >= 0:
                 raise ValueError(f"WorldModel: weight {name} is {number}; expected a number ≥ 0")
         if min(unroll, return_n, sync_every, nodes) < 1 or not 0 <= gamma <= 1:
-            raise ValueError(f"WorldModel: unroll {unroll}, return_n {return_n}, sync_every {sync_every}, nodes {nodes}, gamma {gamma}; expected at "
-                             "least 1 each, and gamma in [0, 1]")
+            raise ValueError(f"WorldModel: unroll {unroll}, return_n {return_n}, sync_every {sync_every}, nodes {nodes}, gamma "
+                             f"{gamma}; expected at least 1 each, and gamma in [0, 1]")
         if generation not in (1, 2) or (generation == 1 and return_n != unroll):
-            raise ValueError(f"WorldModel: generation is {generation} with unroll {unroll} and return_n {return_n}; expected 2, or 1 with both equal")
+            raise ValueError(f"WorldModel: generation is {generation} with unroll {unroll} and return_n {return_n}; expected 2, "
+                             "or 1 with both equal")
         if total_steps is not None and total_steps < 1:
-            raise ValueError(f"WorldModel: total_steps is {total_steps}; expected at least 1, or None for a constant learning rate")
+            raise ValueError(f"WorldModel: total_steps is {total_steps}; expected at least 1, or None for a constant learning "
+                             "rate")
         if image and not (self.model.dual and self.model.depth == 0):
-            raise ValueError(f"WorldModel: image is {image}, but this model decodes no image; set image=0, or build it with net='dual', decoder_depth=0")
+            raise ValueError(f"WorldModel: image is {image}, but this model decodes no image; set image=0, or build it with "
+                             "net='dual', decoder_depth=0")
         if self.model.predict_done and not done:
-            raise ValueError("WorldModel: done is 0, but the model predicts ends; build it with predict_done=False, or give a weight above 0")
+            raise ValueError("WorldModel: done is 0, but the model predicts ends; build it with predict_done=False, or give a "
+                             "weight above 0")
         if return_x and (self.model.net == "single" or self.model.depth):
-            raise ValueError("WorldModel: return_x shows images; build the model with decoder_depth=0 and net='dual' or 'perfect', or set return_x=False")
+            raise ValueError("WorldModel: return_x shows images; build the model with decoder_depth=0 and net='dual' or "
+                             "'perfect', or set return_x=False")
         self.k, self.n, self.gamma, self.generation, self.soft_policy = unroll, return_n, gamma, generation, soft_policy
         self.sync_every, self.capacity, self.return_h, self.return_x = sync_every, nodes, return_h, return_x
         self.window = Window(sequence=unroll + 1 + return_n, burn_in=1)
-        # Convolutions that learn nothing are some 15 % faster so; an optimiser would need its moments in the same format, after loading too.
+        # Convolutions that learn nothing are some 15 % faster so; an optimiser would need its moments in the same format, after
+        # loading too.
         self.acting = self.model.clone().eval().requires_grad_(False).to(memory_format=torch.channels_last)
         self.table: dict[str, Tensor] = {}
         self._claims: list[tuple[int, int, weakref.ref[Any]]] = []
@@ -187,7 +201,8 @@ class WorldModel(Algorithm):
 
     @property
     def real_steps(self) -> int:
-        """Steps of the environments so far, for the learning rate; set by whoever counts them, or a field `real_steps` of learning rows."""
+        """Steps of the environments so far, for the learning rate; set by whoever counts them, or a field `real_steps` of
+        learning rows."""
         return self.lr.real_steps if isinstance(self.lr, Remaining) else 0
 
     @real_steps.setter
@@ -196,7 +211,8 @@ class WorldModel(Algorithm):
             self.lr.real_steps = steps
 
     def extras(self) -> tuple[Spec, ...]:
-        """Columns for `AgentHelper(extras=…)`: the planner's estimate of the value of `obs`, and the distribution that `act` is from."""
+        """Columns for `AgentHelper(extras=…)`: the planner's estimate of the value of `obs`, and the distribution that `act` is
+        from."""
         probabilities = (Spec("action_prob", (self.model.n,), np.dtype(np.float32)),) if self.soft_policy else ()
         return (Spec("baseline", (), np.dtype(np.float32)), *probabilities)
 
@@ -287,18 +303,21 @@ class WorldModel(Algorithm):
         """Rows [N, 1 + k + 1 + n, ...] → observations and actions of the sequences, and their targets."""
         missing = [spec.name for spec in self.extras() if spec.name not in batch]
         if missing:
-            raise ValueError(f"WorldModel: learning rows have no {missing}; give the helper extras=algorithm.extras(), and store their values")
+            raise ValueError(f"WorldModel: learning rows have no {missing}; give the helper extras=algorithm.extras(), and "
+                             "store their values")
         self._before = self.updates
         if "real_steps" in batch:
             self.real_steps = int(batch.real_steps.max())
         k, clip = self.k, self.model.reward_clip
         act = batch.act  # from 0, whatever number the environment's actions begin with
-        act = torch.cat([act[:, :1] * batch.valid[:, :1], act[:, 1:]], 1)  # the first step of an episode follows no action: 0, as in planning
+        act = torch.cat([act[:, :1] * batch.valid[:, :1], act[:, 1:]],
+                        1)  # the first step of an episode follows no action: 0, as in planning
         reward = batch.rew.float()
         reward = reward if clip is None else reward.clamp(-clip, clip)
         # A true end that falls on the time limit is an end. (Rows after an end repeat the row that has it, and are masked.)
         truncated = batch.truncated & ~batch.terminated
-        targets = model_targets(reward, batch.baseline.float(), batch.terminated | truncated, truncated, k, self.n, self.gamma, self.generation)
+        targets = model_targets(reward, batch.baseline.float(), batch.terminated | truncated, truncated, k, self.n, self.gamma,
+                                self.generation)
         policy = batch.action_prob.float() if self.soft_policy else F.one_hot(act, self.model.n).float()
         rows = targets.row.unsqueeze(-1).expand(-1, -1, policy.shape[-1])
         fields = {"obs": batch.obs[:, 1 : k + 2], "act": act[:, : k + 1], "policy": policy.gather(1, rows), **targets._asdict()}
@@ -343,7 +362,8 @@ class WorldModel(Algorithm):
         losses = {"reg": out.z.square().flatten(2).mean(2)} if on["reg"] else {}
         if on["image"]:
             made, true = out.x[:, :, -model.frame :], seen[:, :, -model.frame :]
-            loss = F.binary_cross_entropy(made.clamp(1e-6, 1 - 1e-6), true, reduction="none") if model.sigmoid else (made - true).square()
+            loss = F.binary_cross_entropy(made.clamp(1e-6, 1 - 1e-6), true,
+                                          reduction="none") if model.sigmoid else (made - true).square()
             losses["image"] = loss.flatten(2).mean(2)
         errors: dict[str, list[Tensor]] = {"feature": [], "latent": []}
         # Step by step, so that batch normalisation sees the statistics of one step, as in the unroll.

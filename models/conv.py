@@ -25,8 +25,8 @@ SMALL = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
 class ConvTrunk(nn.Module, metaclass=Brief):
     """Image → [..., out_size] features: convolutions, then one linear layer, each followed by the activation.
 
-    The image is the one array of the observation with three axes; other leaves of a Dict join before the linear layer, flat. Pixels of
-    dtype uint8 are divided by their largest legal value, 255 as a rule.
+    The image is the one array of the observation with three axes; other leaves of a Dict join before the linear layer, flat.
+    Pixels of dtype uint8 are divided by their largest legal value, 255 as a rule.
 
     Args:
         obs: Observation space.
@@ -48,7 +48,8 @@ class ConvTrunk(nn.Module, metaclass=Brief):
         images = [name for name, spec in specs.items() if len(spec.shape) == 3]
         if len(images) != 1:
             shapes = {name: spec.shape for name, spec in specs.items()}
-            raise ValueError(f"ConvTrunk: expected one array with three axes (height, width, channels) in the observation, got {shapes}")
+            raise ValueError("ConvTrunk: expected one array with three axes (height, width, channels) in the observation, got "
+                             f"{shapes}")
         spec = specs[images[0]]
         if layout not in (None, "HWC", "CHW"):
             raise ValueError(f"ConvTrunk: layout is {layout!r}; expected 'HWC', 'CHW' or None")
@@ -61,7 +62,8 @@ class ConvTrunk(nn.Module, metaclass=Brief):
         for filters, kernel, stride in convs:
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
             if min(height, width) < 1:
-                raise ValueError(f"ConvTrunk: image {spec.shape} is too small for convs={tuple(convs)}; give smaller kernels or strides")
+                raise ValueError(f"ConvTrunk: image {spec.shape} is too small for convs={tuple(convs)}; give smaller kernels or "
+                                 "strides")
             self.convs.append(nn.Conv2d(channels, filters, kernel, stride))
             channels = filters
         skip = (*skip, images[0])
@@ -109,7 +111,8 @@ class ConvQ(MLPQ):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu", dueling: bool = False,
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        dueling: bool = False,
         features: int = 512, convs: Sequence[tuple[int, int, int]] | None = None, layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
         trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
@@ -124,7 +127,8 @@ class ConvActorCritic(MLPActorCritic):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu", orthogonal: bool = True,
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        orthogonal: bool = True,
         features: int = 512, convs: Sequence[tuple[int, int, int]] | None = None, layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
         trunk = ConvTrunk(obs, convs, features, layout, activation, orthogonal, skip=mask_names(obs, act))

@@ -3,9 +3,9 @@
     f(x) = sign(x) (√(|x| + 1) − 1) + 0.001 x        'sqrt'  (Pohlen et al. 2018)
     f(x) = sign(x) ln(|x| + 1)                       'log'
 
-Two-hot (Schrittwieser et al. 2020): m atoms stand one apart on the axis of f. A number between two of them is written as two weights that
-sum to 1. With `biased=False` the weights mix f⁻¹ of the atoms, so the expectation of x itself is learned; with `biased=True` they mix the
-atoms, and f⁻¹ of the expectation of f(x) is read, which is less than the expectation of a noisy x.
+Two-hot (Schrittwieser et al. 2020): m atoms stand one apart on the axis of f. A number between two of them is written as two
+weights that sum to 1. With `biased=False` the weights mix f⁻¹ of the atoms, so the expectation of x itself is learned; with
+`biased=True` they mix the atoms, and f⁻¹ of the expectation of f(x) is read, which is less than the expectation of a noisy x.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ def squash(x: Tensor, kind: Squash = "sqrt") -> Tensor:
     """f(x), of any shape, see above."""
     if kind == "log":
         return x.sign() * x.abs().log1p()
-    return x / ((x.abs() + 1.0).sqrt() + 1.0) + EPS * x  # √(|x| + 1) − 1 = |x| / (√(|x| + 1) + 1), which keeps the digits of a small x
+    # √(|x| + 1) − 1 = |x| / (√(|x| + 1) + 1), which keeps the digits of a small x
+    return x / ((x.abs() + 1.0).sqrt() + 1.0) + EPS * x
 
 
 def unsquash(y: Tensor, kind: Squash = "sqrt") -> Tensor:
     """f⁻¹(y).
 
-    For 'sqrt' with u = √(|x| + 1) − 1: ε u² + (1 + 2ε) u = |y|, solved without a difference of nearly equal numbers, too; then |x| = u (u + 2).
+    For 'sqrt' with u = √(|x| + 1) − 1: ε u² + (1 + 2ε) u = |y|, solved without a difference of nearly equal numbers, too; then
+    |x| = u (u + 2).
     """
     size = y.abs()
     if kind == "log":
@@ -59,7 +61,8 @@ class Scalar(nn.Module):
 
 
 class TwoHot(nn.Module):
-    """A number as a distribution over 2 · support + 1 atoms: softmax, cross-entropy. What lies beyond the outermost atom counts as it.
+    """A number as a distribution over 2 · support + 1 atoms: softmax, cross-entropy. What lies beyond the outermost atom counts
+    as it.
 
     Args:
         kind: Which f.

@@ -4,9 +4,9 @@ Written with log_softmax and gather instead of torch.distributions, whose checks
 Actions are indices from 0 (Discrete) or raw Gaussian samples (Box): shifting by `start`, clipping and scaling to the space come
 later, between explorer and environment.
 
-An observation space that is a Dict with a top-level `mask` of the same shape as the logits declares the legal actions, 1 or True for
-legal. Illegal actions get the logit −1e9: probability 0 exactly, and still a finite number, so that 0 · log 0 stays 0. Where a row (of
-several choices: a choice) allows nothing, everything is legal, see `parl_like.explorer.legal`.
+An observation space that is a Dict with a top-level `mask` of the same shape as the logits declares the legal actions, 1 or True
+for legal. Illegal actions get the logit −1e9: probability 0 exactly, and still a finite number, so that 0 · log 0 stays 0. Where
+a row (of several choices: a choice) allows nothing, everything is legal, see `parl_like.explorer.legal`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def mask_names(obs: gym.Space[Any], act: gym.Space[Any]) -> tuple[str, ...]:
 
 
 def masked(values: Tensor, mask: Any, nvec: Sequence[int] | None = None) -> Tensor:
-    """Values or logits [..., A] with −1e9 in place of those of illegal actions. mask: see `parl_like.explorer.legal`; None: all are legal."""
+    """Values or logits [..., A] with −1e9 in place of those of illegal actions. mask: see `parl_like.explorer.legal`; None: all
+    are legal."""
     return values if mask is None else values.masked_fill(~legal(mask, nvec), ILLEGAL)
 
 

@@ -44,33 +44,34 @@ class LSTMAttention(nn.Module, metaclass=Brief):
         c ← f c + i g + a tanh(r),   h ← o tanh(c),   r = LayerNorm(x + linear(Σ_s w[s] v[s]))
         w = softmax_s(q · (k[s] + slot_key[s]) / √d + slot_bias[s] + 5 · (s is this step)),   k, q, v linear in u, for each head
 
-    Slots are the last `memory` steps, this one at the end; those before the episode's beginning are not there. The same input x goes
-    to every layer, and has the size of the memory. Time is walked through step by step, so a long unroll is slow: T = 200 steps of
-    3 layers are 600 small products one after the other.
+    Slots are the last `memory` steps, this one at the end; those before the episode's beginning are not there. The same input x
+    goes to every layer, and has the size of the memory. Time is walked through step by step, so a long unroll is slow: T = 200
+    steps of 3 layers are 600 small products one after the other.
 
-    `layer(x, state=None, first=None) -> (y, state)`, as `layers.lstm`: x [N, size] for one step or [T, N, size] for T; None = zeros, which
-    is how an episode begins; first [N] or [T, N] bool: the row starts an episode, so its memory is empty *before* the step. y is h of the
-    last layer, [N, size] or [T, N, size]. The state belongs after the last step: `h`, `c` [N, layers, size], `keys`, `values`
-    [N, layers, heads, memory, size / heads] and `filled` [N] int64, the slots that are there.
+    `layer(x, state=None, first=None) -> (y, state)`, as `layers.lstm`: x [N, size] for one step or [T, N, size] for T; None =
+    zeros, which is how an episode begins; first [N] or [T, N] bool: the row starts an episode, so its memory is empty *before*
+    the step. y is h of the last layer, [N, size] or [T, N, size]. The state belongs after the last step: `h`, `c` [N, layers,
+    size], `keys`, `values` [N, layers, heads, memory, size / heads] and `filled` [N] int64, the slots that are there.
 
     Args:
         size: Numbers in x, and in h and c of each layer.
         layers, heads, memory: How many layers, heads of each, and slots.
         current_bias: The 5 above.
-        accumulate: As the original code does, k[s] keeps the `slot_key` that is added to it at every step, so it adds up; for comparisons
-            with its numbers only.
+        accumulate: As the original code does, k[s] keeps the `slot_key` that is added to it at every step, so it adds up; for
+            comparisons with its numbers only.
 
     Raises:
         ValueError: `size` is no multiple of `heads`, a number is below 1, or x has another size or number of axes.
     """
 
     def __init__(
-        self, size: int = 128, layers: int = 3, heads: int = 8, memory: int = 40, current_bias: float = 5.0, accumulate: bool = False
+        self, size: int = 128, layers: int = 3, heads: int = 8, memory: int = 40, current_bias: float = 5.0,
+        accumulate: bool = False
     ) -> None:
         super().__init__()
         if min(size, layers, heads, memory) < 1 or size % heads:
-            raise ValueError(f"LSTMAttention: size is {size}, layers {layers}, heads {heads}, memory {memory}; expected at least 1 each, and a "
-                             "size that the heads divide")
+            raise ValueError(f"LSTMAttention: size is {size}, layers {layers}, heads {heads}, memory {memory}; expected at "
+                             "least 1 each, and a size that the heads divide")
         self.size, self.heads, self.memory = size, heads, memory
         self.current_bias, self.accumulate = current_bias, accumulate
         self.cells = nn.ModuleList(_Cell(size, heads, memory) for _ in range(layers))
@@ -80,11 +81,13 @@ class LSTMAttention(nn.Module, metaclass=Brief):
         cell, f32 = (len(self.cells), self.size), np.dtype(np.float32)
         slots = (len(self.cells), self.heads, self.memory, self.size // self.heads)
         shapes = {"h": cell, "c": cell, "keys": slots, "values": slots}
-        return {**{name: Spec(name, shape, f32) for name, shape in shapes.items()}, "filled": Spec("filled", (), np.dtype(np.int64))}
+        return {**{name: Spec(name, shape, f32) for name, shape in shapes.items()},
+                "filled": Spec("filled", (), np.dtype(np.int64))}
 
     def forward(self, x: Tensor, state: Mapping[str, Tensor] | None = None, first: Tensor | None = None) -> tuple[Tensor, State]:
         if x.ndim not in (2, 3) or x.shape[-1] != self.size:
-            raise ValueError(f"LSTMAttention: input has shape {tuple(x.shape)}; expected [N, {self.size}], or [T, N, {self.size}] for T steps")
+            raise ValueError(f"LSTMAttention: input has shape {tuple(x.shape)}; expected [N, {self.size}], or [T, N, "
+                             f"{self.size}] for T steps")
         xs = x if x.ndim == 3 else x[None]
         n = xs.shape[1]
         if state is None:
@@ -123,7 +126,8 @@ class LSTMAttention(nn.Module, metaclass=Brief):
                 recalled = cell.norm(x_t + cell.out(found))
                 gates = from_x[i][0][t] + F.linear(torch.cat([below, h[i]], 1), cell.gates.weight[:, self.size :])
                 ins, forget, out, new, attend = gates.chunk(5, 1)
-                c[i] = torch.sigmoid(forget) * c[i] + torch.sigmoid(ins) * torch.tanh(new) + torch.sigmoid(attend) * torch.tanh(recalled)
+                kept, added = torch.sigmoid(forget) * c[i], torch.sigmoid(ins) * torch.tanh(new)
+                c[i] = kept + added + torch.sigmoid(attend) * torch.tanh(recalled)
                 below = h[i] = torch.sigmoid(out) * torch.tanh(c[i])
                 if self.accumulate:
                     keys[i] = placed

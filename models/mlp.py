@@ -185,7 +185,8 @@ def perception(obs: gym.Space[Any], act: gym.Space[Any], trunk: nn.Module | None
     if trunk is None:
         return FlatObs(obs, skip=mask_names(obs, act))
     if not isinstance(getattr(trunk, "out_size", None), int):
-        raise TypeError(f"trunk {type(trunk).__name__} has no `out_size`; set it to the number of features that forward(obs) returns")
+        raise TypeError(f"trunk {type(trunk).__name__} has no `out_size`; set it to the number of features that forward(obs) "
+                        "returns")
     return trunk
 
 
@@ -205,7 +206,8 @@ class MLPQ(Model):
     ) -> None:
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.Discrete):
-            raise TypeError(f"{type(self).__name__}: act is {act}; expected Discrete, for one value per action (use an actor-critic)")
+            raise TypeError(f"{type(self).__name__}: act is {act}; expected Discrete, for one value per action (use an "
+                            "actor-critic)")
         self.dueling = dueling
         self.mask = mask_key(obs, act)
         self.perception = perception(obs, act, trunk)

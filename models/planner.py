@@ -1,15 +1,15 @@
 """The actor-critic that plans: it acts in the augmented MDP of Thinker (Chung et al. 2023), or in the raw one.
 
-The augmented environment imagines K − 1 steps, then takes a real one; an action is a pair (primary action, whether to go back to the root).
-Its observation is a Dict:
+The augmented environment imagines K − 1 steps, then takes a real one; an action is a pair (primary action, whether to go back to
+the root). Its observation is a Dict:
 
     tree_reps    Box (D,) float            What the search tree knows of its root and of the node one stands at.
     hs           Box (C, h, w) or (N,)     The world model's hidden state at that node.                                      see_h
     xs           Box (C, H, W) or (N,)     The observation that it imagines there, in [0, 1].                                see_x
-    real_states  Box (C, H, W) or (N,)     The observation of the real environment; integers are divided by their bound.     see_real_state
+    real_states  Box (C, H, W) or (N,)     That of the real environment; integers are divided by their bound.     see_real_state
     last_act     MultiDiscrete [A, 2]      The last primary action, and the last reset; zeros at the beginning.
     last_rew     Box (2,) float            What the last step gave, real and planning reward; seen clamped to ±1.
-    step_status  Discrete 4                0: the last step was real; 1: it was imagined; 2: the same, and the next one is real; 3: both real.
+    step_status  Discrete 4                0: the last step was real; 1: imagined; 2: imagined, the next one is real; 3: both real.
 
 Keys that are not looked at may be missing, and others may be there (`done`, say: that memory starts anew is told by `first`).
 """
@@ -38,8 +38,8 @@ LARGE = 32
 class PlanningHead(MultiCategoricalHead):
     """Joint policy over (primary action, reset), by whether the next step is imagined.
 
-    Imagined: primary action by the imaginary head, reset by the reset head. Real: primary action by the real head, and no reset, with
-    certainty: its logits are [0, −1e9], so it adds 0 to log-probability, entropy and gradient, and any explorer of several
+    Imagined: primary action by the imaginary head, reset by the reset head. Real: primary action by the real head, and no reset,
+    with certainty: its logits are [0, −1e9], so it adds 0 to log-probability, entropy and gradient, and any explorer of several
     choices samples the pair rightly.
 
     Args:
@@ -71,8 +71,8 @@ class PlanningHead(MultiCategoricalHead):
 class ImageTrunk(nn.Module):
     """Image [N, C, H, W] → [N, 256]: three groups of a 3×3 convolution and two residual pairs, then a linear layer.
 
-    A residual pair is x + conv(ReLU(conv(ReLU(x)))). With `halve`, a convolution of stride 2 stands before them, and 3×3/2 max-pooling
-    after each group's first convolution (Espeholt et al. 2018).
+    A residual pair is x + conv(ReLU(conv(ReLU(x)))). With `halve`, a convolution of stride 2 stands before them, and 3×3/2
+    max-pooling after each group's first convolution (Espeholt et al. 2018).
 
     Args:
         shape: (C, H, W).
@@ -108,7 +108,8 @@ class ImageTrunk(nn.Module):
 
 
 class SkipMLP(nn.Module):
-    """Fully connected layers, each with ReLU, that all see the input beside what comes from below: [..., in_size] → [..., sizes[-1]]."""
+    """Fully connected layers, each with ReLU, that all see the input beside what comes from below: [..., in_size] → [...,
+    sizes[-1]]."""
 
     def __init__(self, in_size: int, sizes: Sequence[int] = (200, 200, 200, 100)) -> None:
         super().__init__()
@@ -126,18 +127,19 @@ class SkipMLP(nn.Module):
 class Planner(Model):
     """Encoders of what is seen, side by side with the last action and rewards; on them linear heads for policy and baselines.
 
-    Without `see_tree_rep` and with a Discrete action it plays the raw MDP with the same encoders: one policy head, one baseline, no
-    reset; `obs` is then `real_states` itself or the Dict, and `last_act` (Discrete) and `last_rew` are seen if they are there.
+    Without `see_tree_rep` and with a Discrete action it plays the raw MDP with the same encoders: one policy head, one baseline,
+    no reset; `obs` is then `real_states` itself or the Dict, and `last_act` (Discrete) and `last_rew` are seen if they are there.
 
     Args:
         obs: See the module's text.
         act: MultiDiscrete([A, 2]): primary action and reset; Discrete(A): the raw MDP.
         see_tree_rep, see_h, see_x, see_real_state: What is seen.
-        tree: 'mlp': four layers with skips; 'lstm': `LSTMAttention` between two linear layers. The author's ablation finds the MLP as good;
-            a lesson of 100 steps of 16 environments takes 0.07 s with it and 2.5 s with the memory (one core, no images), which
-            also adds 126 KB to each stored row.
+        tree: 'mlp': four layers with skips; 'lstm': `LSTMAttention` between two linear layers. The author's ablation finds the
+            MLP as good; a lesson of 100 steps of 16 environments takes 0.07 s with it and 2.5 s with the memory (one core, no
+            images), which also adds 126 KB to each stored row.
         separate: A policy head of its own for imagined steps.
-        widths, halved_widths: Channels of the image encoders' groups: of hidden states and small images, and of images of `LARGE` pixels.
+        widths, halved_widths: Channels of the image encoders' groups: of hidden states and small images, and of images of `LARGE`
+            pixels.
         value_bound: Baselines are clamped to ±value_bound, as goes with clipped rewards: clip / (1 − γ).
         lstm: Arguments of `LSTMAttention`.
 
@@ -147,13 +149,17 @@ class Planner(Model):
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], *, see_tree_rep: bool = True, see_h: bool = True, see_x: bool = False,
-        see_real_state: bool = False, tree: Literal["mlp", "lstm"] = "mlp", separate: bool = True, widths: Sequence[int] = (64, 64, 32),
+        see_real_state: bool = False, tree: Literal["mlp", "lstm"] = "mlp", separate: bool = True,
+        widths: Sequence[int] = (64, 64, 32),
         halved_widths: Sequence[int] = (16, 32, 32), value_bound: float | None = None, lstm: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(obs, act)
         self.augmented = isinstance(act, gym.spaces.MultiDiscrete)
-        if not (isinstance(act, gym.spaces.Discrete) or (self.augmented and act.shape == (2,) and act.nvec[1] == 2)):  # type: ignore[attr-defined]
-            raise TypeError(f"Planner: act is {act}; expected MultiDiscrete([A, 2]), primary action and reset, or Discrete(A) for the raw MDP")
+        if not (isinstance(act,
+                           gym.spaces.Discrete) or (self.augmented and act.shape == (2,
+                                                                                     ) and act.nvec[1] == 2)):  # type: ignore[attr-defined]
+            raise TypeError(f"Planner: act is {act}; expected MultiDiscrete([A, 2]), primary action and reset, or Discrete(A) "
+                            "for the raw MDP")
         if tree not in ("mlp", "lstm"):
             raise ValueError(f"Planner: tree is {tree!r}; expected 'mlp' or 'lstm'")
         self.n = int(act.nvec[0] if self.augmented else act.n)  # type: ignore[attr-defined]
@@ -163,7 +169,8 @@ class Planner(Model):
         shapes = {name.removeprefix("obs.") if not self.bare else "real_states": s.shape for name, s in self.obs_specs.items()}
         missing = [name for name, is_seen in seen.items() if is_seen and name not in shapes]
         if missing or not any(list(seen.values())[:4]):
-            raise ValueError(f"Planner: the observation has {', '.join(shapes)}; expected {', '.join(missing) or 'something to see'}; add it to the "
+            raise ValueError(f"Planner: the observation has {', '.join(shapes)}; expected "
+                             f"{', '.join(missing) or 'something to see'}; add it to the "
                              "space, or set see_tree_rep, see_h, see_x and see_real_state to what is there")
         self.tree = SkipMLP(shapes["tree_reps"][0]) if see_tree_rep and tree == "mlp" else None
         self.memory: LSTMAttention | None = None
@@ -177,9 +184,11 @@ class Planner(Model):
         self.scales = {name: _scale(self.obs_specs["obs" if self.bare else f"obs.{name}"]) for name in self.encoders}
         sizes += [int(encoder.out_size) for encoder in self.encoders.values()]  # type: ignore[arg-type]
         self.n_rewards = 2 if self.augmented else 1
-        for name, allowed in {"last_act": [(2,)] if self.augmented else [()], "last_rew": [(2,)] if self.augmented else [(1,), ()]}.items():
+        for name, allowed in {"last_act": [(2,)] if self.augmented else [()],
+                              "last_rew": [(2,)] if self.augmented else [(1,), ()]}.items():
             if name in shapes and shapes[name] not in allowed:
-                raise ValueError(f"Planner: observation {name!r} has shape {shapes[name]}; expected {' or '.join(map(str, allowed))}")
+                raise ValueError(f"Planner: observation {name!r} has shape {shapes[name]}; expected "
+                                 f"{' or '.join(map(str, allowed))}")
         self.sees_act, self.sees_rew = "last_act" in shapes, "last_rew" in shapes
         sizes += [self.sees_act * (self.n + 2 * self.augmented), self.sees_rew * self.n_rewards]
         self.head = PlanningHead(sum(sizes), self.n, separate) if self.augmented else CategoricalHead(sum(sizes), self.n, None)

@@ -1,14 +1,14 @@
 """ThinkerNet: the world model that Thinker plans with (Chung et al. 2023, "Thinker: Learning to Plan and Act", arXiv 2307.14993).
 
-Two networks. The state-reward net (SR) imagines: next image, reward, end of the episode. The value-policy net (VP) judges: value and policy
-of what SR has imagined. With hidden states h, an observation s, and the action a that led to it:
+Two networks. The state-reward net (SR) imagines: next image, reward, end of the episode. The value-policy net (VP) judges: value
+and policy of what SR has imagined. With hidden states h, an observation s, and the action a that led to it:
 
     root          h_sr = E_sr(s, a)                                 h_vp = R_vp([0, E_vp(s, a)], a)
     imagination   h_sr' = R_sr(h_sr, a);  r, done = head(h_sr')     x = D(h_sr');  z = E_vp(x, a);  h_vp' = R_vp([h_vp, z], a)
     both          v, logits = head(h_vp)
 
-Images are channels first and normalised to [0, 1] by the bounds of their space. 85 % of the arithmetic of an imaginary step is decoding an
-image and encoding it again; `latent_planning` does without.
+Images are channels first and normalised to [0, 1] by the bounds of their space. 85 % of the arithmetic of an imaginary step is
+decoding an image and encoding it again; `latent_planning` does without.
 """
 
 from __future__ import annotations
@@ -56,29 +56,35 @@ class ThinkerNet(Model):
     Args:
         obs: Box of images (C, H, W), or of vectors (C,), uint8 or float.
         act: Discrete, A actions.
-        net: 'dual': SR and VP. 'single': one net, as MuZero's, that predicts reward and end, too, and no image (published dual_net=false).
-            'perfect': VP's encoder and heads alone, for trees whose transitions come from the environment itself (wrapper_type=2).
+        net: 'dual': SR and VP. 'single': one net, as MuZero's, that predicts reward and end, too, and no image (published
+            dual_net=false). 'perfect': VP's encoder and heads alone, for trees whose transitions come from the environment itself
+            (wrapper_type=2).
         blocks: Residual blocks per stage (model_size_nn); 2 for Atari.
         channels: Of the first stage, twice that of the others and of the hidden state; vectors: a quarter of it. 64 as published
             (128 // model_downscale_c); vp_channels: of VP, if others (model_downscale_c_vp).
-        strides: 1 or 2 for each of the encoder's four stages. (2, 2, 2, 2) shrinks by 16; for boards of 7 × 7 cells take (1, 1, 2, 1), say.
-        decoder_depth: Stages of the decoder that are left out; VP's encoder is entered as many stages later (model_decoder_depth). 4: SR
-            predicts VP's feature itself, and no image is ever made.
-        frame_stack: Observations stacked along the first axis, newest last. Only the newest is imagined, the others are carried on.
+        strides: 1 or 2 for each of the encoder's four stages. (2, 2, 2, 2) shrinks by 16; for boards of 7 × 7 cells take (1, 1,
+            2, 1), say.
+        decoder_depth: Stages of the decoder that are left out; VP's encoder is entered as many stages later
+            (model_decoder_depth). 4: SR predicts VP's feature itself, and no image is ever made.
+        frame_stack: Observations stacked along the first axis, newest last. Only the newest is imagined, the others are carried
+            on.
         value_encoding, squash: Of value and reward, see `parl_like.models.encodings` (model_enc_type, model_enc_f_type).
         predict_done: Whether the end of an episode is predicted (model_done_loss_cost > 0).
         latent_planning: `recurrent` makes no image: a residual block, trained to imitate it, replaces encode(decode(h)).
-        sigmoid: Images are decoded through a sigmoid, and their loss is the cross-entropy: for planes of 0 and 1, few of which are 1, it learns
-            several times as fast as the published squared error.
-        residual: The decoder says what changes: its output is added to the frame before (with `sigmoid` before the sigmoid). What stands still
-            need not be learned, and one step ahead on 6 × 6 boards takes a third of the updates.
-        markov: An imagined observation is all that is known of its node: the next step starts from it (with `sigmoid` from its nearest 0s and
-            1s) as from a root. Where observations say everything, a model of one step is a model of many, and errors do not pile up.
-        recurrent_norm: Batch normalisation in the recurrent blocks, too (model_disable_bn=false); encoder and decoder always have it.
+        sigmoid: Images are decoded through a sigmoid, and their loss is the cross-entropy: for planes of 0 and 1, few of which
+            are 1, it learns several times as fast as the published squared error.
+        residual: The decoder says what changes: its output is added to the frame before (with `sigmoid` before the sigmoid). What
+            stands still need not be learned, and one step ahead on 6 × 6 boards takes a third of the updates.
+        markov: An imagined observation is all that is known of its node: the next step starts from it (with `sigmoid` from its
+            nearest 0s and 1s) as from a root. Where observations say everything, a model of one step is a model of many, and
+            errors do not pile up.
+        recurrent_norm: Batch normalisation in the recurrent blocks, too (model_disable_bn=false); encoder and decoder always have
+            it.
         zero_init: First predictions are 0 and uniform (model_zero_init).
-        reward_clip, gamma: `initial` and `recurrent` keep rewards within ± reward_clip and values within ± reward_clip / (1 − gamma).
-        half: Planning in float16 (on a CPU bfloat16), learning in bfloat16, whose range needs no scaling of the loss. Weights, states
-            and outputs are float32 all the same (float16).
+        reward_clip, gamma: `initial` and `recurrent` keep rewards within ± reward_clip and values within ± reward_clip / (1 −
+            gamma).
+        half: Planning in float16 (on a CPU bfloat16), learning in bfloat16, whose range needs no scaling of the loss. Weights,
+            states and outputs are float32 all the same (float16).
         bounds: (low, high) of observations, numbers or arrays, instead of those of the space.
 
     Raises:
@@ -89,17 +95,20 @@ class ThinkerNet(Model):
     span: Tensor
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], *, net: Literal["dual", "single", "perfect"] = "dual", blocks: int = 1, channels: int = 64,
+        self, obs: gym.Space[Any], act: gym.Space[Any], *, net: Literal["dual", "single", "perfect"] = "dual", blocks: int = 1,
+        channels: int = 64,
         vp_channels: int | None = None, strides: Sequence[int] = (2, 2, 2, 2), decoder_depth: int = 0, frame_stack: int = 1,
-        value_encoding: str = "scalar", squash: Squash = "sqrt", predict_done: bool = True, latent_planning: bool = False, sigmoid: bool = False,
-        residual: bool = False, markov: bool = False, recurrent_norm: bool = False, zero_init: bool = True, reward_clip: float | None = None,
-        gamma: float = 0.97, half: bool = False, bounds: tuple[Any, Any] | None = None,
+        value_encoding: str = "scalar", squash: Squash = "sqrt", predict_done: bool = True, latent_planning: bool = False,
+        sigmoid: bool = False, residual: bool = False, markov: bool = False, recurrent_norm: bool = False, zero_init: bool = True,
+        reward_clip: float | None = None, gamma: float = 0.97, half: bool = False, bounds: tuple[Any, Any] | None = None,
     ) -> None:
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.Discrete):
-            raise TypeError(f"ThinkerNet: actions are {act}; expected Discrete, since a tree has a branch for each; wrap the environment")
+            raise TypeError(f"ThinkerNet: actions are {act}; expected Discrete, since a tree has a branch for each; wrap the "
+                            "environment")
         if not isinstance(obs, gym.spaces.Box) or len(obs.shape) not in (1, 3):
-            raise TypeError(f"ThinkerNet: observations are {obs}; expected a Box of images (C, H, W) or vectors (C,); wrap the environment")
+            raise TypeError(f"ThinkerNet: observations are {obs}; expected a Box of images (C, H, W) or vectors (C,); wrap the "
+                            "environment")
         if net not in ("dual", "single", "perfect"):
             raise ValueError("ThinkerNet: " + unknown("net", net, ("dual", "single", "perfect")))
         self.shape: tuple[int, ...] = obs.shape
@@ -111,8 +120,8 @@ class ThinkerNet(Model):
         if sigmoid and not (self.dual and decoder_depth == 0):
             raise ValueError("ThinkerNet: sigmoid is about decoded images; it goes with net='dual' and decoder_depth=0")
         if (residual or markov) and (latent_planning or not (self.dual and decoder_depth == 0)):
-            raise ValueError("ThinkerNet: residual and markov start from the image before; they go with net='dual', decoder_depth=0 and "
-                             "latent_planning=False")
+            raise ValueError("ThinkerNet: residual and markov start from the image before; they go with net='dual', "
+                             "decoder_depth=0 and latent_planning=False")
         self.sigmoid, self.residual, self.markov = sigmoid, residual, markov
         self.predict_done = predict_done and net != "perfect"
         self.reward_clip, self.value_clip = reward_clip, None if reward_clip is None else reward_clip / (1.0 - gamma)
@@ -155,27 +164,35 @@ class ThinkerNet(Model):
         clip: float | None, gamma: float,
     ) -> None:
         if blocks < 0 or channels < 2 or channels % 2 or (vp_channels or 2) % 2:
-            raise ValueError(f"ThinkerNet: blocks {blocks}, channels {channels}, vp_channels {vp_channels}; expected blocks ≥ 0 and even channels")
+            raise ValueError(f"ThinkerNet: blocks {blocks}, channels {channels}, vp_channels {vp_channels}; expected blocks ≥ 0 "
+                             "and even channels")
         if len(strides) != 4 or any(stride not in (1, 2) for stride in strides):
             raise ValueError(f"ThinkerNet: strides is {tuple(strides)}; expected four numbers, each 1 or 2")
         if not 0 <= depth <= 4 or (depth and not (self.image and self.dual)):
-            raise ValueError(f"ThinkerNet: decoder_depth is {depth}; expected 0 … 4, and above 0 only with net='dual' and images (C, H, W)")
+            raise ValueError(f"ThinkerNet: decoder_depth is {depth}; expected 0 … 4, and above 0 only with net='dual' and "
+                             "images (C, H, W)")
         if depth and vp_channels not in (None, channels):
-            raise ValueError(f"ThinkerNet: decoder_depth {depth} hands SR's features to VP, so vp_channels must be {channels}, got {vp_channels}")
+            raise ValueError(f"ThinkerNet: decoder_depth {depth} hands SR's features to VP, so vp_channels must be {channels}, "
+                             f"got {vp_channels}")
         if stack < 1 or self.shape[0] % stack:
-            raise ValueError(f"ThinkerNet: frame_stack is {stack}; expected a divisor of {self.shape[0]}, the first axis of observations {self.shape}")
+            raise ValueError(f"ThinkerNet: frame_stack is {stack}; expected a divisor of {self.shape[0]}, the first axis of "
+                             f"observations {self.shape}")
         if latent and (not self.dual or depth == 4):
-            raise ValueError("ThinkerNet: latent_planning replaces decoding and encoding; expected net='dual' and decoder_depth below 4")
+            raise ValueError("ThinkerNet: latent_planning replaces decoding and encoding; expected net='dual' and decoder_depth "
+                             "below 4")
         if clip is not None and not (clip > 0 and 0 <= gamma < 1):
-            raise ValueError(f"ThinkerNet: reward_clip is {clip} with gamma {gamma}; expected a number above 0 and gamma in [0, 1), or None")
+            raise ValueError(f"ThinkerNet: reward_clip is {clip} with gamma {gamma}; expected a number above 0 and gamma in [0, "
+                             "1), or None")
 
     def _set_bounds(self, obs: gym.spaces.Box, bounds: tuple[Any, Any] | None) -> None:
         pair = (obs.low, obs.high) if bounds is None else bounds
         low, high = (np.broadcast_to(np.asarray(bound, np.float64), obs.shape) for bound in pair)
         # Bounds at the end of float32's range are "none" in many environments, and would map every observation to ½.
         if not (np.isfinite(low).all() and np.isfinite(high).all() and (np.abs([low, high]) < 1e30).all()):
-            raise ValueError("ThinkerNet: observations are normalised by the bounds of their space, and some of these are infinite; give "
-                             "bounds=(low, high), numbers or arrays (values may leave them), or wrap the environment in RescaleObservation")
+            raise ValueError("ThinkerNet: observations are normalised by the bounds of their space, and some of these are "
+                             "infinite; give "
+                             "bounds=(low, high), numbers or arrays (values may leave them), or wrap the environment in "
+                             "RescaleObservation")
         if (low > high).any():
             raise ValueError(f"ThinkerNet: bounds are {pair}; expected low ≤ high")
         span = np.where(high > low, high - low, 1.0)
@@ -186,16 +203,19 @@ class ThinkerNet(Model):
     # ------------------------------------------------------------------------------------------------------- shapes and scales
 
     def inputs(self) -> dict[str, Spec]:
-        """A planning request: the kind of call `op` (0 initial, 1 recurrent), what it reads, and the places of nodes in the table of states.
+        """A planning request: the kind of call `op` (0 initial, 1 recurrent), what it reads, and the places of nodes in the table
+        of states.
 
-        `obs` is read by initial calls, `act` by both (0 after a reset), `parent` by recurrent ones; the new state is kept at `node`.
+        `obs` is read by initial calls, `act` by both (0 after a reset), `parent` by recurrent ones; the new state is kept at
+        `node`.
         """
         places = {name: Spec(name, (), np.dtype(np.int64), 0) for name in ("parent", "node")}
         op, act = (Spec(name, (), np.dtype(np.int64), 0, high) for name, high in (("op", 1), ("act", self.n - 1)))
         return {"obs": self.obs_specs["obs"], "op": op, "act": act, **places}
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of one node's state, float32: `sr_h` and `vp_h`, and `last_x`: of stacked frames all but the oldest, with `residual` the newest."""
+        """Shapes of one node's state, float32: `sr_h` and `vp_h`, and `last_x`: of stacked frames all but the oldest, with
+        `residual` the newest."""
         return dict(self._shapes)
 
     @property
@@ -217,7 +237,8 @@ class ThinkerNet(Model):
         return (obs.float() - self.low) / self.span
 
     def denormalize(self, x: Tensor) -> Tensor:
-        """The inverse, x held within [0, 1], rounded for spaces of integers; float32. Also for the newest of stacked frames alone."""
+        """The inverse, x held within [0, 1], rounded for spaces of integers; float32. Also for the newest of stacked frames
+        alone."""
         low, span = self.low, self.span
         if x.shape[1] < self.shape[0]:  # the frames of a stack have the same bounds
             low, span = (bound[-x.shape[1] :] if bound.ndim else bound for bound in (low, span))
@@ -228,7 +249,8 @@ class ThinkerNet(Model):
         return F.one_hot(act, self.n).float()
 
     def _precision(self, device: torch.device, learning: bool = False) -> torch.autocast:
-        return torch.autocast(device.type, torch.float16 if device.type == "cuda" and not learning else torch.bfloat16, self.low_precision)
+        return torch.autocast(device.type, torch.float16 if device.type == "cuda" and not learning else torch.bfloat16,
+                              self.low_precision)
 
     # ------------------------------------------------------------------------------------------------------------- the two nets
 
@@ -280,12 +302,14 @@ class ThinkerNet(Model):
         return encoder(x, a, start) if start else encoder(x, a)
 
     def held_feature(self, x: Tensor, act: Tensor, start: int = 0) -> Tensor:
-        """g(x, act), g VP's encoder as if it were no part of the model: gradient flows to x only, and its statistics stay as they are.
+        """g(x, act), g VP's encoder as if it were no part of the model: gradient flows to x only, and its statistics stay as they
+        are.
 
         Args:
             x: [N, ...] normalised observations, or decoded ones with `start` = `decoder_depth`. act: [N] int64, what led to them.
         """
-        held = {name: p.detach() for name, p in self.vp_encoder.named_parameters()} | {name: b.clone() for name, b in self.vp_encoder.named_buffers()}
+        held = {name: p.detach() for name, p in self.vp_encoder.named_parameters()} | {name: b.clone() for name,
+                                                                                       b in self.vp_encoder.named_buffers()}
         with self._precision(x.device, learning=True):
             z = self._encode(lambda *args: torch.func.functional_call(self.vp_encoder, held, args), x, self._one_hot(act), start)
         return z.float()
@@ -308,7 +332,8 @@ class ThinkerNet(Model):
             out = self.vp_heads(state["vp_h"])
         return self._value(out["value"]), out["logits"], state
 
-    def recurrent(self, state: Mapping[str, Tensor], act: Tensor, decode: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor, State, Tensor | None]:
+    def recurrent(self, state: Mapping[str, Tensor], act: Tensor, decode: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor,
+                                                                                                State, Tensor | None]:
         """Imagines one step.
 
         Args:
@@ -316,14 +341,16 @@ class ThinkerNet(Model):
             decode: Whether x is wanted; with `latent_planning` it costs extra, else it is made anyway.
 
         Returns:
-            r [N]; probability [N] that the episode ends (0 where that is not predicted); v [N]; logits [N, A]; state; x [N, *x_shape],
-            the imagined observation (all frames of a stack; with `latent_planning` the newest; with `decoder_depth` features), or None.
+            r [N]; probability [N] that the episode ends (0 where that is not predicted); v [N]; logits [N, A]; state; x [N,
+            *x_shape], the imagined observation (all frames of a stack; with `latent_planning` the newest; with `decoder_depth`
+            features), or None.
 
         Raises:
             ValueError: net='perfect'.
         """
         if self.net == "perfect":
-            raise ValueError("ThinkerNet: net='perfect' imagines nothing; step the environment from a snapshot and call initial(obs, act)")
+            raise ValueError("ThinkerNet: net='perfect' imagines nothing; step the environment from a snapshot and call "
+                             "initial(obs, act)")
         x = None
         with self._precision(act.device):
             a = self._one_hot(act)
@@ -398,7 +425,8 @@ class ThinkerNet(Model):
             h = self._vp_root(x, a[0])
             outs = [self.vp_heads(h)]
             for t, action in enumerate(a[1:]):
-                z = self._feature(hidden[t], self._settled(images[t]) if self.markov else images[t].detach(), action) if self.dual else None
+                z = self._feature(hidden[t], self._settled(images[t]) if self.markov else images[t].detach(),
+                                  action) if self.dual else None
                 h = self._vp(torch.zeros_like(h) if self.markov else h, z, action)
                 outs.append(self.vp_heads(h))
                 features.append(self.to_feature(h).float() if z is None else z.float())

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 
 class ResBlock(nn.Module):
-    """relu(skip(x) + conv(relu(conv(x)))), 3 × 3, each convolution followed by batch normalisation if `norm`; [N, c, H, W] → [N, out, H, W]."""
+    """relu(skip(x) + conv(relu(conv(x)))), 3 × 3, each convolution followed by batch normalisation if `norm`; [N, c, H, W] → [N,
+    out, H, W]."""
 
     def __init__(self, channels: int, out: int | None = None, norm: bool = True) -> None:
         super().__init__()
@@ -55,8 +56,8 @@ class WithAction(nn.Module):
 class Encoder(nn.Module):
     """Image and action → features, in four stages that each shrink it by its stride (published: 2, 2, 2, 2).
 
-    conv → c, n blocks; conv → 2c, n blocks; average pooling, n blocks; average pooling. An image that SR leaves half decoded enters at the
-    later stage `start` of that size.
+    conv → c, n blocks; conv → 2c, n blocks; average pooling, n blocks; average pooling. An image that SR leaves half decoded
+    enters at the later stage `start` of that size.
     """
 
     def __init__(self, inputs: int, channels: int, blocks: int, strides: Sequence[int]) -> None:
@@ -85,16 +86,19 @@ class Decoder(nn.Module):
     """Hidden state → image, the encoder's stages backwards; stops `depth` stages early. No activation at the end.
 
     Args:
-        sizes: (height, width) of the image and after each stage of the encoder; what a transposed convolution makes too large is cropped.
+        sizes: (height, width) of the image and after each stage of the encoder; what a transposed convolution makes too large is
+            cropped.
     """
 
-    def __init__(self, outputs: int, channels: int, blocks: int, strides: Sequence[int], sizes: Sequence[tuple[int, int]], depth: int) -> None:
+    def __init__(self, outputs: int, channels: int, blocks: int, strides: Sequence[int], sizes: Sequence[tuple[int, int]],
+                 depth: int) -> None:
         super().__init__()
         c1, c2 = channels, 2 * channels
         self.sizes = list(reversed(sizes[depth:4]))
         self.first = nn.Sequential(*(ResBlock(c2) for _ in range(blocks)))
         stages = []
-        for residual, out, stride in ((0, c2, strides[3]), (c2, c2, strides[2]), (0, c1, strides[1]), (c1, outputs, strides[0]))[: 4 - depth]:
+        for residual, out, stride in ((0, c2, strides[3]), (c2, c2, strides[2]), (0, c1, strides[1]),
+                                      (c1, outputs, strides[0]))[: 4 - depth]:
             into = residual or c2
             up = nn.ConvTranspose2d(into, out, 4, 2, 1) if stride == 2 else nn.Conv2d(into, out, 3, 1, 1)
             stages.append(nn.Sequential(*(ResBlock(residual) for _ in range(blocks if residual else 0)), nn.ReLU(), up))
@@ -114,7 +118,8 @@ class Heads(nn.Module):
         zero: Names whose weights start at zero, so that the first predictions are 0 and uniform. zero_bias: the same for biases.
     """
 
-    def __init__(self, trunk: nn.Module, features: int, sizes: Mapping[str, int], zero: Sequence[str], zero_bias: Sequence[str]) -> None:
+    def __init__(self, trunk: nn.Module, features: int, sizes: Mapping[str, int], zero: Sequence[str],
+                 zero_bias: Sequence[str]) -> None:
         super().__init__()
         self.trunk = trunk
         self.linear = nn.ModuleDict({name: nn.Linear(features, size) for name, size in sizes.items()})
@@ -144,8 +149,10 @@ class ImageParts:
         sizes: (height, width) of the image and after each stage of the encoder.
     """
 
-    def __init__(self, shape: tuple[int, ...], n_actions: int, channels: int, blocks: int, strides: Sequence[int], norm: bool) -> None:
-        self.inputs, self.n, self.channels, self.blocks, self.strides, self.norm = shape[0], n_actions, channels, blocks, tuple(strides), norm
+    def __init__(self, shape: tuple[int, ...], n_actions: int, channels: int, blocks: int, strides: Sequence[int],
+                 norm: bool) -> None:
+        self.inputs, self.n, self.channels, self.blocks = shape[0], n_actions, channels, blocks
+        self.strides, self.norm = tuple(strides), norm
         height, width = shape[1:]
         self.sizes = [(height, width)]
         for stride in strides:
@@ -172,8 +179,10 @@ class ImageParts:
         return WithAction(ResBlock(features + self.n, self.size, norm=False))
 
     def trunk(self) -> tuple[nn.Module, int]:
-        c1, c2 = max(self.size // 2, 16), max(self.size // 4, 16)  # as published for 128 channels; a few units could all be dead from the start
-        convs = (nn.Conv2d(self.size, c1, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(c1, c2, 3, padding=1), nn.ReLU(inplace=True))
+        c1, c2 = max(self.size // 2, 16), max(self.size // 4,
+                                              16)  # as published for 128 channels; a few units could all be dead from the start
+        convs = (nn.Conv2d(self.size, c1, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(c1, c2, 3, padding=1),
+                 nn.ReLU(inplace=True))
         return nn.Sequential(*convs, nn.Flatten()), c2 * math.prod(self.shape[1:])
 
 

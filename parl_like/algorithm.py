@@ -29,11 +29,12 @@ class Window:
     Attributes:
         n_step: Rewards that one row looks ahead. `rew` of a learning batch is [N] for 1, else [N, n_step], zero after the end;
             `valid` [N] counts the rewards that are real; `obs_next` and `terminated` belong to the last of them.
-        in_order: True: the algorithm needs whole segments, rows in time order with `last` marking each cut (on-policy). False: it needs random
-            rows of all that is remembered (off-policy). None: it takes rows however they come.
-        sequence: Rows of a learning example, from the sampled one on. Above 1 all fields are [N, burn_in + sequence, …], and `valid`
-            [N, burn_in + sequence] is False where the episode has no such row (its nearest one stands there); `state` [N, …] is the
-            memory that was stored with the first of them. n-step returns are then the algorithm's own, along the sequence.
+        in_order: True: the algorithm needs whole segments, rows in time order with `last` marking each cut (on-policy). False: it
+            needs random rows of all that is remembered (off-policy). None: it takes rows however they come.
+        sequence: Rows of a learning example, from the sampled one on. Above 1 all fields are [N, burn_in + sequence, …], and
+            `valid` [N, burn_in + sequence] is False where the episode has no such row (its nearest one stands there); `state` [N,
+            …] is the memory that was stored with the first of them. n-step returns are then the algorithm's own, along the
+            sequence.
         burn_in: Rows before the sampled one, on which a recurrent memory warms up (Kapturowski et al. 2019).
     """
 
@@ -70,8 +71,8 @@ class Algorithm:
         updates: Optimiser steps done.
         rng: Generator for minibatches and the like; the task gives it its own.
         torch_rng: The same for torch.
-        calls: What the algorithm calls of its model: name → signature, and what it returns. A model without it is refused when the task is
-            built. fitting_models: Which have it, for that message.
+        calls: What the algorithm calls of its model: name → signature, and what it returns. A model without it is refused when
+            the task is built. fitting_models: Which have it, for that message.
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
     """
 
@@ -103,7 +104,8 @@ class Algorithm:
         raise TypeError(f"{type(self).__name__} has no predict(inputs): write it to act or compute with this algorithm")
 
     def check_model(self, inputs: Batch) -> None:
-        """Calls the model on two rows of `inputs`, in eval mode, and raises `ContractError` where an answer has the wrong shape."""
+        """Calls the model on two rows of `inputs`, in eval mode, and raises `ContractError` where an answer has the wrong
+        shape."""
 
     def process(self, batch: Batch) -> Batch:
         """Whole learning batch → what `learn` reads. Runs without gradients; targets and advantages are made here."""
@@ -152,8 +154,10 @@ class Algorithm:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of this algorithm beside `networks()`, `updates` and the two generators.
 
-        By default every attribute that has changed since the task was built: numbers, text, arrays, tensors and parameters, generators,
-        optimisers, objects of plain Python or with a `state_dict`, and collections of these; but for those that `transient` names.
+        By default every attribute that has changed since the task was built: numbers, text, arrays, tensors and parameters,
+            generators,
+        optimisers, objects of plain Python or with a `state_dict`, and collections of these; but for those that `transient`
+        names.
         """
         return {} if self._attributes is None else self._attributes.changed(self)
 
@@ -169,13 +173,14 @@ class Algorithm:
     def clone(self, copy: bool = True) -> Algorithm:
         """A second algorithm with parameters of its own, equal in value (`copy=True`) or newly initialised.
 
-        What is one object inside this algorithm is one in the clone. Newly initialised, a network `target` (`target_x`) is again a
-        copy of `model` (`x`).
+        What is one object inside this algorithm is one in the clone. Newly initialised, a network `target` (`target_x`) is again
+        a copy of `model` (`x`).
         """
         other = _copy_without_sharing(self)
         if not copy:
             networks = other.networks()
-            followed = {name: name.removeprefix("target").removeprefix("_") or "model" for name in networks if name.startswith("target")}
+            targets = [name for name in networks if name.startswith("target")]
+            followed = {name: name.removeprefix("target").removeprefix("_") or "model" for name in targets}
             for network in {id(n): n for name, n in networks.items() if followed.get(name) not in networks}.values():
                 reinitialise(network)
             for name, source in followed.items():
@@ -220,8 +225,8 @@ class Shared:
 
 
 class AlgorithmFactory:
-    """A zero-argument function that builds `algorithm_class(model_class(**model_args), **algorithm_args)`, a new one at every call (PARL's cloning
-    rule). It is called `create_algorithm_func`.
+    """A zero-argument function that builds `algorithm_class(model_class(**model_args), **algorithm_args)`, a new one at every
+    call (PARL's cloning rule). It is called `create_algorithm_func`.
 
     The arguments are frozen copies, so changing the dicts afterwards has no effect. Picklable when its classes are importable,
     comparable and printable, so it can travel to a worker and into a log.
@@ -246,7 +251,8 @@ class AlgorithmFactory:
         return self.algorithm(model, **copy.deepcopy(self.algorithm_args))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AlgorithmFactory) and same(vars(self), vars(other))  # arrays among the arguments have no one `==`
+        return isinstance(other, AlgorithmFactory) and same(vars(self),
+                                                            vars(other))  # arrays among the arguments have no one `==`
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -14,12 +14,12 @@ class BatchRule:
     Attributes:
         min_rows: None: wait for everybody who could come.
         max_rows: None: no bound.
-        max_wait: None: as long as it takes. The cooperative driver looks at the clock for training in async mode only: else a batch
-            closes the moment nobody else can run, and a clock would make two runs differ.
-        max_queued: Waiting rows from which a training queue is full; None: no bound. (Each agent waits for its predictions, so their
-            queue is bounded by the agents.)
-        when_full: What a full training queue does with one more request: 'block' takes it, and its sender waits until it is served;
-            'drop_oldest' answers the oldest with `Dropped`, and counts its rows.
+        max_wait: None: as long as it takes. The cooperative driver looks at the clock for training in async mode only: else a
+            batch closes the moment nobody else can run, and a clock would make two runs differ.
+        max_queued: Waiting rows from which a training queue is full; None: no bound. (Each agent waits for its predictions, so
+            their queue is bounded by the agents.)
+        when_full: What a full training queue does with one more request: 'block' takes it, and its sender waits until it is
+            served; 'drop_oldest' answers the oldest with `Dropped`, and counts its rows.
     """
 
     min_rows: int | None = None

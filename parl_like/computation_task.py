@@ -44,17 +44,19 @@ class ComputationTask:
             A failure of `predict` always raises in the agents that were served.
         max_skips: Lessons in a row that may pass without an optimiser step, because the loss or the gradient was no finite number
             (`learn`); the next one raises `Diverged`. 0: the first such step raises.
-        bisect: A prediction that fails for several requests is tried again in halves, so that only those agents hear of the failure
-            whose own rows fail. False: all members of the batch do.
+        bisect: A prediction that fails for several requests is tried again in halves, so that only those agents hear of the
+            failure whose own rows fail. False: all members of the batch do.
         train: False: this task never learns (its helpers predict only).
-        serve: Where worker processes get their predictions: 'central' from the robot's process, all workers' rows in one batch, or
-            'replica' from networks of their own, which get the parameters after every `sync_every` optimiser steps (and when the agents
-            start). Training is central. Where agents are in the robot's process, they are always served by the task itself.
+        serve: Where worker processes get their predictions: 'central' from the robot's process, all workers' rows in one batch,
+            or 'replica' from networks of their own, which get the parameters after every `sync_every` optimiser steps (and when
+            the agents start). Training is central. Where agents are in the robot's process, they are always served by the task
+            itself.
 
     Attributes:
         name: The robot's name for it.
         version: Optimiser steps that changed its parameters, its own and those of tasks that share some.
-        acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that learn.
+        acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that
+            learn.
         learns: Lessons given. rows_learned: Their rows.
         skipped: Optimiser steps that were left out so far. skips: Lessons in a row, up to now, in which all were.
         output_shapes: Of one row of each output of `predict`.
@@ -64,9 +66,11 @@ class ComputationTask:
     _algorithm: Algorithm | None
 
     def __init__(
-        self, algorithm: Algorithm | Callable[[], Algorithm], helper: Callable[[], Any] | None = None, *, device: str | torch.device = "cpu",
-        predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None, on_error: Literal["stop", "fail_batch"] = "stop",
-        max_skips: int = 10, bisect: bool = False, train: bool = True, serve: Literal["central", "replica"] = "central", sync_every: int = 1,
+        self, algorithm: Algorithm | Callable[[], Algorithm], helper: Callable[[], Any] | None = None, *,
+        device: str | torch.device = "cpu", predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None,
+        on_error: Literal["stop", "fail_batch"] = "stop",
+        max_skips: int = 10, bisect: bool = False, train: bool = True, serve: Literal["central", "replica"] = "central",
+        sync_every: int = 1,
     ) -> None:
         for option, value, known in (("serve", serve, ("central", "replica")), ("on_error", on_error, ("stop", "fail_batch"))):
             if value not in known:
@@ -74,10 +78,11 @@ class ComputationTask:
         if sync_every < 1:
             raise ValueError(f"ComputationTask: sync_every is {sync_every}; expected at least 1 optimiser step")
         if max_skips < 0:
-            raise ValueError(f"ComputationTask: max_skips is {max_skips}; expected at least 0 (0: the first loss that is no number raises)")
+            raise ValueError(f"ComputationTask: max_skips is {max_skips}; expected at least 0 (0: the first loss that is no "
+                             "number raises)")
         if serve == "replica" and isinstance(algorithm, Algorithm):
-            raise TypeError("ComputationTask: serve='replica' needs a function that builds the algorithm, such as create_algorithm_func(...): "
-                            f"every worker builds its own; got {type(algorithm).__name__}")
+            raise TypeError("ComputationTask: serve='replica' needs a function that builds the algorithm, such as "
+                            f"create_algorithm_func(...): every worker builds its own; got {type(algorithm).__name__}")
         if helper is not None and not callable(helper):
             raise TypeError(f"ComputationTask: helper is {helper!r}; expected a function that makes one: "
                             f"helper=lambda: {type(helper).__name__}(...)")
@@ -86,7 +91,8 @@ class ComputationTask:
         except RuntimeError as error:
             raise ValueError(f"ComputationTask: device is {device!r}; expected 'cpu', 'cuda' or 'cuda:<number>'") from error
         if self.device.type == "meta":
-            raise ValueError("ComputationTask: device is 'meta', which holds no numbers; expected 'cpu', 'cuda' or 'cuda:<number>'")
+            raise ValueError("ComputationTask: device is 'meta', which holds no numbers; expected 'cpu', 'cuda' or "
+                             "'cuda:<number>'")
         self.name, self.helper, self.train = "task", helper, train
         self.predict_rule, self.training_rule, self.on_error = predict_rule, training_rule, on_error
         self.max_skips, self.bisect, self.serve, self.sync_every = max_skips, bisect, serve, sync_every
@@ -121,7 +127,8 @@ class ComputationTask:
                 except ContractError as error:
                     raise ContractError(f"task {self.name!r}: {error}") from None
                 if not isinstance(algorithm, Algorithm):
-                    raise TypeError(f"task {self.name!r}: the algorithm function gave {type(algorithm).__name__}; expected an Algorithm")
+                    raise TypeError(f"task {self.name!r}: the algorithm function gave {type(algorithm).__name__}; expected an "
+                                    "Algorithm")
                 self._adopt(algorithm)
         self.algorithm.rng = np.random.default_rng(int(numpy_seed))
         self.algorithm.torch_rng = torch.Generator(device=self.device)
@@ -129,7 +136,8 @@ class ComputationTask:
 
     def _adopt(self, algorithm: Algorithm) -> None:
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"task {self.name!r}: device is {str(self.device)!r}, but torch sees no CUDA device; use device='cpu'")
+            raise ValueError(f"task {self.name!r}: device is {str(self.device)!r}, but torch sees no CUDA device; use "
+                             "device='cpu'")
         self._algorithm, networks = algorithm, algorithm.networks()
         try:
             self._try_out(algorithm)
@@ -144,7 +152,8 @@ class ComputationTask:
         self.claim()
 
     def _try_out(self, algorithm: Algorithm) -> None:
-        """Predicts two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that does not fit."""
+        """Predicts two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that
+        does not fit."""
         check_methods(algorithm)
         for network in algorithm.networks().values():
             network.eval()
@@ -247,16 +256,17 @@ class ComputationTask:
     def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.
 
-        A step whose loss or gradient is no finite number is left out: parameters, optimiser, and what the forward pass had put into the
+        A step whose loss or gradient is no finite number is left out: parameters, optimiser, and what the forward pass had put
+            into the
         networks' own statistics are as before it, bit for bit. It is counted (`skipped`) and logged, and the lesson goes on.
 
         Args:
             rows: Flat field name → [N, ...] array.
 
         Returns:
-            Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the lesson had several
-            minibatches (of several passes the last counts). Of the steps that were taken; where none was, of those that were left out,
-            with 0 for what is no number in their arrays (such as priorities of rows).
+            Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the lesson had
+            several minibatches (of several passes the last counts). Of the steps that were taken; where none was, of those that
+            were left out, with 0 for what is no number in their arrays (such as priorities of rows).
 
         Raises:
             Diverged: no step could be taken, as in the `max_skips` lessons before.
@@ -328,7 +338,8 @@ class ComputationTask:
             self._new_version()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that learning depends on: networks, optimiser, counters, generators, and what else of the algorithm has changed.
+        """Everything that learning depends on: networks, optimiser, counters, generators, and what else of the algorithm has
+        changed.
 
         Copies, so that later learning leaves it as it is.
         """
@@ -339,8 +350,8 @@ class ComputationTask:
         """Restores `state_dict()`.
 
         Raises:
-            ValueError: it is of another model (with the names of all tensors that differ), has wrong types, or weights that are no
-                numbers; nothing has been changed.
+            ValueError: it is of another model (with the names of all tensors that differ), has wrong types, or weights that are
+                no numbers; nothing has been changed.
         """
         with self.lock:
             before = task_state(self)

@@ -1,4 +1,5 @@
-"""What an algorithm calls of its model: that it is there, and that it answers in the right shapes, tried out when the task is built."""
+"""What an algorithm calls of its model: that it is there, and that it answers in the right shapes, tried out when the task is
+built."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ def check_methods(algorithm: Any) -> None:
     """Raises ContractError unless the model has everything that the algorithm's `calls` names, and is a `Model` at all."""
     model = algorithm.model
     if not hasattr(model, "inputs"):
-        raise ContractError(f"{type(algorithm).__name__} has a {type(model).__name__} as its model; expected a parl_like.Model, which says its spaces")
+        raise ContractError(f"{type(algorithm).__name__} has a {type(model).__name__} as its model; expected a parl_like.Model, "
+                            "which says its spaces")
     for name in algorithm.calls:
         if not hasattr(model, name):
             fitting = f"; {algorithm.fitting_models} have it" if algorithm.fitting_models else ""
@@ -32,14 +34,16 @@ def answer(algorithm: Any, name: str, *arguments: Any) -> Any:
 
 def refuse(algorithm: Any, name: str, expected: str, got: object) -> ContractError:
     """The error for an answer of the model's `name` (or of a part of it, `head.log_prob`)."""
-    return ContractError(f"{_called(algorithm, name.split('.')[0])}; {type(algorithm.model).__name__}.{name}: expected {expected}, got {got}")
+    return ContractError(f"{_called(algorithm, name.split('.')[0])}; {type(algorithm.model).__name__}.{name}: expected "
+                         f"{expected}, got {got}")
 
 
 def check_shape(algorithm: Any, name: str, value: Any, *shapes: tuple[int, ...], part: str = "") -> None:
     """Raises ContractError unless `value`, the answer of `name` (its field `part`), is a tensor of one of these shapes."""
     got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
     if got not in shapes:
-        raise refuse(algorithm, name, f"{part and part + ' '}{' or '.join(map(str, shapes))} for a batch of {shapes[0][0]} rows", got)
+        raise refuse(algorithm, name, f"{part and part + ' '}{' or '.join(map(str, shapes))} for a batch of {shapes[0][0]} rows",
+                     got)
 
 
 def _called(algorithm: Any, name: str) -> str:

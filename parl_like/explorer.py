@@ -1,8 +1,9 @@
 """Explorers: how a prediction becomes an action.
 
-An explorer has two halves. `draw` makes the noise of one agent's rows from that agent's own generator; it travels with the request.
-`act` maps the predictions and the noise of a whole batch to actions, with no memory and no generator. So what an agent does
-depends on its own seed and prediction alone, never on which requests happened to share a batch, and the arithmetic is vectorised.
+An explorer has two halves. `draw` makes the noise of one agent's rows from that agent's own generator; it travels with the
+request. `act` maps the predictions and the noise of a whole batch to actions, with no memory and no generator. So what an agent
+does depends on its own seed and prediction alone, never on which requests happened to share a batch, and the arithmetic is
+vectorised.
 """
 
 from __future__ import annotations
@@ -88,10 +89,11 @@ def n_logits(act: gym.Space[Any]) -> int:
 
 
 def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:
-    """Which actions count as legal, a new bool array or tensor of the mask's shape: the one rule for predictions, targets and explorers.
+    """Which actions count as legal, a new bool array or tensor of the mask's shape: the one rule for predictions, targets and
+    explorers.
 
-    A row that allows nothing allows everything: a time limit may fall on a state for which the environment names no action, and what
-    comes after it is still to be valued.
+    A row that allows nothing allows everything: a time limit may fall on a state for which the environment names no action, and
+    what comes after it is still to be valued.
 
     Args:
         mask: [..., A], an array or a tensor, of any numbers; 0 is illegal.
@@ -131,7 +133,8 @@ class EpsilonGreedy(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         """In [0, 1): take the action at that share of the legal ones. In [−1, 0): take the best, or that share of the best."""
         explore, choice = rng.random((2, n))
-        epsilon = np.array([value_of(self.epsilon, step + i) for i in range(1, n + 1)]) if callable(self.epsilon) else self.epsilon
+        epsilon = np.array([value_of(self.epsilon, step + i) for i in range(1,
+                                                                            n + 1)]) if callable(self.epsilon) else self.epsilon
         return np.where(explore < epsilon, choice, choice + GREEDY if self.random_ties else GREEDY)
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:

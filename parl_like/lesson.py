@@ -65,13 +65,15 @@ class Returns:
         for places, value in self.rows[name]:
             array, where = to_numpy(value), slice(None) if places is None else to_numpy(places)
             if len(array) != len(told[where]):
-                raise ValueError(f"{self.owner}: learn returned {name!r} with {len(array)} rows; expected one for each of {len(told[where])}. Of "
-                                 f"minibatches they are put together by the field {ROW!r}: let minibatches(batch) keep it, as indexing it does")
+                raise ValueError(f"{self.owner}: learn returned {name!r} with {len(array)} rows; expected one for each of "
+                                 f"{len(told[where])}. Of "
+                                 f"minibatches they are put together by the field {ROW!r}: let minibatches(batch) keep it, as "
+                                 "indexing it does")
             out = np.zeros((self.n, *array.shape[1:]), array.dtype) if out is None else out
             out[where], told[where] = array, True
         if not told.all():
-            raise ValueError(f"{self.owner}: learn returned {name!r} for {told.sum()} of {self.n} rows; expected one for each, so let minibatches(batch) "
-                             "give every row once at least")
+            raise ValueError(f"{self.owner}: learn returned {name!r} for {told.sum()} of {self.n} rows; expected one for each, "
+                             "so let minibatches(batch) give every row once at least")
         return out  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,8 @@
 """Model: the problem-dependent part of a computation. What it sees, what it gives out, and its parameters.
 
-What algorithms call, by the kind of model. `obs` is a tensor [N, ...], or a nested mapping of them for Dict spaces, in the dtypes of
-the space: Discrete int64 [N], images uint8 as they are stored. The model itself scales, embeds and flattens: that is its perception.
+What algorithms call, by the kind of model. `obs` is a tensor [N, ...], or a nested mapping of them for Dict spaces, in the dtypes
+of the space: Discrete int64 [N], images uint8 as they are stored. The model itself scales, embeds and flattens: that is its
+perception.
 
 value-based
     q(obs) -> [N, A]                                Value of every action. Illegal ones (observation `mask`) −1e9.
@@ -42,7 +43,7 @@ class Model(nn.Module, metaclass=Brief):
     """Base class of all models. A subclass writes what its algorithm calls, all on [N, …] tensors (the module's text says more):
 
         q(obs) -> [N, A]                                for values of actions (DQN)
-        policy(obs, state=None) -> (out, state)         for acting: {'logits': [N, A]} or {'mean', 'log_std'}; state {} without memory
+        policy(obs, state=None) -> (out, state)         to act: {'logits': [N, A]} or {'mean', 'log_std'}; state {} without memory
         value(obs, state=None) -> [N]                   and `evaluate`, `head`, see `MLPActorCritic` (A2C, PPO)
 
     Args:
@@ -131,7 +132,8 @@ class Model(nn.Module, metaclass=Brief):
         sync(self, other, decay)
 
     def clone(self, copy: bool = True) -> Self:
-        """A model with storage of its own: equal values (`copy=True`), or newly initialised (`copy=False`), see `reinitialise`."""
+        """A model with storage of its own: equal values (`copy=True`), or newly initialised (`copy=False`), see
+        `reinitialise`."""
         other = copying.deepcopy(self)
         if not copy:
             reinitialise(other)
@@ -147,15 +149,16 @@ def one_step(obs: Any) -> Any:
 def sync(target: nn.Module, source: nn.Module, decay: float = 0.0) -> None:
     """target ← decay · target + (1 − decay) · source: parameters by that formula, buffers (and integers) copied.
 
-    Buffers are what the state dict holds beside parameters, such as the statistics of a normalisation: their average over versions
-    of the network would describe none of them.
+    Buffers are what the state dict holds beside parameters, such as the statistics of a normalisation: their average over
+    versions of the network would describe none of them.
 
     Args:
         target, source: Modules of equal structure; target is changed in place.
         decay: In [0, 1]. 0 copies; 0.995 lets target follow slowly (τ = 0.005).
 
     Raises:
-        ValueError: decay out of range, a layer without parameters yet, or the first key in which the two differ, with both shapes.
+        ValueError: decay out of range, a layer without parameters yet, or the first key in which the two differ, with both
+            shapes.
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"sync: decay is {decay}; expected a number in [0, 1] (0 copies, 0.995 follows slowly)")
@@ -205,7 +208,8 @@ def _first_difference(mine: dict[str, tuple[Tensor, bool]], theirs: dict[str, tu
     for key in (*mine, *theirs):
         if shape(mine, key) != shape(theirs, key):
             break
-    return f"sync: {key!r} is {shape(mine, key)} here and {shape(theirs, key)} in the other network; sync between networks built alike"
+    return (f"sync: {key!r} is {shape(mine, key)} here and {shape(theirs, key)} in the other network; sync between networks "
+            "built alike")
 
 
 def reinitialise(module: nn.Module) -> None:

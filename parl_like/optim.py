@@ -14,10 +14,12 @@ class FusedAdam(torch.optim.Adam):
     Parameters without a gradient are skipped, as in torch (a task that shares a trunk relies on it).
     """
 
-    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-5, weight_decay: float = 0.0):
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-5,
+                 weight_decay: float = 0.0):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
         if len(self.param_groups) != 1:
-            raise ValueError(f"FusedAdam: {len(self.param_groups)} parameter groups; expected one (use torch.optim.Adam for more)")
+            raise ValueError(f"FusedAdam: {len(self.param_groups)} parameter groups; expected one (use torch.optim.Adam for "
+                             "more)")
         self._lists: tuple[list[torch.Tensor], ...] = ()
         self._members: list[torch.Tensor] = []
         self._counts: list[torch.Tensor] = []
@@ -40,7 +42,8 @@ class FusedAdam(torch.optim.Adam):
         for count in self._counts:
             count += 1.0
         torch._fused_adam_(
-            members, [p.grad for p in members], moments, squares, [], counts, lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1],
+            members, [p.grad for p in members], moments, squares, [], counts, lr=group["lr"], beta1=group["betas"][0],
+            beta2=group["betas"][1],
             weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
         )
 
@@ -49,9 +52,10 @@ class FusedAdam(torch.optim.Adam):
     def _gather(self, members: list[torch.Tensor]) -> None:
         for p in members:
             if not self.state[p]:
-                self.state[p] = {"step": torch.zeros((), device=p.device), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        # Parameters that have taken equally many steps share one counter, so that a step adds to one number instead of to one per tensor.
-        # The others of an earlier group keep theirs, hence new ones here.
+                self.state[p] = {"step": torch.zeros((), device=p.device), "exp_avg": torch.zeros_like(p),
+                                 "exp_avg_sq": torch.zeros_like(p)}
+        # Parameters that have taken equally many steps share one counter, so that a step adds to one number instead of to one per
+        # tensor. The others of an earlier group keep theirs, hence new ones here.
         counters: dict[float, torch.Tensor] = {}
         for p in members:
             steps = self.state[p]["step"]

@@ -1,4 +1,5 @@
-"""The optimiser steps of one task: which parameters, at which rate, clipped to which norm. A step that is no number is not taken."""
+"""The optimiser steps of one task: which parameters, at which rate, clipped to which norm. A step that is no number is not
+taken."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Optimization:
         parameters, buffers: All that learning changes: by steps, and by forward passes.
     """
 
-    def __init__(self, owner: Callable[[], str], algorithm: Algorithm, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, owner: Callable[[], str], algorithm: Algorithm, mine: list[torch.nn.Parameter],
+                 others: list[torch.optim.Optimizer]) -> None:
         self.owner, self.algorithm = owner, algorithm
         self.parameters = list(algorithm.parameters())
         buffers = [buffer for network in algorithm.networks().values() for buffer in network.buffers()]
@@ -43,8 +45,8 @@ class Optimization:
             return []
         first, rates = schedule(0), [group["lr"] for group in self.optimizer.param_groups]
         if not first and any(rates):
-            raise ValueError(f"{self.owner()}: the schedule of the learning rate begins at 0, and a group of parameters at {max(rates)}, which is no "
-                             "share of it; begin above 0, or give all groups the schedule's rate")
+            raise ValueError(f"{self.owner()}: the schedule of the learning rate begins at 0, and a group of parameters at "
+                             f"{max(rates)}, which is no share of it; begin above 0, or give all groups the schedule's rate")
         return [rate / first if first else 1.0 for rate in rates]
 
     def report_unheld(self) -> None:
@@ -58,8 +60,10 @@ class Optimization:
                 parameters |= {f"{name}.{key}": parameter for key, parameter in network.named_parameters()}
         unheld = [name for name, parameter in parameters.items() if parameter.requires_grad and id(parameter) not in held]
         if unheld:
-            warnings.warn(f"{self.owner()}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them from parameters() of "
-                          f"{type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not to learn", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{self.owner()}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them "
+                          "from parameters() of "
+                          f"{type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not to learn",
+                          RuntimeWarning, stacklevel=2)
 
     def step(self, out: Mapping[str, Any]) -> float:
         """Backward pass and one optimiser step for the `loss` of what `learn` returned. Returns its value.
@@ -71,7 +75,8 @@ class Optimization:
         loss = out.get("loss")
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             what = f"keys {sorted(out)}" if loss is None else "a loss without a gradient"
-            raise ValueError(f"{self.owner()}: learn returned {what}; expected 'loss', a scalar tensor with a gradient (not detached)")
+            raise ValueError(f"{self.owner()}: learn returned {what}; expected 'loss', a scalar tensor with a gradient (not "
+                             "detached)")
         value = float(loss.detach())
         self._check_finite("loss", value)
         algorithm, optimizers = self.algorithm, self.optimizers
@@ -82,8 +87,8 @@ class Optimization:
         norm = clip_gradients(self.parameters, algorithm.max_grad_norm)
         self._check_finite("norm of the gradient", norm)
         if not norm and all(parameter.grad is None for parameter in self.parameters):
-            raise ValueError(f"{self.owner()}: the loss of {type(algorithm).__name__} reaches none of the task's parameters, so nothing would be "
-                             "learned; compute it with the algorithm's own model, without detach() or no_grad()")
+            raise ValueError(f"{self.owner()}: the loss of {type(algorithm).__name__} reaches none of the task's parameters, so "
+                             "nothing would be learned; compute it with the algorithm's own model, without detach() or no_grad()")
         if self._shares:
             rate = algorithm.lr(algorithm.updates)  # type: ignore[operator]
             for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):  # type: ignore[union-attr]
@@ -96,15 +101,15 @@ class Optimization:
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
-            raise Diverged(f"{self.owner()}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are unchanged. "
-                           "Lower the learning rate, set max_grad_norm, or look for extreme rewards")
+            raise Diverged(f"{self.owner()}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are "
+                           "unchanged. Lower the learning rate, set max_grad_norm, or look for extreme rewards")
 
 
 def claim(task: Any) -> Optimization:
     """Makes the optimiser over the parameters that no other living task owns, and finds the owners of the rest.
 
-    Two optimisers on one tensor would each keep moments for half of its gradients, so a shared parameter has one owner: the task that
-    claimed it first. Its sharers step the owner's optimiser for it, and all of them have one lock.
+    Two optimisers on one tensor would each keep moments for half of its gradients, so a shared parameter has one owner: the task
+    that claimed it first. Its sharers step the owner's optimiser for it, and all of them have one lock.
     """
     mine, owners = [], []
     for parameter in task.algorithm.parameters():

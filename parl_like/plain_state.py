@@ -21,7 +21,8 @@ from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_st
 CONSTANT = {"kind": "constant"}
 """What stands for a function, a space, a frozen dataclass and the like: loading leaves it as it was built."""
 _CONSTANTS: tuple[type, ...] = (
-    type, types.FunctionType, types.BuiltinFunctionType, type(np.sum), types.MethodType, types.ModuleType, functools.partial, range,
+    type, types.FunctionType, types.BuiltinFunctionType, type(np.sum), types.MethodType, types.ModuleType, functools.partial,
+    range,
     torch.device, torch.dtype, np.dtype, np.ufunc, gym.Space, logging.Logger, weakref.ReferenceType, type(threading.Lock()),
     type(threading.RLock()), threading.Event, threading.Condition, threading.Semaphore, threading.Barrier,
 )  # fmt: skip
@@ -46,10 +47,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     own, parameters = optimizer.state_dict(), [p for group in optimizer.param_groups for p in group["params"]]
     states, groups = (saved.get("state"), saved.get("groups")) if isinstance(saved, Mapping) else (None, None)
     if not isinstance(states, Mapping) or not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
-        raise ValueError(f"optimizer: expected a `state` and {len(own['param_groups'])} `groups` of parameters, got {saved!s:.80}")
+        raise ValueError(f"optimizer: expected a `state` and {len(own['param_groups'])} `groups` of parameters, got "
+                         f"{saved!s:.80}")
     for key, state in states.items():
         if not (key.isdecimal() and int(key) < len(parameters) and isinstance(state, Mapping)):
-            raise ValueError(f"optimizer, state: expected the states of {len(parameters)} parameters by number, got {key!r}: {state!s:.80}")
+            raise ValueError(f"optimizer, state: expected the states of {len(parameters)} parameters by number, got {key!r}: "
+                             f"{state!s:.80}")
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.ndim and value.shape != (shape := parameters[int(key)].shape):
                 raise ValueError(f"optimizer, state {key}, {name}: expected {tuple(shape)}, got {tuple(value.shape)}")
@@ -68,7 +71,8 @@ def check_numbers(at: str, value: Any) -> None:
     """Raises ValueError where a tensor has a number that is not finite."""
     if isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
         found = "NaN" if bool(value.isnan().any()) else "inf"
-        raise ValueError(f"{at}: there is {found} in it ({value.flatten()[:4].tolist()} …); take a checkpoint from before the run diverged")
+        raise ValueError(f"{at}: there is {found} in it ({value.flatten()[:4].tolist()} …); take a checkpoint from before the "
+                         "run diverged")
 
 
 def copied(value: Any) -> Any:
@@ -109,7 +113,8 @@ def pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
     if isinstance(value, list):
         return [pack(item, f"{at}.{i}", known) for i, item in enumerate(value)]
     if isinstance(value, dict):
-        return {"kind": "dict", "items": [[pack(key, f"{at}.keys"), pack(item, f"{at}.{key}", known)] for key, item in value.items()]}
+        return {"kind": "dict",
+                "items": [[pack(key, f"{at}.keys"), pack(item, f"{at}.{key}", known)] for key, item in value.items()]}
     for kind, of in _COLLECTIONS.items():
         if isinstance(value, of):  # sets in one order, so that equal ones are equal here
             items = sorted(value, key=repr) if "set" in kind else value
@@ -158,7 +163,9 @@ def unpack(saved: Any, now: Any, at: str) -> Any:
         if kind == "tuple" and hasattr(now, "_fields"):
             return type(now)(*values)
         return deque(values, now.maxlen) if isinstance(now, deque) else _COLLECTIONS[kind](values)
-    elif kind in STATEFUL and isinstance(now, STATEFUL[kind][0]) and "value" in saved and (kind != "state" or hasattr(now, "load_state_dict")):
+    elif kind in STATEFUL and isinstance(now,
+                                         STATEFUL[kind][0]) and "value" in saved and (kind != "state" or hasattr(now,
+                                                                                                                 "load_state_dict")):
         try:
             STATEFUL[kind][2](now, saved["value"])
         except (TypeError, ValueError, KeyError) as error:

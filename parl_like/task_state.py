@@ -1,4 +1,5 @@
-"""What a checkpoint holds of a task: networks, optimiser, counters, generators, and what else of its algorithm learning has changed."""
+"""What a checkpoint holds of a task: networks, optimiser, counters, generators, and what else of its algorithm learning has
+changed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_st
 from parl_like.leaf import same
 from parl_like.plain_state import CONSTANT, STATEFUL, check_numbers, copied, load_optimizer, optimizer_state, pack, unpack
 
-COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "rows": "rows_learned", "skipped": "skipped", "skips": "skips"}
+COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "rows": "rows_learned", "skipped": "skipped",
+            "skips": "skips"}
 """Name in a checkpoint → attribute of the task; `updates` is the algorithm's."""
 
 
@@ -36,7 +38,8 @@ class Attributes:
             if not isinstance(packed, TypeError):
                 self.start[name] = packed
             elif strict:
-                mend = ("add it to networks()" if "networks()" in str(packed) else f"if it may be lost, name it in the class's `transient`: "
+                mend = ("add it to networks()" if "networks()" in str(packed) else "if it may be lost, name it in the class's "
+                                                                                   "`transient`: "
                         f"transient = ({name!r},); else write state_dict and load_state_dict")
                 raise TypeError(f"{owner()}: {packed}, so it would be lost at every checkpoint; {mend}")
 
@@ -77,7 +80,8 @@ class Attributes:
         for name in state:
             if not name.isidentifier() or callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property):
                 raise ValueError(f"{self.owner()}, algorithm, {name!r}: no attribute of {kind.__name__} that learning changes")
-        back = {name: self.start[name] for name, packed in self._packed(algorithm) if name in self.start and not same(packed, self.start[name])}
+        back = {name: self.start[name] for name,
+                packed in self._packed(algorithm) if name in self.start and not same(packed, self.start[name])}
         for name in [name for name in now if name not in self.start and name not in state and hasattr(kind, name)]:
             delattr(algorithm, name)  # what the class says, again
         for name, saved in {**back, **state}.items():
@@ -89,15 +93,15 @@ def _kind(packed: Any) -> Any:
 
 
 def task_state(task: Any) -> dict[str, Any]:
-    """Everything that learning depends on; copies, so that later learning leaves it as it is. The caller holds the task's lock."""
+    """Everything that learning depends on; copies, so that later learning leaves it as it is. The caller holds the task's
+    lock."""
     algorithm = task.algorithm
     return {
         "networks": {name: {key: copied(value) for key, value in network.state_dict().items()}
                      for name, network in algorithm.networks().items()},
         "optimizer": {} if task.optimizer is None else optimizer_state(task.optimizer),
         "counters": {name: getattr(algorithm if name == "updates" else task, attribute) for name, attribute in COUNTERS.items()},
-        "rng": rng_state(algorithm.rng),
-        "torch_rng": torch_rng_state(algorithm.torch_rng),
+        "rng": rng_state(algorithm.rng), "torch_rng": torch_rng_state(algorithm.torch_rng),
         "algorithm": algorithm.state_dict(),
     }
 
@@ -136,12 +140,13 @@ def _load_network(owner: str, network: torch.nn.Module, saved: Any) -> None:
     own = network.state_dict()
     for key, value in saved.items():
         if isinstance(own.get(key), torch.Tensor) and (not isinstance(value, torch.Tensor) or value.dtype != own[key].dtype):
-            raise ValueError(f"{owner}, {key!r}: expected a tensor of {own[key].dtype}, got {getattr(value, 'dtype', type(value).__name__)}")
+            raise ValueError(f"{owner}, {key!r}: expected a tensor of {own[key].dtype}, got "
+                             f"{getattr(value, 'dtype', type(value).__name__)}")
         check_numbers(f"{owner}, {key!r}", value)
     if wrong := differing(network, saved):
         listed = ", ".join(f"{key!r} is {theirs} there and {mine} here" for key, (theirs, mine) in wrong.items())
-        raise ValueError(f"{owner}: the checkpoint is of another model: {listed}; build the same model to load it, or load what fits with "
-                         "robot.load(path, partial=True)")
+        raise ValueError(f"{owner}: the checkpoint is of another model: {listed}; build the same model to load it, or load what "
+                         "fits with robot.load(path, partial=True)")
     network.load_state_dict(dict(saved))
 
 
@@ -152,7 +157,8 @@ def load_what_fits(network: torch.nn.Module, saved: Mapping[str, Any]) -> list[s
     return left_out
 
 
-def differing(network: torch.nn.Module, saved: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
+def differing(network: torch.nn.Module, saved: Mapping[str, Any]) -> dict[str,
+                                                                          tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
     """Tensor name → (saved shape, own shape) where they differ; None: not there."""
     own = network.state_dict()
     shapes = {key: (tuple(saved[key].shape) if key in saved else None, tuple(own[key].shape) if key in own else None)

@@ -19,13 +19,16 @@ def _has_modes(kind: type[torch.nn.Module]) -> bool:
     """Whether one of the class's methods reads `training`, or is `train`."""
     bases = [base for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module]
     methods = [item for base in bases for item in vars(base).items()]
-    return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ()) for name, value in methods)
+    return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ()) for name,
+               value in methods)
 
 
 def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
-    """`train(training)` of each, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through here.
+    """`train(training)` of each, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through
+    here.
 
-    All modules are walked each time: who keeps a list, or remembers the mode, misses a layer replaced or a mode set by others since.
+    All modules are walked each time: who keeps a list, or remembers the mode, misses a layer replaced or a mode set by others
+    since.
     """
     waiting: list[torch.nn.Module | None] = [*networks]
     for module in waiting:  # grows meanwhile
@@ -41,7 +44,8 @@ def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
 
 @cache
 def _changes_mode_plainly(kind: type[torch.nn.Module]) -> bool:
-    """Whether `train` of this class does no more than torch's, and attributes are kept where torch keeps them (torch.jit's are not)."""
+    """Whether `train` of this class does no more than torch's, and attributes are kept where torch keeps them (torch.jit's are
+    not)."""
     return kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__
 
 

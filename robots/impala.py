@@ -32,4 +32,5 @@ class Config(PolicyConfig, frozen=True, kw_only=True):
 def build(config: Config, env: EnvSource = None) -> Robot:
     """The robot of a configuration; `env` in place of its id: a factory, or an environment for one agent."""
     rows = min(config.batch, config.n_agents) * config.unroll
-    return config.robot(env, IMPALA, config.total_steps // rows, {"store_policy": True}, {"training_rule": BatchRule(max_rows=rows)})
+    return config.robot(env, IMPALA, config.total_steps // rows, {"store_policy": True},
+                        {"training_rule": BatchRule(max_rows=rows)})

@@ -101,7 +101,8 @@ class PolicyConfig(ExperimentConfig, frozen=True, kw_only=True):
     max_grad_norm: Annotated[float, Meta(gt=0)] = 0.5
 
     def robot(
-        self, env: EnvSource, algorithm: type[Algorithm], updates: int, helper: Mapping[str, Any], task: Mapping[str, Any], *also: str,
+        self, env: EnvSource, algorithm: type[Algorithm], updates: int, helper: Mapping[str, Any], task: Mapping[str, Any],
+        *also: str,
     ) -> Robot:
         """A robot whose task 'RL' learns a policy on-policy.
 

@@ -147,8 +147,8 @@ def everything(self, inputs):
     n, model = len(inputs.obs), self.model
     return {
         "fresh": inputs.obs * model.a, "view": model.a.expand(n, 2), "input": inputs.obs, "part": inputs.obs[:, 0],
-        "buffer": model.norm.running_mean.expand(n, 2), "nested": {"deep": {"er": model.b.expand(n, 2)}}, "numpy": inputs.obs.numpy()[:, 1],
-        "int": torch.arange(n),
+        "buffer": model.norm.running_mean.expand(n, 2), "nested": {"deep": {"er": model.b.expand(n, 2)}},
+        "numpy": inputs.obs.numpy()[:, 1], "int": torch.arange(n),
     }
 
 
@@ -232,7 +232,8 @@ def test_a_network_that_cannot_change_its_mode_does_not_keep_the_lock(failing, m
 
 
 def test_a_step_by_hand():
-    """The mean row is (3, 4), and it is the gradient of both parameters: a = (1, 2) − (3, 4), loss = 3 · (1 + 3) + 4 · (2 + 4)."""
+    """The mean row is (3, 4), and it is the gradient of both parameters: a = (1, 2) − (3, 4), loss = 3 · (1 + 3) + 4 · (2 +
+    4)."""
     task = task_of()
     result = task.learn({"obs": ROWS})
     assert a_of(task) == [-2.0, -2.0] and task.algorithm.model.b.tolist() == [0.0, 0.0]
@@ -278,7 +279,8 @@ def test_a_loss_that_is_no_number_changes_nothing(value):
     task = task_of(task_options={"max_skips": 0})
     task.learn({"obs": ROWS})
     before = task.algorithm.model.weights_hash()
-    with pytest.raises(FloatingPointError, match="task 'task': loss is (nan|-?inf) at optimiser step 1; the weights are unchanged"):
+    with pytest.raises(FloatingPointError, match="task 'task': loss is (nan|-?inf) at optimiser step 1; the weights are "
+                                                 "unchanged"):
         task.learn({"obs": np.full((3, 2), value, np.float32)})
     assert task.algorithm.model.weights_hash() == before and task.version == 1
 
@@ -356,7 +358,9 @@ def test_a_state_is_a_copy_and_restores_exactly():
     def go_on(task):
         for factor in (1.0, -0.5):
             task.learn({"obs": ROWS * np.float32(factor)})
-        return task.algorithm.model.weights_hash(), task.version, task.learns, task.rows_learned, task.algorithm.updates, task.algorithm.rng.random()
+        algorithm = task.algorithm
+        counts = task.version, task.learns, task.rows_learned, algorithm.updates
+        return algorithm.model.weights_hash(), counts, algorithm.rng.random()
 
     expected = go_on(task)
     for _ in range(2):
@@ -374,7 +378,8 @@ def test_a_state_of_another_network_is_refused_by_name():
             self.b = torch.nn.Parameter(torch.zeros(3))
 
     other = ComputationTask(Plain(Wider(), lambda self, inputs: {"y": inputs.obs}))
-    with pytest.raises(ValueError, match=r"task 'task', network 'model': the checkpoint is of another model: 'b' is \(3,\) there and \(2,\) here"):
+    with pytest.raises(ValueError, match=r"task 'task', network 'model': the checkpoint is of another model: 'b' is \(3,\) "
+                                         r"there and \(2,\) here"):
         task_of().load_state_dict(other.state_dict())
 
 
@@ -400,7 +405,8 @@ class OwnNoise(torch.nn.Module):
 
 
 @pytest.mark.parametrize("part", [
-    lambda: OwnNoise(), lambda: torch.nn.LSTM(2, 2, num_layers=2, dropout=0.5), lambda: torch.nn.MultiheadAttention(2, 1, dropout=0.5),
+    lambda: OwnNoise(), lambda: torch.nn.LSTM(2, 2, num_layers=2, dropout=0.5),
+    lambda: torch.nn.MultiheadAttention(2, 1, dropout=0.5),
     lambda: torch.nn.Dropout(0.5), lambda: torch.nn.BatchNorm1d(2),
 ])
 def test_whatever_has_modes_predicts_in_mode_eval(part):

@@ -1,4 +1,5 @@
-"""What an algorithm calls of its model is there, and answers in the right shapes: found when the task is built, with the method's name."""
+"""What an algorithm calls of its model is there, and answers in the right shapes: found when the task is built, with the method's
+name."""
 
 import gymnasium as gym
 import numpy as np
@@ -14,8 +15,8 @@ from parl_like.models import MLPQ, ConvActorCritic, ConvQ, MLPActorCritic, Recur
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACT = gym.spaces.Discrete(4)
 SPACES = {
-    "discrete": ACT, "joint": gym.spaces.MultiDiscrete([2, 3]), "binary": gym.spaces.MultiBinary(3), "box": gym.spaces.Box(-1, 1, (2,), np.float32),
-    "matrix": gym.spaces.Box(-1, 1, (2, 2), np.float32),
+    "discrete": ACT, "joint": gym.spaces.MultiDiscrete([2, 3]), "binary": gym.spaces.MultiBinary(3),
+    "box": gym.spaces.Box(-1, 1, (2,), np.float32), "matrix": gym.spaces.Box(-1, 1, (2, 2), np.float32),
 }
 
 

@@ -323,8 +323,7 @@ def test_dropout_draws_from_the_tasks_generator_and_leaves_the_global_one_alone(
         task = ComputationTask(create_algorithm_func(Forgetful, args, DQN, {"lr": 0.1}))
         task.build(np.random.SeedSequence(4))
         rows = {"obs": np.ones((8, 3), np.float32), "act": np.zeros(8, np.int64), "obs_next": np.ones((8, 3), np.float32),
-                "rew": np.ones(8),
-                "terminated": np.zeros(8, bool), "truncated": np.zeros(8, bool)}
+                "rew": np.ones(8), "terminated": np.zeros(8, bool), "truncated": np.zeros(8, bool)}
         for _ in range(3):
             torch.rand(1)  # somebody else's draws
             task.learn(rows)

@@ -18,7 +18,8 @@ from parl_like.models.thinker_net import ThinkerNet
 PUBLIC = {
     **{name: getattr(parl_like.models, name) for name in parl_like.models.__all__},
     **{name: getattr(parl_like.algorithms, name) for name in parl_like.algorithms.__all__},
-    **{name: getattr(layers, name) for name in ("fc", "conv2d", "embedding", "lstm", "gru", "layer_norm", "batch_norm", "activation")},
+    **{name: getattr(layers, name) for name in ("fc", "conv2d", "embedding", "lstm", "gru", "layer_norm", "batch_norm",
+                                                "activation")},
     "Model": Model, "Algorithm": Algorithm, "Dynamics": Dynamics, "Trunk": Trunk, "DynamicsLearner": DynamicsLearner,
 }
 CLASSES = {name: value for name, value in PUBLIC.items() if isinstance(value, type) and issubclass(value, torch.nn.Module)}
@@ -37,7 +38,8 @@ def test_signatures_are_those_of_the_constructors():
         pass
 
     assert inspect.signature(Plain) == inspect.signature(parl_like.models.MLPQ)
-    assert {"clip", "epochs", "gamma", "lam", "entropy", "lr", "max_grad_norm"} <= set(inspect.signature(parl_like.algorithms.PPO).parameters)
+    assert {"clip", "epochs", "gamma", "lam", "entropy", "lr",
+            "max_grad_norm"} <= set(inspect.signature(parl_like.algorithms.PPO).parameters)
 
 
 @pytest.mark.parametrize("name", [*CLASSES, "LayerFunc"])
@@ -49,5 +51,6 @@ def test_help_shows_what_is_ours(name):
 
 
 def test_objects_still_name_everything():
-    model = ThinkerNet(parl_like.models.thinker_net.gym.spaces.Box(0, 1, (4,)), parl_like.models.thinker_net.gym.spaces.Discrete(2), channels=2)
+    model = ThinkerNet(parl_like.models.thinker_net.gym.spaces.Box(0, 1, (4,)),
+                       parl_like.models.thinker_net.gym.spaces.Discrete(2), channels=2)
     assert {"parameters", "to", "state_dict", "recurrent", "weights_hash", "vp_heads"} <= set(dir(model))

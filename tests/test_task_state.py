@@ -1,4 +1,5 @@
-"""What a task saves: whatever of its algorithm changes while it learns. What cannot be saved is refused by name when the task is built."""
+"""What a task saves: whatever of its algorithm changes while it learns. What cannot be saved is refused by name when the task is
+built."""
 
 import threading
 import types
@@ -53,7 +54,8 @@ class Average:
 
 
 class Rich(Plain):
-    """Learns with everything that an algorithm may keep beside its networks: a temperature with an optimiser of its own, counters, targets."""
+    """Learns with everything that an algorithm may keep beside its networks: a temperature with an optimiser of its own,
+    counters, targets."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -82,7 +84,7 @@ class Rich(Plain):
         self.pair, self.name, self.best = (self.lessons, drawn), f"lesson {self.lessons}", drawn
         self.seen.add(self.lessons)
         self.by_act[(1, 2)].append(self.lessons)
-        scale = self.temperature.detach() + self.mean.sum() + self.average.value + sum(self.recent) + self.pair[1] + len(self.seen)
+        scale = self.temperature.detach() + self.mean.sum() + self.average.value + sum(self.recent) + len(self.seen)
         return {"loss": (batch.obs * self.model.w).sum(1).square().mean() * float(scale)}
 
 
@@ -94,7 +96,8 @@ def rich(seed=1):
 
 def facts(task):
     a = task.algorithm
-    return (a.model.w.tolist(), float(a.temperature.detach()), a.lessons, a.name, a.best, a.mean.tolist(), a.table.tolist(), list(a.recent), a.recent.maxlen,
+    return (a.model.w.tolist(), float(a.temperature.detach()), a.lessons, a.name, a.best, a.mean.tolist(), a.table.tolist(),
+            list(a.recent), a.recent.maxlen,
             a.pair, a.seen, a.by_act, a.average, a.noise.random(), float(torch.rand((), generator=a.torch_noise)), a.entropy)
 
 
@@ -165,7 +168,8 @@ def test_a_checkpoint_of_before_has_no_such_part():
 
 
 @pytest.mark.parametrize(("value", "what"), [
-    (iter([1, 2]), "list_iterator"), (torch.nn.Linear(2, 2), "network"), ({"deep": [torch.nn.Linear(2, 2)]}, "network"), (object(), "object"),
+    (iter([1, 2]), "list_iterator"), (torch.nn.Linear(2, 2), "network"), ({"deep": [torch.nn.Linear(2, 2)]}, "network"),
+    (object(), "object"),
     (types.SimpleNamespace(a=1), "SimpleNamespace"),
     ((n for n in range(3)), "generator"),
 ])
@@ -203,7 +207,8 @@ def test_what_came_later_and_cannot_be_saved_is_said():
         assert task.state_dict()["algorithm"] == {}
 
 
-# ------------------------------------------------------------------------------------------------------------ parameters of nobody
+# ------------------------------------------------------------------------------------------------------------ parameters of
+# nobody
 
 
 def test_parameters_that_no_optimiser_holds_are_reported():
@@ -228,7 +233,8 @@ def test_parameters_that_no_optimiser_holds_are_reported():
     ComputationTask(TwoNets(), train=False)
 
 
-# --------------------------------------------------------------------------------------------------------------- groups and schedules
+# --------------------------------------------------------------------------------------------------------------- groups and
+# schedules
 
 
 def test_groups_of_parameters_keep_their_own_rates_under_a_schedule():
@@ -307,7 +313,8 @@ def test_minibatches_that_lose_the_rows_are_refused_by_name():
         ComputationTask(Strips()).learn(ROWS)
 
 
-# ------------------------------------------------------------------------------------------------------------- states that are wrong
+# ------------------------------------------------------------------------------------------------------------- states that are
+# wrong
 
 
 def spoil(path, value):
@@ -324,19 +331,27 @@ def spoil(path, value):
     (spoil(["networks", "model", "w"], torch.tensor([float("inf"), 1.0])), "network 'model', 'w'.*inf"),
     (spoil(["networks", "model", "w"], [1.0, 2.0]), "network 'model', 'w'.*expected a tensor.*list"),
     (spoil(["networks", "model", "w"], torch.tensor([1, 2])), "network 'model', 'w'.*float32.*int64"),
-    (spoil(["networks", "model"], 3), "network 'model'.*int"), (spoil(["networks"], None), "networks"), (spoil(["networks"], {}), "network 'model'"),
-    (spoil(["counters", "updates"], "many"), "counters.*'updates'.*'many'"), (spoil(["counters", "version"], -1), "counters.*'version'.*-1"),
-    (spoil(["counters", "rows"], 1.5), "counters.*'rows'.*1.5"), (spoil(["counters", "learns"], True), "counters.*'learns'.*True"),
-    (spoil(["counters"], []), "counters"), (spoil(["optimizer"], 7), "optimizer"), (spoil(["optimizer", "groups"], []), "optimizer.*group"),
+    (spoil(["networks", "model"], 3), "network 'model'.*int"), (spoil(["networks"], None), "networks"),
+    (spoil(["networks"], {}), "network 'model'"),
+    (spoil(["counters", "updates"], "many"), "counters.*'updates'.*'many'"),
+    (spoil(["counters", "version"], -1), "counters.*'version'.*-1"),
+    (spoil(["counters", "rows"], 1.5), "counters.*'rows'.*1.5"),
+    (spoil(["counters", "learns"], True), "counters.*'learns'.*True"),
+    (spoil(["counters"], []), "counters"), (spoil(["optimizer"], 7), "optimizer"),
+    (spoil(["optimizer", "groups"], []), "optimizer.*group"),
     (spoil(["optimizer", "state"], {"x": {}}), "optimizer.*'x'"), (spoil(["optimizer", "state", "0"], 3), "optimizer"),
     (spoil(["optimizer", "state", "0", "exp_avg"], torch.zeros(5)), r"optimizer.*exp_avg.*\(5,\)"),
     (spoil(["optimizer", "state", "0", "exp_avg"], torch.full((2,), float("nan"))), "optimizer.*exp_avg.*NaN"),
-    (spoil(["optimizer", "groups", 0, "lr"], float("nan")), "optimizer.*lr.*nan"), (spoil(["optimizer", "groups", 0, "lr"], "big"), "optimizer.*lr.*big"),
+    (spoil(["optimizer", "groups", 0, "lr"], float("nan")), "optimizer.*lr.*nan"),
+    (spoil(["optimizer", "groups", 0, "lr"], "big"), "optimizer.*lr.*big"),
     (spoil(["rng"], 3), "random state"), (spoil(["torch_rng"], [1, 2]), "random state"), (spoil(["algorithm"], 5), "algorithm"),
     (spoil(["algorithm", "count"], {"$": 1}), "algorithm.*count"), (spoil(["algorithm", "learn"], 5), "algorithm.*'learn'"),
-    (spoil(["algorithm", "noise"], 5), "algorithm.*noise"), (spoil(["algorithm", "noise", "value", "inc"], 4), "algorithm.*noise"),
-    (spoil(["algorithm", "t"], torch.tensor([1.0, np.nan])), "algorithm.*'t'.*NaN"), (spoil(["algorithm", "t"], torch.ones(3)), "algorithm.*'t'.*fits the Parameter"),
-    (spoil(["algorithm", "average", "kind"], "rng"), "algorithm.*average"), (spoil(["algorithm", "average", "value"], {}), "algorithm.*average"),
+    (spoil(["algorithm", "noise"], 5), "algorithm.*noise"),
+    (spoil(["algorithm", "noise", "value", "inc"], 4), "algorithm.*noise"),
+    (spoil(["algorithm", "t"], torch.tensor([1.0, np.nan])), "algorithm.*'t'.*NaN"),
+    (spoil(["algorithm", "t"], torch.ones(3)), "algorithm.*'t'.*fits the Parameter"),
+    (spoil(["algorithm", "average", "kind"], "rng"), "algorithm.*average"),
+    (spoil(["algorithm", "average", "value"], {}), "algorithm.*average"),
 ])
 def test_a_state_of_wrong_types_or_numbers_is_refused_by_name_and_changes_nothing(change, message):
     class Counting(Plain):
@@ -361,7 +376,8 @@ def test_a_state_of_wrong_types_or_numbers_is_refused_by_name_and_changes_nothin
         other.load_state_dict(state)
     after = other.state_dict()
     assert after["counters"] == before["counters"] and after["algorithm"] == before["algorithm"]
-    assert torch.equal(after["networks"]["model"]["w"], before["networks"]["model"]["w"]) and after["optimizer"] == before["optimizer"]
+    assert torch.equal(after["networks"]["model"]["w"],
+                       before["networks"]["model"]["w"]) and after["optimizer"] == before["optimizer"]
 
 
 @pytest.mark.parametrize("state", [None, 3, [], {}, {"networks": {}}])

@@ -120,8 +120,7 @@ def test_ppo_loss_and_gradient_are_those_of_the_clipped_ratio(space):
     value_loss = ((batch.returns.numpy() - value.detach().numpy()) ** 2).mean()
     result = algorithm.learn(batch)
     expected = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(),
-                "kl": (ratio - 1 - np.log(ratio)).mean(),
-                "loss": policy_loss + 0.7 * value_loss - 0.03 * entropy.mean()}
+                "kl": (ratio - 1 - np.log(ratio)).mean(), "loss": policy_loss + 0.7 * value_loss - 0.03 * entropy.mean()}
     assert {name: float(result[name].detach()) for name in expected} == pytest.approx(expected, rel=1e-3)
 
     result["loss"].backward()
