@@ -9,15 +9,11 @@ import contextlib
 import logging
 import math
 import os
-import signal
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Protocol, TextIO
 
 import numpy as np
 
@@ -32,7 +28,9 @@ from parl_like.lab.config import ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.outbox import RunError
 from parl_like.lab.progress import Progress, show
+from parl_like.lab.run_log import logged
 from parl_like.lab.rundir import RunDir, State
+from parl_like.lab.signals import Signals
 
 log = logging.getLogger("parl_like.lab")
 
@@ -132,7 +130,7 @@ class Session:
     def go(self, robot: RobotLike, loaded: Loaded | None) -> int:
         """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
         self.robot = robot
-        with _logged(self.run), _Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
+        with logged(self.run), Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
             try:
                 self._open(loaded, cleanup)
                 try:
@@ -195,7 +193,7 @@ class Session:
         self.metrics = metrics_files.MetricsLog(self.run, tensorboard=config.tensorboard, start_step=step)
         self.progress = Progress(self.title, config.total_steps, step, config.log_every_s, self.stream)
 
-    def _train(self, signals: _Signals) -> None:
+    def _train(self, signals: Signals) -> None:
         """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every`, 0 included, and at the end.
 
         The stops are multiples counted from step 0, not from where this process began, and every save is preceded by the robot's
@@ -410,66 +408,3 @@ def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[
     if not solved and steps < whole:
         return f"finished: {got} after {steps:,} of the experiment's {whole:,} steps; at their end it expects {', '.join(goals)}"
     return f"{'solved' if solved else 'not solved'}: {got}; expected {', '.join(goals)}"
-
-
-class _Signals:
-    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
-
-    Attributes:
-        received: Name of the first signal, or empty.
-    """
-
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
-        self.received = ""
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if not self.received:
-            self.received = name
-            # os.write: print is not allowed to be interrupted by itself.
-            os.write(2, f"\n{name}: stopping after this iteration and a save; once more to leave at once\n".encode())
-            return
-        with contextlib.suppress(Exception):
-            self.run.ended("stopped", f"{name}, second signal; nothing was saved after the last checkpoint")
-        if sys.stderr.isatty():
-            os.write(2, b"\x1b[?25h")  # the live table hides the cursor
-        os._exit(128 + number)
-
-
-class _RunLog(logging.Handler):
-    """What parl_like logs goes to the run's log; and warnings, such as that a worker was replaced, to its events, too."""
-
-    def __init__(self, run: RunDir) -> None:
-        super().__init__()
-        self.run = run
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(RunError):  # the directory is gone: others will say so
-            self.run.outbox.append("log.txt", self.format(record).encode("utf-8", "replace") + b"\n")
-            if record.levelno >= logging.WARNING:
-                self.run.event("warning", source=record.name, text=record.getMessage().partition("\n")[0])
-
-
-@contextlib.contextmanager
-def _logged(run: RunDir) -> Iterator[None]:
-    logger, handler = logging.getLogger("parl_like"), _RunLog(run)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
