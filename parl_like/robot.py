@@ -40,7 +40,7 @@ class Robot(Crew):
         tasks: Name → `ComputationTask`, in the order that breaks ties.
         agent: Zero-argument function that makes an agent, e.g. its class.
         n_agents: Agents, each with an environment of its own.
-        driver: 'cooperative' (greenlets, deterministic), 'threads', 'processes' (workers on all cores and other machines, each
+        driver: 'cooperative' (greenlets, deterministic), 'threads', 'processes' (workers on all cores, each
             with a block of the agents; their options: `parl_like.drivers.processes.Processes`), or 'ray'
             (`parl_like.drivers.ray_cluster.Ray`).
         mode: 'sync': all agents unroll, then the tasks train, one `train_iter` after the other. 'async': agents never wait for

@@ -218,7 +218,7 @@ def _fit_keys(struct: type[msgspec.Struct], layer: Mapping[str, Any], name: str,
             if value == GONE[key]:
                 continue
             raise ConfigError(f"{name}: {prefix}{key} is no key any more; workers on other machines are actors of a Ray "
-                              "cluster: driver=ray workers.address=ADDRESS (README, 'Other machines')")
+                              "cluster: driver=ray workers.address=ADDRESS (docs/machines.md)")
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {prefix + near[0]!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
