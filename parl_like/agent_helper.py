@@ -305,10 +305,9 @@ class AgentHelper:
     def _prepare(self) -> None:
         """The next rows are for the lesson after those that the task has given so far; statistics stand still until it is
         over."""
-        if self._changes:
-            # Rows that wait belong to that lesson, and were made ready for it: nothing is renewed before they are learned from.
-            self._lesson = -1 if self.comm.wrapper.trainings.rows else self.task.learns
-            self.transforms.prepare(self._lesson)
+        # Rows that wait belong to that lesson, and were made ready for it: nothing is renewed before they are learned from.
+        self._lesson = -1 if self.comm.wrapper.trainings.rows else self.task.learns
+        self.transforms.prepare(self._lesson)
 
     def _new_state(self, out: Mapping[str, Array]) -> list[Array]:
         missing = self._state_specs.keys() - out.keys()

@@ -126,7 +126,8 @@ class OffPolicyHelper(AgentHelper):
         """The rows at these positions of the buffer with what the algorithm's window asks for."""
         buffer = self.buffer
         assert buffer is not None
-        self._prepare()
+        if self._changes:
+            self._prepare()
         window = self.window
         if window.sequence > 1 or window.burn_in:
             return self._sequences(indices)

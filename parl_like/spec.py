@@ -244,7 +244,11 @@ def leaves(value: Any, name: str, loose: bool = False) -> Iterator[tuple[str, An
             part = str(key)
             if not loose and ("." in part or not part):
                 raise _unnamable(part, name)
-            yield from leaves(inner, f"{name}.{part}" if name else part, loose)
+            path = f"{name}.{part}" if name else part
+            if type(inner) in _LEAVES:  # spares a generator for each
+                yield path, inner
+            else:
+                yield from leaves(inner, path, loose)
     elif not loose and isinstance(value, tuple) and not hasattr(value, "dtype"):
         for i, part in enumerate(value):
             yield from leaves(part, f"{name}.{i}" if name else str(i))
