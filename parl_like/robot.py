@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parl_like.agent import Agent
-from parl_like.agent_helper import AgentHelper
+from parl_like.by_hand import could_learn, stored_rows, why_not
 from parl_like.computation_task import ComputationTask
 from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
@@ -24,7 +24,6 @@ from parl_like.errors import AgentFailed, unknown
 from parl_like.evaluation import Episodes, EvaluationCrew, gather, greedy_action
 from parl_like.film import Film, write_gif
 from parl_like.model import Model
-from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
 
 log = logging.getLogger(__name__)
@@ -214,23 +213,7 @@ class Robot(Crew):
 
     def never_learned(self) -> dict[str, str]:
         """Tasks that could learn, but have not done a single optimiser step since they were built or loaded: name → why."""
-        return {name: self._why_not(name, task) for name, task in self.tasks.items() if task.train and not task.algorithm.updates
-                and any(next(network.parameters(), None) is not None for network in task.algorithm.networks().values())}
-
-    def _why_not(self, name: str, task: ComputationTask) -> str:
-        """Why a task has not learned."""
-        helper = (task.helper or AgentHelper)()
-        if not helper.learns:
-            return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
-                    "or train=False where that is meant")
-        if not self.agents[0].helpers:  # they are in other processes
-            return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
-        rows, warmup = sum(agent.helpers[name].steps for agent in self.agents), getattr(helper, "warmup", 0)
-        if not rows:
-            return f"no row was stored for it: no agent calls helpers[{name!r}].store(...)"
-        if warmup > rows:
-            return f"{rows} rows were stored, and it begins with {warmup} (warmup, batch_size); train for longer, or lower them"
-        return f"{rows} rows were stored, but no lesson was due yet; train for longer, or learn more often"
+        return {name: why_not(name, task, self.agents) for name, task in self.tasks.items() if could_learn(task)}
 
     def train_iter(self) -> dict[str, float]:
         """One iteration of a sync robot: every learning agent unrolls with unchanged parameters, then the tasks train.
@@ -330,19 +313,7 @@ class Robot(Crew):
         buffer = self.buffers.get(task)
         if buffer is None or not len(buffer):
             return {}
-        helpers = [agent.helpers[task] for agent in self.agents]
-        first, done = helpers[0], None
-        if isinstance(first, OffPolicyHelper):
-            rows, done = first.lesson(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)
-        elif isinstance(first, OnPolicyHelper):
-            if batch_size:
-                raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size "
-                                 "out")
-            parts = [h.take() for h in helpers if isinstance(h, OnPolicyHelper) and h.ready()] or [first.take()]
-            rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-        else:
-            raise ValueError(f"update: task {task!r} has a {type(first).__name__}; expected OffPolicyHelper or OnPolicyHelper, "
-                             "or call helper.learn()")
+        rows, done = stored_rows(task, [agent.helpers[task] for agent in self.agents], buffer, batch_size)
         result = self.tasks[task].learn(rows)
         self.wrappers[task].trainings.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
         if done is not None:
