@@ -1,4 +1,4 @@
-"""What stands behind `Robot.update` and `Robot.never_learned`: rows that helpers stored, and why a task has not learned from them."""
+"""Behind `Robot.update` and `Robot.never_learned`: rows that helpers stored, and why a task has not learned from them."""
 
 from __future__ import annotations
 
