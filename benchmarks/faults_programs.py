@@ -158,7 +158,8 @@ def held(process: psutil.Process) -> dict[str, int]:
 
 
 def leak(options: Any) -> Line:
-    """Start and stop of the smallest robot with worker processes; what it and the fork server, which stays, hold: growth a cycle."""
+    """Start and stop of the smallest robot with worker processes; what it and the fork server, which stays, hold: growth a
+    cycle."""
     cycles = 10 if options.quick else 200
     task = ComputationTask(Ledger(), train=False)
     me = psutil.Process()

@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=256)
     parser.add_argument("--steps", type=int, default=50_000, help="of all agents together, before memory is read")
     options = parser.parse_args(argv)
-    result = {"bench": "memory", "machine": machine(), "agents": options.agents, **measured(AGENTS, str(options.agents), str(options.steps)),
+    result = {"bench": "memory", "machine": machine(), "agents": options.agents,
+              **measured(AGENTS, str(options.agents), str(options.steps)),
               "import": measured(IMPORT), "list": measured(LIST)}
     report(result, options.json, [
         f"{options.agents} agents after {result['env_steps']:,} steps: {result['robot_mib']:.0f} MiB (torch alone "

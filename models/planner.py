@@ -9,7 +9,7 @@ the root). Its observation is a Dict:
     real_states  Box (C, H, W) or (N,)     That of the real environment; integers are divided by their bound.     see_real_state
     last_act     MultiDiscrete [A, 2]      The last primary action, and the last reset; zeros at the beginning.
     last_rew     Box (2,) float            What the last step gave, real and planning reward; seen clamped to ±1.
-    step_status  Discrete 4                0: the last step was real; 1: imagined; 2: imagined, the next one is real; 3: both real.
+    step_status  Discrete 4                0: the last step was real; 1: imagined; 2: imagined, the next is real; 3: both real.
 
 Keys that are not looked at may be missing, and others may be there (`done`, say: that memory starts anew is told by `first`).
 """
@@ -155,9 +155,8 @@ class Planner(Model):
     ) -> None:
         super().__init__(obs, act)
         self.augmented = isinstance(act, gym.spaces.MultiDiscrete)
-        if not (isinstance(act,
-                           gym.spaces.Discrete) or (self.augmented and act.shape == (2,
-                                                                                     ) and act.nvec[1] == 2)):  # type: ignore[attr-defined]
+        pair = self.augmented and act.shape == (2,) and act.nvec[1] == 2  # type: ignore[attr-defined]
+        if not (isinstance(act, gym.spaces.Discrete) or pair):
             raise TypeError(f"Planner: act is {act}; expected MultiDiscrete([A, 2]), primary action and reset, or Discrete(A) "
                             "for the raw MDP")
         if tree not in ("mlp", "lstm"):

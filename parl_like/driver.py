@@ -13,8 +13,8 @@ from parl_like.communicator import Link
 
 
 class Driver(Link, Protocol):
-    """What a `Robot` asks of its driver. It is made with whether the mode is sync, and two functions to call with an agent and an error:
-    for what an agent's code raised, and for a lesson that failed.
+    """What a `Robot` asks of its driver. It is made with whether the mode is sync, and two functions to call with an agent and an
+    error: for what an agent's code raised, and for a lesson that failed.
 
     Attributes:
         agents: Those that were started and have not ended.
@@ -38,7 +38,8 @@ class Driver(Link, Protocol):
         """
 
     def need_local(self, what: str, why: str) -> None:
-        """Raises a ValueError where agents, and what they store, are in other processes: `what` cannot be done there, and `why`."""
+        """Raises a ValueError where agents, and what they store, are in other processes: `what` cannot be done there, and
+        `why`."""
 
     # ------------------------------------------------------------------------------------------------------------ running
 
@@ -69,8 +70,8 @@ class Driver(Link, Protocol):
         """Gives every agent a signal and returns when each has ended or parked.
 
         Args:
-            signal: 'stop': all end, and open requests are answered `Stopped`. 'interrupt': requests are served first, so that no reply is
-                lost; then the agents leave their episodes.
+            signal: 'stop': all end, and open requests are answered `Stopped`. 'interrupt': requests are served first, so that no
+                reply is lost; then the agents leave their episodes.
             patience: Seconds to wait for agents that are busy in their environments; None: as long as it takes.
 
         Returns:

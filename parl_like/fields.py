@@ -1,4 +1,5 @@
-"""Named values, nested: what a Batch is before it has rows. Asking for fields, comparing, printing, and one function for every leaf."""
+"""Named values, nested: what a Batch is before it has rows. Asking for fields, comparing, printing, and one function for every
+leaf."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ class Fields:
 
     def hasnull(self) -> bool:
         """Whether a value anywhere is None or NaN."""
-        return any(value.hasnull() if isinstance(value, Fields) else bool(is_null(value).any()) for value in self.__dict__.values())
+        return any(value.hasnull() if isinstance(value,
+                                                 Fields) else bool(is_null(value).any()) for value in self.__dict__.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dicts with the same leaves."""

@@ -109,7 +109,8 @@ def test_a_wrong_key(store):
     Wrong.made = 0
     robot.close()
     robot = robot_of(dqn(Renamed), off() if store else None, env=Renamed, n_agents=4)
-    message = r"^agent \d: task 'RL', field 'obs': expected obs.at, obs.room, got obs.at, obs.rooms \(missing \['obs.room'\], unexpected \['obs.rooms'\]\)"
+    message = (r"^agent \d: task 'RL', field 'obs': expected obs.at, obs.room, got obs.at, obs.rooms \(missing "
+               r"\['obs.room'\], unexpected \['obs.rooms'\]\)")
     fails_cleanly(robot, SpecError, message, heal)
 
 
@@ -165,7 +166,8 @@ def test_an_environment_of_the_old_interface():
         def step(self, act):
             return super().step(act)[:4]
 
-    message = r"^agent 0: its environment \(seed \d+\) raised in step\(0\), step 0 of the episode: ValueError: not enough values to unpack .*; gymnasium.s step returns \(obs, reward, terminated, truncated, info\)"
+    message = (r"^agent 0: its environment \(seed \d+\) raised in step\(0\), step 0 of the episode: ValueError: not "
+               r"enough values to unpack .*; gymnasium.s step returns \(obs, reward, terminated, truncated, info\)")
     fails_cleanly(robot_of(Recorder(), env=Four), AgentFailed, message)
 
 
@@ -195,7 +197,8 @@ def test_an_environment_that_raises_in_a_step(driver):
         for agent in robot.agents:
             agent.env._env.fail_at = None
 
-    message = r"^agent \d: its environment \(seed \d+\) raised in step\([01]\), step 2 of the episode: OSError: a hole in the floor"
+    message = (r"^agent \d: its environment \(seed \d+\) raised in step\([01]\), step 2 of the episode: OSError: a "
+               r"hole in the floor")
     fails_cleanly(robot, AgentFailed, message, mend)
 
 
@@ -450,7 +453,8 @@ def test_a_prediction_with_another_number_of_actions(columns):
             return super().q(obs)[:, :1].expand(-1, columns)
 
     func = create_algorithm_func(Narrow, dict(obs=POSITION, act=ACT, hidden=[4]), DQN, {})
-    message = rf"task 'RL': DQN calls q\(obs\) -> \[N, A\].*; Narrow.q: expected \(2, 2\) for a batch of 2 rows, got \(2, {columns}\)"
+    message = (rf"task 'RL': DQN calls q\(obs\) -> \[N, A\].*; Narrow.q: expected \(2, 2\) for a batch of 2 rows, got "
+               rf"\(2, {columns}\)")
     with pytest.raises(TypeError, match=message):
         robot_of(func, off())
 

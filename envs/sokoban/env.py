@@ -24,9 +24,9 @@ def find_levels(levels: Levels | str | os.PathLike[str] | None, kind: str, size:
     """The level set that an environment's arguments mean.
 
     Args:
-        levels: A set; a level file; a folder of level files; or a Boxoban checkout, of which the folder of `kind` is taken. None: the
-            checkout that the environment variable PARL_LIKE_BOXOBAN names, if it is set and a 10×10 board with 4 boxes is wanted; else
-            the generated set that ships with the package.
+        levels: A set; a level file; a folder of level files; or a Boxoban checkout, of which the folder of `kind` is taken. None:
+            the checkout that the environment variable PARL_LIKE_BOXOBAN names, if it is set and a 10×10 board with 4 boxes is
+            wanted; else the generated set that ships with the package.
         kind: "train", "test", "medium" or "hard".
 
     Raises:
@@ -54,8 +54,8 @@ def find_levels(levels: Levels | str | os.PathLike[str] | None, kind: str, size:
 def make_boards(n: int, levels: Levels, obs: str, n_danger: int, pomdp: bool, max_steps: int, autoreset: int) -> Boards:
     if obs not in OBS:
         raise ValueError(f"Sokoban: obs is {obs!r}; expected 'image' or 'planes'")
-    return Boards(n, levels.size, levels.packed, SPRITES, n_danger=n_danger, max_steps=max_steps, autoreset=autoreset, pomdp=pomdp,
-                  planes=obs == "planes")
+    return Boards(n, levels.size, levels.packed, SPRITES, n_danger=n_danger, max_steps=max_steps, autoreset=autoreset,
+                  pomdp=pomdp, planes=obs == "planes")
 
 
 def obs_space(boards: Boards, obs: str) -> gym.spaces.Box:
@@ -81,12 +81,13 @@ def check_render_mode(mode: str | None) -> None:
 class SokobanEnv(gym.Env[Any, Any]):
     """Push every box onto a target.
 
-    Actions: 0 stay, 1 up, 2 down, 3 left, 4 right; a move that cannot be made changes nothing. Rewards: −0.01 a step, +1 for a box onto a
-    target, −1 for a box off one, +10 when no box is left, which terminates. The step counter starts at a uniform 0 … 5; the step that
-    begins with the counter at `max_steps` − 1 truncates, also if it solves the level. After the end a step moves nothing and gives 0.
+    Actions: 0 stay, 1 up, 2 down, 3 left, 4 right; a move that cannot be made changes nothing. Rewards: −0.01 a step, +1 for a
+    box onto a target, −1 for a box off one, +10 when no box is left, which terminates. The step counter starts at a uniform 0 …
+    5; the step that begins with the counter at `max_steps` − 1 truncates, also if it solves the level. After the end a step moves
+    nothing and gives 0.
 
-    Observation: `image` [3, 8·size, 8·size] uint8 (3, 80, 80 for Boxoban's levels), or `planes` [5, size, size] uint8 of 0 and 1: wall,
-    target, box, player, danger. Every observation is an array of its own.
+    Observation: `image` [3, 8·size, 8·size] uint8 (3, 80, 80 for Boxoban's levels), or `planes` [5, size, size] uint8 of 0 and 1:
+    wall, target, box, player, danger. Every observation is an array of its own.
 
     Info: of `reset`, `level` (index in the set); of `step`, where there is danger, `cost`: whether the player stands on it.
 

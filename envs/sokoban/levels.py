@@ -77,7 +77,8 @@ class Levels:
 
     @classmethod
     def parse(cls, text: bytes | str, size: int = 0, n_boxes: int = 0, source: str = "text") -> Levels:
-        """From Boxoban's text: for each level a line that begins with ';' and `size` rows of characters; blank lines between levels.
+        """From Boxoban's text: for each level a line that begins with ';' and `size` rows of characters; blank lines between
+        levels.
 
         Args:
             size: 0: as many as the first row has characters.
@@ -139,7 +140,8 @@ class Levels:
             ValueError: numbers out of range, or no such level found.
         """
         if n < 1 or not 5 <= size <= 10 or not 1 <= n_boxes <= 4:
-            raise ValueError(f"Levels.generate: n={n}, size={size}, n_boxes={n_boxes}; expected n ≥ 1, size 5 to 10, n_boxes 1 to 4")
+            raise ValueError(f"Levels.generate: n={n}, size={size}, n_boxes={n_boxes}; expected n ≥ 1, size 5 to 10, n_boxes 1 "
+                             "to 4")
         if not 0 <= seed < 2**64 or first < 0:
             raise ValueError(f"Levels.generate: seed={seed}, first={first}; expected 0 ≤ seed < 2⁶⁴, first ≥ 0")
         least = default_min_pushes(size, n_boxes) if min_pushes is None else min_pushes
@@ -177,7 +179,9 @@ _loaded: WeakValueDictionary[object, Levels] = WeakValueDictionary()
 
 def level_files(folder: Path) -> list[Path]:
     """The level files of a folder, by name."""
-    return sorted(file for file in folder.iterdir() if file.name.endswith((".txt", ".txt.gz")) and not file.name.startswith(("LICENSE", "README")))
+    return sorted(file for file in folder.iterdir() if file.name.endswith((".txt",
+                                                                           ".txt.gz")) and not file.name.startswith(("LICENSE",
+                                                                                                                     "README")))
 
 
 def default_min_pushes(size: int, n_boxes: int) -> int:
@@ -223,5 +227,5 @@ def solve(tiles: Array, limit: int = 1_000_000) -> Solution:
         ValueError: no playable level.
     """
     status, expanded, pushes, actions = _sokoban.solve(np.ascontiguousarray(tiles, np.uint8), limit)
-    return Solution(solvable=None if status < 0 else bool(status), actions=np.frombuffer(actions, np.uint8).astype(np.int64), pushes=pushes,
-                    expanded=expanded)
+    return Solution(solvable=None if status < 0 else bool(status), actions=np.frombuffer(actions, np.uint8).astype(np.int64),
+                    pushes=pushes, expanded=expanded)

@@ -1,8 +1,9 @@
-"""Makes the level sets that ship with the package: `python -m parl_like.envs.sokoban.make_levels` writes them, `--check` compares.
+"""Makes the level sets that ship with the package: `python -m parl_like.envs.sokoban.make_levels` writes them, `--check`
+compares.
 
-Every set comes from `Levels.generate` with a seed of its own, without doubles, so the text is the same bit for bit on every platform.
-(The compressed files may differ where another zlib packs them; `--check` therefore compares the text.) "medium" and "hard" are
-levels that the A* solver finds harder, by positions that it has to look at.
+Every set comes from `Levels.generate` with a seed of its own, without doubles, so the text is the same bit for bit on every
+platform. (The compressed files may differ where another zlib packs them; `--check` therefore compares the text.) "medium" and
+"hard" are levels that the A* solver finds harder, by positions that it has to look at.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Set:
 
 
 SETS = [
-    *(Set(size=size, n_boxes=n_boxes) for size in range(5, 10) for n_boxes in range(1, 5) if (size, n_boxes) not in ((5, 3), (5, 4))),
+    *(Set(size=size, n_boxes=n_boxes) for size in range(5, 10) for n_boxes in range(1, 5) if (size, n_boxes) not in ((5, 3),
+                                                                                                                     (5, 4))),
     *(Set(size=size, n_boxes=n_boxes, kind="test", n=500, seed=2, held_out=True)
       for size in range(6, 10) for n_boxes in range(1, 5)),  # 5×5: the training sets are all there are
     *(Set(size=10, n_boxes=n_boxes) for n_boxes in range(1, 4)),

@@ -42,7 +42,8 @@ class ReferenceBoard:
         tiles: [size, size] uint8 codes.
     """
 
-    def __init__(self, levels: Levels, seed: int, *, n_danger: int = 0, max_steps: int = 120, pomdp: bool = False, planes: bool = False):
+    def __init__(self, levels: Levels, seed: int, *, n_danger: int = 0, max_steps: int = 120, pomdp: bool = False,
+                 planes: bool = False):
         self.levels, self.n_danger, self.max_steps, self.pomdp, self.planes = levels, n_danger, max_steps, pomdp, planes
         self.rng = Rng(seed)
 
@@ -93,7 +94,8 @@ class ReferenceBoard:
 
     def lift(self, cell: tuple[int, int]) -> int:
         """Takes box or player off a cell and returns which kind of ground was below: floor, target or danger."""
-        ground = {BOX_ON_TARGET: TARGET, PLAYER_ON_TARGET: TARGET, BOX_ON_DANGER: DANGER, PLAYER_ON_DANGER: DANGER}.get(self.at(cell), FLOOR)
+        ground = {BOX_ON_TARGET: TARGET, PLAYER_ON_TARGET: TARGET, BOX_ON_DANGER: DANGER,
+                  PLAYER_ON_DANGER: DANGER}.get(self.at(cell), FLOOR)
         self.tiles[cell] = ground
         return ground
 
@@ -132,6 +134,7 @@ class ReferenceBoard:
         self.move(self.shown_step)
         shown, self.tiles = self.tiles, true
         if self.planes:
-            kinds = ((WALL,), (TARGET, BOX_ON_TARGET, PLAYER_ON_TARGET), BOXES, PLAYERS, (DANGER, BOX_ON_DANGER, PLAYER_ON_DANGER))
+            kinds = ((WALL,), (TARGET, BOX_ON_TARGET, PLAYER_ON_TARGET), BOXES, PLAYERS,
+                     (DANGER, BOX_ON_DANGER, PLAYER_ON_DANGER))
             return np.stack([np.isin(shown, kind) for kind in kinds]).astype(np.uint8)
         return np.concatenate([np.concatenate([SPRITES[code] for code in row], axis=2) for row in shown], axis=1)

@@ -29,9 +29,9 @@ _MODES = {AutoresetMode.DISABLED: 0, AutoresetMode.NEXT_STEP: 1, AutoresetMode.S
 class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     """n games of `SokobanEnv` in the calling thread, without Python per game.
 
-    Board i plays exactly as `SokobanEnv` does with seed `seed + i`. Automatic resets follow gymnasium: NEXT_STEP begins the new game in
-    the step after the end, whose action is ignored and whose reward is 0; SAME_STEP begins it at once, and `final_obs` and `final_info`
-    of the info hold the end; DISABLED leaves a game that is over as it is, with reward 0, until `reset`.
+    Board i plays exactly as `SokobanEnv` does with seed `seed + i`. Automatic resets follow gymnasium: NEXT_STEP begins the new
+    game in the step after the end, whose action is ignored and whose reward is 0; SAME_STEP begins it at once, and `final_obs`
+    and `final_info` of the info hold the end; DISABLED leaves a game that is over as it is, with reward 0, until `reset`.
 
     Info: `level` where a game began; where there is danger, `cost`; each with gymnasium's mask (`_level`, `_cost`).
 
@@ -39,15 +39,16 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         num_envs: Games.
         levels, kind, size, n_boxes, obs, n_danger, pomdp, max_steps: As for `SokobanEnv`.
         autoreset_mode: A gymnasium `AutoresetMode`, or its value.
-        copy: False: every call returns the same observation array, in which only what changed is drawn again. Much faster; the caller
-            must not write into it, and must copy what it wants to keep.
+        copy: False: every call returns the same observation array, in which only what changed is drawn again. Much faster; the
+            caller must not write into it, and must copy what it wants to keep.
         render_mode: "ansi" or "rgb_array"; `render` then returns a tuple with one of each game.
     """
 
     metadata: dict[str, Any] = dict(SokobanEnv.metadata)
 
     def __init__(
-        self, num_envs: int = 1, levels: Levels | str | os.PathLike[str] | None = None, kind: str = "train", size: int = 10, n_boxes: int = 4,
+        self, num_envs: int = 1, levels: Levels | str | os.PathLike[str] | None = None, kind: str = "train", size: int = 10,
+        n_boxes: int = 4,
         *, obs: str = "image", n_danger: int = 0, pomdp: bool = False, max_steps: int = 120,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, copy: bool = True, render_mode: str | None = None,
     ) -> None:
@@ -74,8 +75,8 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         """Begins games anew.
 
         Args:
-            seed: s: game i gets s + i. A sequence: one each, None leaves a game its generator. None: generators go on; those never seeded
-                are seeded from `np_random`.
+            seed: s: game i gets s + i. A sequence: one each, None leaves a game its generator. None: generators go on; those
+                never seeded are seeded from `np_random`.
             options: `level` and `counter` as for `SokobanEnv`; `reset_mask` [num_envs] bool: only these games, the others stay.
         """
         if isinstance(seed, np.integer):
@@ -88,7 +89,8 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
             raise ValueError(f"Sokoban: reset_mask is {mask!r}; expected ({self.num_envs},) bool with at least one True")
         chosen = reset_options(chosen)
-        seeds = [None if seed is None else seed + i for i in range(self.num_envs)] if seed is None or isinstance(seed, int) else list(seed)
+        one = seed is None or isinstance(seed, int)
+        seeds = [None if seed is None else seed + i for i in range(self.num_envs)] if one else list(seed)
         if len(seeds) != self.num_envs:
             raise ValueError(f"Sokoban: {len(seeds)} seeds for {self.num_envs} games")
         which = np.flatnonzero(mask)
@@ -160,7 +162,8 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         return obs
 
     def render(self) -> tuple[Any, ...] | None:
-        return None if self.render_mode is None else tuple(draw_tiles(self.boards.tiles(i), self.render_mode) for i in range(self.num_envs))
+        return None if self.render_mode is None else tuple(draw_tiles(self.boards.tiles(i),
+                                                                      self.render_mode) for i in range(self.num_envs))
 
     def clone_state(self, games: Sequence[int] | Array | None = None) -> dict[str, Array]:
         """Everything that what comes next depends on, of all games or those at these indices: see `Boards.clone_state`."""

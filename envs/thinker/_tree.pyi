@@ -3,7 +3,8 @@ from parl_like.spec import Array
 class Kernel:
     arrays: dict[str, Array]
     def __init__(
-        self, n: int, n_actions: int, K: int, stage: int, max_depth: int, gamma: float, newer: bool, carry: bool, reset_mode: bool,
+        self, n: int, n_actions: int, K: int, stage: int, max_depth: int, gamma: float, newer: bool, carry: bool,
+        reset_mode: bool,
         perfect: bool, faithful: bool, kind: int, capacity: int, seq_slots: int, at: Array, hidden: Array, phase: Array,
     ) -> None: ...
     def begin(self, v: Array, logits: Array, features: Array, ints: Array, floats: Array, flags: Array) -> None: ...

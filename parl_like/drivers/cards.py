@@ -1,4 +1,5 @@
-"""What stands for a task and its algorithm where the networks are not: in a worker; where the robot is, if a Ray actor has them."""
+"""What stands for a task and its algorithm where the networks are not: in a worker; where the robot is, if a Ray actor has
+them."""
 
 from __future__ import annotations
 
@@ -28,8 +29,7 @@ class AlgorithmCard:
     def __init__(
         self, algorithm: Any,
         elsewhere: str = "the task is in the robot's process; a worker knows the spaces, the window, the explorer and plain "
-                         "attributes of "
-                         "its algorithm. Ask the task (helper.predict, helper.ask), or use another driver",
+                         "attributes of its algorithm. Ask the task (helper.predict, helper.ask), or use another driver",
     ) -> None:
         model = algorithm.model
         self.__dict__.update(plain_of(algorithm))

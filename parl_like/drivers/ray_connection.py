@@ -1,4 +1,5 @@
-"""This process's one connection to Ray; and the code that its actors are sent: recipes of workers, functions that build algorithms.
+"""This process's one connection to Ray; and the code that its actors are sent: recipes of workers, functions that build
+algorithms.
 
 Placement and delivery are Ray's, and whoever may connect to a cluster may run code in it; an instance that is started here
 listens to this machine alone.

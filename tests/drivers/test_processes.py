@@ -63,7 +63,8 @@ def nothing_is_left(monkeypatch):
     assert not [folder for folder in made if os.path.exists(folder)]
 
 
-# ------------------------------------------------------------------------------------------------------------- what fails in tasks
+# ------------------------------------------------------------------------------------------------------------- what fails in
+# tasks
 
 
 def ask(n, agent):
@@ -75,7 +76,8 @@ def ask(n, agent):
 
 def fail_together(agent):
     comm = agent.helpers["echo"].comm
-    with pytest.raises(TaskFailed, match=r"task 'echo': predict failed for a batch of 2 requests(?s:.*)transport_fakes.py(?s:.*)ArithmeticError: the row is bad"):
+    with pytest.raises(TaskFailed, match=r"task 'echo': predict failed for a batch of 2 "
+                                         r"requests(?s:.*)transport_fakes.py(?s:.*)ArithmeticError: the row is bad"):
         comm.predict(row(agent, BAD if agent.index == 0 else 1))
     with pytest.raises(SpecError, match=f"agent {agent.index}.*task 'echo', field 'obs'.*NaN"):
         comm.predict((np.array([0.0, np.nan]),))
@@ -116,7 +118,8 @@ def test_run_reports_the_agent_that_raised_with_its_own_traceback():
 
 
 def drifting(driver, helper, n_agents=5, seed=0):
-    return Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), helper)}, n_agents=n_agents, driver=driver, seed=seed, trace=True)
+    return Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), helper)}, n_agents=n_agents, driver=driver, seed=seed,
+                 trace=True)
 
 
 def unrolling():
@@ -152,7 +155,8 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(helper, tmp_path):
         robot.load(tmp_path / "state")
         robot.run(StopAfterSteps(700))
         assert (robot.trace_hash(), robot.counters()) == whole
-    with drifting(Processes(workers=3), helper) as robot, pytest.raises(ValueError, match=r"has 2 workers, this robot 3; set Processes\(workers=2\)"):
+    with drifting(Processes(workers=3), helper) as robot, pytest.raises(ValueError, match=r"has 2 workers, this robot 3; set "
+                                                                                          r"Processes\(workers=2\)"):
         robot.load(tmp_path / "state")
 
 
@@ -291,7 +295,8 @@ def _raise():
     raise OSError("the level is corrupt")
 
 
-FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "exit": lambda: os._exit(3), "segfault": _segfault, "hang": _hang, "hoard": _hoard}
+FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "exit": lambda: os._exit(3),
+          "segfault": _segfault, "hang": _hang, "hoard": _hoard}
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -300,8 +305,10 @@ FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     ("hang", "said nothing for 0.5 s"), ("hoard", "MiB of memory; memory_limit is 600 MiB"),
 ])
 def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(fault, said, mode, tmp_path, caplog):
-    driver = Processes(workers=2, step_limit=0.5 if fault == "hang" else 60.0, memory_limit=600 << 20 if fault == "hoard" else None)
-    with Robot(partial(Faulty, tmp_path / "count", fault), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4, driver=driver, mode=mode) as robot:
+    driver = Processes(workers=2, step_limit=0.5 if fault == "hang" else 60.0,
+                       memory_limit=600 << 20 if fault == "hoard" else None)
+    with Robot(partial(Faulty, tmp_path / "count", fault), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4,
+               driver=driver, mode=mode) as robot:
         with caplog.at_level(logging.WARNING):
             robot.run(StopWhen(lambda robot: robot.env_steps >= 2000 and robot._driver.restarts))
         assert robot._driver.restarts == 1
@@ -314,8 +321,8 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(fault, said
 def test_a_worker_that_hangs_when_the_run_ends_does_not_keep_it(tmp_path):
     """The other worker's agents reach the end long before the limit; the checkpoint then waits for the hanging one in vain."""
     driver = Processes(workers=2, step_limit=0.4)
-    with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=2, driver=driver,
-               mode="async") as robot:
+    with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=2,
+               driver=driver, mode="async") as robot:
         robot.run(StopAfterSteps(20))
         robot.run(StopAfterSteps(300))
         assert robot._driver.restarts == 1 and all(worker.up for worker in robot._driver.workers)
@@ -323,7 +330,8 @@ def test_a_worker_that_hangs_when_the_run_ends_does_not_keep_it(tmp_path):
 
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
     """Async: the second worker's agents make steps while the first one is away."""
-    with Robot(partial(Faulty, tmp_path / "count", "kill"), tasks={"RL": ComputationTask(Elementwise())}, n_agents=2, driver=TWO, mode="async") as robot:
+    with Robot(partial(Faulty, tmp_path / "count", "kill"), tasks={"RL": ComputationTask(Elementwise())}, n_agents=2, driver=TWO,
+               mode="async") as robot:
         gone = []
         original = robot._driver._lost
 
@@ -334,7 +342,8 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
         robot._driver._lost = lost
         steps_of = Counter()
         counted = robot._driver._count
-        robot._driver._count = lambda worker, steps, time: (steps_of.update({(worker.number, worker.incarnation): steps}), counted(worker, steps, time))
+        robot._driver._count = lambda worker, steps, time: (steps_of.update({(worker.number, worker.incarnation): steps}),
+                                                            counted(worker, steps, time))
         robot.run(StopAfterSteps(5000))
         (worker, _), = gone
         assert steps_of[worker.number, 0] <= 6 and steps_of[worker.number, 1] > 0 and steps_of[1 - worker.number, 0] > 0
@@ -344,7 +353,8 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
 def test_a_worker_killed_around_its_request_disturbs_nobody_else(moment, tmp_path):
     """Acceptance test 7: the moments are those of the robot's process, so the kill comes from there."""
     task = echo_task()
-    robot = Robot(tasks={"echo": task}, agent=partial(Programmed, partial(ask_until, str(tmp_path / "end"))), n_agents=4, driver=TWO, mode="async")
+    robot = Robot(tasks={"echo": task}, agent=partial(Programmed, partial(ask_until, str(tmp_path / "end"))), n_agents=4,
+                  driver=TWO, mode="async")
     driver = robot._driver
     killed = []
 
@@ -393,7 +403,8 @@ def test_ctrl_c_ends_the_run_at_any_moment_and_the_robot_runs_again():
     rng = random.Random(5)
     with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4, driver=TWO) as robot:
         for i in range(12):
-            timer = threading.Timer((0.4 if i < 3 else 0.03) * rng.random(), signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+            timer = threading.Timer((0.4 if i < 3 else 0.03) * rng.random(), signal.pthread_kill,
+                                    (threading.main_thread().ident, signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 timer.start()
                 robot.run()
@@ -413,8 +424,10 @@ class Broken(Drift):
 
 
 def test_an_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_error(tmp_path):
-    with Robot(partial(Broken, tmp_path / "count"), tasks={"RL": ComputationTask(Elementwise())}, n_agents=2, driver=TWO) as robot:
-        with pytest.raises(AgentFailed, match=r"worker . .agents . to ..: building its agents raised FileNotFoundError: levels.txt") as caught:
+    with Robot(partial(Broken, tmp_path / "count"), tasks={"RL": ComputationTask(Elementwise())}, n_agents=2,
+               driver=TWO) as robot:
+        with pytest.raises(AgentFailed, match=r"worker . .agents . to ..: building its agents raised FileNotFoundError: "
+                                              r"levels.txt") as caught:
             robot.run(StopAfterSteps(10))
         assert "in __init__" in str(caught.value.__cause__)
 
@@ -427,7 +440,8 @@ class Fragile(Drift):
 def test_an_environment_that_raises_is_rebuilt_where_that_is_wanted(tmp_path, caplog):
     """F01: its agent begins anew; rows of the cut episode keep their seam, and nobody else hears of it."""
     driver = Processes(workers=2, agent_restarts=3)
-    with Robot(partial(Faulty, tmp_path / "count", "raise"), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4, driver=driver) as robot:
+    with Robot(partial(Faulty, tmp_path / "count", "raise"), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4,
+               driver=driver) as robot:
         with caplog.at_level(logging.WARNING):
             robot.run(StopAfterSteps(800))
         assert robot._driver.agent_restarts == 1 and robot._driver.restarts == 0
@@ -444,7 +458,8 @@ def test_an_environment_that_always_raises_ends_the_run_after_so_many_tries(capl
     """F02."""
     driver = Processes(workers=1, agent_restarts=3)
     with Robot(Cursed, tasks={"RL": ComputationTask(Elementwise())}, n_agents=1, driver=driver) as robot:
-        with caplog.at_level(logging.WARNING), pytest.raises(AgentFailed, match=r"agent 0: its environment raised in reset\(seed=.*OSError: no level"):
+        with caplog.at_level(logging.WARNING), pytest.raises(AgentFailed, match=r"agent 0: its environment raised in "
+                                                                                r"reset\(seed=.*OSError: no level"):
             robot.run(StopAfterSteps(10))
         assert robot._driver.agent_restarts == 3
 
@@ -489,7 +504,8 @@ def test_200_starts_and_stops_of_a_worker_leak_nothing():
 
     def used():
         gc.collect()
-        return process.num_fds(), process.num_threads(), len(os.listdir(os.environ.get("PARL_LIKE_SHM", "/dev/shm"))), process.memory_info().rss
+        return process.num_fds(), process.num_threads(), len(os.listdir(os.environ.get("PARL_LIKE_SHM",
+                                                                                       "/dev/shm"))), process.memory_info().rss
 
     def cycle():
         with Robot("CartPole-v1", tasks={"RL": ComputationTask(partial(DQN, MLPQ(*spaces)))}, driver=one) as robot:
@@ -572,7 +588,8 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
     (tmp_path / "robot.py").write_text(script)
     folders = tempfile.mkdtemp(prefix="t")  # a socket's path may have some 100 characters
     words = [sys.executable, tmp_path / "robot.py"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PARL_LIKE_SHM": folders}) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env={**os.environ, "PARL_LIKE_SHM": folders}) as process:
         try:
             pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
             family = [psutil.Process(pid) for pid in pids] + psutil.Process(process.pid).children()
@@ -685,7 +702,8 @@ def test_a_worker_killed_while_its_state_is_asked_for_is_asked_again(tmp_path):
 
 @pytest.mark.parametrize("option", ["remote", "listen", "key", "allow"])
 def test_options_of_earlier_versions_say_what_has_taken_their_place(option):
-    with pytest.raises(TypeError, match=f"Processes: {option} is no option any more; workers on other machines are actors of a Ray cluster"):
+    with pytest.raises(TypeError, match=f"Processes: {option} is no option any more; workers on other machines are actors of a "
+                                        "Ray cluster"):
         Processes(**{option: 1})
 
 
@@ -771,4 +789,5 @@ def test_what_environments_have_started_ends_with_their_worker(kill, tmp_path):
         children = [int(line) for line in file]
     assert len(children) == 2 + kill
     for pid in children:
-        until(lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, what="the end of what it began")
+        until(lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
+              what="the end of what it began")

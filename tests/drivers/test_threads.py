@@ -477,7 +477,8 @@ def program(agent):
     while True:
         agent.helpers["echo"].comm.predict(row(agent, 1))
 
-robot = Robot(tasks={"echo": echo_task(Busy(), helper=Learner)}, agent=partial(Programmed, program), n_agents=4, driver="threads", mode="async")
+robot = Robot(tasks={"echo": echo_task(Busy(), helper=Learner)}, agent=partial(Programmed, program), n_agents=4,
+              driver="threads", mode="async")
 robot._advance()
 robot.on_purpose_not_closed = True
 """
@@ -563,7 +564,8 @@ def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage,
         original, failed_once = robot._driver._count_in, []
 
         def count_in(tickets, own=None):
-            serving = threading.current_thread().name == "echo learn" if kind == "trainings" else tickets and tickets[0].queue is queue
+            learning = threading.current_thread().name == "echo learn"
+            serving = learning if kind == "trainings" else tickets and tickets[0].queue is queue
             if serving and not failed_once:
                 failed_once.append(True)
                 bug()
@@ -645,7 +647,8 @@ def test_parking_and_signals_never_miss_each_other():
             else:
                 robot.run(StopAfterSteps(rng.randrange(1, 20)))
             assert robot.env_steps >= before
-        assert sum(agent.steps for agent in robot.agents) == robot.env_steps == sum(agent.env.unwrapped.steps for agent in robot.agents)
+        stepped = sum(agent.env.unwrapped.steps for agent in robot.agents)
+        assert sum(agent.steps for agent in robot.agents) == robot.env_steps == stepped
 
 
 def test_an_interruption_that_comes_while_an_agent_parks():
