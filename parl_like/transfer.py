@@ -29,19 +29,20 @@ def fetch(values: Mapping[str, Any]) -> dict[str, Array]:
     They share memory with nothing that outlives the call: not with a parameter, nor with an array that a request lay in. Only
     tensors that were made under `inference_mode` are not copied again.
     """
-    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    if any(value.device.type != "cpu" for value in tensors.values()):
-        moved = {name: value.detach() for name, value in tensors.items() if value.device.type != "cpu"}
-        values = {**values, **{name: value.numpy() for name, value in _split(_join(moved).cpu(), moved).items()}}
-    return {name: _own(value) if isinstance(value, torch.Tensor) or name not in tensors else value for name,
-            value in values.items()}
-
-
-def _own(value: Any) -> Array:
-    if not isinstance(value, torch.Tensor):
-        return np.array(value)
-    array: Array = value.numpy() if value.is_inference() else value.detach().clone().numpy()
-    return array
+    out, afar = {}, {}
+    for name, value in values.items():
+        if type(value) is torch.Tensor and value.is_cpu and value.is_inference():
+            out[name] = value.numpy()
+        elif not isinstance(value, torch.Tensor):
+            out[name] = np.array(value)
+        elif value.is_cpu:
+            out[name] = value.detach().clone().numpy()
+        else:
+            afar[name] = value.detach()
+    if not afar:
+        return out
+    out |= {name: value.numpy() for name, value in _split(_join(afar).cpu(), afar).items()}
+    return {name: out[name] for name in values}
 
 
 def _order(values: Mapping[str, torch.Tensor]) -> list[str]:
