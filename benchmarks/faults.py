@@ -27,8 +27,8 @@ CARD: dict[str, tuple[Callable[[Any], Line], str, str]] = {
     "faults survived": (table.survived, "all in docs/reliability.md", "no peer publishes a list; RLlib's own tests touch 7"),
     "bad wire inputs tried / escapes": (bad.bad_messages, "1,000,000 / 0", "none fuzz"),
     "bad files tried / wrong loads": (bad.bad_files, "2,000 + 25 + 200 / 0", "no checks for flips"),
-    "records lost / duplicated / corrupted": (running.records, "0 / 0 / 0 of 20,000", "Reverb 0 lost of 10,000 with transient "
-                                                                                      "errors"),
+    "records lost / duplicated / corrupted": (
+        running.records, "0 / 0 / 0 of 20,000", "Reverb 0 lost of 10,000 with transient errors"),
     "bytes lost in checkpoints": (bad.checkpoint_bytes, "0", "not measured"),
     "detection time": (running.detection, "< 0.1 s / limit + 0.1 s", "Ray 0.01 s / by hand; SF 180 s; PARL 20-30 s"),
     "recovery time": (running.recovery, "< 1 s", "Ray core 0.27 s; RLlib adds its 60 s delay"),

@@ -66,8 +66,8 @@ def unsafe_calls(options: Any) -> Line:
     for room in ("parl_like", "robots", "algorithms", "models", "envs"):
         for file in sorted((ROOT / room).rglob("*.py")):
             name = str(file.relative_to(ROOT))
-            if name.startswith("parl_like/") and file.resolve() != file and name.split("/")[1] in ("robots", "algorithms",
-                                                                                                   "models", "envs"):
+            area = name.split("/")[1] if name.startswith("parl_like/") else ""
+            if area in ("robots", "algorithms", "models", "envs") and file.resolve() != file:
                 continue  # a link to a room beside
             where |= {f"{name}:{line}": what for line, what in unsafe_calls_in(file.read_text(encoding="utf-8"))}
     own = {place: OWN_PIPE[place.split(":")[0]] for place in where if place.split(":")[0] in OWN_PIPE}

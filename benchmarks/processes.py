@@ -383,8 +383,8 @@ def measure_small(rounds: int, scale: float) -> Found:
         "processes": ours, "replicas": lambda: asking(two, round(12_000 * scale), SMALL, partial(mlp, "replica"))[0],
         "multiprocessing.Queue": lambda: queues(round(200 * scale)),
         "cooperative": lambda: asking("cooperative", round(3000 * scale), SMALL, mlp)[0]}, rounds)
-    result = {"rates": rates, "p99_s": late, "vs multiprocessing.Queue": ratio(rates["processes"],
-                                                                               rates["multiprocessing.Queue"])}
+    result = {"rates": rates, "p99_s": late,
+              "vs multiprocessing.Queue": ratio(rates["processes"], rates["multiprocessing.Queue"])}
     return result, [f"small: {rates['processes']['median']:,.0f} requests/s, p99 {1e3 * float(np.median(late)):.2f} ms; "
                     f"{result['vs multiprocessing.Queue']:.1f}x a process per agent on multiprocessing.Queue; with replicas "
                     f"{rates['replicas']['median']:,.0f}; cooperative {rates['cooperative']['median']:,.0f}"]

@@ -65,8 +65,8 @@ def tensors(x: Unroll) -> dict[str, Any]:
     import torch
 
     names = {"state_value": x.value, "next_state_value": x.value_next, "reward": x.rew, "done": x.last}
-    return {name: torch.from_numpy(field) for name, field in names.items()} | {"terminated": torch.zeros(x.last.shape,
-                                                                                                         dtype=torch.bool)}
+    terminated = torch.zeros(x.last.shape, dtype=torch.bool)
+    return {name: torch.from_numpy(field) for name, field in names.items()} | {"terminated": terminated}
 
 
 def torchrl_gae(x: Unroll) -> dict[str, Callable[[], Any]]:

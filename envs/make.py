@@ -98,8 +98,9 @@ def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Spac
         return space, None
     low, high, dtype = space.low, space.high, space.dtype
     bounded = np.isfinite(low) & np.isfinite(high) & (low < high)  # one value only is left alone
-    scaled = bounded & ~((low == -1) & (high == 1)) if rescale and np.issubdtype(space.dtype,
-                                                                                 np.floating) else np.zeros(low.shape, bool)
+    scaled = np.zeros(low.shape, bool)
+    if rescale and np.issubdtype(space.dtype, np.floating):
+        scaled = bounded & ~((low == -1) & (high == 1))
     if not scaled.any():
         if not clip or not (np.isfinite(low) | np.isfinite(high)).any():
             return space, None

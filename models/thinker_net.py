@@ -332,8 +332,9 @@ class ThinkerNet(Model):
             out = self.vp_heads(state["vp_h"])
         return self._value(out["value"]), out["logits"], state
 
-    def recurrent(self, state: Mapping[str, Tensor], act: Tensor, decode: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor,
-                                                                                                State, Tensor | None]:
+    def recurrent(
+        self, state: Mapping[str, Tensor], act: Tensor, decode: bool = True,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, State, Tensor | None]:
         """Imagines one step.
 
         Args:

@@ -41,8 +41,8 @@ class Episodes:
     seconds: float = 0.0
 
     def __repr__(self) -> str:
-        mean, std = (np.array2string(np.asarray(x), precision=4) if np.ndim(x) else f"{x:.4g}" for x in (self.mean_return,
-                                                                                                         self.std_return))
+        both = (self.mean_return, self.std_return)
+        mean, std = (np.array2string(np.asarray(x), precision=4) if np.ndim(x) else f"{x:.4g}" for x in both)
         return f"Episodes({self.n_episodes}: return {mean} ± {std}, {self.n_steps} steps, {self.seconds:.1f} s)"
 
     def _over(self, function: Callable[..., Any]) -> Any:

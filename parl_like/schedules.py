@@ -409,8 +409,8 @@ class OfflineHelper(OffPolicyHelper):
                 raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field",
                                  True)
             if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):
-                raise spec.error(f"{('N', *buffer.read_shape(spec.name))} {column.dtype}", "convert the data, or build the "
-                                                                                           "model for its spaces", True)
+                raise spec.error(f"{('N', *buffer.read_shape(spec.name))} {column.dtype}",
+                                 "convert the data, or build the model for its spaces", True)
 
     def store(self, *args: Any, **kwargs: Any) -> None:
         """Offline data does not grow."""

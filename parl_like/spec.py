@@ -94,8 +94,8 @@ class Spec:
             if array.dtype.kind in "ui" and self.dtype.kind in "ui" and array.size:
                 bounds = np.iinfo(self.dtype)
                 if array.min() < bounds.min or array.max() > bounds.max:
-                    raise self.error(f"{_text(array)} with values up to {array.max()}", f"stay within [{bounds.min}, "
-                                                                                        f"{bounds.max}]", rows)
+                    raise self.error(f"{_text(array)} with values up to {array.max()}",
+                                     f"stay within [{bounds.min}, {bounds.max}]", rows)
             with np.errstate(over="ignore"):  # said better here
                 narrow = array.astype(self.dtype)
             if self.dtype.kind == "f" and np.isinf(narrow).any() and not np.isinf(array).any():

@@ -160,8 +160,8 @@ def pack(
             raise _refusal("fields", f"a NumPy array for {name!r:.140}", type(array).__name__, "send np.asarray(value)")
         code = _CODES.get(array.dtype)
         if code is None:
-            raise _refusal("dtype", f"one of {', '.join(DTYPES)} for {name!r:.140}", f"{array.dtype!s:.60}", "convert it with "
-                                                                                                             "astype")
+            raise _refusal("dtype", f"one of {', '.join(DTYPES)} for {name!r:.140}", f"{array.dtype!s:.60}",
+                           "convert it with astype")
         if not _is_name(name):
             expected = f"field names of 1 … {MAX_NAME} letters, digits, '_', '.' and '-'"
             raise _refusal("fields", expected, f"{name!r:.140}", "rename the field in the space or model that declares it")
@@ -179,8 +179,8 @@ def pack(
         raise _refusal("header", "plain values that MessagePack can hold", str(error),
                        "send numbers and text, no objects") from None
     if len(head) > HEADER_LIMIT:
-        raise _refusal("header", f"at most {HEADER_LIMIT} bytes", f"{len(head)} bytes", "shorten the names and notes, or put "
-                                                                                        "them into an array")
+        raise _refusal("header", f"at most {HEADER_LIMIT} bytes", f"{len(head)} bytes",
+                       "shorten the names and notes, or put them into an array")
     if not plain or len(fields) > MAX_FIELDS:
         _read_header(head, "stay within them")
     frames[0] = head
@@ -273,15 +273,15 @@ def unpack(frames: Sequence[Any]) -> Message:
         head = head.tobytes() if head.nbytes <= HEADER_LIMIT else head
     size = len(head) if type(head) is bytes else head.nbytes
     if not len(_PREFIX) < size <= HEADER_LIMIT:
-        raise _refusal("header", f"{len(_PREFIX) + 1} … {HEADER_LIMIT} bytes", f"{size} bytes", "send what parl_like.wire.pack "
-                                                                                                "makes")
+        raise _refusal("header", f"{len(_PREFIX) + 1} … {HEADER_LIMIT} bytes", f"{size} bytes",
+                       "send what parl_like.wire.pack makes")
     if head[:4] != _PREFIX:
         raise _wrong_prefix(head)
     header = _read_header(head)
     fields = header.fields
     if len(frames) != len(fields) + 1:
-        raise _refusal("frames", f"{len(fields) + 1}, the header's fields and itself", len(frames), "send every frame of one "
-                                                                                                    "message, and no other")
+        raise _refusal("frames", f"{len(fields) + 1}, the header's fields and itself", len(frames),
+                       "send every frame of one message, and no other")
     arrays: dict[str, Array] = {}
     bools = []
     for field, frame in zip(fields, frames[1:]):  # noqa: B905 - counted above
@@ -292,8 +292,8 @@ def unpack(frames: Sequence[Any]) -> Message:
         immutable = type(frame) is bytes
         got = len(frame) if immutable else memoryview(frame).nbytes
         if got != nbytes:
-            raise _refusal("size", f"{nbytes} bytes for {name!r}, {shape} {field.dtype}", f"{got} bytes", "declare the array "
-                                                                                                          "that is sent")
+            raise _refusal("size", f"{nbytes} bytes for {name!r}, {shape} {field.dtype}", f"{got} bytes",
+                           "declare the array that is sent")
         try:
             array: Array = np.ndarray(shape, dtype, frame)
         except (ValueError, BufferError) as error:  # dimensions that NumPy cannot have, though one of them is 0
@@ -328,8 +328,8 @@ def _read_header(head: bytes, mend: str = "send what parl_like.wire.pack makes")
 
 def _wrong_prefix(head: bytes) -> WireError:
     if head[:3] != MAGIC:
-        return _refusal("magic", f"a message that begins with {MAGIC!r}", f"{head[:3]!r}", "connect only parl_like processes to "
-                                                                                           "this address")
+        return _refusal("magic", f"a message that begins with {MAGIC!r}", f"{head[:3]!r}",
+                        "connect only parl_like processes to this address")
     theirs, mine = head[3], VERSION
     who = "here" if theirs > mine else "at the peer"
     return VersionError(f"version: expected protocol {mine}, got protocol {theirs}; upgrade parl_like {who}, which has the "

@@ -33,8 +33,8 @@ def build(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> 
     name = algorithm if isinstance(algorithm, str) else algorithm.__name__
     known = {family.lower(): family for family in FAMILIES}
     if name.lower() not in known:
-        raise ValueError("Robot.of: " + unknown("algorithm", name, FAMILIES) + "; for another build its task: Robot(env, "
-                                                                               "tasks={...})")
+        raise ValueError(f"Robot.of: {unknown('algorithm', name, FAMILIES)}; for another build its task: "
+                         "Robot(env, tasks={...})")
     name = known[name.lower()]
     module_name, defaults = FAMILIES[name]
     module = import_module(f"parl_like.robots.{module_name}")

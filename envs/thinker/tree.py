@@ -268,8 +268,8 @@ class Tree:
         """All that the next steps depend on, as copies. A plan that was not carried out is not part of it: `select` again after
         loading."""
         options = np.array(list(self._options.values()), np.float64)
-        return {name: array.copy() for name, array in self._kernel.arrays.items()} | {"options": options,
-                                                                                      "begun": np.array(self._begun)}
+        arrays = {name: array.copy() for name, array in self._kernel.arrays.items()}
+        return {**arrays, "options": options, "begun": np.array(self._begun)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on exactly where `state_dict` was called, in a tree with the same options (masks and encodings may differ).
@@ -389,8 +389,8 @@ def _capacity(n_actions: int, stage: int, max_depth: int, carry: bool) -> int:
 def _starts(layout: Layout) -> Array:
     """Where each entry begins, in the order that _tree.pyx counts them; −1: this layout has no such entry."""
     logits = "policy" if layout.generation == "G2" else "logits"
-    names = [(f"{node}_{entry}",) for node in ("root", "cur") for entry in ("action", "r", "d", "v", logits, "qs_mean", "qs_max",
-                                                                            "ns")]
+    entries = ("action", "r", "d", "v", logits, "qs_mean", "qs_max", "ns")
+    names = [(f"{node}_{entry}",) for node in ("root", "cur") for entry in entries]
     rest = (
         ("root_trail_r",), ("root_trail_q", "rollout_return"), ("root_max_v", "max_rollout_return"), ("reset", "cur_reset"),
         ("time", "k"),

@@ -62,8 +62,8 @@ def from_arrays(
     for name, column in own.items():
         after = flat.pop("obs_next" + name[3:], None)
         if after is None or after.shape[1:] != column.shape[1:]:
-            raise _error("obs_next" + name[3:], after, f"[N, …] like {name!r}, {column.shape}", "give what each row led to, or "
-                                                                                                "no obs_next")
+            raise _error("obs_next" + name[3:], after, f"[N, …] like {name!r}, {column.shape}",
+                         "give what each row led to, or no obs_next")
         flat["obs_next" + name[3:]] = after.astype(column.dtype, casting="same_kind", copy=False)
     if not len(flat["terminated"]):
         raise ValueError("from_arrays: no row is left whose next observation is known; give obs_next")

@@ -86,8 +86,8 @@ class Supervisor:
         """Names, once, a worker whose turns take far longer than those of the others."""
         for worker in workers:
             others = [other.pace for other in workers if other is not worker and other.pace]
-            if not others or worker.slow or worker.seen < 10 or worker.pace < max(SLOW_TIMES * float(np.median(others)),
-                                                                                  SLOW_SECONDS):
+            known = others and not worker.slow and worker.seen >= 10
+            if not known or worker.pace < max(SLOW_TIMES * float(np.median(others)), SLOW_SECONDS):
                 continue
             worker.slow = True
             log.warning("%s is slow: a turn of its agents takes %.2g s, of the other workers %.2g s; %s", worker, worker.pace,

@@ -73,8 +73,9 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         self._first = False
         return self._obs, info
 
-    def step(self, actions: Any, action_prob: Array | None = None) -> tuple[dict[str, Array], Array, Array, Array,
-                                                                            dict[str, Any]]:
+    def step(
+        self, actions: Any, action_prob: Array | None = None,
+    ) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
         """One augmented step, and what there is to learn then.
 
         Args:
