@@ -89,8 +89,10 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
             raise ValueError(f"Sokoban: reset_mask is {mask!r}; expected ({self.num_envs},) bool with at least one True")
         chosen = reset_options(chosen)
-        one = seed is None or isinstance(seed, int)
-        seeds = [None if seed is None else seed + i for i in range(self.num_envs)] if one else list(seed)
+        if seed is None or isinstance(seed, int):
+            seeds: list[Any] = [None if seed is None else seed + i for i in range(self.num_envs)]
+        else:
+            seeds = list(seed)
         if len(seeds) != self.num_envs:
             raise ValueError(f"Sokoban: {len(seeds)} seeds for {self.num_envs} games")
         which = np.flatnonzero(mask)
