@@ -16,11 +16,11 @@ from parl_like.acting import ActingCopies, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
 from parl_like.batch_rule import BatchRule as BatchRule
-from parl_like.contract import ContractError, check_methods
+from parl_like.contract import ContractError, check_rows, flat_outputs, try_out
 from parl_like.errors import Diverged
-from parl_like.lesson import ROW, Returns, to_numpy
+from parl_like.lesson import ROW, Returns
 from parl_like.optimization import Optimization, claim, own_parameters
-from parl_like.spec import Array, Spec, leaves, nest
+from parl_like.spec import Array
 from parl_like.task_state import load_task_state, load_what_fits, task_state
 from parl_like.train_mode import Updating, has_modes, set_mode
 from parl_like.transfer import fetch, send
@@ -140,7 +140,7 @@ class ComputationTask:
                              "device='cpu'")
         self._algorithm, networks = algorithm, algorithm.networks()
         try:
-            self._try_out(algorithm)
+            self.output_shapes = try_out(self.name, algorithm)
         except ContractError as error:
             raise ContractError(f"task {self.name!r}: {error}") from error.__cause__
         for network in networks.values():
@@ -150,22 +150,6 @@ class ComputationTask:
         self.has_modes = has_modes(networks)
         algorithm.watch(lambda: f"task {self.name!r}")
         self.claim()
-
-    def _try_out(self, algorithm: Algorithm) -> None:
-        """Predicts two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that
-        does not fit."""
-        check_methods(algorithm)
-        for network in algorithm.networks().values():
-            network.eval()
-        inputs = algorithm.model.inputs()
-        if not inputs or type(algorithm).predict is Algorithm.predict:
-            return
-        rows = Batch(nest({name: torch.from_numpy(spec.legal(2)) for name, spec in inputs.items()}))
-        with torch.no_grad():
-            algorithm.check_model(rows)
-            out = self._flat(algorithm.predict(rows))
-        self.check_output({name: to_numpy(value) for name, value in out.items()}, 2)
-        self.output_shapes = {name: tuple(value.shape[1:]) for name, value in out.items()}
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -179,23 +163,6 @@ class ComputationTask:
             self._optimization.report_unheld()
 
     # ---------------------------------------------------------------------------------------------------------- prediction
-
-    def _flat(self, out: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by dotted names."""
-        flat: dict[str, Any] = {}
-        for name, value in out.items():
-            if type(value) is torch.Tensor:
-                flat[name] = value
-            else:
-                flat.update(leaves(value, name))
-        return flat
-
-    def check_output(self, out: Mapping[str, Array], rows: int) -> None:
-        """Raises SpecError for an output of `predict` that has not one row for each of the batch."""
-        for name, value in out.items():
-            if not value.ndim or len(value) != rows:
-                spec = Spec(name, value.shape[1:], value.dtype, owner=f"task {self.name!r}, output of predict")
-                raise spec.error(f"{value.shape} {value.dtype}", f"the batch has {rows} rows; return one row for each", True)
 
     def predict(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> dict[str, Array]:
         """Serves one packed batch.
@@ -230,13 +197,13 @@ class ComputationTask:
             try:
                 if self.has_modes and algorithm is self._algorithm:  # acting copies never learn
                     set_mode(algorithm.networks().values(), False)
-                out = self._flat(algorithm.predict(Batch.nest(tensors)))
+                out = flat_outputs(algorithm.predict(Batch.nest(tensors)))
             finally:
                 algorithm.mode = before
             # What was not made in here is a view of a parameter (a Gaussian's log_std) or of the inputs (an identity), and both
             # change under the reply: the next optimiser step, the next batch. Copied while the lock holds them still.
             arrays = fetch(out)
-        self.check_output(arrays, len(next(iter(inputs.values()))))
+        check_rows(self.name, arrays, len(next(iter(inputs.values()))))
         return arrays
 
     def publish(self) -> None:

@@ -3,13 +3,55 @@ built."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from parl_like.algorithm import Algorithm
+from parl_like.batch import Batch
+from parl_like.lesson import to_numpy
+from parl_like.spec import Array, Spec, leaves, nest
+
 
 class ContractError(TypeError):
     """A model does not offer what the algorithm calls, or returns something else."""
+
+
+def try_out(task: str, algorithm: Algorithm) -> dict[str, tuple[int, ...]]:
+    """Predicts two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that does
+    not fit. Returns the shapes of one row of each output; puts the networks into eval mode."""
+    check_methods(algorithm)
+    for network in algorithm.networks().values():
+        network.eval()
+    inputs = algorithm.model.inputs()
+    if not inputs or type(algorithm).predict is Algorithm.predict:
+        return {}
+    rows = Batch(nest({name: torch.from_numpy(spec.legal(2)) for name, spec in inputs.items()}))
+    with torch.no_grad():
+        algorithm.check_model(rows)
+        out = flat_outputs(algorithm.predict(rows))
+    check_rows(task, {name: to_numpy(value) for name, value in out.items()}, 2)
+    return {name: tuple(value.shape[1:]) for name, value in out.items()}
+
+
+def flat_outputs(out: Mapping[str, Any]) -> dict[str, Any]:
+    """Outputs of `predict` by dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in out.items():
+        if type(value) is torch.Tensor:
+            flat[name] = value
+        else:
+            flat.update(leaves(value, name))
+    return flat
+
+
+def check_rows(task: str, out: Mapping[str, Array], rows: int) -> None:
+    """Raises SpecError for an output of `predict` that has not one row for each of the batch."""
+    for name, value in out.items():
+        if not value.ndim or len(value) != rows:
+            spec = Spec(name, value.shape[1:], value.dtype, owner=f"task {task!r}, output of predict")
+            raise spec.error(f"{value.shape} {value.dtype}", f"the batch has {rows} rows; return one row for each", True)
 
 
 def check_methods(algorithm: Any) -> None:
