@@ -128,7 +128,7 @@ def test_eval_prints_one_line_of_json(tmp_path, capsys):
 def test_a_bad_environment_ends_with_code_1_a_checkpoint_and_the_metrics(tmp_path, monkeypatch, capsys):
     import gymnasium as gym
 
-    from parl_like.robots import actor_critic
+    from parl_like.robots import spaces
 
     class Broken(gym.Wrapper):
         steps = 0
@@ -139,8 +139,8 @@ def test_a_bad_environment_ends_with_code_1_a_checkpoint_and_the_metrics(tmp_pat
                 raise RuntimeError("the motor is on fire")
             return super().step(action)
 
-    real = actor_critic.Robot
-    monkeypatch.setattr(actor_critic, "Robot", lambda env, **options: real(lambda: Broken(gym.make(env)), **options))
+    real = spaces.Robot
+    monkeypatch.setattr(spaces, "Robot", lambda env, **options: real(lambda: Broken(gym.make(env)), **options))
     run = tmp_path / "run"
     assert main(["train", *ARGS, "metrics_every=128", f"run_dir={run}"]) == 1
     shown = "".join(capsys.readouterr())
