@@ -40,7 +40,8 @@ class OnePlayer:
             ValueError: rows of several players.
         """
         ends = self._ends
-        if ends and not _same(begin, ends[-1]) and self._unlinked < HOPELESS:
+        # Nearly always the very object that the row before ended with; every stored row comes through here.
+        if ends and begin[0] is not ends[-1][0] and self._unlinked < HOPELESS and not _same(begin, ends[-1]):
             self._unlinked += 1
             if any(_same(begin, other) for other in list(ends)[:-1]):
                 self._crossed += 1
