@@ -180,7 +180,7 @@ class RequestQueue:
 
     def put(self, ticket: Ticket, values: Any) -> list[Ticket] | None:
         """Adds a request; the caller holds `lock`, and wakes the tickets that were dropped for it."""
-        raise NotImplementedError
+        raise NotImplementedError("use PredictionQueue or TrainingQueue")
 
     def _room_for(self, rows: int) -> Batch:
         """The open batch, or a new one where `rows` more would pass `max_rows`."""
@@ -262,7 +262,7 @@ class RequestQueue:
             ticket.error = failed
 
     def _run(self, batch: Batch) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("use PredictionQueue or TrainingQueue")
 
     def recycle(self, batch: Batch) -> None:
         """Keeps the memory of a batch that was answered for a later one."""

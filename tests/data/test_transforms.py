@@ -26,10 +26,12 @@ from parl_like.data.transforms import (
     ObservationCast,
     ObservationClip,
     ObservationNormalizer,
+    ObservationTransform,
     RewardClipping,
     RewardNormalizer,
     RewardScaling,
     RewardShifting,
+    RewardTransform,
     Source,
     Tier,
     Transform,
@@ -700,3 +702,13 @@ def test_moments_that_wait_for_their_first_lesson_are_saved_as_waiting():
     assert (loaded.mean, loaded.std) == (0, 1)
     loaded.renew(0)
     assert loaded.mean == 2
+
+
+@pytest.mark.parametrize(("kind", "method", "arguments"), [
+    (ObservationTransform, "apply", ("obs", np.zeros((1, 2)))), (ObservationTransform, "box", ("obs", None)),
+    (RewardTransform, "apply", (np.zeros(1),)),
+])  # fmt: skip
+def test_a_transform_that_lacks_a_method_is_told_which_to_write(kind, method, arguments):
+    own = type("Own", (kind,), {})()
+    with pytest.raises(NotImplementedError, match=rf"^Own: write {method}\(self, "):
+        getattr(own, method)(*arguments)

@@ -25,11 +25,11 @@ class ObservationTransform(Transform):
 
     def apply(self, name: str, x: Array) -> Array:
         """The field `name` of N rows, [N, …], transformed."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: write apply(self, name, x), the field transformed, [N, …]")
 
     def box(self, name: str, space: gym.spaces.Box) -> gym.spaces.Box:
         """The space of the field `name` behind the transform."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: write box(self, name, space), the Box of what apply returns")
 
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
         return map_space(self, space, self._boxed)
@@ -105,7 +105,7 @@ class RewardTransform(Transform):
 
     def apply(self, rew: Array) -> Array:
         """Rewards of any shape, transformed."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: write apply(self, rew), rewards of the same shape")
 
     def reward(self, rew: Array) -> Array:
         return self.apply(rew)
