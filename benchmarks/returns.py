@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import compare, machine, ratio, report
-from parl_like.data.returns import gae, gae_reference, vtrace, vtrace_reference
+from parl_like.data.returns import gae, vtrace
 
 SHAPES = [(128, 64), (20, 256)]
 GAMMA, LAM, MILLISECONDS = 0.99, 0.95, 100.0
@@ -38,17 +38,37 @@ class Unroll:
         self.discount = np.full(shape, GAMMA, np.float32)
 
 
+def gae_loop(x: Unroll) -> Any:
+    delta = x.rew + x.discount * x.value_next - x.value
+    out, advantage = np.zeros_like(delta), np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantage = out[t] = delta[t] + x.discount[t] * LAM * np.where(x.last[t], 0.0, advantage)
+    return out
+
+
+def vtrace_loop(x: Unroll) -> Any:
+    rho = c = np.minimum(1.0, np.exp(x.log_pi - x.log_mu))
+    delta = rho * (x.rew + x.discount * x.value_next - x.value)
+    targets, advantages, after = np.zeros_like(delta), np.zeros_like(delta), np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        after = np.where(x.last[t], 0.0, after)
+        advantages[t] = rho[t] * (x.rew[t] + x.discount[t] * (x.value_next[t] + after) - x.value[t])
+        after = delta[t] + x.discount[t] * c[t] * after
+        targets[t] = x.value[t] + after
+    return targets, advantages
+
+
 def of_gae(x: Unroll) -> dict[str, Callable[[], Any]]:
     return {
         "ours": lambda: gae(x.rew, x.discount, x.value, x.value_next, x.last, LAM),
-        "numpy": lambda: gae_reference(x.rew, x.discount, x.value, x.value_next, x.last, LAM),
+        "numpy": lambda: gae_loop(x),
     }
 
 
 def of_vtrace(x: Unroll) -> dict[str, Callable[[], Any]]:
     return {
         "ours": lambda: vtrace(x.rew, x.discount, x.value, x.value_next, x.log_pi - x.log_mu, x.last),
-        "numpy": lambda: vtrace_reference(x.rew, x.discount, x.value, x.value_next, x.log_pi - x.log_mu, x.last),
+        "numpy": lambda: vtrace_loop(x),
     }
 
 

@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from return_twins import vtrace_reference
 from torch import nn
 
 from parl_like import ComputationTask
@@ -11,7 +12,6 @@ from parl_like.algorithm import Linear
 from parl_like.algorithms import A2C, IMPALA, Stream
 from parl_like.algorithms.impala import Recent, env_reward, planning_reward, thinker_streams
 from parl_like.batch import Batch
-from parl_like.data.returns import vtrace_reference
 from parl_like.model import Model
 from parl_like.models import MLPActorCritic, MultiCategoricalHead, RecurrentActorCritic
 

@@ -4,25 +4,27 @@
 import numpy as np
 import pytest
 from gil import let_others_run
+from return_twins import (
+    discounted_return_reference,
+    gae_reference,
+    lambda_return_reference,
+    n_step_return_reference,
+    n_step_targets_reference,
+    next_values_reference,
+    retrace_reference,
+    vtrace_reference,
+)
 
 from parl_like.data import _returns
 from parl_like.data.returns import (
     discounted_return,
-    discounted_return_reference,
     gae,
-    gae_reference,
     lambda_return,
-    lambda_return_reference,
     n_step_return,
-    n_step_return_reference,
     n_step_targets,
-    n_step_targets_reference,
     next_values,
-    next_values_reference,
     retrace,
-    retrace_reference,
     vtrace,
-    vtrace_reference,
 )
 
 
