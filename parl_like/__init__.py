@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from parl_like.algorithm import Window as Window
     from parl_like.algorithm import create_algorithm_func as create_algorithm_func
     from parl_like.batch import Batch as Batch
-    from parl_like.communicator import Communicator as Communicator
     from parl_like.computation_task import BatchRule as BatchRule
     from parl_like.computation_task import ComputationTask as ComputationTask
+    from parl_like.computation_wrapper import Communicator as Communicator
     from parl_like.computation_wrapper import ComputationWrapper as ComputationWrapper
     from parl_like.data.experience import Experience as Experience
     from parl_like.data.prioritized import PrioritizedReplayBuffer as PrioritizedReplayBuffer
@@ -51,8 +51,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "agent": ["Agent"],
     "agent_helper": ["AgentHelper"], "algorithm": ["Algorithm", "Linear", "Shared", "Window", "create_algorithm_func"],
-    "batch": ["Batch"], "communicator": ["Communicator"], "computation_task": ["BatchRule", "ComputationTask"],
-    "computation_wrapper": ["ComputationWrapper"], "data.experience": ["Experience"],
+    "batch": ["Batch"], "computation_task": ["BatchRule", "ComputationTask"],
+    "computation_wrapper": ["Communicator", "ComputationWrapper"], "data.experience": ["Experience"],
     "data.prioritized": ["PrioritizedReplayBuffer"], "data.replay_buffer": ["ReplayBuffer", "VectorReplayBuffer"],
     "data.timestep": ["TimeStep"], "envs.make": ["make_env"], "lab.experiment": ["Experiment", "register"],
     "lab.runner": ["load_run"], "layers": ["layers"], "model": ["Model"], "robot": ["Robot"],

@@ -11,8 +11,8 @@ import numpy as np
 
 from parl_like.action_map import action_map
 from parl_like.batch import Batch
-from parl_like.communicator import Communicator
 from parl_like.computation_task import BatchRule
+from parl_like.computation_wrapper import Communicator
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Hindsight, Source, Transform, Transforms

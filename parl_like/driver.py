@@ -1,20 +1,20 @@
-"""Driver: how the agents of a crew run, and how their requests travel. This page is the contract; `parl_like.drivers` keeps it.
-
-A driver has two sides. To the agents it is the `Link` of their communicators, and `park`. To the robot it is all the rest.
-`tests/test_transport.py` holds every driver to it.
-"""
+"""Driver: how the agents of a crew run, and how their requests travel. This page is the contract, `parl_like.drivers` keeps it,
+and `tests/test_transport.py` holds every driver to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from parl_like.communicator import Link
+CALLED_BY_AGENT = (
+    "an agent cannot run or halt all agents, for it would wait for itself (run, train_iter, collect, save, close and the like, "
+    "called from an agent or a hook); call it between iterations, or use request_stop()"
+)
 
 
-class Driver(Link, Protocol):
-    """What a `Robot` asks of its driver. It is made with whether the mode is sync, and two functions to call with an agent and an
-    error: for what an agent's code raised, and for a lesson that failed.
+class Driver(Protocol):
+    """Made with whether the mode is sync, and two functions to call with an agent and an error: for what an agent's code raised,
+    and for a lesson that failed. What is written out here is for agents of this process, with their buffers.
 
     Attributes:
         agents: Those that were started and have not ended.
@@ -24,11 +24,31 @@ class Driver(Link, Protocol):
         lock: Guards the queues, and is held where buffers are changed; None where one thread runs everything.
     """
 
+    crew: Any
     agents: list[Any]
     parked: list[Any]
     stopping: bool
-    collecting: bool
-    lock: Any
+    collecting: bool = False
+    lock: Any = None
+
+    # ----------------------------------------------------------------------------------------------- called by communicators
+
+    def waiter(self) -> Any:
+        """A fresh object for one ticket's waiting."""
+
+    def put(self, queue: Any, ticket: Any, values: Any, wait: bool) -> None:
+        """Queues the request and, with `wait`, returns when it is served; raises `ticket.error`."""
+
+    def wait(self, ticket: Any) -> None:
+        """Returns when a request that was put without waiting is served, at once where it was waited for before; raises
+        `ticket.error`."""
+
+    def is_served(self, ticket: Any) -> bool: ...
+
+    def park(self, agent: Any) -> None:
+        """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
+
+    # -------------------------------------------------------------------------------------------------- called by the robot
 
     def make_agents(self, crew: Any, n: int) -> list[Any]:
         """The `n` agents of a new crew, here or in other processes; not started yet.
@@ -36,12 +56,14 @@ class Driver(Link, Protocol):
         Raises:
             ValueError, TypeError: an agent, an environment or a helper cannot be where this driver would run it.
         """
+        self.crew = crew
+        made: list[Any] = crew.make_agents(n)
+        return made
 
     def need_local(self, what: str, why: str) -> None:
         """Raises a ValueError where agents, and what they store, are in other processes: `what` cannot be done there, and
         `why`."""
-
-    # ------------------------------------------------------------------------------------------------------------ running
+        return
 
     def start(self, agents: Sequence[Any], wrappers: Sequence[Any]) -> None:
         """The agents begin to run, at the latest in the next `iterate`; those that had ended begin anew.
@@ -50,15 +72,12 @@ class Driver(Link, Protocol):
             RuntimeError: one of them is still busy since before the last stop, or the system gives no more threads.
         """
 
-    def iterate(self, slices: int = 64) -> bool:
+    def iterate(self) -> bool:
         """Runs until one round of training has been served (sync), or for a little while (async, or where nobody learns).
 
         Returns:
             False when nothing can run any more: every agent is parked or has ended, or a stop was requested.
         """
-
-    def park(self, agent: Any) -> None:
-        """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
 
     def resume(self, agents: Sequence[Any]) -> None:
         """Those of the agents that are parked go on."""
@@ -90,22 +109,40 @@ class Driver(Link, Protocol):
     def refuse_agents(self) -> None:
         """Raises a RuntimeError in a call from an agent or a hook, for what runs or ends all agents would wait for its caller."""
 
+    def close(self) -> None:
+        """Ends processes, if there are any. May be called twice."""
+        return
+
     # -------------------------------------------------------------------------------------------------------------- state
 
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         """The agents' traces, by index, where `here` is what this process has seen of them."""
+        return here
 
     def state_dict(self) -> dict[str, Any]:
         """Agents and buffers, while no agent runs."""
+        buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.crew.buffers.items()}
+        return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents}}
 
     def state_keys(self) -> set[str]:
         """The keys of `state_dict`."""
+        return {"agents", *(f"buffer.{name}" for name in self.crew.buffers)}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises a ValueError where agents or workers of a saved state are not those of this crew."""
+        same_agents(list(state["agents"]), self.crew.agents)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`, which may stand among other keys."""
+        for name, buffer in self.crew.buffers.items():
+            buffer.load_state_dict(state[f"buffer.{name}"])
+        for agent in self.crew.agents:
+            agent.load_state_dict(state["agents"][str(agent.index)])
+            agent.fresh = True
 
-    def close(self) -> None:
-        """Ends processes, if there are any. May be called twice."""
+
+def same_agents(there: list[str], here: list[Any]) -> None:
+    """Raises a ValueError unless a saved state has the agents of this robot, by their indices."""
+    if set(there) != {str(agent.index) for agent in here}:
+        raise ValueError(f"Robot: the saved state has {len(there)} agents, this robot {len(here)}; set n_agents "
+                         f"(there: {', '.join(there)}; here: {', '.join(str(agent.index) for agent in here)})")

@@ -23,7 +23,7 @@ ROOMS = {
     "algorithms": ((4, 2, 2), "algorithms/", "losses and targets"),
     "models": ((6, 2, 2), "models/", "networks"),
     "envs": ((8, 2, 2), "envs/", "environments"),
-    "nouns": ((0, 3, 8), "parl_like/*.py", "stages, task, queues, communicator, helper, agent, robot"),
+    "nouns": ((0, 3, 8), "parl_like/*.py", "stages, task, queues, driver, wrapper, helper, agent, robot"),
     "data": ((0, 4, 8), "parl_like/data/", "rows, buffers, transforms, returns, archives"),
     "process": ((8, 4, 2), "parl_like/process/", "child processes"),
     "ground": ((0, 5, 10), "parl_like/batch.py, spec.py", "what every row is made of"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
 
-from parl_like.drivers.base import CALLED_BY_AGENT, LocalDriver
+from parl_like.driver import CALLED_BY_AGENT, Driver
 from parl_like.errors import Interrupted
 from parl_like.queues import INFINITE
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from parl_like.queues import RequestQueue, Ticket
 
 SERVED = object()
+BATCHES = 64
+"""Batches that are served in an iteration in which no round of training ends."""
 
 
-class CooperativeDriver(LocalDriver):
+class CooperativeDriver(Driver):
     """Agents as greenlets. One instance runs one set of agents on one set of wrappers.
 
     Args:
@@ -93,7 +95,6 @@ class CooperativeDriver(LocalDriver):
             self._wake(ticket.queue.serve())
 
     def park(self, agent: Agent) -> None:
-        """Called by an agent: waits until `resume`."""
         self.parked.append(agent)
         self._hub.switch()
 
@@ -162,13 +163,8 @@ class CooperativeDriver(LocalDriver):
             if waiter is not None:
                 ready.append(waiter)
 
-    def iterate(self, slices: int = 64) -> bool:
-        """Runs until one round of training has been served (sync), or `slices` batches (async, or when nobody learns).
-
-        Returns:
-            False when nothing can run any more: every agent is parked or has ended.
-        """
-        left = slices
+    def iterate(self) -> bool:
+        left = BATCHES
         while True:
             self._run_ready()
             if self.stopping:
@@ -231,25 +227,11 @@ class CooperativeDriver(LocalDriver):
         return served
 
     def refuse_agents(self) -> None:
-        """Raises a RuntimeError in a call from an agent, for what runs or ends all agents would wait for its caller."""
         current = getcurrent()
         if any(fiber is current for fiber in self._fibers.values()):
             raise RuntimeError(CALLED_BY_AGENT)
 
     def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
-        """Gives every agent the signal and runs them until each has ended or parked; requests in the queues are answered
-        `Stopped` only where the signal is 'stop'. With 'interrupt' they are served first, so that no reply is lost.
-
-        Args:
-            patience: Seconds to wait for agents that are busy in their environments; None: as long as it takes. Greenlets cannot
-                be waited for, they run.
-
-        Returns:
-            Agents that are still busy.
-
-        Raises:
-            RuntimeError: called from inside an agent, say by a hook.
-        """
         self.refuse_agents()
         self._hub = getcurrent()
         self.stopping = False
@@ -287,7 +269,6 @@ class CooperativeDriver(LocalDriver):
             wrapper.predictions.passed = wrapper.trainings.passed = 1  # as in a robot that is made anew and loads this moment
 
     def reopen(self) -> None:
-        """Takes requests again after a stop."""
         for wrapper in self.wrappers:
             wrapper.predictions.stopped = wrapper.trainings.stopped = None
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.drivers.base import CALLED_BY_AGENT, same_agents
+from parl_like.driver import CALLED_BY_AGENT, same_agents
 from parl_like.drivers.cards import TaskCard
 from parl_like.drivers.lessons import Lessons
 from parl_like.drivers.links import Link
@@ -164,9 +164,9 @@ class HostedDriver(WorkerMessages):
                 self._with_quotas("limit", worker, others)
         self._known_collecting = self.collecting
 
-    def iterate(self, slices: int = 64) -> bool:
+    def iterate(self) -> bool:
         """See `CooperativeDriver.iterate`; between pauses of agents with replicas the robot has its turn, too."""
-        return super().iterate(slices) or (self._robots_turn and not self.stopping)
+        return super().iterate() or (self._robots_turn and not self.stopping)
 
     def _run_ready(self) -> None:
         """Waits until all workers wait (sync), or something has waited long enough for them (async); then it is in the queues."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parl_like.drivers.base import CALLED_BY_AGENT, LocalDriver
+from parl_like.driver import CALLED_BY_AGENT, Driver
 from parl_like.errors import TaskFailed
 from parl_like.process.child import shielded
 from parl_like.queues import INFINITE
@@ -91,7 +91,7 @@ class _Server:
             self.bell.release()
 
 
-class ThreadsDriver(LocalDriver):
+class ThreadsDriver(Driver):
     """Agents as threads. See `CooperativeDriver` for the arguments."""
 
     def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None],
@@ -473,7 +473,7 @@ class ThreadsDriver(LocalDriver):
         """Whether a learning agent is left, so that a round of training ends the iteration."""
         return self.sync and sum(agent.learns for agent in self.agents) > sum(agent.learns for agent in self.parked)
 
-    def iterate(self, slices: int = 64) -> bool:
+    def iterate(self) -> bool:
         """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle.
 
         A training batch that its own rule closed before everybody came ends the iteration, too.
@@ -496,7 +496,6 @@ class ThreadsDriver(LocalDriver):
             return not self.stopping and (trained or not self._idle())
 
     def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
-        """See `CooperativeDriver.halt`."""
         self.refuse_agents()
         end = INFINITE if patience is None else monotonic() + patience
         with shielded():
@@ -525,12 +524,10 @@ class ThreadsDriver(LocalDriver):
         return []
 
     def refuse_agents(self) -> None:
-        """See `CooperativeDriver.refuse_agents`."""
         if any(thread is threading.current_thread() for _, thread in self._threads):
             raise RuntimeError(CALLED_BY_AGENT)
 
     def reopen(self) -> None:
-        """Takes requests again after a stop."""
         for server in self._servers:
             server.queue.stopped = None
 

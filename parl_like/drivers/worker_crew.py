@@ -13,7 +13,7 @@ import numpy as np
 
 from parl_like.agent import Agent
 from parl_like.crew import Crew
-from parl_like.drivers.base import CALLED_BY_AGENT
+from parl_like.driver import CALLED_BY_AGENT
 from parl_like.drivers.cards import TaskCard
 from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.remote_errors import ERRORS, text_of

@@ -19,8 +19,8 @@ import torch
 from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, framework_threads, lesson, play, row, until
 
 from parl_like import AgentHelper, OffPolicyHelper, OnPolicyHelper, Robot
-from parl_like.communicator import Communicator
 from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.computation_wrapper import Communicator
 from parl_like.drivers import threads
 from parl_like.errors import Stopped, TaskFailed
 from parl_like.process import child
