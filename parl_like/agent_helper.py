@@ -385,10 +385,15 @@ class AgentHelper:
             if self._vector:
                 n, ended = self._store_rows(buffer, values, np.logical_or(terminated, truncated), mask)
             else:
-                if self._player is not None:
-                    self._player.row(head, tail, terminated or truncated)
-                buffer.push(self.lane, values)
                 n, ended = 1, terminated or truncated
+                player = self._player
+                if player is not None:
+                    if head[0] is not player.end[0]:  # a call for each row would cost 1 % of a step
+                        player.other_row(head)
+                    player.end = tail
+                    if ended:
+                        player.begin()
+                buffer.push(self.lane, values)
         except ValueError as error:
             raise type(error)(f"{self.agent}: {error}") from None
         self.steps += n

@@ -164,7 +164,8 @@ class EnvFace:
                                 self.episode_length)
         for call in self._post_act:
             call(agent)
-        self._ask_to_go_on(1)
+        if robot._stop is not None or agent.quota_steps is not None:
+            self._ask_to_go_on(1)
         return obs, rew, terminated, truncated, info
 
     def _ask_to_go_on(self, steps: int) -> None:

@@ -21,40 +21,40 @@ class OnePlayer:
 
     Args:
         where: Agent and task, for the message.
+
+    Attributes:
+        end: The leaves of the observation that the last row led to; (None,) where an episode begins. Whoever stores rows sets it.
     """
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self._ends: deque[tuple[Any, ...]] = deque(maxlen=PLAYERS)  # of the episode's rows: what they led to
+        self._ends: deque[tuple[Any, ...]] = deque(maxlen=PLAYERS - 1)  # of the episode's rows from which the next did not go on
         self._crossed = self._unlinked = 0
+        self.begin()
 
     def begin(self) -> None:
         """An episode begins, or was cut."""
+        self.end: tuple[Any, ...] = (None,)
         self._ends.clear()
         self._crossed = 0
 
-    def row(self, begin: tuple[Any, ...], end: tuple[Any, ...], last: bool) -> None:
-        """One more row, from the observation `begin` to `end` (the leaves of each); `last`: its episode ended.
+    def other_row(self, begin: tuple[Any, ...]) -> None:
+        """A row begins with `begin`, and not with the object that the row before ended with.
 
         Raises:
             ValueError: rows of several players.
         """
-        ends = self._ends
-        # Nearly always the very object that the row before ended with; every stored row comes through here.
-        if ends and begin[0] is not ends[-1][0] and self._unlinked < HOPELESS and not _same(begin, ends[-1]):
+        if self.end[0] is not None and self._unlinked < HOPELESS and not _same(begin, self.end):
             self._unlinked += 1
-            if any(_same(begin, other) for other in list(ends)[:-1]):
+            known = any(_same(begin, other) for other in self._ends)
+            self._ends.append(self.end)
+            if known:
                 self._crossed += 1
                 if self._crossed == ENOUGH:
                     raise ValueError(
                         f"{self.where}: rows of two players come by turns, or some are left out in between, but this task looks "
-                        "along the rows "
-                        "(n steps, unrolls, sequences, stacks) and would mix them; store every row, and give each player a task "
-                        "of its own (`Shared` lets tasks have one network)")
-        if last:
-            self.begin()
-        else:
-            ends.append(end)
+                        "along the rows (n steps, unrolls, sequences, stacks) and would mix them; store every row, and give each "
+                        "player a task of its own (`Shared` lets tasks have one network)")
 
 
 def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
