@@ -6,6 +6,7 @@ import math
 import pickle
 import random
 import re
+import struct
 import sys
 import tracemalloc
 
@@ -19,26 +20,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from parl_like import wire
 from parl_like.spec import Spec
 from parl_like.wire import (
     DTYPES,
+    INLINE_LIMIT,
     MAGIC,
+    PREFIX,
     VERSION,
     Kind,
     Message,
-    VersionError,
     WireError,
-    join,
     pack,
     pack_state,
-    split,
     unpack,
     unpack_state,
 )
 
-MUTATED = 200_000  # messages in every run; a full million in the slow one
-PREFIX = MAGIC + bytes((VERSION,))
+MUTATED = 50_000  # messages in every run; a million in the score card (`parl-like bench faults`)
 SPECS = [
     Spec("obs.goal", (4,), np.dtype("f4")),
     Spec("action", (), np.dtype("i8"), 0, 3),
@@ -51,21 +49,26 @@ def rows(n=3):
     return {"obs.goal": obs, "action": np.arange(n) % 4, "done": np.arange(n) % 2 == 1}
 
 
-def sent(*args, **kwargs):
-    """The frames as they leave the wire: plain bytes."""
-    return [bytes(frame) for frame in pack(*args, **kwargs)]
+def sent(*args, large=False, **kwargs):
+    """The frames as they leave the wire: plain bytes; `large`: as if they did not fit into one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if large:
+            patch.setattr("parl_like.wire.INLINE_LIMIT", 0)
+        return [bytes(frame) for frame in pack(*args, **kwargs)]
+
+
+def framed(header):
+    """A first frame with this header."""
+    return PREFIX + struct.pack("<I", len(header)) + header
 
 
 def header(*fields, kind=3, task="RL", request=0, rows=0, notes=None, more=()):
-    return PREFIX + msgspec.msgpack.encode([kind, task, request, rows, list(fields), notes or {}, *more])
+    return framed(msgspec.msgpack.encode([kind, task, request, rows, list(fields), notes or {}, *more]))
 
 
 def refused(frames, text):
-    with pytest.raises(WireError, match=re.escape(text)) as caught:
+    with pytest.raises(WireError, match=re.escape(text)):
         unpack(frames)
-    message = str(caught.value)
-    assert "expected" in message and ", got " in message and "; " in message and message.isprintable() and len(message) < 1500
-    return caught.value
 
 
 # ------------------------------------------------------------------------------------------------ round trips
@@ -74,7 +77,7 @@ def refused(frames, text):
 @given(st.data())
 def test_every_dtype_shape_and_layout_comes_back(data):
     arrays = {}
-    for name in data.draw(st.lists(st.from_regex(r"[A-Za-z0-9_.\-]{1,20}", fullmatch=True), unique=True, max_size=4)):
+    for name in data.draw(st.lists(st.text(max_size=20), unique=True, max_size=4)):
         dtype = np.dtype("<" + data.draw(st.sampled_from(DTYPES)))
         array = data.draw(npst.arrays(dtype, npst.array_shapes(min_dims=0, max_dims=8, min_side=0, max_side=3)))
         if data.draw(st.booleans()):
@@ -90,13 +93,9 @@ def test_every_dtype_shape_and_layout_comes_back(data):
             max_size=4,
         )
     )  # fmt: skip
-    kind, request, n = (
-        data.draw(st.sampled_from(Kind)),
-        data.draw(st.integers(0, 2**63 - 1)),
-        data.draw(st.integers(0, 2**63 - 1)),
-    )
-    task = data.draw(st.text(max_size=20))
-    message = unpack(sent(kind, task=task, request=request, rows=n, arrays=arrays, notes=notes))
+    kind, request, n = data.draw(st.sampled_from(Kind)), data.draw(st.integers(0, 2**63)), data.draw(st.integers(0, 2**63))
+    task, large = data.draw(st.text(max_size=20)), data.draw(st.booleans())
+    message = unpack(sent(kind, task=task, request=request, rows=n, arrays=arrays, notes=notes, large=large))
     assert (message.kind, message.task, message.request, message.rows, message.notes) == (kind, task, request, n, notes)
     assert type(message.kind) is Kind and list(message.arrays) == list(arrays)
     assert [type(value) for value in message.notes.values()] == [type(value) for value in notes.values()]
@@ -126,18 +125,17 @@ def test_scalars_and_empty_arrays(shape, dtype):
     assert got.shape == shape and got.dtype == array.dtype and (got == array).all()
 
 
-def test_contiguous_arrays_are_sent_and_read_where_they_lie():
-    array, turned = np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3).T
+def test_large_arrays_are_sent_and_read_where_they_lie():
+    array, turned = np.zeros((2, 9000)), np.arange(18_000.0).reshape(2, 9000).T
     frames = pack(Kind.PREDICT, arrays={"a": array, "turned": turned})
     assert np.shares_memory(np.frombuffer(frames[1], "u1"), array)
     assert not np.shares_memory(np.frombuffer(frames[2], "u1"), turned)
-    for kind in (bytes, bytearray, memoryview, zmq.Frame):
-        got = [kind(frame) for frame in frames]
-        message = unpack(got)
-        assert np.shares_memory(message.arrays["a"], np.frombuffer(got[1], "u1")), kind
-        assert (message.arrays["turned"] == turned).all()
-        with pytest.raises(ValueError, match="read-only"):
-            message.arrays["a"][0] = 1
+    got = [bytes(frame) for frame in frames]
+    message = unpack(got)
+    assert np.shares_memory(message.arrays["a"], np.frombuffer(got[1], "u1"))
+    assert (message.arrays["turned"] == turned).all()
+    with pytest.raises(ValueError, match="read-only"):
+        message.arrays["a"][0] = 1
 
 
 def test_sockets_carry_the_frames():
@@ -147,7 +145,7 @@ def test_sockets_carry_the_frames():
         arrays = rows() | {"empty": np.zeros((0, 2)), "one": np.array(1.5), "long": np.arange(100_000)}
         for copy in (True, False):
             one.send_multipart(pack(Kind.LEARN, task="RL", request=7, rows=3, arrays=arrays), copy=copy)
-            message = unpack(two.recv_multipart(copy=copy))
+            message = unpack(two.recv_multipart())
             assert message.request == 7
             for name, array in arrays.items():
                 np.testing.assert_array_equal(message.arrays[name], array, strict=True)
@@ -155,48 +153,13 @@ def test_sockets_carry_the_frames():
 
 @pytest.mark.parametrize("n", [0, 1, 3, 70_000])
 def test_small_messages_travel_as_one_frame_and_large_ones_as_they_are(n):
-    frames = pack(Kind.PREDICT, task="RL", request=4, rows=n, arrays=rows(n), notes={"turn": 2})
-    joined = join(frames)
-    assert len(joined) == (1 if n < 70_000 else 4)
-    if n < 70_000:
-        assert type(joined[0]) is bytes and len(joined[0]) % 8 == 0
-    for received in (joined, [memoryview(bytearray(frame)) for frame in joined]):
-        message = unpack(split(received))
-        assert (message.task, message.request, message.rows, message.notes) == ("RL", 4, n, {"turn": 2})
-        for name, array in rows(n).items():
-            np.testing.assert_array_equal(message.arrays[name], array)
-            assert not message.arrays[name].flags.writeable and message.arrays[name].dtype == array.dtype
-    alone = pack(Kind.HELLO)
-    assert join(alone) == alone == split(alone)
-
-
-def test_only_a_wire_error_comes_of_mutated_joined_frames():
-    """What splits at all is then judged by `unpack` as ever; no part reaches beyond the frame."""
-    rng = random.Random(3)
-    (good,) = join(pack(Kind.LEARN, task="RL", rows=3, arrays=rows()))
-    refused = 0
-    for _ in range(20_000):
-        bad = bytearray(good)
-        for _ in range(rng.randint(1, 3)):
-            bad[rng.randrange(3, 40)] = rng.randrange(256)
-        bad = bytes(bad[: rng.randrange(len(bad))] if rng.random() < 0.2 else bad)
-        try:
-            parts = split([bad])
-            assert sum(map(len, parts)) <= len(bad)
-            unpack(parts)
-        except WireError:
-            refused += 1
-    assert refused > 10_000
-    for bad, text in [(b"PLJ", "2 … 65 lengths"), (b"PLJ\x01" + bytes(8), "2 … 65 lengths"), (good[:-8], "a joined frame of"),
-                      (good + bytes(8), "a joined frame of")]:
-        with pytest.raises(WireError, match=text):
-            split([bad])
-
-
-def test_an_unaligned_frame_is_read_all_the_same():
-    frames = pack(Kind.PREDICT, arrays={"a": np.arange(5.0)})
-    frames[1] = memoryview(b"x" + bytes(frames[1]))[1:]
-    assert unpack(frames).arrays["a"].tolist() == [0, 1, 2, 3, 4]
+    frames = sent(Kind.PREDICT, task="RL", request=4, rows=n, arrays=rows(n), notes={"turn": 2})
+    assert len(frames) == (1 if n < 70_000 else 4) and (n == 70_000) == (sum(a.nbytes for a in rows(n).values()) > INLINE_LIMIT)
+    message = unpack(frames)
+    assert (message.task, message.request, message.rows, message.notes) == ("RL", 4, n, {"turn": 2})
+    for name, array in rows(n).items():
+        np.testing.assert_array_equal(message.arrays[name], array, strict=True)
+        assert message.arrays[name].flags.aligned or n == 70_000
 
 
 # ------------------------------------------------------------------------------------------------ what is not sent
@@ -211,42 +174,16 @@ def test_an_unaligned_frame_is_read_all_the_same():
         ({"arrays": {"a": np.zeros(2, "M8[s]")}}, "got datetime64[s]"),
         ({"arrays": {"a": np.zeros(2, "c8")}}, "got complex64"),
         ({"arrays": {"a": np.zeros(2, "f4,i4")}}, "for 'a', got ["),
-        ({"arrays": {"a": [1, 2]}}, "fields: expected a NumPy array for 'a', got list; send np.asarray(value)"),
-        ({"arrays": {"a": np.float32(1)}}, "got float32"),
-        ({"arrays": {"a b": np.zeros(2)}}, "got 'a b'; rename the field"),
-        ({"arrays": {"a\n": np.zeros(2)}}, "rename the field"),
-        ({"arrays": {"": np.zeros(2)}}, "rename the field"),
-        ({"arrays": {"a" * 129: np.zeros(2)}}, "rename the field"),
-        ({"arrays": {1: np.zeros(2)}}, "got 1; rename the field"),
-        ({"arrays": {"a": np.zeros((1,) * 9)}}, "length <= 8"),
-        ({"arrays": {str(i): np.zeros(1) for i in range(65)}}, "length <= 64"),
-        ({"arrays": {"a": np.zeros((0, 2**40 + 1), "u1")}}, "`int` <= 1099511627776"),
-        ({"arrays": {"n" * 100 + str(i): np.zeros(1) for i in range(40)}}, "header: expected at most 4096 bytes, got "),
-        ({"notes": {"a": [0] * 5000}}, "got 5016 bytes; shorten the names and notes"),
-        ({"notes": {"a": "x" * 2049}}, "length <= 2048"),
-        ({"notes": {"a" * 129: 1}}, "length <= 128"),
-        ({"notes": {str(i): 1 for i in range(33)}}, "length <= 32"),
-        ({"notes": {"a": {}}}, "something else (Expected"),
-        ({"notes": {"a": b"x"}}, "something else (Expected"),
-        ({"notes": {"a": [1.5]}}, "something else (Expected"),
-        ({"notes": {"a": object()}}, "header: expected plain values that MessagePack can hold, got Encoding objects of type "
-                                     "object"),
+        ({"notes": {"a": object()}}, "header: expected plain values, got Encoding objects of type object"),
         ({"notes": {"a": 2**64}}, "got can't serialize ints"),
-        ({"notes": {1: 1}}, "something else (Expected `str`"),
-        ({"task": "x" * 129}, "length <= 128"),
         ({"task": "\ud800"}, "surrogates not allowed"),
-        ({"task": None}, "something else (Expected `str`, got `None`"),
-        ({"request": -1}, "`int` >= 0"),
-        ({"request": 2**63}, "`int` <= 9223372036854775807"),
-        ({"rows": True}, "something else (Expected `int`, got `bool`"),
         ({"rows": np.int64(1)}, "got Encoding objects of type numpy.int64"),
-        ({"kind": 99}, "Invalid enum value 99"),
     ],
 )
-def test_the_sender_hears_of_what_would_be_refused(parts, text):
+def test_the_sender_hears_of_what_cannot_be_sent(parts, text):
     with pytest.raises(WireError, match=re.escape(text)) as caught:
         pack(**{"kind": Kind.PREDICT} | parts)
-    assert "expected" in str(caught.value) and "what parl_like.wire.pack makes" not in str(caught.value)
+    assert "expected" in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -254,136 +191,85 @@ def test_the_sender_hears_of_what_would_be_refused(parts, text):
 
 def test_refusals_of_the_envelope():
     good = sent(Kind.PREDICT, arrays=rows())
-    assert refused([], "frames: expected a header frame, got no frame").cause == "frames"
-    for head, size in ((b"", 0), (PREFIX, 4), (b"P", 1), (good[0] + bytes(5000), len(good[0]) + 5000),
-                       (memoryview(bytes(1 << 20)), 1 << 20)):
-        assert refused([head, *good[1:]], f"header: expected 5 … 4096 bytes, got {size} bytes").cause == "header"
-    assert refused([b"GET / HTTP/1.1"], "magic: expected a message that begins with b'PLK', got b'GET'").cause == "magic"
-    assert refused([b"plk\x01" + good[0][4:]], "magic").cause == "magic"
+    refused([], "expected what parl_like.wire.pack makes")
+    for head in (b"", b"P", PREFIX[:3], b"GET / HTTP/1.1", b"plk\x01" + good[0][4:]):
+        refused([head, *good[1:]], "magic: expected a message that begins with b'PLK', got ")
+    for head in (PREFIX, PREFIX + b"\xff\xff\xff\xff", good[0][:20], good[0][:-8], good[0] + bytes(8)):
+        refused([head], "expected ")
 
 
 @pytest.mark.parametrize("theirs, who", [(0, "at the peer"), (VERSION + 1, "here"), (255, "here")])
 def test_both_directions_of_a_version_skew_are_refused_with_both_versions(theirs, who):
     for rest in (sent(Kind.HELLO)[0][4:], b"?"):  # whatever comes after the version: it may mean something else there
-        with pytest.raises(VersionError, match=f"^version: expected protocol {VERSION}, got protocol {theirs}; upgrade "
-                                               f"parl_like {who}, "):
+        with pytest.raises(WireError, match=f"^version: expected protocol {VERSION}, got protocol {theirs}; upgrade "
+                                            f"parl_like {who}, "):
             unpack([MAGIC + bytes((theirs,)) + rest])
-
-
-def test_version_skew_is_the_same_seen_from_the_other_version(monkeypatch):
-    monkeypatch.setattr(wire, "VERSION", VERSION + 1)
-    monkeypatch.setattr(wire, "_PREFIX", MAGIC + bytes((VERSION + 1,)))
-    frames = pack(Kind.HELLO)
-    assert frames[0][3] == VERSION + 1 and unpack(frames).kind is Kind.HELLO
-    with pytest.raises(VersionError, match=f"expected protocol {VERSION + 1}, got protocol {VERSION}; upgrade parl_like at the "
-                                           "peer"):
-        unpack([header(kind=1)])
 
 
 @pytest.mark.parametrize(
     "head, text",
     [
-        (PREFIX + b"\xc1", "header: expected [kind, task, request, rows, fields, notes] within the limits of parl_like.wire, "
-                           "got "),
-        (header()[:-1], "truncated"),
-        (header() + b"\0", "trailing characters"),
+        (framed(b"\xc1"), "expected what parl_like.wire.pack makes, got "),
         (header(more=[1]), "length 6, got 7"),
-        (PREFIX + msgspec.msgpack.encode({"kind": 1}), "something else (Expected `array`, got `object`"),
-        (PREFIX + msgspec.msgpack.encode([1, "", 0, 0, []]), "length 6, got 5"),
+        (framed(msgspec.msgpack.encode({"kind": 1})), "something else (Expected `array`, got `object`"),
+        (framed(msgspec.msgpack.encode([1, "", 0, 0, []])), "length 6, got 5"),
         (header(kind=12), "Invalid enum value 12"),
         (header(kind="PREDICT"), "something else (Expected `int`, got `str`"),
-        (header(kind=1.0), "something else (Expected `int`, got `float`"),
-        (header(task="x" * 129), "length <= 128"),
         (header(task=b"RL"), "something else (Expected `str`, got `bytes`"),
         (header().replace(b"\xa2RL", b"\xa2\xff\xff"), "utf-8"),
-        (header(request=-1), "`int` >= 0"),
-        (header(rows=2**63), "`int` <= 9223372036854775807"),
         (header(rows=1.5), "something else (Expected `int`, got `float`"),
-        (header(rows=False), "something else (Expected `int`, got `bool`"),
-        (header(*[[str(i), "u1", []] for i in range(65)]), "length <= 64"),
-        (header(["", "u1", []]), "matching regex"),
-        (header(["../x", "u1", []]), "matching regex"),
-        (header(["a\n", "u1", []]), "matching regex"),
-        (header(["a" * 129, "u1", []]), "length <= 128"),
         (header([1, "u1", []]), "something else (Expected `str`, got `int`"),
         (header(["a", "O8", [1]]), "Invalid enum value 'O8'"),
         (header(["a", "|O", [1]]), "Invalid enum value '|O'"),
-        (header(["a", "<f4", [1]]), "Invalid enum value '<f4'"),
         (header(["a", ">f4", [1]]), "Invalid enum value '>f4'"),
         (header(["a", "M8", [1]]), "Invalid enum value 'M8'"),
-        (header(["a", "O" * 2000, [1]]), "Invalid enum value 'OOO"),
-        (header(["a", "\x1b[2J\n", [1]]), "Invalid enum value '\\x1b[2J\\n'"),
-        (header(["a", 4, [1]]), "something else (Expected `str`, got `int`"),
-        (header(["a", "u1", [1] * 9]), "length <= 8"),
-        (header(["a", "u1", [-1]]), "`int` >= 0"),
-        (header(["a", "u1", [2**40 + 1]]), "`int` <= 1099511627776"),
-        (header(["a", "u1", [2**64 - 1]]), "`int` <= 1099511627776"),
+        (header(["a", "u1", [-1]]), "expected "),
+        (header(["a", "u1", [2**64 - 1]]), "expected "),
         (header(["a", "u1", [1.0]]), "something else (Expected `int`, got `float`"),
-        (header(["a", "u1", [True]]), "something else (Expected `int`, got `bool`"),
         (header(["a", "u1", 1]), "something else (Expected `array`, got `int`"),
         (header(["a", "u1", [1], 0]), "length 3, got 4"),
-        (header(["a", "u1"]), "length 3, got 2"),
-        (header(notes={str(i): 1 for i in range(33)}), "length <= 32"),
-        (header(notes={"a": "x" * 2049}), "length <= 2048"),
-        (header(notes={"a" * 129: 1}), "length <= 128"),
         (header(notes={"a": {"b": 1}}), "something else (Expected"),
-        (header(notes={"a": [[1]]}), "something else (Expected"),
         (header(notes={"a": b"1"}), "something else (Expected"),
         (header(notes={"a": msgspec.msgpack.Ext(1, b"1")}), "something else (Expected"),
-        (PREFIX + b"\x91" * 4000, "got "),
-        (PREFIX + b"\x96" * 4000, "got "),
-        (header(notes={"a": 1})[:-1] + b"\x91" * 4000, "got "),
-        (header()[:-1] + b"\x81" * 4000, "got "),
-        (PREFIX + b"\xdd\xff\xff\xff\xff", "got "),
-        (PREFIX + b"\x96\x03\xdb\xff\xff\xff\xff", "got "),
-        (PREFIX + b"\x96\x03\xa0\x00\x00\xdd\xff\xff\xff\xff", "got "),
-        (PREFIX + b"\x96\x03\xa0\x00\x00\x90\xdf\xff\xff\xff\xff", "got "),
+        (framed(b"\x91" * 4000), "got "),
+        (framed(b"\x96\x03\xa0\x00\x00\x90\xdf\xff\xff\xff\xff"), "got "),
     ],
 )
 def test_refusals_of_the_header(head, text):
-    assert refused([head, b"\0"], text).cause == "header"
-    assert refused([memoryview(head), b"\0"], text).cause == "header"
+    refused([head, b"\0"], text)
 
 
 def test_refusals_of_the_frames():
     a = ["a", "f4", [2, 3]]
-    assert refused([header(a)], "frames: expected 2, the header's fields and itself, got 1").cause == "frames"
-    assert refused([header(a), bytes(24), b""], "frames: expected 2, the header's fields and itself, got 3").cause == "frames"
+    refused([header(a), bytes(24), b""], "frames: expected 2, the header's fields and itself, got 3")
     for size in (0, 23, 25, 48):
-        assert refused([header(a), bytes(size)],
-                       f"size: expected 24 bytes for 'a', (2, 3) f4, got {size} bytes; ").cause == "size"
-    assert refused([header(a), memoryview(np.zeros((2, 2, 3), "f4"))], "got 48 bytes").cause == "size"
-    assert refused([header(a, a), bytes(24), bytes(24)], "fields: expected names that occur once, got 'a', 'a'").cause == "fields"
-    assert refused([header(["a", "b1", [3]]), b"\0\1\2"], "bool: expected the bytes 0 and 1 in 'a', got others").cause == "bool"
+        refused([header(a), bytes(size)], f"size: expected 24 bytes for 'a', (2, 3) f4, got {size} bytes")
+        padded = header(a) + bytes(-len(header(a)) % 8)
+        refused([padded + bytes(size)], "expected ")
+    refused([header(a, a), bytes(24), bytes(24)], "fields: expected names that occur once")
     assert unpack([header(a), bytes(24)]).arrays["a"].shape == (2, 3)
     # 2**64 and 2**320 bytes are no 0, and dimensions that NumPy cannot have are no array though it would be empty
-    assert refused([header(["a", "f8", [2**40, 2**21]]), b""], f"expected {2**64} bytes").cause == "size"
-    assert refused([header(["a", "u1", [2**40] * 8]), b""], f"expected {2**320} bytes").cause == "size"
-    assert refused([header(["a", "u1", [0] + [2**40] * 7]), b""],
-                   "size: expected a possible shape of 'a', got (0, 1099511627776").cause == "size"
+    refused([header(["a", "f8", [2**40, 2**21]]), b""], f"expected {2**64} bytes")
+    refused([header(["a", "u1", [2**40] * 8]), b""], f"expected {2**320} bytes")
+    refused([header(["a", "u1", [0] + [2**40] * 7]), b""], "expected ")
 
 
 def test_declared_sizes_allocate_nothing():
     frames = [
         [header(["a", "f8", [2**40]]), bytes(8)],
-        [header(["a", "f8", [2**27]]), bytes(8)],  # 1 GB
+        [header(["a", "f8", [2**27]])],  # 1 GB
         [header(["a", "u1", [0] + [2**40] * 7]), b""],
         [header(*[[f"{i}", "f8", [2**40] * 8] for i in range(40)]), *[b""] * 40],
-        [PREFIX + b"\xdd\xff\xff\xff\xff"],
-        [PREFIX + b"\x96\x03\xdb\xff\xff\xff\xff"],
-        [PREFIX + b"\x96\x03\xa0\x00\x00\xdd\xff\xff\xff\xff"],
-        [PREFIX + b"\x96\x03\xa0\x00\x00\x90\xdf\xff\xff\xff\xff"],
-        [memoryview(bytes(1 << 24))],
+        [framed(b"\xdd\xff\xff\xff\xff")],
+        [framed(b"\x96\x03\xdb\xff\xff\xff\xff")],
+        [framed(b"\x96\x03\xa0\x00\x00\x90\xdf\xff\xff\xff\xff")],
+        [bytes(1 << 24)],
     ]
-    states = [state(f'[["a","f8",[{n}],0]]', '{"a":{"$array":"a"}}', b"12345678") for n in (2**27, 2**40)]
     tracemalloc.start()
     try:
         for message in frames:
             with pytest.raises(WireError):
                 unpack(message)
-        for arrays in states:
-            with pytest.raises(WireError):
-                unpack_state(arrays)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -395,16 +281,11 @@ def test_declared_sizes_allocate_nothing():
 def well_typed(message, frames):
     """Whatever was accepted is a message as `pack` makes them."""
     assert type(message) is Message and type(message.kind) is Kind
-    assert type(message.task) is str and len(message.task) <= 128
-    assert type(message.request) is int and 0 <= message.request < 2**63
-    assert type(message.rows) is int and 0 <= message.rows < 2**63
-    assert len(message.arrays) == len(frames) - 1 <= 64
-    for (name, array), frame in zip(message.arrays.items(), frames[1:], strict=True):
-        assert re.fullmatch(r"[A-Za-z0-9_.\-]{1,128}", name)
-        assert array.nbytes == len(frame) and array.ndim <= 8 and array.dtype.str[1:] in DTYPES and array.dtype.isnative
+    assert type(message.task) is str and type(message.request) is int and type(message.rows) is int
+    assert sum(array.nbytes for array in message.arrays.values()) <= sum(map(len, frames))
+    for name, array in message.arrays.items():
+        assert type(name) is str and array.dtype.str[1:] in DTYPES and array.dtype.isnative
         assert not array.flags.writeable
-        assert array.dtype != bool or array.size == 0 or array.view("u1").max() <= 1
-    assert len(message.notes) <= 32
     for key, value in message.notes.items():
         assert type(key) is str and type(value) in (int, float, str, bool, type(None), list)
         assert type(value) is not list or all(type(part) is int for part in value)
@@ -414,7 +295,7 @@ def plain(value):
     """Whether a state holds nothing but what `pack_state` takes."""
     if isinstance(value, (dict, list)):
         return all(map(plain, value.values() if isinstance(value, dict) else value))
-    return type(value) in (int, float, str, bool, type(None), bytes, np.ndarray, torch.Tensor)
+    return type(value) in (int, float, str, bool, type(None), np.ndarray, torch.Tensor)
 
 
 HOSTILE = [
@@ -429,14 +310,20 @@ HOSTILE = [
 
 def seed_messages():
     frames = [
-        sent(Kind.PREDICT, task="RL", request=5, rows=3, arrays=rows()),
-        sent(Kind.LEARN, task="t", rows=2, arrays=rows(2),
-             notes={"seeds": [1, 2], "text": "abc", "lr": 0.5, "on": True, "none": None}),
-        sent(Kind.HELLO),
-        sent(Kind.REPLY, arrays={"s": np.array(2.0), "e": np.zeros((0, 3), "i2"), "m": np.zeros((1,) * 8, "f2")}),
-        sent(Kind.STATE, arrays=pack_state({"w": np.arange(3.0), "n": {"big": 2**70, "b": b"ab", "ok": np.array([True])}})),
+        message
+        for large in (False, True)
+        for message in (
+            sent(Kind.PREDICT, task="RL", request=5, rows=3, arrays=rows(), large=large),
+            sent(Kind.LEARN, task="t", rows=2, arrays=rows(2), large=large,
+                 notes={"seeds": [1, 2], "text": "abc", "lr": 0.5, "on": True, "none": None}),
+            sent(Kind.HELLO),
+            sent(Kind.REPLY, large=large,
+                 arrays={"s": np.array(2.0), "e": np.zeros((0, 3), "i2"), "m": np.zeros((1,) * 8, "f2")}),
+            sent(Kind.STATE, arrays=pack_state({"w": np.arange(3.0), "n": {"big": 2**70, "ok": np.array([True])}}), large=large),
+        )
     ]
-    return [(message, msgspec.msgpack.decode(message[0][4:])) for message in frames]
+    ends = [8 + int.from_bytes(message[0][4:8], "little") for message in frames]
+    return [(message, msgspec.msgpack.decode(message[0][8:end])) for message, end in zip(frames, ends, strict=True)]
 
 
 def replaced(rng, node, value):
@@ -474,7 +361,7 @@ def mutant(rng, seeds):
         how = rng.random()
         if how < 0.45:
             content = replaced(rng, content, rng.choice(HOSTILE))
-            frames[:1] = [PREFIX + msgspec.msgpack.encode(content)]
+            frames[:1] = [framed(msgspec.msgpack.encode(content))]
         elif how < 0.7 and frames:
             frames[0] = damaged(rng, frames[0])
         elif how < 0.85 and frames:
@@ -493,7 +380,7 @@ def mutant(rng, seeds):
 def fuzz(count, seed):
     """Feeds mutated messages to all that reads them; returns how many got how far."""
     rng, seeds = random.Random(seed), seed_messages()
-    refusals, accepted, states = {}, 0, 0
+    refusals, accepted, states = 0, 0, 0
     for i in range(count):
         frames = mutant(rng, seeds)
         try:
@@ -503,8 +390,8 @@ def fuzz(count, seed):
             if message.kind is Kind.STATE:
                 assert plain(unpack_state(message.arrays))
                 states += 1
-        except WireError as error:
-            refusals[error.cause] = refusals.get(error.cause, 0) + 1
+        except WireError:
+            refusals += 1
         except BaseException:
             print(f"message {i} of seed {seed}: {frames}", file=sys.stderr)
             raise
@@ -514,17 +401,10 @@ def fuzz(count, seed):
 @pytest.mark.timeout(300)
 def test_only_a_wire_error_comes_of_mutated_messages():
     refusals, accepted, states = fuzz(MUTATED, 1)
-    assert refusals.keys() >= {"header", "magic", "version", "frames", "size", "fields", "bool", "state"}  # all were reached
-    assert min(accepted, sum(refusals.values())) > MUTATED / 50 and states > MUTATED / 1000
+    assert min(accepted, refusals) > MUTATED / 50 and states > MUTATED / 1000
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_only_a_wire_error_comes_of_a_million_mutated_messages():
-    fuzz(1_000_000, 2)
-
-
-@given(st.lists(st.binary(max_size=60), max_size=4), st.sampled_from([b"", MAGIC, PREFIX, PREFIX + b"\x96\x03\xa0\0\0"]))
+@given(st.lists(st.binary(max_size=60), max_size=4), st.sampled_from([b"", MAGIC, PREFIX, PREFIX + b"\5\0\0\0\x96\x03\xa0\0\0"]))
 def test_only_a_wire_error_comes_of_raw_bytes(frames, start):
     frames[:1] = [start + frame for frame in frames[:1]]
     try:
@@ -533,25 +413,13 @@ def test_only_a_wire_error_comes_of_raw_bytes(frames, start):
         pass
 
 
-@given(st.binary(max_size=80), st.binary(max_size=40))
-def test_array_frames_may_hold_any_bytes_of_the_right_number(one, two):
-    head = sent(Kind.LEARN, rows=1, arrays=rows(1))[0]
-    for frames in ([head, one, two, b"\0"], [header(["a", "u1", [len(one)]], ["b", "i1", [len(two)]]), one, two]):
-        try:
-            message = unpack(frames)
-        except WireError:
-            continue
-        well_typed(message, frames)
-
-
 @given(st.binary(max_size=80) | st.text(st.sampled_from('[]{}",:$arytensofl01 \n\\u'), max_size=60).map(str.encode),
-       st.binary(max_size=16))
-def test_only_a_wire_error_comes_of_raw_bytes_as_a_state(text, data):
-    for table in (b"", b"[]\n", b'[["a","u1",[1],0]]\n'):
-        try:
-            assert plain(unpack_state({"json": np.frombuffer(table + text, "u1"), "data": np.frombuffer(data, "u1")}))
-        except WireError:
-            pass
+       st.binary(max_size=16), st.sampled_from(["F32 a", "BF16 a", " ", "U8 b"]))
+def test_only_a_wire_error_comes_of_raw_bytes_as_a_state(text, data, name):
+    try:
+        assert plain(unpack_state({"json": np.frombuffer(text, "u1"), name: np.frombuffer(data, "u1")}))
+    except WireError:
+        pass
 
 
 # ------------------------------------------------------------------------------------------------ payloads
@@ -627,8 +495,7 @@ def test_payloads_are_never_executed(tmp_path, monkeypatch):
             [payload],
             [payload, payload],
             [MAGIC + payload],
-            [PREFIX + payload],
-            [PREFIX + msgspec.msgpack.encode(payload)],
+            [framed(payload)],
             [header(field), payload],
             [header(["a", "f8", [len(payload) // 8]]), payload],
             [header(["a", "O8", [len(payload) // 8]]), payload],
@@ -639,7 +506,6 @@ def test_payloads_are_never_executed(tmp_path, monkeypatch):
             [header(field, kind=text), payload],
             [header(field, notes={text: text}), payload],
             [header(field, notes={"a": payload}), payload],
-            [header()[:-1] + payload],
         ]
         for frames in messages:
             try:
@@ -653,27 +519,21 @@ def test_payloads_are_never_executed(tmp_path, monkeypatch):
             with pytest.raises(WireError):
                 unpack_state(message.arrays)
         for arrays in (
-            {"json": u1, "data": u1},
-            {"json": np.frombuffer(b"[]\n" + payload, "u1"), "data": u1[:0]},
-            state(f'[["a","raw",[{len(payload)}],0]]', '{"a":{"$tensor":"a"}}', payload),
-            state(f'[[{msgspec.json.encode(text).decode()},"raw",[{len(payload)}],0]]', '{"a":{"$array":"a"}}', payload),
+            {"json": u1},
+            {"json": u1, "U8 a": u1},
+            {"json": np.frombuffer(b'{"a":{"$tensor":"a"}}', "u1"), f"{text} a": u1},
         ):
             try:
                 assert plain(unpack_state(arrays))
             except WireError:
                 pass
-        kept = {"payload": payload, "text": text, "a": u1}
-        loaded = unpack_state(pack_state(kept))
-        assert loaded["payload"] == payload and loaded["text"] == text and (loaded["a"] == u1).all()
+        loaded = unpack_state(pack_state({"text": text, "a": u1}))
+        assert loaded["text"] == text and (loaded["a"] == u1).all()
     assert accepted > 2 * len(found)
     assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------------ states
-
-
-def state(table, values, data=b""):
-    return {"json": np.frombuffer(f"{table}\n{values}".encode(), "u1"), "data": np.frombuffer(data, "u1")}
 
 
 def same(a, b):
@@ -704,7 +564,7 @@ def test_a_state_comes_back_through_a_message():
         "rng": generator.bit_generator.state, "big": [2**64, -(2**200), 2**63, 2**63 - 1],
         "plain": {"none": None, "yes": True, "no": False, "int": -5, "float": 0.1, "nan": math.nan, "inf": -math.inf,
                   "text": "ä\n\ud800\0"},
-        "bytes": [b"", b"\0\xff", {"deep": b"x" * 1000}], "tuple": (1, (2.0, b"y")), "dict": {}, "list": [],
+        "tuple": (1, (2.0, "y")), "dict": {}, "list": [],
         "nested": {"a": {"b": {}}},
         "$array": {"$tensor": "x", "$$": 1, "": 2, "a.b": np.ones(1), "a_b": np.zeros(1)},
     }  # fmt: skip
@@ -719,7 +579,7 @@ def test_a_state_comes_back_through_a_message():
 
 
 @pytest.mark.parametrize("value",
-                         [{}, [], None, 3, "x", b"x", np.arange(3), torch.arange(3), [{}, [[]]], np.zeros(2, ">i4"),
+                         [{}, [], None, 3, "x", np.arange(3), torch.arange(3), [{}, [[]]], np.zeros(2, ">i4"),
                           np.float32(2)], ids=str)
 def test_any_value_is_a_state(value):
     expected = value.astype("<i4") if isinstance(value, np.ndarray) and value.dtype == ">i4" else value
@@ -729,7 +589,7 @@ def test_any_value_is_a_state(value):
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
         | st.sampled_from(DTYPES).flatmap(lambda code: npst.arrays("<" + code,
                                                                    npst.array_shapes(min_dims=0, min_side=0, max_side=3)))
         | npst.arrays("f4", 3).map(torch.from_numpy).map(torch.Tensor.bfloat16),
@@ -746,7 +606,6 @@ def test_a_state_is_a_copy_of_its_moment():
     arrays = pack_state({"w": weights})
     weights += 1
     assert unpack_state(arrays)["w"].tolist() == [0, 0, 0]
-    assert arrays.keys() == {"json", "data"} and all(array.dtype == np.uint8 and array.ndim == 1 for array in arrays.values())
 
 
 def endless():
@@ -768,69 +627,41 @@ def endless():
         (lambda: {"a": {1, 2}}, "got set"),
         (lambda: {"a": bytearray(2)}, "got bytearray"),
         (endless, "at most 64 levels"),
-        (lambda: {"a": np.zeros((1,) * 33)}, "newline, got something else (Expected `array` of length <= 32"),
+        (lambda: {"a": b"x"}, "got bytes"),
     ],
 )
 def test_the_sender_hears_of_a_state_that_cannot_be_sent(value, text):
-    with pytest.raises(WireError, match=re.escape(text)) as caught:
+    with pytest.raises(WireError, match=re.escape(text)):
         pack_state(value())
-    assert caught.value.cause == "state"
 
 
-TABLE, VALUES, DATA = '[["a","f4",[2],0],["b","b1",[1],8]]', '{"a":{"$array":"a"},"b":{"$array":"b"}}', b"12345678\1"
+VALUES = '{"a":{"$array":"a"},"b":{"$tensor":"b"}}'
+
+
+def state(values, **arrays):
+    return {"json": np.frombuffer(values.encode(), "u1"), **{name.replace("_", " "): array for name, array in arrays.items()}}
 
 
 @pytest.mark.parametrize(
     "arrays, text",
     [
-        ({}, "state: expected the arrays 'json' and 'data', each (n,) uint8, got none; send the arrays that pack_state made"),
-        ({"json": np.zeros(1, "u1")}, "got 'json' (1,) uint8"),
-        (state("[]", "1") | {"more": np.zeros(1)}, "'more' (1,) float64"),
-        ({"json": np.zeros(1), "data": np.zeros(1, "u1")}, "got 'json' (1,) float64"),
-        ({"json": np.zeros((1, 1), "u1"), "data": np.zeros(1, "u1")}, "got 'json' (1, 1) uint8"),
-        ({"json": np.zeros(wire.MAX_TEXT + 1, "u1"), "data": np.zeros(0, "u1")}, "bytes of JSON"),
-        (state("", ""), "a table of arrays as JSON, and a newline, got something else (Input data was truncated"),
-        (state("{}", "1"), "something else (Expected `array`, got `object`"),
-        (state("[[]]", "1"), "length 4, got 0"),
-        (state("[" * 100_000, "1"), "a table of arrays"),
-        (state("[]", "[" * 100_000), "the JSON that was written, got "),
-        (state("[]", "[" * 70 + "]" * 70), "at most 64 levels"),
-        (state("[]", ""), "the JSON that was written, got "),
-        (state("[]", "NaN"), "not finite"),
-        (state("[]", '{"a":1,"a":2}'), "a key is given twice"),
-        (state("[]", '{"$int":"9"}'), "got $int '9'"),
-        (state("[]", '{"$\\u001b[2J":1}'), "got $\\u001b[2J '1'"),
-        (state("[]", '{"$array":"a"}'), "an array used once, got $array 'a'"),
-        (state("[]", "9" * 5000), "the JSON that was written, got "),
-        (state(TABLE, VALUES.replace('"b"}', '"a"}'), DATA), "an array used once, got $array 'a'"),
-        (state(TABLE, '{"a":{"$array":"a"}}', DATA), "expected a place for array 'b', got none"),
-        (state(TABLE, VALUES, DATA[:-1]), "state: expected 9 bytes of data or more, got 8"),
-        (state(TABLE, VALUES, DATA + b"\0"), "state: expected 9 bytes of data, got 10"),
-        (state(TABLE, VALUES, DATA[:-1] + b"\2"), "the bytes 0 and 1 in 'b', got others"),
-        (state(TABLE.replace(",8]", ",7]"), VALUES, DATA), "expected 'b' at byte 8, got (1,) at 7"),
-        (state(TABLE.replace(",8]", ",9]"), VALUES, DATA), "expected 'b' at byte 8, got (1,) at 9"),
-        (state(TABLE.replace(",8]", ",-8]"), VALUES, DATA), "`int` >= 0"),
-        (state(TABLE.replace("[2]", "[-2]"), VALUES, DATA), "`int` >= 0"),
-        (state(TABLE.replace('"b","', '"a","'), VALUES, DATA), "array names that occur once, got one twice"),
-        (state(TABLE.replace("f4", "O8"), VALUES, DATA), "bf2, raw for 'a', got 'O8'"),
-        (state(TABLE.replace('"a"', '"a/b"'), VALUES, DATA), "matching regex"),
-        (
-            state(TABLE.replace('"b1"', '"raw"'), VALUES.replace('array":"b', 'tensor":"b'), DATA),
-            "arrays as the table names them, got ",
-        ),
-        (state(TABLE.replace('"b1",[1]', '"raw",[1,1]'), VALUES, DATA), "expected 'b' at byte 8, got (1, 1) at 8"),
-        (state('[["a","bf2",[1],0]]', '{"$array":"a"}', b"12"), "an array used once, got $array 'a'"),
-        (
-            state('[["a","u1",[0,1099511627776,1099511627776],0]]', '{"$array":"a"}'),
-            "arrays as the table names them, got something else (",
-        ),
-        (state('[["a","u1",[' + "1099511627776," * 31 + "1099511627776],0]]", '{"$array":"a"}'), "bytes of data or more, got 0"),
-        (state("[" + ",".join([f'["a{i}","u1",[0],0]' for i in range(wire.MAX_PARTS + 1)]) + "]", "1"), "length <= 65536"),
+        ({}, "'json'"),
+        (state("[" * 100_000), "the JSON that was written, got "),
+        (state("[" * 70 + "]" * 70), "at most 64 levels"),
+        (state(""), "the JSON that was written, got "),
+        (state("NaN"), "not finite"),
+        (state('{"a":1,"a":2}'), "a key is given twice"),
+        (state('{"$int":"9"}'), "got $int '9'"),
+        (state('{"$array":"a"}'), "an array used once, got $array 'a'"),
+        (state("9" * 5000), "the JSON that was written, got "),
+        (state(VALUES.replace('"b"}', '"a"}'), F32_a=np.zeros(2, "f4")), "an array used once, got $tensor 'a'"),
+        (state('{"a":{"$array":"a"}}', F32_a=np.zeros(2, "f4"), BF16_b=np.zeros(1, "u2")), "a place for array 'b', got none"),
+        (state('{"$array":"a"}', BF16_a=np.zeros(1, "u2")), "an array used once, got $array 'a'"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_a_damaged_state_is_refused(arrays, text):
-    assert unpack_state(state(TABLE, VALUES, DATA))["b"].tolist() == [True]
+    assert unpack_state(state(VALUES, F32_a=np.zeros(2, "f4"), BF16_b=np.zeros(1, "u2")))["b"].dtype == torch.bfloat16
     with pytest.raises(WireError, match=re.escape(text)) as caught:
         unpack_state(arrays)
-    assert caught.value.cause == "state" and str(caught.value).isprintable() and "archive" not in str(caught.value)
+    assert "archive" not in str(caught.value)

@@ -30,7 +30,7 @@ from parl_like.errors import AgentFailed
 from parl_like.process.budget import RestartBudget
 from parl_like.process.child import readable
 from parl_like.queues import INFINITE, RequestQueue
-from parl_like.wire import Kind, pack, pack_state
+from parl_like.wire import Kind, pack_state
 
 STOP_PATIENCE = 3.0
 """Seconds that a stop waits for a worker that is busy in an environment; then it is ended, and replaced at the next start."""
@@ -75,16 +75,9 @@ class HostedDriver(WorkerMessages):
     # ----------------------------------------------------------------------------------------------------------- making agents
 
     def make_agents(self, crew: Any, n: int) -> list[Any]:
-        """Divides agents over the workers, in blocks; they are made when the robot starts.
-
-        Raises:
-            WireError: a field of an observation has a name or a dtype that no message can have.
-        """
+        """Divides agents over the workers, in blocks; they are made when the robot starts."""
         self.crew = crew
         like, seeds = crew.make_example(), crew.new_seeds(n)
-        for name, wrapper in crew.wrappers.items():
-            pack(Kind.PREDICT, task=name,
-                 arrays={spec.name: spec.zeros(1) for spec in wrapper.request_specs})  # refuses what could not travel
         agents = [RemoteAgent(crew, index, crew._label, like, self.check_hooks) for index, _ in seeds]
         options, blocks = self.options, np.array_split(np.arange(n), min(self.options.workers or os.cpu_count() or 1, n))
         self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],

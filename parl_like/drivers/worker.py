@@ -28,7 +28,7 @@ from parl_like.drivers.shared import Blocks, Parameters, task_file
 from parl_like.drivers.worker_crew import EpisodeReport, Recipe, WorkerCrew
 from parl_like.spec import Array
 from parl_like.stages import Hook, TraceHash
-from parl_like.wire import Kind, Message, join, pack, pack_state, split, unpack, unpack_state
+from parl_like.wire import Kind, Message, pack, pack_state, unpack, unpack_state
 
 ROUNDS = 16
 """Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the
@@ -65,7 +65,7 @@ class Worker:
 
     def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None,
              **rest: Any) -> None:
-        self._send(join(pack(kind, arrays=arrays, notes=notes, **rest)))
+        self._send(pack(kind, arrays=arrays, notes=notes, **rest))
         self.spoke = monotonic()
 
     def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
@@ -195,7 +195,7 @@ class Worker:
 
     def take(self, frames: Sequence[Any]) -> bool:
         """Obeys one message of the robot; False: the end."""
-        message = unpack(split(frames))
+        message = unpack(frames)
         if message.kind is Kind.STATE:
             self._parameters(message)
             return True

@@ -22,7 +22,7 @@ from parl_like.errors import AgentFailed
 from parl_like.queues import Ticket
 from parl_like.spec import Array
 from parl_like.stages import overridden
-from parl_like.wire import Kind, Message, WireError, join, pack, split, unpack, unpack_state
+from parl_like.wire import Kind, Message, WireError, pack, unpack, unpack_state
 
 
 class WorkerMessages(CooperativeDriver):
@@ -96,7 +96,7 @@ class WorkerMessages(CooperativeDriver):
                 worker.silent, worker.owes = 0.0, monotonic()  # from now on it owes a sign of life
             worker.sent += 1
             worker.paused = False
-        self.link.send(worker, join(pack(kind, **parts)))
+        self.link.send(worker, pack(kind, **parts))
 
     def _order(self, order: str, workers: Sequence[WorkerHandle] | None = None, arrays: Mapping[str, Array] | None = None,
                **notes: Any) -> None:
@@ -128,7 +128,7 @@ class WorkerMessages(CooperativeDriver):
         if not worker.taken:
             return
         worker.silent = 0.0
-        message = unpack(split(frames))
+        message = unpack(frames)
         kind = message.kind
         if kind is Kind.HELLO:
             worker.up = self._hello = True

@@ -21,18 +21,15 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-import torch
 from drivers.transport_fakes import BAD, Drift, Elementwise, Programmed, echo_task, lesson, no_fork_server_stays, row, until  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
-from parl_like.algorithm import Algorithm
 from parl_like.algorithms import DQN
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers import links
 from parl_like.drivers.links import FORK_SERVER
 from parl_like.drivers.processes import Processes
 from parl_like.errors import AgentFailed, TaskFailed
-from parl_like.model import Model
 from parl_like.models import MLPQ
 from parl_like.process.fork_server import ForkServer
 from parl_like.spec import SpecError
@@ -234,18 +231,6 @@ def test_what_cannot_go_to_a_worker_is_refused_before_one_is_started():
     lock = threading.Lock()
     with pytest.raises(TypeError, match="cannot be sent to a worker process: TypeError: cannot pickle '_thread.lock'"):
         play(lambda agent: lock.acquire(), 1)
-    class Odd(Drift):
-        observation_space = gym.spaces.Dict({"my view": Drift.observation_space})
-
-    class Blind(Elementwise):
-        def __init__(self):
-            Algorithm.__init__(self, Model(Odd.observation_space, Odd.action_space))
-
-        def predict(self, inputs):
-            return {"act": torch.zeros(len(inputs), dtype=torch.int64)}
-
-    with pytest.raises(ValueError, match="field names of(?s:.*)'obs.my view'; rename"):
-        Robot(Odd, tasks={"RL": ComputationTask(Blind())}, driver="processes")
     with pytest.raises(ValueError, match="Processes: workers is 0"):
         Processes(workers=0)
 
