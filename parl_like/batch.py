@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy as copying
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from parl_like.fields import Fields, is_reserved
 from parl_like.leaf import (
     MAPPINGS,
     NUMBERS,
@@ -18,6 +17,7 @@ from parl_like.leaf import (
     blank,
     clear,
     is_array,
+    is_null,
     is_tensor,
     join_leaves,
     object_array,
@@ -26,19 +26,39 @@ from parl_like.leaf import (
     shape_of,
     spare,
     stacked,
+    text_of,
     to_numpy,
+    to_tensor,
     write,
 )
-from parl_like.spec import nest
+from parl_like.spec import leaves, nest
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 Parts = Any
 """A sequence of Batches or mappings. The underscore forms also take a single one."""
 
 
-class Batch(Fields):
+def _arithmetic(operation: Callable[[Any, Any], Any], takes_batch: bool, in_place: bool) -> Callable[[Any, Any], Any]:
+    """A method of Batch: leaf by leaf with a number, or with a Batch of the same structure where the operation takes one."""
+
+    def method(self: Batch, other: Any) -> Any:
+        if not isinstance(other, (*NUMBERS, Batch) if takes_batch else NUMBERS):
+            return NotImplemented
+        # Out of place, the leaves of a copy of the structure are replaced: no array of the operand is touched or shared.
+        out = self if in_place else self.apply_values_transform(lambda value: value)
+        operands = list(_operands(out, other))
+        for owner, key, operand in operands:  # on copies first: an integer leaf may refuse what a float one takes
+            operation(spare(owner[key]), operand)
+        for owner, key, operand in operands:
+            owner[key] = operation(owner[key], operand)
+        return out
+
+    return method
+
+
+class Batch:
     """Named fields, nested, whose arrays share their leading axis: the rows.
 
     `b.x` and `b["x"]` are the same field. Values are converted once, when they enter: numbers, bools and lists become arrays,
@@ -78,6 +98,24 @@ class Batch(Fields):
         if copy:
             self.__dict__.update(copying.deepcopy(self.__dict__))
 
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> Self:
+        """A Batch of ready leaves and Batches: nothing is checked or converted. The cheap way; row access uses it."""
+        batch = cls.__new__(cls)
+        batch.__dict__.update(fields)
+        return batch
+
+    def _fill(self, data: Any, fields: Mapping[str, Any]) -> None:
+        if isinstance(data, Batch):
+            self.__dict__.update(data.__dict__)
+        elif isinstance(data, MAPPINGS):
+            for key, value in data.items():
+                self._put(key, value)
+        elif data is not None:
+            raise TypeError(f"Batch: got a {type(data).__name__}; expected a mapping or Batch, or name the field: x=value")
+        for key, value in fields.items():
+            self._put(key, value)
+
     def _put(self, key: str, value: Any) -> None:
         if not isinstance(key, str):
             raise TypeError(f"Batch: field name {key!r} is {type(key).__name__}; expected str: str({key!r})")
@@ -86,6 +124,9 @@ class Batch(Fields):
         self.__dict__[key] = _leaf(value)
 
     # ---- fields
+
+    def __getattr__(self, key: str) -> Any:  # only reached when the field does not exist
+        raise AttributeError(self._unknown(key))
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key in _METHODS:
@@ -99,20 +140,48 @@ class Batch(Fields):
             raise AttributeError(self._unknown(key))
         del self.__dict__[key]
 
+    def _unknown(self, key: str) -> str:
+        return f"Batch has no field {key!r}; it has {', '.join(self.__dict__) or 'none'}"
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.__dict__
+
+    def keys(self) -> KeysView[str]:
+        return self.__dict__.keys()
+
+    def values(self) -> ValuesView[Any]:
+        return self.__dict__.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        return self.__dict__.items()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.__dict__.get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Removes a field and returns its value, or `default`.
+
+        Raises:
+            KeyError: no such field and no default.
+        """
+        if key not in self.__dict__ and not default:
+            raise KeyError(self._unknown(key))
+        return self.__dict__.pop(key, *default)
+
     def update(self, data: Any = None, /, **fields: Any) -> None:
         """Sets the fields of a mapping or Batch, then those given by name."""
         self._fill(data, fields)
 
-    def _fill(self, data: Any, fields: Mapping[str, Any]) -> None:
-        if isinstance(data, Batch):
-            self.__dict__.update(data.__dict__)
-        elif isinstance(data, MAPPINGS):
-            for key, value in data.items():
-                self._put(key, value)
-        elif data is not None:
-            raise TypeError(f"Batch: got a {type(data).__name__}; expected a mapping or Batch, or name the field: x=value")
-        for key, value in fields.items():
-            self._put(key, value)
+    def is_empty(self, recurse: bool = False) -> bool:
+        """No fields; with `recurse`, no leaf anywhere: nothing but reserved fields."""
+        return all(map(_is_reserved, self.__dict__.values())) if recurse else not self.__dict__
+
+    def __eq__(self, other: object) -> bool:
+        """Same fields and nesting, same shapes, same values (NaN equals NaN). Order, dtype and numpy or torch do not matter.
+
+        Distributions are equal when they are of one class and were given equal parameters.
+        """
+        return same(self.__dict__, other.__dict__) if isinstance(other, Batch) else NotImplemented
 
     # ---- rows
 
@@ -137,9 +206,10 @@ class Batch(Fields):
             for key, value in self.__dict__.items():
                 if type(value) is np.ndarray:
                     out[key] = value[index]
+                elif isinstance(value, Batch):
+                    out[key] = value[index] if value.__dict__ else Batch()
                 else:
-                    out[key] = rows_of(value, index) if not isinstance(value,
-                                                                       Batch) else value[index] if value.__dict__ else Batch()
+                    out[key] = rows_of(value, index)
         except IndexError as error:
             raise IndexError(f"field {key!r}: {error}") from None
         return self._of(out)
@@ -159,10 +229,11 @@ class Batch(Fields):
             raise ValueError(  # noqa: TRY004
                 f"Batch: rows are set from a Batch or mapping, got a {type(value).__name__}; name the field: b.x[index] = value"
             )
-        rows = value if isinstance(value, Batch) else Batch(value)
-        _check_writable(self, rows)
-        _write(self[index].apply_values_transform(spare), ..., rows)  # a trial: all fits before the first leaf changes
-        _write(self, index, rows)
+        new = list(_rows_for(self, value if isinstance(value, Batch) else Batch(value)))
+        for leaf, rows in zip(_values(self[index]), new, strict=True):  # a trial: all fits before the first leaf changes
+            _set(spare(leaf), ..., rows)
+        for leaf, rows in zip(_values(self), new, strict=True):
+            _set(leaf, index, rows)
 
     def __len__(self) -> int:
         """Rows: the smallest leading size of the leaves; 0 for an empty Batch.
@@ -206,16 +277,17 @@ class Batch(Fields):
         n = len(self)
         if size < 1 and size != -1:
             raise ValueError(f"Batch.split: size is {size}; expected at least 1, or -1 for all rows")
-        if shuffle and rng is None:
-            raise TypeError("Batch.split: shuffling needs a generator: pass rng=numpy.random.default_rng(seed), or shuffle=False")
-        starts = list(range(0, n, n if size == -1 else size)) if n else []
+        order: Any = None
+        if shuffle:
+            if rng is None:
+                raise TypeError("Batch.split: shuffling needs a generator: pass rng=numpy.random.default_rng(seed), or "
+                                "shuffle=False")
+            order = rng.permutation(n)
+        starts = list(range(0, n, size if size > 0 else max(n, 1)))
         if merge_last and len(starts) > 1 and n % size:
             starts.pop()
-        bounds = list(zip(starts, [*starts[1:], n], strict=False))  # no rows: no starts, no parts
-        if shuffle and rng is not None:
-            order = rng.permutation(n)
-            return (self[order[start:stop]] for start, stop in bounds)
-        return (self[start:stop] for start, stop in bounds)
+        bounds = map(slice, starts, [*starts[1:], n])
+        return (self[part if order is None else order[part]] for part in bounds)
 
     # ---- joining
 
@@ -229,10 +301,7 @@ class Batch(Fields):
             ValueError: a part is no Batch or mapping; fields are missing, or shapes differ, and `axis` is not 0.
             TypeError: tensors of different shapes.
         """
-        parts = _parts(batches, "stack")
-
-        def join(name: str, values: list[Any]) -> Leaf:
-            template = next(value for value in values if not isinstance(value, Batch))
+        def join(name: str, values: list[Any], template: Leaf) -> Leaf:
             if axis == 0:
                 return _from_list([blank(template) if isinstance(value, Batch) else value for value in values])
             if any(isinstance(value, Batch) for value in values):
@@ -241,7 +310,7 @@ class Batch(Fields):
                 )
             return join_leaves(name, values, axis, new_axis=True)
 
-        return cls._of(_merge(parts, join).__dict__)
+        return cls._of(_merge(_parts(batches, "stack"), join))
 
     @classmethod
     def cat(cls, batches: Parts, pad: bool = False) -> Self:
@@ -258,21 +327,18 @@ class Batch(Fields):
             TypeError: a field is a tensor in some parts and an array in others.
         """
         parts = _parts(batches, "cat")
-        if not pad:
-            _check_same_fields(parts)
 
-        def join(name: str, values: list[Any]) -> Leaf:
-            template = next(value for value in values if not isinstance(value, Batch))
+        def join(name: str, values: list[Any], template: Leaf) -> Leaf:
             if shape_of(template) is None:
                 if all(isinstance(value, Batch) or same(value, template) for value in values):
                     return template
                 raise ValueError(
                     f"Batch.cat: field {name!r} has no row axis and differs between the parts; stack it into an array first"
                 )
-            filled = [blank(template, len(parts[i])) if isinstance(v, Batch) else v for i, v in enumerate(values)]
+            filled = [blank(template, len(part)) if isinstance(v, Batch) else v for v, part in zip(values, parts, strict=True)]
             return join_leaves(name, filled, axis=0, new_axis=False)
 
-        return cls._of(_merge(parts, join).__dict__)
+        return cls._of(_merge(parts, join, strict=not pad))
 
     def stack_(self, batches: Parts, axis: int = 0) -> Self:
         """`stack` of this batch, unless it is empty, and the others; in place."""
@@ -285,60 +351,43 @@ class Batch(Fields):
         self.__dict__.update(Batch.cat([self, *_parts(batches, "cat")], pad).__dict__)
         return self
 
-    # ---- arithmetic: leaf by leaf, with a number, or for + and - with a Batch of the same structure
+    # ---- arithmetic
 
-    def __iadd__(self, other: Any) -> Self:
-        return self._arithmetic(other, operator.iadd, True)
-
-    def __isub__(self, other: Any) -> Self:
-        return self._arithmetic(other, operator.isub, True)
-
-    def __imul__(self, other: Any) -> Self:
-        return self._arithmetic(other, operator.imul, False)
-
-    def __itruediv__(self, other: Any) -> Self:
-        return self._arithmetic(other, operator.itruediv, False)
-
-    # The out-of-place forms replace the leaves of a copy of the structure, so no array of the operand is touched or shared.
-    def __add__(self, other: Any) -> Self:
-        return self.apply_values_transform(_itself)._arithmetic(other, operator.add, True)
-
-    def __sub__(self, other: Any) -> Self:
-        return self.apply_values_transform(_itself)._arithmetic(other, operator.sub, True)
-
-    def __mul__(self, other: Any) -> Self:
-        return self.apply_values_transform(_itself)._arithmetic(other, operator.mul, False)
-
-    def __truediv__(self, other: Any) -> Self:
-        return self.apply_values_transform(_itself)._arithmetic(other, operator.truediv, False)
-
-    def _arithmetic(self, other: Any, operation: Callable[[Any, Any], Any], takes_batch: bool) -> Self:
-        if not isinstance(other, (*NUMBERS, Batch) if takes_batch else NUMBERS):
-            return NotImplemented  # type: ignore[no-any-return]
-        operands = list(_operands(self, other))
-        for owner, key, operand in operands:  # on copies first: an integer leaf may refuse what a float one takes
-            operation(spare(owner[key]), operand)
-        for owner, key, operand in operands:
-            owner[key] = operation(owner[key], operand)
-        return self
+    __iadd__, __add__ = _arithmetic(operator.iadd, True, True), _arithmetic(operator.add, True, False)
+    __isub__, __sub__ = _arithmetic(operator.isub, True, True), _arithmetic(operator.sub, True, False)
+    __imul__, __mul__ = _arithmetic(operator.imul, False, True), _arithmetic(operator.mul, False, False)
+    __itruediv__, __truediv__ = _arithmetic(operator.itruediv, False, True), _arithmetic(operator.truediv, False, False)
 
     # ---- values
+
+    def apply_values_transform(self, values_transform: Callable[[Leaf], Leaf]) -> Self:
+        """A new Batch of the same structure: the function applied to every leaf, at all levels."""
+        return self._of(
+            {key: value.apply_values_transform(values_transform) if isinstance(value, Batch) else values_transform(value)
+             for key, value in self.__dict__.items()}
+        )
+
+    def _apply_(self, values_transform: Callable[[Leaf], Leaf]) -> Self:
+        for key, value in self.__dict__.items():
+            self.__dict__[key] = value._apply_(values_transform) if isinstance(value, Batch) else values_transform(value)
+        return self
 
     def empty_(self, index: Index = None) -> Self:
         """Sets the rows at `index`, or everything, to 0 or None, in place. Other rows and leaves without rows keep their
         values."""
-        for key, value in self.__dict__.items():
-            if isinstance(value, Batch):
-                value.empty_(index)
-            elif index is None:
-                self.__dict__[key] = clear(value, ...)
-            else:
-                clear(value, index)
-        return self
+        return self._apply_(lambda value: clear(value, ... if index is None else index))
 
     def empty(self, index: Index = None) -> Self:
         """A deep copy with the rows at `index`, or everything, set to 0 or None."""
         return type(self)(self, copy=True).empty_(index)
+
+    def isnull(self) -> Self:
+        """The same structure with bool arrays: where a value is None or NaN."""
+        return self.apply_values_transform(is_null)
+
+    def hasnull(self) -> bool:
+        """Whether a value anywhere is None or NaN."""
+        return any(is_null(value).any() for value in _values(self))
 
     def dropnull(self) -> Self:
         """The rows without None and NaN, as a copy. Leaves without rows are not looked at."""
@@ -378,6 +427,40 @@ class Batch(Fields):
 
     # ---- other forms
 
+    def to_torch(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """A copy whose numeric leaves are torch tensors; text, None and object arrays stay as they are.
+
+        Args:
+            dtype: For every numeric leaf, indices and flags included; None keeps each one's own.
+            device: None leaves tensors where they are and puts arrays on the CPU.
+        """
+        return self.apply_values_transform(lambda value: to_tensor(value, dtype, device, copy=True))
+
+    def to_torch_(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """`to_torch` in place. Memory is shared with the arrays where dtype and device allow it."""
+        return self._apply_(lambda value: to_tensor(value, dtype, device))
+
+    def to_numpy(self) -> Self:
+        """A copy whose tensors are numpy arrays (bfloat16 becomes float32, which numpy has)."""
+        return self.apply_values_transform(lambda value: to_numpy(value, copy=True))
+
+    def to_numpy_(self) -> Self:
+        """`to_numpy` in place. Memory is shared with tensors on the CPU."""
+        return self._apply_(to_numpy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dicts with the same leaves."""
+        return {key: value.to_dict() if isinstance(value, Batch) else value for key, value in self.__dict__.items()}
+
+    def leaves(self) -> dict[str, Leaf]:
+        """The leaves under flat, dotted names: the form in which a batch crosses a link. Reserved fields have no leaf and are
+        left out.
+
+        Raises:
+            ValueError: a field name is empty or has a dot in it.
+        """
+        return dict(leaves(self.to_dict(), ""))
+
     @classmethod
     def nest(cls, flat: Mapping[str, Any]) -> Self:
         """The inverse of `leaves`: `{"obs.goal": x}` becomes `Batch(obs=Batch(goal=x))`.
@@ -391,6 +474,25 @@ class Batch(Fields):
                 return cls(nest(flat))
             fields[name] = _leaf(value)
         return cls._of(fields)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines("Batch"))
+
+    def _lines(self, opening: str) -> Iterator[str]:
+        """One line per field; nested batches are indented."""
+        if not self.__dict__:
+            yield f"{opening}()"
+            return
+        yield f"{opening}("
+        for key, value in self.__dict__.items():
+            if isinstance(value, Batch):
+                *lines, last = value._lines(f"{key}: Batch")
+                yield from (f"    {line}" for line in lines)
+                yield f"    {last},"
+            else:
+                yield f"    {key}: {text_of(value)},"
+        yield ")"
+
 
 def ready_batch(fields: dict[str, Leaf]) -> Batch:
     """A Batch of arrays and Batches by plain names, without a look at them: for those who have just made them."""
@@ -416,14 +518,11 @@ class _Method:
 _METHODS = frozenset(dir(Batch))
 _UNTOUCHABLE = frozenset(name for name in _METHODS if name.startswith("_"))
 """Names that no field may have: Python, or this file on its fast paths, looks them up as they are."""
-for _name, _function in [*vars(Fields).items(), *vars(Batch).items()]:
+for _name, _function in [*vars(Batch).items()]:
     if _name not in _UNTOUCHABLE and not isinstance(_function, property):  # a property is safe already
         setattr(Batch, _name, _Method(_function))
-_RESERVED = Batch()  # stands for a field that a part lacks; never handed out
-
-
-def _itself(value: Leaf) -> Leaf:
-    return value
+_RESERVED = Batch()
+"""Stands for a field that a part lacks; never handed out."""
 
 
 def _hides(key: str) -> str:
@@ -447,9 +546,7 @@ def _leaf(value: Any) -> Leaf:
         return np.asarray(value)
     if isinstance(value, (list, tuple, range)):
         return _from_list(value)
-    if isinstance(value, MAPPINGS):
-        return Batch(value)
-    return value
+    return Batch(value) if isinstance(value, MAPPINGS) else value
 
 
 def _from_list(values: Sequence[Any]) -> Leaf:
@@ -458,6 +555,14 @@ def _from_list(values: Sequence[Any]) -> Leaf:
     if any(batches):  # numpy would take a Batch for a sequence of rows
         return Batch.stack(values) if all(batches) else object_array(values)
     return stacked(values)
+
+
+# ---- structure
+
+
+def _is_reserved(value: Any) -> bool:
+    """A field whose name is known, and whose data is still to come."""
+    return isinstance(value, Batch) and value.is_empty(recurse=True)
 
 
 def _values(batch: Batch) -> Iterator[Leaf]:
@@ -470,43 +575,34 @@ def _values(batch: Batch) -> Iterator[Leaf]:
 
 
 def _shapes(batch: Batch) -> Iterator[tuple[int, ...]]:
-    for value in _values(batch):
-        if (shape := shape_of(value)) is not None:
-            yield shape
+    return (shape for shape in map(shape_of, _values(batch)) if shape is not None)
 
 
-def _check_writable(batch: Batch, rows: Batch, path: str = "") -> None:
-    """Refuses rows that `_write` could not place."""
-    for key, value in rows.__dict__.items():
-        name = path + key
-        if key not in batch.__dict__:
-            raise ValueError(
-                f"Batch: field {name!r} is unknown here; known: {', '.join(batch.__dict__) or 'none'}; add it as a column first"
-            )
-        mine = batch.__dict__[key]
+def _set(leaf: Leaf, index: Index, rows: Leaf) -> None:
+    if rows is _RESERVED:
+        clear(leaf, index)
+    else:
+        write(leaf, index, rows)
+
+
+def _rows_for(batch: Batch, rows: Batch, path: str = "") -> Iterator[Leaf]:
+    """What `rows` has for each leaf of `batch`, `_RESERVED` for nothing. Refuses what could not be placed there."""
+    for key in rows.__dict__.keys() - batch.__dict__.keys():
+        raise ValueError(f"Batch: field {path + key!r} is unknown here; known: {', '.join(batch.__dict__) or 'none'}; add it as "
+                         "a column first")
+    for key, mine in batch.__dict__.items():
+        value, name = rows.__dict__.get(key, _RESERVED), path + key
         if isinstance(mine, Batch) and isinstance(value, Batch):
-            _check_writable(mine, value, f"{name}.")
-        elif is_reserved(value):
-            continue
+            yield from _rows_for(mine, value, f"{name}.")
+        elif _is_reserved(value):
+            yield _RESERVED
         elif isinstance(mine, Batch) or isinstance(value, Batch):
             kinds = ("a Batch", "an array") if isinstance(mine, Batch) else ("an array", "a Batch")
             raise ValueError(f"Batch: field {name!r} is {kinds[0]}, and the rows for it are {kinds[1]}; give the same structure")
         elif not (isinstance(mine, np.ndarray) or is_tensor(mine) or same(mine, value)):
             raise ValueError(f"Batch: field {name!r} has no row axis, so one row cannot differ; make it an array [N, ...] first")
-
-
-def _write(batch: Batch, index: Index, rows: Batch) -> None:
-    for key, mine in batch.__dict__.items():
-        value = rows.__dict__.get(key, _RESERVED)
-        if isinstance(mine, Batch):
-            _write(mine, index, value)
-        elif isinstance(value, Batch):
-            clear(mine, index)
         else:
-            write(mine, index, value)
-
-
-# ---- structure
+            yield value
 
 
 def _parts(batches: Parts, verb: str) -> list[Batch]:
@@ -517,49 +613,43 @@ def _parts(batches: Parts, verb: str) -> list[Batch]:
     return [part if isinstance(part, Batch) else Batch(part) for part in parts]
 
 
-def _merge(parts: Sequence[Batch], join: Callable[[str, list[Any]], Leaf], path: str = "") -> Batch:
-    """`join` of every leaf of the parts, in the order in which the fields first appear. A part without a value gives
-    `_RESERVED`."""
+def _merge(parts: Sequence[Batch], join: Callable[[str, list[Any], Leaf], Leaf], strict: bool = False,
+           path: str = "") -> dict[str, Any]:
+    """`join` of every leaf's name, values in the parts (`_RESERVED` where one has none) and first real value, in the order in
+    which the fields first appear. `strict` refuses parts that have some data, but not what others have."""
     out: dict[str, Any] = {}
     for key in dict.fromkeys(key for part in parts for key in part.__dict__):
         name = path + key
         values = [part.__dict__.get(key, _RESERVED) for part in parts]
-        if all(isinstance(value, Batch) for value in values):
-            out[key] = _merge(values, join, f"{name}.")
-        elif any(isinstance(value, Batch) and not is_reserved(value) for value in values):
+        if strict and not all(map(_is_reserved, values)):
+            for i, part in enumerate(parts):
+                if key not in part.__dict__ and not part.is_empty(recurse=True):
+                    raise ValueError(f"Batch.cat: field {name!r} is missing in part {i} (it has {', '.join(part.__dict__)}); "
+                                     "give the same fields, or fill with zeros: pad=True")
+        present = [value for value in values if not isinstance(value, Batch)]
+        if not present:
+            out[key] = Batch._of(_merge(values, join, strict, f"{name}."))
+        elif any(isinstance(value, Batch) and not _is_reserved(value) for value in values):
             raise ValueError(f"Batch: field {name!r} is a Batch in some parts and an array in others; give the same structure")
         else:
-            out[key] = join(name, values)
-    return Batch._of(out)
-
-
-def _check_same_fields(parts: Sequence[Batch], path: str = "") -> None:
-    """Refuses parts that differ in their filled fields; parts without any data may lack all of them."""
-    filled = [part for part in parts if not part.is_empty(recurse=True)]
-    for key in dict.fromkeys(key for part in filled for key, value in part.__dict__.items() if not is_reserved(value)):
-        for i, part in enumerate(filled):
-            if key not in part.__dict__:
-                raise ValueError(f"Batch.cat: field {path + key!r} is missing in part {i} (it has {', '.join(part.__dict__)}); "
-                                 "give the same fields, or fill with zeros: pad=True")
-        _check_same_fields([part.__dict__[key] for part in filled if isinstance(part.__dict__[key], Batch)], f"{path}{key}.")
+            out[key] = join(name, values, present[0])
+    return out
 
 
 def _operands(batch: Batch, other: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Where each leaf lives, and what it is combined with: the number, or the leaf of the other batch."""
-    if isinstance(other, Batch) and other.__dict__.keys() != batch.__dict__.keys():
-        raise TypeError(
-            f"Batch: arithmetic needs the same fields, got {list(batch.__dict__)} and {list(other.__dict__)} at "
-            f"{path or 'the top'!r}"
-        )
+    both = isinstance(other, Batch)
+    if both and other.__dict__.keys() != batch.__dict__.keys():
+        raise TypeError(f"Batch: arithmetic needs the same fields, got {list(batch.__dict__)} and {list(other.__dict__)} at "
+                        f"{path or 'the top'!r}")
     for key, value in batch.__dict__.items():
-        operand = other.__dict__[key] if isinstance(other, Batch) else other
+        operand = other.__dict__[key] if both else other
         if isinstance(value, Batch):
-            if isinstance(other, Batch) and not isinstance(operand, Batch):
+            if both and not isinstance(operand, Batch):
                 raise TypeError(f"Batch: arithmetic needs the same structure; field {path + key!r} is a Batch on one side only")
             yield from _operands(value, operand, f"{path}{key}.")
         elif not (is_array(value) and is_array(operand)):
-            raise TypeError(
-                f"Batch: arithmetic needs numbers; field {path + key!r} is {type(value).__name__} and {type(operand).__name__}"
-            )
+            raise TypeError(f"Batch: arithmetic needs numbers; field {path + key!r} is {type(value).__name__} and "
+                            f"{type(operand).__name__}")
         else:
             yield batch.__dict__, key, operand

@@ -1,5 +1,4 @@
-"""One leaf of a Batch: an array, a tensor, a torch distribution, or an object without rows. What is done to it, whichever it
-is."""
+"""One leaf of a Batch, whichever it is: an array, a tensor, a torch distribution, or an object without rows."""
 
 from __future__ import annotations
 
@@ -56,9 +55,7 @@ def stacked(values: Sequence[Any]) -> Leaf:
         TypeError: tensors of different shapes.
     """
     tensors = [is_tensor(value) for value in values]
-    if any(tensors):
-        if not all(tensors):
-            return object_array(values)
+    if all(tensors) and tensors:
         shapes = {tuple(value.shape) for value in values}
         if len(shapes) > 1:
             raise TypeError(f"Batch: a list of tensors has shapes {sorted(shapes)}; expected equal shapes: pad them first")
@@ -66,7 +63,7 @@ def stacked(values: Sequence[Any]) -> Leaf:
 
         return torch.stack(tuple(values))
     try:
-        array = np.asarray(values)
+        array = object_array(values) if any(tensors) else np.asarray(values)
     except ValueError:
         return object_array(values)  # ragged
     return array.astype(object) if array.dtype.kind in "US" else array
@@ -101,22 +98,24 @@ def write(leaf: Leaf, index: Index, rows: Leaf) -> None:
 
 def tensor_index(tensor: torch.Tensor, index: Index) -> Index:
     """`index` in the part of numpy's language that torch understands."""
-    if isinstance(index, slice):
-        return elements(tuple(tensor.shape[:1]), index) if (index.step or 1) < 0 else index
-    if isinstance(index, np.ndarray):  # torch takes uint8 for a mask and refuses negative strides
-        return index.astype(np.int64 if index.dtype.kind == "u" else index.dtype)
-    if isinstance(index, list):  # torch would take a list of lists for a tuple
-        return np.asarray(index) if index else index
-    if isinstance(index, tuple):
-        arrays = False
-        for part in index:
-            if type(part) is slice:
-                if part.step is not None and part.step < 0:  # torch has no such steps
-                    return elements(tuple(tensor.shape), index)
-            elif type(part) is np.ndarray:
-                arrays = True
-        return tuple([tensor_index(tensor, part) for part in index]) if arrays else index
-    return index
+    parts, plain = index if isinstance(index, tuple) else (index,), True
+    for part in parts:
+        if type(part) is slice:
+            if part.step is not None and part.step < 0:  # torch has no such steps
+                return elements(tuple(tensor.shape if parts is index else tensor.shape[:1]), index)
+        elif type(part) is np.ndarray or type(part) is list:
+            plain = False
+    if plain:
+        return index
+    return tuple(map(_index_part, parts)) if parts is index else _index_part(index)
+
+
+def _index_part(part: Any) -> Any:
+    if isinstance(part, list) and part:  # torch would take a list of lists for a tuple
+        part = np.asarray(part)
+    if isinstance(part, np.ndarray):  # torch takes uint8 for a mask and refuses negative strides
+        return part.astype(np.int64 if part.dtype.kind == "u" else part.dtype)
+    return part
 
 
 def elements(shape: tuple[int, ...], index: Index) -> tuple[Array, ...]:
@@ -133,18 +132,14 @@ def distribution_rows(value: torch.distributions.Distribution, index: Index) -> 
     if isinstance(value, distributions.Independent):
         base = distribution_rows(value.base_dist, index)
         return distributions.Independent(base, value.reinterpreted_batch_ndims, validate_args=False)
-    for kind, names in (
-        (distributions.Normal, ("loc", "scale")),
-        (distributions.Categorical, ("logits",)),
-        (distributions.Bernoulli, ("logits",)),
-    ):
-        if type(value) is kind:
-            params = {name: getattr(value, name) for name in names}
-            return kind(**{name: p[index] for name, p in params.items()}, validate_args=False)
-    raise TypeError(
-        f"Batch: rows of a {type(value).__name__} distribution cannot be taken; expected Normal, Categorical, Bernoulli or "
-        "Independent of these: store its parameters instead"
-    )
+    kinds = {distributions.Normal: ("loc", "scale"), distributions.Categorical: ("logits",), distributions.Bernoulli: ("logits",)}
+    names = kinds.get(type(value))
+    if names is None:
+        raise TypeError(
+            f"Batch: rows of a {type(value).__name__} distribution cannot be taken; expected Normal, Categorical, Bernoulli or "
+            "Independent of these: store its parameters instead"
+        )
+    return type(value)(**{name: getattr(value, name)[index] for name in names}, validate_args=False)
 
 
 def spare(value: Leaf) -> Leaf:
@@ -158,7 +153,7 @@ def clear(value: Leaf, index: Index) -> Leaf:
     """0 or None at the rows `index` (`...` for all), in place where there is a place; a leaf without rows changes with all
     only."""
     if isinstance(value, np.ndarray):
-        value[index] = zero_of(value.dtype)
+        value[index] = _zero_of(value.dtype)
     elif is_tensor(value):
         value[tensor_index(value, index)] = 0
     elif index is ...:
@@ -166,7 +161,7 @@ def clear(value: Leaf, index: Index) -> Leaf:
     return value
 
 
-def zero_of(dtype: np.dtype[Any]) -> Any:
+def _zero_of(dtype: np.dtype[Any]) -> Any:
     return None if dtype.kind == "O" else np.zeros((), dtype)
 
 
@@ -178,10 +173,11 @@ def blank(value: Leaf, rows: int | None = None) -> Leaf:
     if is_tensor(value):
         return value.new_zeros(shape)
     dtype = np.asarray(value).dtype
-    return np.full(shape, zero_of(dtype), dtype)
+    return np.full(shape, _zero_of(dtype), dtype)
 
 
 def join_leaves(name: str, values: Sequence[Leaf], axis: int, new_axis: bool) -> Leaf:
+    """`stack` or `concatenate`, of arrays or of tensors; `name` is the field's, for messages."""
     tensors = [is_tensor(value) for value in values]
     if any(tensors) and not all(tensors):
         raise TypeError(f"Batch: field {name!r} is a tensor in some parts and not in others; call to_torch() or to_numpy() first")
@@ -226,10 +222,9 @@ def same(a: Any, b: Any) -> bool:
         x, y = np.asarray(to_numpy(a)), np.asarray(to_numpy(b))
         if x.shape != y.shape:
             return False
-        if "O" in (x.dtype.kind, y.dtype.kind):
-            return all(same(i, j) for i,
-                       j in zip(x.flat, y.flat, strict=True)) if x.ndim else bool(a == b)  # one integer beyond 64 bits
-        return np.array_equal(x, y, equal_nan=x.dtype.kind in "fc" and y.dtype.kind in "fc")
+        if "O" not in (x.dtype.kind, y.dtype.kind):
+            return np.array_equal(x, y, equal_nan=x.dtype.kind in "fc" and y.dtype.kind in "fc")
+        return all(map(same, x.flat, y.flat)) if x.ndim else bool(a == b)  # one integer beyond 64 bits
     if isinstance(a, MAPPINGS) and isinstance(b, MAPPINGS):
         return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
     if type(a) is not type(b):
@@ -237,35 +232,33 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if is_distribution(a):
-        return same(parameters(a), parameters(b))
-    equal = a == b
-    return equal if isinstance(equal, bool) else bool(np.all(equal))
+        return same(_parameters(a), _parameters(b))
+    return bool(np.all(a == b))
 
 
-def parameters(value: torch.distributions.Distribution) -> dict[str, Any]:
+def _parameters(value: torch.distributions.Distribution) -> dict[str, Any]:
     """What makes a distribution what it is: its attributes, without what torch computed from them and keeps beside them.
 
     Those that torch knows as parameters are taken even when computed: 0.3 as a probability is not 0.3 as a logit.
     """
     from torch.distributions.utils import lazy_property
 
-    computed = {name for name in vars(value) if isinstance(inspect.getattr_static(type(value), name, None), lazy_property)}
-    given = {name: part for name, part in vars(value).items() if name not in computed and name != "_validate_args"}
+    given = {name: part for name, part in vars(value).items() if name != "_validate_args"
+             and not isinstance(inspect.getattr_static(type(value), name, None), lazy_property)}
     return given | {name: getattr(value, name) for name in value.arg_constraints}
 
 
 def is_null(value: Leaf) -> Array:
+    """Where a value is None or NaN: bool, in its shape."""
     array = np.asarray(to_numpy(value)) if value is None or is_array(value) else np.zeros(())
     if array.dtype.kind == "O":
-        return np.array(
-            [x is None or (isinstance(x, (float, np.floating)) and bool(np.isnan(x))) for x in array.flat], bool
-        ).reshape(array.shape)
+        nulls = [x is None or (isinstance(x, (float, np.floating)) and bool(np.isnan(x))) for x in array.flat]
+        return np.array(nulls, bool).reshape(array.shape)
     return np.isnan(array) if array.dtype.kind in "fc" else np.zeros(array.shape, bool)
 
 
 def text_of(value: Leaf) -> str:
     """One line; large arrays by shape and dtype."""
     if is_array(value) and math.prod(np.shape(value)) > 16:
-        kind = "tensor" if is_tensor(value) else "array"
-        return f"{kind}(shape={np.shape(value)}, dtype={value.dtype})"
+        return f"{'tensor' if is_tensor(value) else 'array'}(shape={np.shape(value)}, dtype={value.dtype})"
     return " ".join(repr(value).split()) if is_array(value) else repr(value)
