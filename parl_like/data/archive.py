@@ -11,17 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from parl_like.data.disk import check_plain, open_at, open_folder, remove, sync_folder, write_new
+from parl_like.data.disk import check_plain, open_at, open_folder, place_of, replacing, sync_folder, write_new
 from parl_like.data.encoding import (
     DTYPES,
     MAX_VALUES,
@@ -42,17 +41,10 @@ from parl_like.data.encoding import (
 from parl_like.data.encoding import ArchiveError as ArchiveError
 from parl_like.spec import Array
 
-if TYPE_CHECKING:
-    pass
-
 FORMAT = 1
 MANIFEST = "manifest.json"
 MAX_MANIFEST = 4 << 20  # bytes
 BIG = 64 << 20  # bytes from which an array gets a file of its own
-
-_Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-_PARTIAL = re.compile(r"\.partial\..+\.[0-9a-f]{8}")
-_REPLACED = re.compile(r"\.replaced\.(.+)\.[0-9a-f]{8}")
 
 
 class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +52,7 @@ class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Name
     size: Count
-    sha256: _Sha256
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     tensors: list[StoredArray]
 
 
@@ -87,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> None:
+def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, *, over: bool = False) -> None:
     """Writes `tree` as the archive `path`, completely or not at all; an archive that is there already is replaced.
 
     The files go into a hidden sibling directory and are fsynced, the manifest last; then that directory is renamed. Between the
@@ -99,6 +91,7 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         tree: Nested dicts with str keys. Leaves: arrays and torch tensors of bool, int and float dtypes; None, bool, int of any
             size, float, str; lists and tuples of all these, both loaded as lists. NumPy scalars load as Python numbers.
         meta: Plain values for the manifest.
+        over: Whatever is at `path` may be replaced, not only an archive.
 
     Raises:
         ArchiveError: a leaf or name that cannot be stored, or a `path` that is no archive. Nothing was written.
@@ -110,78 +103,34 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
     if len(twins) < len(tree) or "manifest" in twins:
         raise refusal(path, "component names that differ in more than case, none of them 'manifest'", list(tree), "rename one")
     body = {"format": FORMAT, "versions": versions(), "meta": Plan(path, "meta", dict(meta or {}), arrays=False).values}
-    _check_replaceable(path)
+    if not over and os.path.lexists(path):  # an archive or an empty directory may be replaced; anything else is somebody's work
+        names = os.listdir(path) if path.is_dir() and not path.is_symlink() else ["no directory"]
+        if names and (MANIFEST not in names or not all(name.endswith((".json", ".safetensors", ".npy")) for name in names)):
+            raise refusal(path, "a new name or an archive to replace", "something else", "choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
-    os.mkdir(partial, 0o700)
-    try:
+    with replacing(path) as partial:
+        os.mkdir(partial, 0o700)
         body["components"] = [msgspec.to_builtins(_write_component(plan, partial)) for plan in plans]
         text = _sealed(json.dumps(body, indent=1, allow_nan=False).removesuffix("\n}").encode("ascii"))
         if len(text) > MAX_MANIFEST:
             raise refusal(path / MANIFEST, f"at most {MAX_MANIFEST} bytes", len(text), "store fewer arrays and less meta")
         write_new(partial / MANIFEST, [text])
         sync_folder(partial)
-        _put_in_place(partial, path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def remove_archive(path: Path) -> None:
-    """Deletes an archive so that at every moment it is either whole or gone; links are deleted, never followed."""
-    doomed = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
-    os.rename(path, doomed)
-    remove(doomed)
-
-
-def set_aside(path: Path) -> Path:
-    """Frees the name `path` under which an archive is to be written; until then `read_archive(path)` still finds what was there.
-
-    Returns its new, hidden name. `clean_partial` deletes it if there is something at `path` again, and puts it back if not.
-    """
-    aside = path.with_name(f".replaced.{path.name}.{os.urandom(4).hex()}")
-    os.rename(path, aside)
-    return aside
-
-
-def clean_partial(parent: Path) -> list[str]:
-    """Removes what an interrupted writer left in `parent`, puts an archive back whose replacement was interrupted; returns names.
-
-    For the one process that writes there: it cannot tell what another one is writing at this moment.
-    """
-    found = []
-    for entry in sorted(os.listdir(parent)):
-        replaced = _REPLACED.fullmatch(entry)
-        if replaced and not os.path.lexists(parent / replaced[1]):
-            os.rename(parent / entry, parent / replaced[1])
-        elif replaced or _PARTIAL.fullmatch(entry):
-            remove(parent / entry)
-        else:
-            continue
-        found.append(entry)
-    if found:
-        sync_folder(parent)
-    return found
 
 
 def _write_component(plan: Plan, folder: Path) -> Component:
-    small = [leaf for leaf in plan.leaves.values() if leaf[0].nbytes < BIG]
-    small.sort(key=lambda leaf: -leaf[0].itemsize)  # wide numbers first keeps all of them aligned
-    big = [leaf for leaf in plan.leaves.values() if leaf[0].nbytes >= BIG]
-    groups = [(f"{plan.name}.safetensors", small)] if small else []
-    groups += [(f"{plan.name}.{i}.npy", [leaf]) for i, leaf in enumerate(big)]
+    def write(name: str, group: list[tuple[StoredArray, Any]]) -> StoredFile:
+        tensors = [tensor for tensor, _ in group]
+        numbers = (piece for tensor, value in group for piece in pieces(as_numpy(value, tensor.dtype)))
+        return StoredFile(name, *write_new(folder / name, chain([_header(name, tensors)], numbers)), tensors)
+
     name = f"{plan.name}.json"
     files = [StoredFile(name, *write_new(folder / name, [plan.text]), [])]
-    for name, group in groups:
-        tensors = [tensor for tensor, _ in group]
-        files.append(StoredFile(name, *write_new(folder / name, _bytes(name, group)), tensors))
-    return Component(plan.name, files)
-
-
-def _bytes(name: str, group: list[tuple[StoredArray, Any]]) -> Iterator[Any]:
-    yield _header(name, [tensor for tensor, _ in group])
-    for tensor, value in group:
-        yield from pieces(as_numpy(value, tensor.dtype))
+    small = [leaf for leaf in plan.leaves.values() if leaf[0].nbytes < BIG]
+    if small:  # wide numbers first keeps all of them aligned
+        files.append(write(f"{plan.name}.safetensors", sorted(small, key=lambda leaf: -leaf[0].itemsize)))
+    big = (leaf for leaf in plan.leaves.values() if leaf[0].nbytes >= BIG)
+    return Component(plan.name, files + [write(f"{plan.name}.{i}.npy", [leaf]) for i, leaf in enumerate(big)])
 
 
 def _header(name: str, tensors: list[StoredArray]) -> bytes:
@@ -201,30 +150,6 @@ def _header(name: str, tensors: list[StoredArray]) -> bytes:
     text = json.dumps(table, separators=(",", ":"))
     text += " " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text.encode("ascii")
-
-
-def _check_replaceable(path: Path) -> None:
-    """An archive or an empty directory may be replaced; anything else is somebody's work."""
-    if not os.path.lexists(path):
-        return
-    names = os.listdir(path) if path.is_dir() and not path.is_symlink() else ["no directory"]
-    if names and (MANIFEST not in names or not all(name.endswith((".json", ".safetensors", ".npy")) for name in names)):
-        raise refusal(path, "a new name or an archive to replace", "something else", "choose another path")
-
-
-def _put_in_place(partial: Path, path: Path) -> None:
-    aside = set_aside(path) if os.path.lexists(path) else None  # a directory cannot be renamed onto a full one
-    try:
-        os.rename(partial, path)
-    except BaseException:
-        if aside is not None:
-            with suppress(OSError):
-                os.rename(aside, path)
-        raise
-    sync_folder(path.parent)
-    if aside is not None:
-        with suppress(OSError):  # the new archive is in place; `clean_partial` will try again
-            remove(aside)
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -298,12 +223,7 @@ def _opened(path: Path) -> Iterator[tuple[Path, int]]:
     """The archive's directory as a descriptor: files are opened relative to it, so nobody can swap it for another meanwhile."""
     path = Path(os.path.abspath(path))
     try:
-        if not os.path.lexists(path):  # an interrupted replacement leaves the old archive beside its place
-            for entry in sorted(os.listdir(path.parent)):
-                found = _REPLACED.fullmatch(entry)
-                if found and found[1] == path.name:
-                    path = path.with_name(entry)
-                    break
+        path = place_of(path)
         folder = open_folder(path)
         try:
             yield path, folder
@@ -311,9 +231,8 @@ def _opened(path: Path) -> Iterator[tuple[Path, int]]:
             os.close(folder)
     except OSError as error:
         got = f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
-        raise refusal(
-            path, "a readable archive, not a link", got, "give an archive's directory, or use an earlier one"
-        ) from error
+        mend = "give an archive's directory, or use an earlier one"
+        raise refusal(path, "a readable archive, not a link", got, mend) from error
 
 
 def _manifest(path: Path, folder: int) -> Manifest:
@@ -356,17 +275,15 @@ def _check_component(file: Path, component: Component) -> None:
     if len(set(labels)) < len(labels):
         raise damaged(file, f"array names that occur once in component {component.name!r}", "one twice")
     for stored in component.files:
-        for tensor in stored.tensors:
+        tensors = stored.tensors
+        for tensor in tensors:
             if tensor.dtype not in DTYPES:
                 raise damaged(file, f"a dtype among {', '.join(DTYPES)} for {tensor.name!r}", repr(tensor.dtype[:20]))
         if stored.name == names[0]:
-            fits = not stored.tensors and stored.size <= MAX_VALUES
-        elif stored.name.endswith(".npy"):
-            fits = len(stored.tensors) == 1
+            fits = not tensors and stored.size <= MAX_VALUES
         else:
-            fits = len(stored.tensors) > 0
-        if fits and stored.tensors:
-            fits = len(_header(stored.name, stored.tensors)) + sum(t.nbytes for t in stored.tensors) == stored.size
+            fits = len(tensors) == 1 or (len(tensors) > 1 and not stored.name.endswith(".npy"))
+            fits = fits and len(_header(stored.name, tensors)) + sum(tensor.nbytes for tensor in tensors) == stored.size
         if not fits:
             raise damaged(file, f"{stored.name} of the size that its arrays need", f"{stored.size} bytes")
 

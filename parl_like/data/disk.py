@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ LARGE = 64 << 20  # bytes from which a file that is mostly holes is refused
 MAX_RATIO = 64  # size of such a file over what it takes on the disk; compressing file systems reach less
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_HIDDEN = re.compile(r"\.(partial|replaced)\.(.+)\.[0-9a-f]{8}")  # names of `_hidden`
 
 
 def open_folder(path: Path, base: Path | None = None) -> int:
@@ -80,7 +82,7 @@ def check_plain(info: os.stat_result, name: str, *, writing: bool = False, limit
 
 def open_file(path: Path, flags: int = os.O_RDONLY, *, base: Path | None = None, limit: int = 2**62) -> int:
     """`open_at` by path. `base`: as `open_folder`, but by default the file's directory may be a link."""
-    folder = open_folder(path.parent, path.parent if base is None else base)
+    folder = open_folder(path.parent, base or path.parent)
     try:
         return open_at(folder, path.name, flags, limit=limit)
     finally:
@@ -113,19 +115,87 @@ def write_new(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path`, where the block makes a file or a directory. When the block has ended, that takes its place,
+    durably; where it fails, what was at `path` is still there, and nothing else."""
+    partial = _hidden(path, "partial")
+    try:
+        yield partial
+        # A directory cannot be renamed onto a full one; between the two renames `place_of` finds the old one.
+        aside = set_aside(path) if partial.is_dir() and os.path.lexists(path) else None
+        try:
+            os.rename(partial, path)
+        except BaseException:
+            if aside is not None:
+                with suppress(OSError):
+                    os.rename(aside, path)
+            raise
+    except BaseException:
+        with suppress(OSError):
+            remove(partial)
+        raise
+    sync_folder(path.parent)
+    if aside is not None:
+        with suppress(OSError):  # the new one is in place; `clean_partial` will try again
+            remove(aside)
+
+
 def replace_file(path: Path, data: bytes, *, base: Path | None = None) -> None:
     """Makes `data` the content of the file `path`, durably and in one step: whoever reads it, or crashes meanwhile, finds the old
     bytes or the new ones. A link at `path` is replaced, not followed. `base`: as `open_file`."""
-    os.close(open_folder(path.parent, path.parent if base is None else base))
-    partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
-    try:
+    os.close(open_folder(path.parent, base or path.parent))
+    with replacing(path) as partial:
         write_new(partial, [data])
-        os.rename(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
-    sync_folder(path.parent)
+
+
+def _hidden(path: Path, kind: str) -> Path:
+    return path.with_name(f".{kind}.{path.name}.{os.urandom(4).hex()}")
+
+
+def set_aside(path: Path) -> Path:
+    """Frees the name `path`. Returns the hidden name beside it, from which `clean_partial` deletes it if there is something at
+    `path` again, and puts it back if not."""
+    aside = _hidden(path, "replaced")
+    os.rename(path, aside)
+    return aside
+
+
+def place_of(path: Path) -> Path:
+    """`path`; or, where nothing is there, the hidden name of what an interrupted replacement has set aside. Raises OSError."""
+    if not os.path.lexists(path):
+        for entry in sorted(os.listdir(path.parent)):
+            found = _HIDDEN.fullmatch(entry)
+            if found and found[1] == "replaced" and found[2] == path.name:
+                return path.with_name(entry)
+    return path
+
+
+def clean_partial(parent: Path) -> list[str]:
+    """Removes what an interrupted writer left in `parent`, puts back what it had set aside and not replaced; returns names.
+
+    For the one process that writes there: it cannot tell what another one is writing at this moment.
+    """
+    found = []
+    for entry in sorted(os.listdir(parent)):
+        hidden = _HIDDEN.fullmatch(entry)
+        if not hidden:
+            continue
+        if hidden[1] == "replaced" and not os.path.lexists(parent / hidden[2]):
+            os.rename(parent / entry, parent / hidden[2])
+        else:
+            remove(parent / entry)
+        found.append(entry)
+    if found:
+        sync_folder(parent)
+    return found
+
+
+def remove_folder(path: Path) -> None:
+    """Deletes a directory so that at every moment it is either whole or gone; links are deleted, never followed."""
+    doomed = _hidden(path, "partial")
+    os.rename(path, doomed)
+    remove(doomed)
 
 
 def sync_folder(path: Path) -> None:

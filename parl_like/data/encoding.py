@@ -58,12 +58,12 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: Annotated[list[Count], msgspec.Meta(max_length=32)]
 
     @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
-
-    @property
     def itemsize(self) -> int:
         return np.dtype(DTYPES[self.dtype]).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
 
 
 def encode(path: Path, name: str, value: Any) -> tuple[bytes, dict[str, Array]]:
@@ -76,15 +76,6 @@ def encode(path: Path, name: str, value: Any) -> tuple[bytes, dict[str, Array]]:
     return plan.text, {label: as_numpy(leaf, stored.dtype) for label, (stored, leaf) in plan.leaves.items()}
 
 
-def array_bytes(tree: Any) -> int:
-    """Bytes of all arrays and tensors in nested dicts and lists."""
-    if isinstance(tree, Mapping):
-        return sum(map(array_bytes, tree.values()))
-    if isinstance(tree, (list, tuple)):
-        return sum(map(array_bytes, tree))
-    return int(getattr(tree, "nbytes", 0))
-
-
 class Plan:
     """One component before it is written: its plain values as JSON, and its arrays still where they are."""
 
@@ -94,8 +85,6 @@ class Plan:
             expected = "component names of at most 180 letters, digits, '.', '_' and '-', not starting with '.'"
             raise refusal(path, expected, repr(name), "rename it")
         self.leaves: dict[str, tuple[StoredArray, Any]] = {}
-        # `__metadata__` means something else in a safetensors header.
-        self.labels = {"__metadata__"}
         self.values = self._encode(value, "", 0)
         self.text = json.dumps(self.values, allow_nan=False).encode("ascii")
         if len(self.text) > MAX_VALUES:
@@ -113,14 +102,13 @@ class Plan:
             return int(value) if abs(value) < 2**63 else {"$int": hex(value)}
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+        dot = f"{where}." if where else ""
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
                     raise self._refuse(where, "str keys", f"{key!r} ({type(key).__name__})", "write str(key), read it back")
-            dot = f"{where}." if where else ""
             return {"$" * (key[:1] == "$") + key: self._encode(part, dot + key, depth + 1) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
-            dot = f"{where}." if where else ""
             return [self._encode(part, f"{dot}{i}", depth + 1) for i, part in enumerate(value)]
         torch = sys.modules.get("torch")
         if type(value) in (np.ndarray, np.memmap):
@@ -132,19 +120,14 @@ class Plan:
         if code is None or not self.arrays:
             expected = "a strided array of a bool, int or float dtype" if self.arrays else "plain values"
             raise self._refuse(where, expected, f"{type(value).__name__} of {value.dtype}")
-        label = self._label(where or self.name)
-        self.leaves[label] = StoredArray(label, code, [int(n) for n in value.shape]), value
-        return {kind: label}
-
-    def _label(self, where: str) -> str:
-        """A name for one array, unique in the component; the JSON file maps it to the true keys, which may hold any text."""
-        base = label = re.sub(r"[^A-Za-z0-9._-]", "_", where)[-180:].lstrip(".") or "array"
+        # A name that is unique in the component; the JSON maps it to the true keys, which may hold any text.
+        label = base = re.sub(r"[^A-Za-z0-9._-]", "_", where or self.name)[-180:].lstrip(".") or "array"
         number = 1
-        while label in self.labels:
+        while label in self.leaves or label == "__metadata__":  # which means something else in a safetensors header
             number += 1
             label = f"{base}-{number}"
-        self.labels.add(label)
-        return label
+        self.leaves[label] = StoredArray(label, code, [int(n) for n in value.shape]), value
+        return {kind: label}
 
     def _refuse(self, where: str, expected: object, got: object, mend: str = "convert it, or leave it out") -> ArchiveError:
         return refusal(f"{self.path}, {'.'.join(filter(None, (self.name, where)))!r}", expected, got, mend)
@@ -216,7 +199,10 @@ def decode_value(file: Path, value: Any, arrays: dict[str, tuple[str, Array]], d
         if kind in ("$array", "$tensor") and isinstance(content, str) and content in arrays:
             code, array = arrays.pop(content)
             if kind == "$tensor":
-                return _as_tensor(array, code)
+                import torch
+
+                tensor = torch.from_numpy(array)
+                return tensor.view(torch.bfloat16) if code == "BF16" else tensor
             if code != "BF16":
                 return array
         raise damaged(file, "$float, $int, or an array used once", f"{kind} {str(content)[:60]!r}")
@@ -226,13 +212,6 @@ def decode_value(file: Path, value: Any, arrays: dict[str, tuple[str, Array]], d
             raise damaged(file, "keys whose '$' is doubled", repr(key[:60]))
         out[key[1:] if key[:1] == "$" else key] = decode_value(file, part, arrays, depth + 1)
     return out
-
-
-def _as_tensor(array: Array, code: str) -> torch.Tensor:
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if code == "BF16" else tensor
 
 
 def parse(file: Path, text: bytes) -> Any:

@@ -23,7 +23,7 @@ from parl_like.data.hdf5 import FORMAT, check_format, read_hdf5, write_hdf5
 from parl_like.data.saved_states import DTYPES, KINDS, Kind, Size, cached_class, check
 from parl_like.spec import Array
 
-__all__ = ["Savable", "load_buffer", "load_into", "save_buffer"]
+__all__ = ["Savable", "load_buffer", "save_buffer"]
 
 HDF5 = (".h5", ".hdf5")
 CHUNKS = 64  # parts of a large buffer: one is well below MAX_LOST
@@ -31,6 +31,20 @@ MIN_CHUNK = 256  # rows; smaller parts are mostly names and checksums
 MAX_LOST = 0.05  # share of the rows that a load may do without
 
 _HEAD = "buffer"  # component of everything but rows
+
+
+class _Head(msgspec.Struct, forbid_unknown_fields=True):
+    """The component "buffer". `code`: options that were functions; `chunk`: rows of a part; `state`: but the rows; `cache`: the
+    state of a CachedReplayBuffer but that of its main, to which all the rest belongs."""
+
+    kind: str
+    versions: dict[str, str]
+    options: dict[str, Any]
+    code: list[str]
+    rows: Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+    chunk: Size
+    state: dict[str, Any]
+    cache: dict[str, Any] | None = None
 
 
 def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: int | None = None) -> None:
@@ -52,11 +66,32 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
         OSError: the disk is full, read-only …; what was at `path` is still there.
     """
     path = Path(os.path.abspath(path))
-    tree = _tree(path, buffer, rows_per_chunk)
+    main = buffer.main if type(buffer) is cached_class() else buffer
+    kind = KINDS.get(type(main).__name__)
+    if kind is None or type(main) is not kind.get():
+        raise TypeError(f"{path}: expected a {', '.join(KINDS)}, CachedReplayBuffer, got {type(main).__name__}; save the "
+                        "state_dict() of other classes with write_archive")  # fmt: skip
+    state, cache = _with_rng(buffer.state_dict(), _named), None
+    if main is not buffer:
+        cache, state = {key: value for key, value in state.items() if key != "main"}, state["main"]
+    given = {**state.get("options", {}), **({"rew_dtype": main.rew_dtype.str} if "rew_dtype" in kind.options else {})}
+    options = {name: as_type(given[name]) for name, as_type in kind.options.items() if name in given}
+    check(path, kind, state, cache)  # what could not be read is not written
+    columns = {key: array for name in kind.chunked for key, array in _arrays(kind.rows(state).pop(name), (name,))}
+    rows = max(map(len, columns.values()), default=0)
+    size = max(MIN_CHUNK, -(-rows // CHUNKS)) if rows_per_chunk is None else rows_per_chunk
+    if size < 1:
+        raise ValueError(f"save_buffer: rows_per_chunk is {rows_per_chunk}; expected at least 1")
+    head = {"kind": kind.name, "versions": versions(), "options": options, "code": sorted(kind.options.keys() - options.keys()),
+            "rows": rows, "chunk": size, "state": state, **({} if cache is None else {"cache": cache})}  # fmt: skip
+    tree = {_HEAD: head}
+    for i, name in enumerate(_chunk_names(rows, size)):
+        part = {key: array[i * size : (i + 1) * size] for key, array in columns.items()}
+        tree[name] = {"first": i * size} | _nested(kind, part)
     if path.suffix in HDF5:
         write_hdf5(path, tree)
     else:
-        archive.write_archive(path, tree, {"replay": FORMAT, "kind": type(buffer).__name__, "rows": tree[_HEAD]["rows"]})
+        archive.write_archive(path, tree, {"replay": FORMAT, "kind": type(buffer).__name__, "rows": rows})
 
 
 def load_buffer(path: str | os.PathLike[str], **options: Any) -> Any:
@@ -78,30 +113,38 @@ def load_buffer(path: str | os.PathLike[str], **options: Any) -> Any:
         ImportError: h5py is missing.
     """
     path = Path(os.path.abspath(path))
-    kind, cls, head, state = _load(path)
+    if path.suffix in HDF5:
+        tree, bad = read_hdf5(path, _is_chunk)
+    else:
+        check_format(path, archive.read_manifest(path).meta.get("replay"))
+        tree, _, bad = archive.read_components(path, _is_chunk)
+    try:
+        head = msgspec.convert(tree.pop(_HEAD, None), _Head)
+    except msgspec.ValidationError as error:
+        raise damaged(path, "the head of a saved buffer", str(error)) from None
+    kind = KINDS.get(head.kind)
+    if kind is None:
+        raise refusal(path, f"a {', '.join(KINDS)}", f"{head.kind!r:.60}", "use the parl_like that wrote it")
+    for name, value in head.options.items():
+        if name not in kind.options or type(value) is not kind.options[name] or (name == "rew_dtype" and value not in DTYPES):
+            raise damaged(path, f"options among {', '.join(kind.options)} and their types", f"{name}={value!r:.60}")
+    state, inside = head.state, kind.rows(head.state)
+    if not isinstance(inside, dict) or inside.keys() & {*kind.chunked}:
+        raise damaged(path, "rows in components of their own", "others")
+    inside |= _join(path, kind, head.rows, head.chunk, tree, bad)
+    check(path, kind, state, head.cache)
+    state = _with_rng(state, _unnamed)
+    if bad:
+        state = _without(path, kind, head.rows, head.chunk, state, bad)
     for name in head.code:
         if name not in options:
             raise ValueError(f"{path}: option {name!r} was a function, which no file holds; call load_buffer(path, {name}=…)")
-    own = state if head.cache is None else state["main"]
-    buffer = kind.make(kind.get(), own, {**head.options, **options})
+    buffer = kind.get()(*(state[key] for key in kind.given), **{**head.options, **options})
     if head.cache is not None:
-        buffer = cls(buffer, state["n_lanes"], state["max_episode_length"])
+        buffer = cached_class()(buffer, head.cache["n_lanes"], head.cache["max_episode_length"])
+        state = {**_with_rng(head.cache, _unnamed), "main": state}
     buffer.load_state_dict(state)
     return buffer
-
-
-def load_into(buffer: Any, path: str | os.PathLike[str]) -> None:
-    """Makes `buffer`, which is of the saved kind and size, what was saved at `path`; its options stay as they are.
-
-    Raises:
-        ArchiveError: as `load_buffer`. ValueError: another kind, size, or other fields. The buffer is as before.
-    """
-    path = Path(os.path.abspath(path))
-    kind, cls, head, state = _load(path)
-    if type(buffer) is not cls or (head.cache is not None and type(buffer.main) is not kind.get()):
-        saved = cls.__name__ if head.cache is None else f"{cls.__name__} over a {head.kind}"
-        raise ValueError(f"{path}: a {saved} was saved, {buffer!r} is to take it; use load_buffer(path)")
-    buffer.load_state_dict(state)
 
 
 class Savable:
@@ -125,46 +168,7 @@ class Savable:
         return buffer
 
 
-class _Head(msgspec.Struct, forbid_unknown_fields=True):
-    """The component "buffer". `code`: options that were functions; `chunk`: rows of a part; `state`: but the rows; `cache`: the
-    state of a CachedReplayBuffer but that of its main, to which all the rest belongs."""
-
-    kind: str
-    versions: dict[str, str]
-    options: dict[str, Any]
-    code: list[str]
-    rows: Annotated[int, msgspec.Meta(ge=0, le=2**48)]
-    chunk: Size
-    state: dict[str, Any]
-    cache: dict[str, Any] | None = None
-
-
-# ------------------------------------------------------------------------------------------------ buffer to tree and back
-
-
-def _tree(path: Path, buffer: Any, rows_per_chunk: int | None) -> dict[str, Any]:
-    main = buffer.main if type(buffer) is cached_class() else buffer
-    kind = KINDS.get(type(main).__name__)
-    if kind is None or type(main) is not kind.get():
-        raise TypeError(f"{path}: expected a {', '.join(KINDS)}, CachedReplayBuffer, got {type(main).__name__}; save the "
-                        "state_dict() of other classes with write_archive")  # fmt: skip
-    state, cache = _with_rng(buffer.state_dict(), _named), None
-    if main is not buffer:
-        cache, state = {key: value for key, value in state.items() if key != "main"}, state["main"]
-    given = {**state.get("options", {}), **({"rew_dtype": main.rew_dtype.str} if "rew_dtype" in kind.options else {})}
-    options = {name: as_type(given[name]) for name, as_type in kind.options.items() if name in given}
-    check(path, kind, state, cache)  # what could not be read is not written
-    chunked = {key: kind.rows(state).pop(key) for key in kind.chunked}
-    rows = max((len(array) for key in kind.chunked for _, array in _arrays(chunked[key], (key,))), default=0)
-    size = max(MIN_CHUNK, -(-rows // CHUNKS)) if rows_per_chunk is None else rows_per_chunk
-    if size < 1:
-        raise ValueError(f"save_buffer: rows_per_chunk is {rows_per_chunk}; expected at least 1")
-    head = {"kind": kind.name, "versions": versions(), "options": options, "code": sorted(kind.options.keys() - options.keys()),
-            "rows": rows, "chunk": size, "state": state, **({} if cache is None else {"cache": cache})}  # fmt: skip
-    return {_HEAD: head} | {
-        name: {"first": i * size} | {key: _part(value, slice(i * size, (i + 1) * size)) for key, value in chunked.items()}
-        for i, name in enumerate(_chunk_names(rows, size))
-    }
+# ------------------------------------------------------------------------------------------------ parts of the state
 
 
 def _with_rng(state: Any, convert: Callable[[Any], Any]) -> Any:
@@ -191,10 +195,6 @@ def _unnamed(state: Any) -> dict[str, Any]:
     return dict(generator.bit_generator.state)
 
 
-def _part(value: Any, rows: slice) -> Any:
-    return {name: _part(part, rows) for name, part in value.items()} if isinstance(value, Mapping) else value[rows]
-
-
 def _is_chunk(name: str) -> bool:
     return name.startswith("rows.")
 
@@ -203,31 +203,24 @@ def _chunk_names(rows: int, size: int) -> list[str]:
     return [f"rows.{i:04}" for i in range(max(1, -(-rows // size)))]  # one of 0 rows, for the fields of an empty buffer
 
 
-def _load(path: Path) -> tuple[Kind, Any, _Head, dict[str, Any]]:
-    """The kind, with a cache that of its main, the saved class, the head, and the whole state of that class, checked."""
-    tree, bad = read_hdf5(path, _is_chunk) if path.suffix in HDF5 else _read_directory(path)
-    try:
-        head = msgspec.convert(tree.pop(_HEAD, None), _Head)
-    except msgspec.ValidationError as error:
-        raise damaged(path, "the head of a saved buffer", str(error)) from None
-    kind = KINDS.get(head.kind)
-    if kind is None:
-        raise refusal(path, f"a {', '.join(KINDS)}", f"{head.kind!r:.60}", "use the parl_like that wrote it")
-    for name, value in head.options.items():
-        if name not in kind.options or type(value) is not kind.options[name] or (name == "rew_dtype" and value not in DTYPES):
-            raise damaged(path, f"options among {', '.join(kind.options)} and their types", f"{name}={value!r:.60}")
-    state, rows, size = head.state, head.rows, head.chunk
-    inside = kind.rows(state)
-    if not isinstance(inside, dict) or inside.keys() & {*kind.chunked}:
-        raise damaged(path, "rows in components of their own", "others")
-    inside |= _join(path, kind, rows, size, tree, bad)
-    check(path, kind, state, head.cache)
-    state = _with_rng(state, _unnamed)
-    if bad:
-        state = _without(path, kind, rows, size, state, bad)
-    if head.cache is None:
-        return kind, kind.get(), head, state
-    return kind, cached_class(), head, {**_with_rng(head.cache, _unnamed), "main": state}
+def _arrays(value: Any, key: tuple[str, ...]) -> list[tuple[tuple[str, ...], Array]]:
+    """Arrays of rows by (key,) or (key, name)."""
+    if isinstance(value, dict):
+        return [pair for name, part in value.items() for pair in _arrays(part, (*key, name))]
+    if not isinstance(value, np.ndarray) or not value.ndim or len(key) > 2:
+        raise ArchiveError(f"{'.'.join(key)}: expected arrays of rows, got {type(value).__name__}; use an earlier file")
+    return [(key, value)]
+
+
+def _nested(kind: Kind, arrays: Mapping[tuple[str, ...], Array]) -> dict[str, Any]:
+    """The inverse of `_arrays`, under all `chunked` keys that have columns."""
+    out: dict[str, Any] = {"columns": {}} if "columns" in kind.chunked else {}
+    for (first, *rest), array in arrays.items():
+        if rest:
+            out[first][rest[0]] = array
+        else:
+            out[first] = array
+    return out
 
 
 def _join(path: Path, kind: Kind, rows: int, size: int, tree: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
@@ -241,40 +234,23 @@ def _join(path: Path, kind: Kind, rows: int, size: int, tree: dict[str, Any], ba
     lost = sum(min(size, rows - i * size) for i, name in enumerate(names) if name in bad)
     if bad and (kind.drop is None or lost > MAX_LOST * rows):  # before memory is taken for all rows that the head claims
         raise _lost(path, lost, rows, bad, kind)
-    out: dict[str, Any] = {}
-    layout: dict[str, Any] = {}
+    out: dict[tuple[str, ...], Array] = {}
     for i, name in enumerate(names):
         if name in bad:
             continue
-        flat = {key: array for key in kind.chunked for key, array in _arrays(tree[name].pop(key, None), (key,))}
-        first, n = tree[name].pop("first", None), min(size, rows - i * size)
-        found = {key: (array.shape[1:], array.dtype) for key, array in flat.items()}
-        if first != i * size or tree[name] or any(len(array) != n for array in flat.values()) or found != (layout or found):
+        part, n = tree.pop(name), min(size, rows - i * size)
+        part = part if isinstance(part, dict) else {}
+        first = part.pop("first", None)
+        arrays = dict(pair for key in kind.chunked for pair in _arrays(part.pop(key, None), (key,)))
+        fields, known = ({key: (array.shape[1:], array.dtype) for key, array in one.items()} for one in (arrays, out))
+        if first != i * size or part or any(len(array) != n for array in arrays.values()) or (out and fields != known):
             raise damaged(path, f"{n} rows from row {i * size} in {name!r}, of the fields of the other chunks", "others")
-        if not layout:
-            layout = found
-            out = {key: np.zeros((rows, *shape), dtype) for key, (shape, dtype) in layout.items()}
-        for key, array in flat.items():
+        out = out or {key: np.zeros((rows, *shape), dtype) for key, (shape, dtype) in fields.items()}
+        for key, array in arrays.items():
             out[key][i * size : i * size + n] = array
-        del tree[name]  # its memory is needed
     if rows and not out:
         raise damaged(path, f"{rows} rows", "no fields")
-    state: dict[str, Any] = {"columns": {}} if "columns" in kind.chunked else {}
-    for key, array in out.items():
-        if len(key) == 1:
-            state[key[0]] = array
-        else:
-            state[key[0]][key[1]] = array
-    return state
-
-
-def _arrays(value: Any, key: tuple[str, ...]) -> list[tuple[Any, Array]]:
-    """Arrays of a chunk by (key,) or (key, name)."""
-    if isinstance(value, dict):
-        return [pair for name, part in value.items() for pair in _arrays(part, (*key, name))]
-    if not isinstance(value, np.ndarray) or not value.ndim or len(key) > 2:
-        raise ArchiveError(f"{'.'.join(key)}: expected arrays of rows, got {type(value).__name__}; use an earlier file")
-    return [(key, value)]
+    return _nested(kind, out)
 
 
 def _without(path: Path, kind: Kind, rows: int, size: int, state: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
@@ -293,7 +269,7 @@ def _without(path: Path, kind: Kind, rows: int, size: int, state: dict[str, Any]
     check(path, kind, state)
     warnings.warn(f"{path}: {count} of {rows} rows were dropped, since {len(bad)} part(s) are damaged: "
                   f"{next(iter(bad.values()))}",
-                  stacklevel=4)  # fmt: skip
+                  stacklevel=3)  # fmt: skip
     return state
 
 
@@ -304,9 +280,3 @@ def _lost(path: Path, lost: int, rows: int, bad: dict[str, str], kind: Kind | No
     return refusal(path, f"{rows} rows, and {limit}", f"{lost} in damaged parts ({next(iter(bad.values()), '')})",
                    "use an earlier file")
 
-
-def _read_directory(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tree of a directory, and what is wrong with those chunks that are damaged or missing."""
-    check_format(path, archive.read_manifest(path).meta.get("replay"))
-    tree, _, bad = archive.read_components(path, _is_chunk)
-    return tree, bad

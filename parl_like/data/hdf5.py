@@ -7,13 +7,12 @@ import importlib
 import math
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from parl_like.data.disk import check_plain, sync_folder
+from parl_like.data.disk import check_plain, replacing
 from parl_like.data.encoding import CODES, ArchiveError, damaged, decode, encode, pieces, refusal
 from parl_like.spec import Array
 
@@ -44,9 +43,8 @@ def write_hdf5(path: Path, tree: dict[str, Any]) -> None:
     if os.path.lexists(path) and not _is_ours(h5py, path):
         raise refusal(path, "a new name or a saved buffer to replace", "something else", "choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial.{path.name}.{os.urandom(4).hex()}")
-    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    try:
+    with replacing(path) as partial:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with h5py.File(partial, "w", libver="v110") as file:  # from this version on HDF5 checks its own bytes too
             file.attrs[_MARK] = FORMAT
             for name, value in tree.items():
@@ -55,18 +53,12 @@ def write_hdf5(path: Path, tree: dict[str, Any]) -> None:
                     group.create_dataset(label, data=array).attrs["sha256"] = _digest(name, label, array)
         with open(partial, "rb") as written:
             os.fsync(written.fileno())
-        os.rename(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
-    sync_folder(path.parent)
 
 
 def _is_ours(h5py: Any, path: Path) -> bool:
-    if path.is_symlink() or not path.is_file():
-        return False
     try:
+        if path.is_symlink() or not path.is_file():
+            return False
         with h5py.File(path, "r") as file:
             return _MARK in file.attrs
     except Exception:

@@ -100,19 +100,18 @@ class Kind:
 
     Attributes:
         module, name: Of the class.
-        options: Of its constructor, beside those that are keys of its state: name -> type; with that attribute, or that key of
-            the state's options.
-        make: (class, state, options) -> an empty buffer.
+        given: Keys of the state that its constructor takes, in order.
+        options: What else it takes, by name: name -> type; with that attribute, or that key of the state's options.
         state: What `state_dict` must look like. check: What else must hold; raises ValueError.
-        chunked: Keys of the state whose arrays have one row for each row of the buffer; () keeps all of it in one part.
+        chunked: Keys of the state whose arrays have one row for each row of the buffer.
         inside: The key of the state under which those are; "" for the state itself.
         drop: (state, lost [rows] bool) -> the state without these rows, and how many went; None: none may be lost.
     """
 
     module: str
     name: str
+    given: tuple[str, ...]
     options: Mapping[str, type]
-    make: Callable[[Any, Mapping[str, Any], dict[str, Any]], Any]
     state: type[msgspec.Struct]
     check: Callable[[Any], None]
     chunked: tuple[str, ...] = ("columns",)
@@ -120,7 +119,7 @@ class Kind:
     drop: Callable[[dict[str, Any], Array], tuple[dict[str, Any], int]] | None = None
 
     def get(self) -> Any:
-        return getattr(importlib.import_module(self.module), self.name)
+        return getattr(importlib.import_module(f"parl_like.data.{self.module}"), self.name)
 
     def rows(self, state: dict[str, Any]) -> Any:
         """The part of a state that has the `chunked` keys."""
@@ -149,9 +148,9 @@ def _check_ring(state: RingState) -> None:
     _check_memory(state.size + state.n_lanes, state.specs)
     lanes, opened = state.n_lanes, state.open
     lane_size = -(-state.size // lanes)
-    for name, numbers in (("count", state.count), ("cursor", state.cursor), ("written", state.written),
-                          ("open.length", opened.length),
-                          ("open.start", opened.start), ("open.return", opened.returns)):  # fmt: skip
+    per_lane = {"count": state.count, "cursor": state.cursor, "written": state.written, "open.length": opened.length,
+                "open.start": opened.start, "open.return": opened.returns}  # fmt: skip
+    for name, numbers in per_lane.items():
         if len(numbers) != lanes:
             raise ValueError(f"expected {lanes} numbers in {name!r}, one per lane, got {len(numbers)}")
     for lane in range(lanes):
@@ -305,22 +304,14 @@ def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, Any], int]
 
 _RING = {"stack_num": int, "ignore_obs_next": bool, "save_only_last_obs": bool, "sample_avail": bool, "rew_dtype": str}
 _PRIORITIES = {"alpha": float, "beta": float, "weight_norm": bool}
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind("parl_like.data.replay_buffer", "ReplayBuffer", _RING,
-             lambda cls, state, options: cls(state["size"], state["n_lanes"], **options),
-             RingState, _check_ring, drop=_drop_rows),
-        Kind("parl_like.data.prioritized", "PrioritizedReplayBuffer", _RING | _PRIORITIES,
-             lambda cls, state, options: cls(state["size"], state["n_lanes"], **options),
-             _PrioritizedState, _check_prioritized, ("columns", "weights"), drop=_drop_rows),
-        Kind("parl_like.data.reservoir", "ReservoirBuffer", {}, lambda cls, state, options: cls(state["size"], **options),
-             _ReservoirState, _check_reservoir),
-        Kind("parl_like.data.episodes", "EpisodeBuffer", {"rew_dtype": str},
-             lambda cls, state, options: cls(state["max_rows"], state["max_episodes"], state["n_lanes"], **options),
-             _EpisodeState, _check_episodes, inside="rows"),
-    )
-}  # fmt: skip
+KINDS = {kind.name: kind for kind in (
+    Kind("replay_buffer", "ReplayBuffer", ("size", "n_lanes"), _RING, RingState, _check_ring, drop=_drop_rows),
+    Kind("prioritized", "PrioritizedReplayBuffer", ("size", "n_lanes"), _RING | _PRIORITIES, _PrioritizedState,
+         _check_prioritized, ("columns", "weights"), drop=_drop_rows),
+    Kind("reservoir", "ReservoirBuffer", ("size",), {}, _ReservoirState, _check_reservoir),
+    Kind("episodes", "EpisodeBuffer", ("max_rows", "max_episodes", "n_lanes"), {"rew_dtype": str}, _EpisodeState, _check_episodes,
+         inside="rows"),
+)}  # fmt: skip
 
 
 def check(path: Path, kind: Kind, state: dict[str, Any], cache: dict[str, Any] | None = None) -> None:

@@ -13,17 +13,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from parl_like.data.archive import (
-    ArchiveError,
-    Manifest,
-    clean_partial,
-    read_archive,
-    read_manifest,
-    remove_archive,
-    set_aside,
-    write_archive,
-)
-from parl_like.data.disk import open_folder, read_file, replace_file
+from parl_like.data.archive import ArchiveError, Manifest, read_archive, read_manifest, write_archive
+from parl_like.data.disk import clean_partial, open_folder, read_file, remove_folder, replace_file
 from parl_like.data.encoding import refusal
 
 MAX_FAILURES = 3
@@ -80,18 +71,6 @@ class Checkpoints:
         self.root, self.keep, self.give_up_s, self.warn = Path(root), keep, give_up_s, warn
         self.failures = 0  # saves in a row that failed, the first of them at this time
         self._failing_since = 0.0
-        self._ready = False
-
-    def _start(self) -> None:
-        """Makes the directory, private to its owner, and removes what a killed process left. Raises OSError."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = open_folder(self.root)
-        try:
-            os.fchmod(folder, 0o700)
-        finally:
-            os.close(folder)
-        clean_partial(self.root)
-        self._ready = True
 
     def save(
         self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, score: float | None = None, *,
@@ -115,47 +94,53 @@ class Checkpoints:
         """
         if not 0 <= step < 10**18:
             raise ValueError(f"Checkpoints.save: `step` is {step}; expected 0 or more, under 10**18")
-        name, score = f"{step:09d}", None if score is None else float(score)
-        path, until = self.root / name, time.monotonic() + patience
+        until = time.monotonic() + patience
         while True:
             try:
-                damaged = self._write(path, tree, meta or {}, step, score)
+                path = self._write(step, tree, meta or {}, None if score is None else float(score))
                 break
             except OSError as error:
-                if time.monotonic() < until:
+                now = time.monotonic()
+                if now < until:
                     time.sleep(RETRY_S)
                     continue
-                self._failing_since = self._failing_since if self.failures else time.monotonic()
+                self._failing_since = self._failing_since if self.failures else now
                 self.failures += 1
-                text = f"checkpoint {path} could not be saved ({error.strerror or error}); the older ones are intact"
-                long = time.monotonic() - self._failing_since >= self.give_up_s
-                if self.failures >= MAX_FAILURES and long:
+                why = error.strerror or error
+                text = f"checkpoint {self._path(step)} could not be saved ({why}); the older ones are intact"
+                if self.failures >= MAX_FAILURES and now - self._failing_since >= self.give_up_s:
                     mend = "free space or mend the directory, then resume"
                     raise OSError(error.errno, f"{text}; {self.failures} failures in a row: {mend}") from error
                 self.warn(f"{text}; training goes on")
                 return None
         self.failures = 0
         try:
-            if damaged:
-                clean_partial(self.root)
             self._prune(step)
         except OSError as error:
             self.warn(f"an old checkpoint in {self.root} could not be removed ({error.strerror or error})")
         return path
 
-    def _write(self, path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int, score: float | None) -> bool:
-        """Writes a checkpoint and the pointers to it. Returns whether a damaged one was there."""
-        if not self._ready:
-            self._start()
-        best = score is not None and score > self._best_score()
-        parent = self._pointer("LATEST")[0]
-        damaged = os.path.lexists(path) and bool(_fault(path))
-        if damaged:
-            set_aside(path)
-        write_archive(path, tree, {**meta, "step": int(step), "score": score, "parent": parent})
+    def _start(self) -> None:
+        """Makes the directory, private to its owner, and removes what a killed process left. Raises OSError."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = open_folder(self.root)
+        try:
+            os.fchmod(folder, 0o700)
+        finally:
+            os.close(folder)
+        clean_partial(self.root)
+
+    def _write(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], score: float | None) -> Path:
+        """Writes a checkpoint and the pointers to it."""
+        self._start()
+        path, best = self._path(step), score is not None and score > self._best_score()
+        write_archive(path, tree, {**meta, "step": int(step), "score": score, "parent": self._pointer("LATEST")[0]}, over=True)
         for pointer in ["BEST"] * best + ["LATEST"]:
             replace_file(self.root / pointer, f"{path.name}\n".encode(), base=self.root.parent)
-        return damaged
+        return path
+
+    def _path(self, step: int) -> Path:
+        return self.root / f"{step:09d}"
 
     def latest(self) -> Path | None:
         """The checkpoint that `load` tries first: what LATEST names, else the newest; None where nothing was ever saved."""
@@ -181,8 +166,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             if latest is not None and step <= int(latest.name):
                 try:
-                    path = self.root / f"{step:09d}"
-                    found.append((step, meta_of(path, read_manifest(path)).interrupted))
+                    found.append((step, _meta_of(self._path(step), read_manifest(self._path(step))).interrupted))
                 except ArchiveError as error:
                     bad.append((f"{step:09d}", str(error)))
         return found
@@ -202,7 +186,12 @@ class Checkpoints:
         if which not in ("latest", "best", "exact"):
             return _read(Path(which), check, [])
         skipped: list[tuple[str, str]] = []
-        for path in self._by_schedule(skipped) if which == "exact" else self._candidates(str(which).upper(), skipped):
+        if which == "exact":  # those of the schedule, newest first, and then those that interruptions made
+            made = sorted(self._made(skipped), key=lambda one: (one[1], -one[0]))
+            paths = iter([self._path(step) for step, _ in made])
+        else:
+            paths = self._candidates(str(which).upper(), skipped)
+        for path in paths:
             try:
                 loaded = _read(path, check, skipped)
             except (ArchiveError, MemoryError) as error:
@@ -212,22 +201,15 @@ class Checkpoints:
                     self.warn(f"{self.root / name} is not usable ({reason}); loaded {path.name} instead")
                 return loaded
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "there is none"
-        raise ArchiveError(
-            f"{self.root}: expected a good checkpoint, got none ({reasons}); give the path of an archive, or start a new run"
-        )
-
-    def _by_schedule(self, skipped: list[tuple[str, str]]) -> list[Path]:
-        """The checkpoints of the schedule, newest first, and then those that interruptions made."""
-        return [self.root / f"{step:09d}" for step, _ in sorted(self._made(skipped), key=lambda made: (made[1], -made[0]))]
+        mend = "give the path of an archive, or start a new run"
+        raise ArchiveError(f"{self.root}: expected a good checkpoint, got none ({reasons}); {mend}")
 
     def _candidates(self, pointer: str, skipped: list[tuple[str, str]]) -> Iterator[Path]:
         """What to try, in order: what the pointer names (for BEST then LATEST's), older ones, at last those of a later step.
 
         A later step than LATEST is one whose save did not end, or that an earlier resume passed over as damaged.
         """
-        steps = self.steps()
-        tried = set()
-        name = None
+        steps, tried, name = self.steps(), set(), None
         for which in dict.fromkeys((pointer, "LATEST")):
             name, reason = self._pointer(which)
             if reason:
@@ -238,7 +220,7 @@ class Checkpoints:
         middle = int(name) if name else max(steps, default=0)
         for step in sorted(steps, key=lambda step: (step > middle, -step)):
             if f"{step:09d}" not in tried:
-                yield self.root / f"{step:09d}"
+                yield self._path(step)
 
     def steps(self) -> list[int]:
         """The steps that have a directory, in order; links and foreign names do not count."""
@@ -264,26 +246,24 @@ class Checkpoints:
     def _best_score(self) -> float:
         path = self.best()
         try:
-            score = meta_of(path, read_manifest(path)).score if path else None
+            score = _meta_of(path, read_manifest(path)).score if path else None
         except ArchiveError as error:
             self.warn(f"BEST is not usable ({error}); the next score replaces it")
             score = None
-        return score if score is not None and not math.isnan(score) else -math.inf
+        return -math.inf if score is None or math.isnan(score) else score
 
     def _prune(self, saved: int) -> None:
         """Removes all but the newest `keep`; first those of later steps, which this run left behind when it resumed earlier.
 
         The newest one that no interruption made stays, too: an interrupted run goes on from there.
         """
-        protected = {saved, *(int(name) for which in ("LATEST", "BEST") if (name := self._pointer(which)[0]))}
-        protected.update(self.exact() or ())
-        order = sorted(self.steps(), key=lambda step: (step <= saved, step))
-        for step in order[: -self.keep]:
+        protected = {saved, *(self.exact() or ()), *(int(self._pointer(which)[0] or saved) for which in ("LATEST", "BEST"))}
+        for step in sorted(self.steps(), key=lambda step: (step <= saved, step))[: -self.keep]:
             if step not in protected:
-                remove_archive(self.root / f"{step:09d}")
+                remove_folder(self._path(step))
 
 
-def meta_of(path: Path, manifest: Manifest) -> Meta:
+def _meta_of(path: Path, manifest: Manifest) -> Meta:
     """The meta of a checkpoint of a run. Raises ArchiveError where it is none, or that of another step than its name says."""
     try:
         meta = msgspec.convert(manifest.meta, Meta)
@@ -301,7 +281,13 @@ def verify(root: Path) -> list[tuple[str, bool, str]]:
     A pointer file that names no checkpoint has a row too.
     """
     checkpoints = Checkpoints(root)
-    faults = {f"{step:09d}": _fault(checkpoints.root / f"{step:09d}") for step in checkpoints.steps()}
+    faults = {}
+    for step in checkpoints.steps():
+        try:
+            _read(checkpoints._path(step), None, [])
+            faults[f"{step:09d}"] = ""
+        except (ArchiveError, MemoryError) as error:
+            faults[f"{step:09d}"] = str(error) or "not enough memory"
     rows = [(name, not fault, fault) for name, fault in faults.items()]
     for which in ("LATEST", "BEST"):
         name, reason = checkpoints._pointer(which)
@@ -310,20 +296,11 @@ def verify(root: Path) -> list[tuple[str, bool, str]]:
     return rows
 
 
-def _fault(path: Path) -> str:
-    """What is wrong with an archive; nothing: the empty text."""
-    try:
-        _read(path, None, [])
-    except (ArchiveError, MemoryError) as error:
-        return str(error) or "not enough memory"
-    return ""
-
-
 def _read(path: Path, check: Callable[[Manifest], None] | None, skipped: list[tuple[str, str]]) -> Loaded:
     def checked(manifest: Manifest) -> None:
-        meta_of(path, manifest)
+        _meta_of(path, manifest)
         if check is not None:
             check(manifest)
 
     tree, manifest = read_archive(path, checked)
-    return Loaded(tree, manifest, path, skipped, meta_of(path, manifest))
+    return Loaded(tree, manifest, path, skipped, _meta_of(path, manifest))

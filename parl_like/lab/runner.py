@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from parl_like.data.archive import ArchiveError, Manifest
-from parl_like.data.encoding import array_bytes, refusal
+from parl_like.data.encoding import Plan, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.checkpoint import Checkpoints, Loaded, Meta
@@ -218,7 +218,10 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[RobotLi
 
 def _expected_by(robot: RobotLike) -> Callable[[Manifest], None]:
     """A check that no task's saved state is much larger than the robot's own: before memory is taken for it."""
-    own = {f"task.{name}": array_bytes(task.state_dict()) for name, task in getattr(robot, "tasks", {}).items()}
+    own = {}
+    for name, task in getattr(robot, "tasks", {}).items():
+        arrays = Plan(Path(name), name, task.state_dict()).leaves.values()
+        own[f"task.{name}"] = sum(stored.nbytes for stored, _ in arrays)
 
     def check(manifest: Manifest) -> None:
         for name, size in manifest.sizes().items():

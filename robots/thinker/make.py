@@ -26,8 +26,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parl_like.data.archive import clean_partial
-from parl_like.data.disk import replace_file
+from parl_like.data.disk import clean_partial, replace_file
 from parl_like.envs.make import make_env
 from parl_like.envs.thinker.augmented import check_envs
 from parl_like.envs.vector import EnvFailed, make_vector_env

@@ -22,15 +22,12 @@ import torch
 from parl_like.data import archive, encoding
 from parl_like.data.archive import (
     ArchiveError,
-    clean_partial,
     read_archive,
     read_components,
     read_manifest,
-    remove_archive,
-    set_aside,
     write_archive,
 )
-from parl_like.data.disk import replace_file
+from parl_like.data.disk import clean_partial, remove_folder, replace_file, set_aside
 from parl_like.data.encoding import decode, encode
 from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 
@@ -350,7 +347,7 @@ def test_an_error_at_any_step_leaves_the_old_archive(tmp_path, monkeypatch, erro
         else:
             assert kept == 2 and calls.count("fsync") == 5 or replacing and kept == 1, "only the last fsync is after the rename"
             if kept == 2:
-                remove_archive(tmp_path / "a")
+                remove_folder(tmp_path / "a")
                 clean_partial(tmp_path)
                 if replacing:
                     write_archive(tmp_path / "a", {"x": np.array(1)})
@@ -409,8 +406,8 @@ def test_removing_does_not_follow_links(tmp_path):
     write_archive(tmp_path / "a", {"x": 1})
     (tmp_path / "a" / "link").symlink_to(outside)
     (tmp_path / "b").symlink_to(outside)
-    remove_archive(tmp_path / "a")
-    remove_archive(tmp_path / "b")
+    remove_folder(tmp_path / "a")
+    remove_folder(tmp_path / "b")
     assert listing(tmp_path) == ["outside"]
     assert read_archive(outside)[0] == {"x": 1}
 

@@ -306,7 +306,7 @@ def test_an_old_checkpoint_that_stays_is_no_failure(tmp_path, monkeypatch):
     def refuse(path):
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(checkpoint, "remove_archive", refuse)
+    monkeypatch.setattr(checkpoint, "remove_folder", refuse)
     assert checkpoints.save(200, state(200)) == tmp_path / "000000200"
     assert warnings == [f"an old checkpoint in {tmp_path} could not be removed (Permission denied)"]
     assert checkpoints.failures == 0
