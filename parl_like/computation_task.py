@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -18,11 +19,9 @@ from parl_like.batch import Batch
 from parl_like.batch_rule import BatchRule as BatchRule
 from parl_like.contract import ContractError, check_rows, flat_outputs, try_out
 from parl_like.errors import Diverged
-from parl_like.lesson import ROW, Returns
-from parl_like.optimization import Optimization, claim, own_parameters
+from parl_like.optimization import ROW, Optimization, Step, claim, lesson_return, own_parameters
 from parl_like.spec import Array
 from parl_like.task_state import load_task_state, load_what_fits, task_state
-from parl_like.train_mode import Updating, has_modes, set_mode
 from parl_like.transfer import fetch, send
 
 Mode = Literal["collect", "update", "test"]
@@ -108,6 +107,10 @@ class ComputationTask:
 
     # ------------------------------------------------------------------------------------------------------- construction
 
+    def owner(self) -> str:
+        """How messages name it."""
+        return f"task {self.name!r}"
+
     @property
     def algorithm(self) -> Algorithm:
         if self._algorithm is None:
@@ -125,9 +128,9 @@ class ComputationTask:
                 try:
                     algorithm = self._source()  # type: ignore[operator]
                 except ContractError as error:
-                    raise ContractError(f"task {self.name!r}: {error}") from None
+                    raise ContractError(f"{self.owner()}: {error}") from None
                 if not isinstance(algorithm, Algorithm):
-                    raise TypeError(f"task {self.name!r}: the algorithm function gave {type(algorithm).__name__}; expected an "
+                    raise TypeError(f"{self.owner()}: the algorithm function gave {type(algorithm).__name__}; expected an "
                                     "Algorithm")
                 self._adopt(algorithm)
         self.algorithm.rng = np.random.default_rng(int(numpy_seed))
@@ -136,19 +139,18 @@ class ComputationTask:
 
     def _adopt(self, algorithm: Algorithm) -> None:
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"task {self.name!r}: device is {str(self.device)!r}, but torch sees no CUDA device; use "
-                             "device='cpu'")
+            raise ValueError(f"{self.owner()}: device is {str(self.device)!r}, but torch sees no CUDA device; use device='cpu'")
         self._algorithm, networks = algorithm, algorithm.networks()
         try:
             self.output_shapes = try_out(self.name, algorithm)
         except ContractError as error:
-            raise ContractError(f"task {self.name!r}: {error}") from error.__cause__
+            raise ContractError(f"{self.owner()}: {error}") from error.__cause__
         for network in networks.values():
             network.to(self.device)
         for parameter in own_parameters(algorithm).values():
             parameter.data = parameter.data.to(self.device)
-        self.has_modes = has_modes(networks)
-        algorithm.watch(lambda: f"task {self.name!r}")
+        self.has_modes = _has_modes(networks)
+        algorithm.watch(self.owner)
         self.claim()
 
     @property
@@ -174,17 +176,13 @@ class ComputationTask:
         Returns:
             Flat output name → [N, ...] NumPy array; never a tensor, so no gradient leaves the task.
         """
-        if self.acting is not None:
-            return self.act(inputs, mode)[0]
-        with self.lock:
-            return self._forward(self.algorithm, inputs, mode)
+        return self.act(inputs, mode)[0]
 
     def act(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> tuple[dict[str, Array], int]:
         """`predict`, and the version of the parameters that it used: of the acting copies, where there are some."""
         if self.acting is None:
-            with self.lock:  # no optimiser step between the version and the forward pass
-                version = self.version
-                return self.predict(inputs, mode), version
+            with self.lock:  # no optimiser step between the forward pass and the version
+                return self._forward(self.algorithm, inputs, mode), self.version
         copy = self.acting.front
         with copy.lock:
             return self._forward(copy.algorithm, inputs, mode), copy.version
@@ -224,8 +222,8 @@ class ComputationTask:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.
 
         A step whose loss or gradient is no finite number is left out: parameters, optimiser, and what the forward pass had put
-            into the
-        networks' own statistics are as before it, bit for bit. It is counted (`skipped`) and logged, and the lesson goes on.
+        into the networks' own statistics are as before it, bit for bit. It is counted (`skipped`) and logged, and the lesson goes
+        on.
 
         Args:
             rows: Flat field name → [N, ...] array.
@@ -245,43 +243,68 @@ class ComputationTask:
         divided = type(algorithm).minibatches is not Algorithm.minibatches
         if divided:
             batch[ROW] = torch.arange(n, device=self.device)
-        with Updating(self), torch.no_grad():
+        with self._updating(), torch.no_grad():
             batch = algorithm.process(batch)
         if divided and ROW not in batch and len(batch) == n:
             batch[ROW] = torch.arange(n, device=self.device)
-        returns = Returns(f"task {self.name!r}", n)
-        fault: Diverged | None = None
+        taken: list[Step] = []
+        left_out: list[Step] = []
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
-            with Updating(self):
+            with self._updating():
                 before = [buffer.clone() for buffer in optimization.buffers]
                 out = algorithm.learn(minibatch)
                 try:
                     loss = optimization.step(out)
-                    self._new_version()
                 except Diverged as error:
-                    self._skip(error, optimization.buffers, before)
-                    returns.add_left_out(out, minibatch)
-                    fault = error
-                    continue
-            returns.add(out, minibatch, loss)
-        if returns.steps:
+                    fault, steps = error, left_out
+                    with torch.no_grad():
+                        for buffer, value in zip(optimization.buffers, before, strict=True):
+                            buffer.copy_(value)
+                    self._count_skip(error)
+                else:
+                    steps = taken
+                    self._new_version()
+            values = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in out.items()}
+            if steps is taken:
+                values["loss"] = loss
+            steps.append((values, minibatch.get(ROW)))
+        if taken:
             self.skips = 0
-        elif fault is not None:
+        elif left_out:
             self.skips += 1
             if self.skips > self.max_skips:
                 raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
-        with Updating(self), torch.no_grad():
+        with self._updating(), torch.no_grad():
             algorithm.post_process(batch)
         self.learns += 1
         self.rows_learned += n
-        return returns.result()
+        return lesson_return(self.owner(), n, taken, left_out)
 
-    def _skip(self, fault: Diverged, buffers: list[torch.Tensor], before: list[torch.Tensor]) -> None:
-        """Leaves one step out; raises `fault` where the task does not put up with that."""
-        with torch.no_grad():
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """The lock, and mode 'update' for one call, in which modules that have modes are in training mode."""
+        algorithm, lent = self.algorithm, None
+        with self.lock:
+            before, algorithm.mode = algorithm.mode, "update"
+            try:
+                if self.has_modes:
+                    set_mode(algorithm.networks().values(), True)
+                    if self.device.type == "cpu":
+                        # Dropout knows only torch's global generator: it is lent the task's state, and gets its own back.
+                        lent = torch.get_rng_state()
+                        torch.set_rng_state(algorithm.torch_rng.get_state())
+                yield
+            finally:
+                algorithm.mode = before
+                if lent is not None:
+                    algorithm.torch_rng.set_state(torch.get_rng_state())
+                    torch.set_rng_state(lent)
+                if self.has_modes:
+                    set_mode(algorithm.networks().values(), False)
+
+    def _count_skip(self, fault: Diverged) -> None:
+        """Of a step that was left out; raises `fault` where the task does not put up with that."""
         if not self.max_skips:
             raise fault
         self.skipped += 1
@@ -340,3 +363,45 @@ class ComputationTask:
                         for key in load_what_fits(network, state["networks"].get(name, {}))]
             self._new_version()
         return left_out
+
+
+# ---------------------------------------------------------------------------------------------------------- train and eval
+
+
+def _has_modes(networks: Mapping[str, torch.nn.Module]) -> bool:
+    """Whether a module among them does something else while it learns."""
+    return any(_reads_mode(type(module)) for network in networks.values() for module in network.modules())  # type: ignore[arg-type]
+
+
+@cache
+def _reads_mode(kind: type[torch.nn.Module]) -> bool:
+    """Whether one of the class's methods reads `training`, or is `train`."""
+    bases = [base for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module]
+    return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ())
+               for base in bases for name, value in vars(base).items())
+
+
+def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
+    """`train(training)` of each, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through
+    here.
+
+    All modules are walked each time: who keeps a list, or remembers the mode, misses a layer replaced or a mode set by others
+    since.
+    """
+    waiting: list[torch.nn.Module | None] = [*networks]
+    for module in waiting:  # grows meanwhile
+        if module is None:
+            continue
+        own = module.__dict__
+        if _changes_mode_plainly(type(module)) and "train" not in own:  # type: ignore[arg-type]
+            own["training"] = training
+            waiting += own["_modules"].values()
+        else:
+            module.train(training)
+
+
+@cache
+def _changes_mode_plainly(kind: type[torch.nn.Module]) -> bool:
+    """Whether `train` of this class does no more than torch's, and attributes are kept where torch keeps them (torch.jit's are
+    not)."""
+    return kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__

@@ -10,8 +10,8 @@ import torch
 
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
-from parl_like.lesson import to_numpy
 from parl_like.spec import Array, Spec, leaves, nest
+from parl_like.transfer import fetch
 
 
 class ContractError(TypeError):
@@ -31,7 +31,7 @@ def try_out(task: str, algorithm: Algorithm) -> dict[str, tuple[int, ...]]:
     with torch.no_grad():
         algorithm.check_model(rows)
         out = flat_outputs(algorithm.predict(rows))
-    check_rows(task, {name: to_numpy(value) for name, value in out.items()}, 2)
+    check_rows(task, fetch(out), 2)
     return {name: tuple(value.shape[1:]) for name, value in out.items()}
 
 

@@ -1,5 +1,4 @@
-"""The optimiser steps of one task: which parameters, at which rate, clipped to which norm. A step that is no number is not
-taken."""
+"""The optimiser steps of one task: which parameters, at which rate, clipped to which norm, and what a lesson of them returns."""
 
 from __future__ import annotations
 
@@ -9,10 +8,18 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from parl_like.algorithm import Algorithm
 from parl_like.errors import Diverged
+from parl_like.spec import Array
+
+ROW = "lesson_row"
+"""Field of minibatches: the place of each row in the lesson."""
+
+Step = tuple[Mapping[str, Any], Any]
+"""What `learn` returned for a minibatch, without gradients, and the places of its rows in the lesson (None: it was all of it)."""
 
 
 class Optimization:
@@ -36,18 +43,14 @@ class Optimization:
         self.buffers = [buffer for buffer in buffers if not torch.nn.parameter.is_lazy(buffer)]
         self.optimizer = algorithm.optimizer(mine) if mine else None
         self.optimizers = others if self.optimizer is None else [self.optimizer, *others]
-        self._shares = self._shares_of_rate()
-
-    def _shares_of_rate(self) -> list[float]:
-        """Learning rate of each group of parameters, as a share of the schedule's; so groups keep rates of their own."""
-        schedule = self.algorithm.lr
-        if self.optimizer is None or not callable(schedule):
-            return []
-        first, rates = schedule(0), [group["lr"] for group in self.optimizer.param_groups]
-        if not first and any(rates):
-            raise ValueError(f"{self.owner()}: the schedule of the learning rate begins at 0, and a group of parameters at "
-                             f"{max(rates)}, which is no share of it; begin above 0, or give all groups the schedule's rate")
-        return [rate / first if first else 1.0 for rate in rates]
+        # Rate of each group of parameters as a share of the schedule's: so groups keep rates of their own.
+        self._shares: list[float] = []
+        if self.optimizer is not None and callable(algorithm.lr):
+            first, rates = algorithm.lr(0), [group["lr"] for group in self.optimizer.param_groups]
+            if not first and any(rates):
+                raise ValueError(f"{owner()}: the schedule of the learning rate begins at 0, and a group of parameters at "
+                                 f"{max(rates)}, which is no share of it; begin above 0, or give all groups the schedule's rate")
+            self._shares = [rate / first if first else 1.0 for rate in rates]
 
     def report_unheld(self) -> None:
         """Warns of parameters that should learn and that no optimiser holds."""
@@ -121,7 +124,7 @@ def claim(task: Any) -> Optimization:
         elif owner not in owners:
             owners.append(owner)
     others = [owner.optimizer for owner in owners if owner.optimizer is not None]
-    optimization = Optimization(lambda: f"task {task.name!r}", task.algorithm, mine, others)
+    optimization = Optimization(task.owner, task.algorithm, mine, others)
     if owners:
         tensors = {id(p) for p in optimization.parameters}
         for other in {*owners, *(sharer for owner in owners for sharer in owner.sharers)} - {task}:
@@ -149,3 +152,50 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
     if max_norm is not None and not norm <= max_norm:  # also where it is no number
         torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
     return norm
+
+
+def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -> dict[str, Any]:
+    """What a lesson of `n` rows returns: of each number the mean over the steps, as a float, and arrays [n, ...].
+
+    Steps that were left out count where no other says anything, with 0 for what is no number in their arrays.
+
+    Raises:
+        ValueError: an array leaves rows of the lesson out.
+    """
+    result: dict[str, Any] = {}
+    for name in dict.fromkeys(name for out, _ in (*taken, *left_out) for name in out):
+        steps, lost = ([(out[name], places) for out, places in part if name in out] for part in (taken, left_out))
+        if np.ndim((steps or lost)[0][0]):
+            lost = [(np.nan_to_num(to_numpy(value), posinf=0.0, neginf=0.0), places) for value, places in lost]
+            result[name] = _in_order(owner, name, n, lost + steps)
+        elif steps or not taken:
+            result[name] = _mean([value for value, _ in steps or lost[-1:]])
+    return result
+
+
+def _in_order(owner: str, name: str, n: int, parts: list[tuple[Any, Any]]) -> Array:
+    """The values of all rows, in the order of the lesson; of several for one row the last."""
+    out: Any = None
+    said = np.zeros(n, bool)
+    for value, places in parts:
+        array, where = to_numpy(value), slice(None) if places is None else to_numpy(places)
+        if len(array) != len(said[where]):
+            raise ValueError(f"{owner}: learn returned {name!r} with {len(array)} rows; expected one for each of "
+                             f"{len(said[where])}. Of minibatches they are put together by the field {ROW!r}: let "
+                             "minibatches(batch) keep it, as indexing it does")
+        out = np.zeros((n, *array.shape[1:]), array.dtype) if out is None else out
+        out[where], said[where] = array, True
+    if not said.all():
+        raise ValueError(f"{owner}: learn returned {name!r} for {said.sum()} of {n} rows; expected one for each, so let "
+                         "minibatches(batch) give every row once at least")
+    return out  # type: ignore[no-any-return]
+
+
+def _mean(values: list[Any]) -> float:
+    if len(values) == 1:
+        return float(values[0])
+    return float(torch.stack(values).mean() if isinstance(values[0], torch.Tensor) else np.mean(values))
+
+
+def to_numpy(value: Any) -> Array:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

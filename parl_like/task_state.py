@@ -1,21 +1,165 @@
 """What a checkpoint holds of a task: networks, optimiser, counters, generators, and what else of its algorithm learning has
-changed."""
+changed, as trees of arrays, tensors and plain values, which an archive can hold without code."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import logging
+import threading
+import types
 import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 
 from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 from parl_like.leaf import same
-from parl_like.plain_state import CONSTANT, STATEFUL, check_numbers, copied, load_optimizer, optimizer_state, pack, unpack
 
 COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "rows": "rows_learned", "skipped": "skipped",
             "skips": "skips"}
 """Name in a checkpoint → attribute of the task; `updates` is the algorithm's."""
+
+
+# -------------------------------------------------------------------------------------------------------------------- the whole
+
+
+def task_state(task: Any) -> dict[str, Any]:
+    """Everything that learning depends on; copies, so that later learning leaves it as it is. The caller holds the task's
+    lock."""
+    algorithm = task.algorithm
+    return {
+        "networks": {name: {key: _copied(value) for key, value in network.state_dict().items()}
+                     for name, network in algorithm.networks().items()},
+        "optimizer": {} if task.optimizer is None else _optimizer_state(task.optimizer),
+        "counters": {name: getattr(algorithm if name == "updates" else task, attribute) for name, attribute in COUNTERS.items()},
+        "rng": rng_state(algorithm.rng), "torch_rng": torch_rng_state(algorithm.torch_rng),
+        "algorithm": algorithm.state_dict(),
+    }
+
+
+def load_task_state(task: Any, state: Any) -> None:
+    """Restores `task_state`. The caller holds the task's lock.
+
+    Raises:
+        ValueError: it is of another model, has wrong types, or weights that are no numbers; parts may have been taken over.
+    """
+    owner, algorithm = task.owner(), task.algorithm
+    parts = ("networks", "optimizer", "counters", "rng", "torch_rng")
+    if not isinstance(state, Mapping) or not all(part in state for part in parts) or not isinstance(state["networks"], Mapping):
+        raise ValueError(f"{owner}: expected the state of a task with {', '.join(parts)}, got {state!s:.80}")
+    for name, network in algorithm.networks().items():
+        _load_network(f"{owner}, network {name!r}", network, state["networks"].get(name))
+    if task.optimizer is not None and state["optimizer"] != {}:
+        try:
+            _load_optimizer(task.optimizer, state["optimizer"])
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ValueError(f"{owner}, {error}") from None
+    counters = state["counters"] if isinstance(state["counters"], Mapping) else {}
+    for name, attribute in COUNTERS.items():
+        value = counters.get(name, 0 if attribute in ("skipped", "skips") else None)  # checkpoints of before have none of these
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{owner}, counters, {name!r}: expected a whole number of at least 0, got {value!r:.80}")
+        setattr(algorithm if name == "updates" else task, attribute, value)
+    set_rng_state(algorithm.rng, state["rng"])
+    set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
+    algorithm.load_state_dict(state.get("algorithm", {}))
+
+
+# --------------------------------------------------------------------------------------------------------------------- networks
+
+
+def _load_network(owner: str, network: torch.nn.Module, saved: Any) -> None:
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"{owner}: expected tensors by name, got {type(saved).__name__}")
+    own = network.state_dict()
+    for key, value in saved.items():
+        if isinstance(own.get(key), torch.Tensor) and (not isinstance(value, torch.Tensor) or value.dtype != own[key].dtype):
+            raise ValueError(f"{owner}, {key!r}: expected a tensor of {own[key].dtype}, got "
+                             f"{getattr(value, 'dtype', type(value).__name__)}")
+        _check_numbers(f"{owner}, {key!r}", value)
+    if wrong := _differing(network, saved):
+        listed = ", ".join(f"{key!r} is {theirs} there and {mine} here" for key, (theirs, mine) in wrong.items())
+        raise ValueError(f"{owner}: the checkpoint is of another model: {listed}; build the same model to load it, or load what "
+                         "fits with robot.load(path, partial=True)")
+    network.load_state_dict(dict(saved))
+
+
+def load_what_fits(network: torch.nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """Takes over the tensors that have the same name and shape; returns the names of the others."""
+    left_out = list(_differing(network, saved))
+    network.load_state_dict({key: value for key, value in saved.items() if key not in left_out}, strict=False)
+    return left_out
+
+
+def _differing(network: torch.nn.Module, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Tensor name → (saved shape, own shape) where they differ; None: not there."""
+    own = network.state_dict()
+    shapes = {key: tuple(tuple(there[key].shape) if key in there else None for there in (saved, own))
+              for key in sorted(own.keys() | saved.keys())}
+    return {key: (theirs, mine) for key, (theirs, mine) in shapes.items() if theirs != mine}
+
+
+def _check_numbers(at: str, value: Any) -> None:
+    """Raises ValueError where a tensor has a number that is not finite."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        found = "NaN" if bool(value.isnan().any()) else "inf"
+        raise ValueError(f"{at}: there is {found} in it ({value.flatten()[:4].tolist()} …); take a checkpoint from before the "
+                         "run diverged")
+
+
+def _copied(value: Any) -> Any:
+    """A tensor's numbers in storage of their own; anything else as it is."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+# -------------------------------------------------------------------------------------------------------------------- optimisers
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """State of each parameter by its number, and the numbers among the options of each group; copies."""
+    state = optimizer.state_dict()
+    return {
+        "state": {str(k): {name: _copied(v) for name, v in values.items()} for k, values in state["state"].items()},
+        "groups": [{k: v for k, v in g.items() if isinstance(v, (int, float, bool))} for g in state["param_groups"]],
+    }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """Restores `_optimizer_state`.
+
+    Raises:
+        ValueError: it is no such state, that of other parameters, or not of finite numbers; the optimiser is as before.
+    """
+    own, parameters = optimizer.state_dict(), [p for group in optimizer.param_groups for p in group["params"]]
+    states, groups = (saved.get("state"), saved.get("groups")) if isinstance(saved, Mapping) else (None, None)
+    if not isinstance(states, Mapping) or not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
+        raise ValueError(f"optimizer: expected a `state` and {len(own['param_groups'])} `groups` of parameters, got "
+                         f"{saved!s:.80}")
+    for key, state in states.items():
+        if not (key.isdecimal() and int(key) < len(parameters) and isinstance(state, Mapping)):
+            raise ValueError(f"optimizer, state: expected the states of {len(parameters)} parameters by number, got {key!r}: "
+                             f"{state!s:.80}")
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape != (shape := parameters[int(key)].shape):
+                raise ValueError(f"optimizer, state {key}, {name}: expected {tuple(shape)}, got {tuple(value.shape)}")
+            _check_numbers(f"optimizer, state {key}, {name}", value)
+    for group in groups:
+        for name, value in group.items() if isinstance(group, Mapping) else [("groups", group)]:
+            if not isinstance(value, (int, float)):
+                raise ValueError(f"optimizer, {name}: expected a number, got {value!s:.80}")
+            _check_numbers(f"optimizer, {name}", torch.tensor(value))
+    own["state"] = {int(k): {name: _copied(v) for name, v in values.items()} for k, values in states.items()}
+    own["param_groups"] = [{**mine, **theirs} for mine, theirs in zip(own["param_groups"], groups, strict=True)]
+    optimizer.load_state_dict(own)
+
+
+# --------------------------------------------------------------------------------------------------- attributes of the algorithm
 
 
 class Attributes:
@@ -51,7 +195,7 @@ class Attributes:
         for name, value in vars(algorithm).items():
             if name not in left_out:
                 try:
-                    yield name, pack(value, f"{type(algorithm).__name__}.{name}", known)
+                    yield name, _pack(value, f"{type(algorithm).__name__}.{name}", known)
                 except TypeError as error:
                     yield name, error
 
@@ -60,12 +204,12 @@ class Attributes:
         out = {}
         for name, packed in self._packed(algorithm):
             new = name not in self.start or _kind(packed) != _kind(self.start[name])
-            if new and _kind(packed) in (*STATEFUL, CONSTANT["kind"]):  # a new robot has none that it could be loaded into
+            if new and _kind(packed) in (*_STATEFUL, "constant"):  # a new robot has none that it could be loaded into
                 kind = type(getattr(algorithm, name)).__name__
                 packed = TypeError(f"{type(algorithm).__name__}.{name} is a {kind} that was not there when the task was built")
             if isinstance(packed, TypeError):
                 warnings.warn(f"{self.owner()}: {packed}; it is left out of the checkpoint", RuntimeWarning, stacklevel=4)
-            elif name not in self.start or not same(packed, self.start[name]):
+            elif new or not same(packed, self.start[name]):
                 out[name] = packed
         return out
 
@@ -81,87 +225,114 @@ class Attributes:
         for name in state:
             if not name.isidentifier() or callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property):
                 raise ValueError(f"{self.owner()}, algorithm, {name!r}: no attribute of {kind.__name__} that learning changes")
-        back = {name: self.start[name] for name,
-                packed in self._packed(algorithm) if name in self.start and not same(packed, self.start[name])}
+        back = {name: self.start[name] for name, packed in self._packed(algorithm)
+                if name in self.start and not same(packed, self.start[name])}
         for name in [name for name in now if name not in self.start and name not in state and hasattr(kind, name)]:
             delattr(algorithm, name)  # what the class says, again
         for name, saved in {**back, **state}.items():
-            now[name] = unpack(saved, now.get(name), f"{self.owner()}, algorithm, {name!r}")
+            now[name] = _unpack(saved, now.get(name), f"{self.owner()}, algorithm, {name!r}")
+
+
+_CONSTANTS: tuple[type, ...] = (
+    type, types.FunctionType, types.BuiltinFunctionType, type(np.sum), types.MethodType, types.ModuleType, functools.partial,
+    range, torch.device, torch.dtype, np.dtype, np.ufunc, gym.Space, logging.Logger, weakref.ReferenceType,
+    type(threading.Lock()), type(threading.RLock()), threading.Event, threading.Condition, threading.Semaphore,
+    threading.Barrier,
+)  # fmt: skip
+"""Kept as {'kind': 'constant'}, as are frozen dataclasses: loading leaves them as they were built."""
+_COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+_STATEFUL: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "rng": (np.random.Generator, rng_state, set_rng_state),
+    "torch_rng": (torch.Generator, torch_rng_state, set_torch_rng_state),
+    "optimizer": (torch.optim.Optimizer, _optimizer_state, _load_optimizer),
+    "state": (object, lambda value: value.state_dict(), lambda value, state: value.load_state_dict(state)),
+}
+"""Kind → class, how its state is read and set: loaded into the object that is there."""
 
 
 def _kind(packed: Any) -> Any:
-    return packed["kind"] if isinstance(packed, Mapping) else None
+    return packed.get("kind") if isinstance(packed, Mapping) else None
 
 
-def task_state(task: Any) -> dict[str, Any]:
-    """Everything that learning depends on; copies, so that later learning leaves it as it is. The caller holds the task's
-    lock."""
-    algorithm = task.algorithm
-    return {
-        "networks": {name: {key: copied(value) for key, value in network.state_dict().items()}
-                     for name, network in algorithm.networks().items()},
-        "optimizer": {} if task.optimizer is None else optimizer_state(task.optimizer),
-        "counters": {name: getattr(algorithm if name == "updates" else task, attribute) for name, attribute in COUNTERS.items()},
-        "rng": rng_state(algorithm.rng), "torch_rng": torch_rng_state(algorithm.torch_rng),
-        "algorithm": algorithm.state_dict(),
-    }
+def _pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
+    """`value` as a tree; copies. What JSON lacks becomes a dict with its `kind`.
 
-
-def load_task_state(task: Any, state: Any) -> None:
-    """Restores `task_state`. The caller holds the task's lock.
+    Args:
+        at: Name of the value, for messages.
+        known: Ids of the tensors that are saved elsewhere (those of the networks), which are left alone.
 
     Raises:
-        ValueError: it is of another model, has wrong types, or weights that are no numbers; parts may have been taken over.
+        TypeError: it, or something in it, cannot be saved.
     """
-    owner, algorithm = f"task {task.name!r}", task.algorithm
-    parts = ("networks", "optimizer", "counters", "rng", "torch_rng")
-    if not isinstance(state, Mapping) or not all(part in state for part in parts) or not isinstance(state["networks"], Mapping):
-        raise ValueError(f"{owner}: expected the state of a task with {', '.join(parts)}, got {state!s:.80}")
-    for name, network in algorithm.networks().items():
-        _load_network(f"{owner}, network {name!r}", network, state["networks"].get(name))
-    if task.optimizer is not None and state["optimizer"] != {}:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, torch.nn.Module) and any(id(t) not in known for t in (*value.parameters(), *value.buffers())):
+        raise TypeError(f"{at} is a network ({type(value).__name__}) that networks() does not name")
+    frozen = getattr(getattr(value, "__dataclass_params__", None), "frozen", False)
+    if frozen or isinstance(value, (torch.nn.Module, *_CONSTANTS)) or id(value) in known:
+        return {"kind": "constant"}
+    if isinstance(value, torch.Tensor):
+        return _copied(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+        return value.copy() if isinstance(value, np.ndarray) else value.item()
+    if isinstance(value, list):
+        return [_pack(item, f"{at}.{i}", known) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {"kind": "dict",
+                "items": [[_pack(key, f"{at}.keys"), _pack(item, f"{at}.{key}", known)] for key, item in value.items()]}
+    for kind, of in _COLLECTIONS.items():
+        if isinstance(value, of):  # sets in one order, so that equal ones are equal here
+            return {"kind": kind, "items": _pack(sorted(value, key=repr) if "set" in kind else list(value), at, known)}
+    for kind, (of, state_of, _) in _STATEFUL.items():
+        if isinstance(value, of) and (kind != "state" or hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+            return {"kind": kind, "value": state_of(value)}
+    raise TypeError(f"{at} ({type(value).__name__}) is nothing that a checkpoint can hold")
+
+
+def _unpack(saved: Any, now: Any, at: str) -> Any:
+    """The inverse of `_pack`: the value, where `now` is the one that is there.
+
+    What holds a state (a generator, an optimiser, a tensor of the same shape) stays the same object and is changed.
+
+    Raises:
+        ValueError: what is saved does not fit; parts of `now` may have been changed.
+    """
+    kind, items = (_kind(saved), saved.get("items")) if isinstance(saved, Mapping) else (None, None)
+    if isinstance(saved, torch.Tensor):
+        if isinstance(now, torch.nn.Parameter):
+            _check_numbers(at, saved)
+        if isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (saved.shape, saved.dtype):
+            now.data.copy_(saved)
+            return now
+        if not isinstance(now, torch.nn.Parameter):
+            return saved.clone().to(now.device) if isinstance(now, torch.Tensor) else saved.clone()
+    elif saved is None or isinstance(saved, np.ndarray):
+        return copy.copy(saved)
+    elif type(saved) in (bool, int, float, str):
+        if not isinstance(now, (torch.Tensor, np.random.Generator, torch.Generator, torch.optim.Optimizer)):
+            return saved
+    elif isinstance(saved, list):
+        before = list(now) if isinstance(now, (list, tuple, deque)) else []
+        return [_unpack(item, before[i] if i < len(before) else None, f"{at}.{i}") for i, item in enumerate(saved)]
+    elif kind == "constant":
+        return now
+    elif kind == "dict" and isinstance(items, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in items):
+        there: Any = now if isinstance(now, dict) else {}
+        keys = [_unpack(key, None, f"{at}.keys") for key, _ in items]
+        new = copy.copy(there)  # a defaultdict, an OrderedDict, a Counter
+        new.clear()
+        new.update({key: _unpack(item, there.get(key), f"{at}.{key}") for key, (_, item) in zip(keys, items, strict=True)})
+        return new
+    elif kind in _COLLECTIONS and isinstance(items, list):
+        values = _unpack(items, now, at)
+        if kind == "tuple" and hasattr(now, "_fields"):
+            return type(now)(*values)
+        return deque(values, now.maxlen) if isinstance(now, deque) else _COLLECTIONS[kind](values)
+    elif kind in _STATEFUL and "value" in saved and isinstance(now, _STATEFUL[kind][0]) and (
+            kind != "state" or hasattr(now, "load_state_dict")):
         try:
-            load_optimizer(task.optimizer, state["optimizer"])
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"{owner}, {error}") from None
-    counters = state["counters"] if isinstance(state["counters"], Mapping) else {}
-    for name, attribute in COUNTERS.items():
-        value = counters.get(name, 0 if attribute in ("skipped", "skips") else None)  # checkpoints of before have none of these
-        if type(value) is not int or value < 0:
-            raise ValueError(f"{owner}, counters, {name!r}: expected a whole number of at least 0, got {value!r:.80}")
-        setattr(algorithm if name == "updates" else task, attribute, value)
-    set_rng_state(algorithm.rng, state["rng"])
-    set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
-    algorithm.load_state_dict(state.get("algorithm", {}))
-
-
-def _load_network(owner: str, network: torch.nn.Module, saved: Any) -> None:
-    if not isinstance(saved, Mapping):
-        raise ValueError(f"{owner}: expected tensors by name, got {type(saved).__name__}")
-    own = network.state_dict()
-    for key, value in saved.items():
-        if isinstance(own.get(key), torch.Tensor) and (not isinstance(value, torch.Tensor) or value.dtype != own[key].dtype):
-            raise ValueError(f"{owner}, {key!r}: expected a tensor of {own[key].dtype}, got "
-                             f"{getattr(value, 'dtype', type(value).__name__)}")
-        check_numbers(f"{owner}, {key!r}", value)
-    if wrong := differing(network, saved):
-        listed = ", ".join(f"{key!r} is {theirs} there and {mine} here" for key, (theirs, mine) in wrong.items())
-        raise ValueError(f"{owner}: the checkpoint is of another model: {listed}; build the same model to load it, or load what "
-                         "fits with robot.load(path, partial=True)")
-    network.load_state_dict(dict(saved))
-
-
-def load_what_fits(network: torch.nn.Module, saved: Mapping[str, Any]) -> list[str]:
-    """Takes over the tensors that have the same name and shape; returns the names of the others."""
-    left_out = list(differing(network, saved))
-    network.load_state_dict({key: value for key, value in saved.items() if key not in left_out}, strict=False)
-    return left_out
-
-
-def differing(network: torch.nn.Module, saved: Mapping[str, Any]) -> dict[str,
-                                                                          tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
-    """Tensor name → (saved shape, own shape) where they differ; None: not there."""
-    own = network.state_dict()
-    shapes = {key: (tuple(saved[key].shape) if key in saved else None, tuple(own[key].shape) if key in own else None)
-              for key in sorted(own.keys() | saved.keys())}
-    return {key: (theirs, mine) for key, (theirs, mine) in shapes.items() if theirs != mine}
+            _STATEFUL[kind][2](now, saved["value"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"{at}: {error}") from None
+        return now
+    raise ValueError(f"{at}: expected what fits the {type(now).__name__} that is there, got {saved!s:.80}")
