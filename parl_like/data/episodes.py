@@ -14,10 +14,8 @@ from parl_like.batch import Batch
 from parl_like.data.files import Savable
 from parl_like.data.lanes import Positions
 from parl_like.data.replay_buffer import Random, ReplayBuffer
-from parl_like.data.row_specs import FLAGS, check_saved, in_words
+from parl_like.data.row_specs import FLAGS, check_saved, in_words, is_part
 from parl_like.spec import Array, Spec
-
-__all__ = ["CachedReplayBuffer", "EpisodeBuffer"]
 
 FEW = 16
 """Rows that memory which grows begins with."""
@@ -34,26 +32,24 @@ class _ByEpisode(Savable, ABC):
 
     def __init__(self, kept: ReplayBuffer, n_lanes: int, longest: int | None) -> None:
         self.n_lanes, self._kept, self._longest = n_lanes, kept, longest
-        # A lane begins anew with every episode, so an open episode is always the whole of its lane, and never wraps.
-        self._open = ReplayBuffer(n_lanes * min(FEW, longest or FEW), n_lanes)
-        self._open._use(kept.specs)
-        self._lengths: Positions = np.zeros(n_lanes, np.int64)
-        self._stage: ReplayBuffer | None = None
+        self._specs = kept.specs
+        # The rows of each lane's open episode: values of `_specs`, of which those that were not known yet are missing.
+        self._open: list[list[tuple[Any, ...]]] = [[] for _ in range(n_lanes)]
 
     @property
     def specs(self) -> tuple[Spec, ...]:
         """The fields, in the order in which `push` takes their values; () before the first row."""
-        return self._open.specs
+        return self._specs
 
     @property
     def open_rows(self) -> Positions:
         """[n_lanes] int64: rows of each lane's open episode."""
-        return self._lengths.copy()
+        return np.array([len(rows) for rows in self._open], np.int64)
 
     def allocate(self, specs: Sequence[Spec]) -> None:
         """Declares the fields, see `ReplayBuffer.allocate`."""
-        for buffer in (self._kept, self._open):
-            buffer.allocate(specs)
+        self._kept.allocate(specs)
+        self._specs = tuple(specs)
 
     def push(self, lane: int, values: tuple[Any, ...]) -> int:
         """Writes one row: `values` in the order of `specs`. Returns its position if it ends its episode, else −1.
@@ -62,8 +58,9 @@ class _ByEpisode(Savable, ABC):
             SpecError: a value does not fit. ValueError: no such lane, `allocate` was not called, or the episode is too long. The
                 buffer is as before.
         """
-        last, _ = self._push(lane, values)
-        return int(self._now(np.array(last)))
+        staged = self._staged(1)
+        staged.push(0, values)
+        return int(self._now(self._write(self._lanes([lane]), staged)[0])[0])
 
     def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
         """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as
@@ -72,10 +69,10 @@ class _ByEpisode(Savable, ABC):
         Raises:
             SpecError, ValueError: as `push`; nothing is written.
         """
-        into = self._open.check_lanes(lanes)
-        stage = self._staged(len(into))
-        stage.push_rows(np.arange(len(into)), values)
-        return self._now(self._write(into, stage)[0])
+        into = self._lanes(lanes)
+        staged = self._staged(len(into))
+        staged.push_rows(np.arange(len(into)), values)
+        return self._now(self._write(into, staged)[0])
 
     def add(
         self, batch: Batch | Mapping[str, Any], lanes: Sequence[int] | Positions | None = None
@@ -92,15 +89,11 @@ class _ByEpisode(Savable, ABC):
             ValueError: a required field is missing, no such lane, wrong number of rows, or the episode is too long. The buffer is
                 as before.
         """
-        into = np.arange(self.n_lanes) if lanes is None else self._open.check_lanes(lanes)
-        k = len(into)
-        self._open._use(self._kept.specs)  # perhaps it has learned some from somebody else
-        stage = self._staged(k)
-        stage.add(batch, None if lanes is None and self.n_lanes == 1 else np.arange(k))
-        self._check_lengths(into, stage)
-        for buffer in (self._kept, self._open):
-            buffer._use(stage.specs, stage._empty_keys)
-        positions, returns, lengths, starts = self._write(into, stage)
+        into = np.arange(self.n_lanes) if lanes is None else self._lanes(lanes)
+        self._specs = self._kept.specs  # perhaps it has learned some from somebody else
+        staged = self._staged(len(into))
+        staged.add(batch, None if lanes is None and self.n_lanes == 1 else np.arange(len(into)))
+        positions, returns, lengths, starts = self._write(into, staged)
         return self._now(positions), returns, lengths, self._now(starts)
 
     def truncate_open(self, lane: int) -> bool:
@@ -109,8 +102,12 @@ class _ByEpisode(Savable, ABC):
         Raises:
             ValueError: no such lane.
         """
-        if not self._open.truncate_open(lane):
+        self._lanes([lane])
+        if not self._open[lane]:
             return False
+        newest, at = list(self._open[lane][-1]), [spec.name for spec in self._specs].index(FLAGS[1])
+        newest[at] = np.True_
+        self._open[lane][-1] = tuple(newest)
         self._finish(lane)
         return True
 
@@ -120,14 +117,13 @@ class _ByEpisode(Savable, ABC):
         Raises:
             ValueError: no such lane.
         """
-        self._open.clear_lane(lane)
-        self._lengths[lane] = 0
+        self._lanes([lane])
+        self._open[lane] = []
 
     def add_lanes(self, n: int) -> None:
         """`n` more lanes without an open episode."""
-        self._open.add_lanes(n)
         self.n_lanes += n
-        self._lengths = np.append(self._lengths, np.zeros(n, np.int64))
+        self._open += [[] for _ in range(n)]
 
     # ---- inside
 
@@ -140,77 +136,59 @@ class _ByEpisode(Savable, ABC):
         """Positions that rows have now, of what `_keep` returned earlier in the same call."""
         return places
 
+    def _lanes(self, lanes: Sequence[int] | Positions) -> Positions:
+        array = np.asarray(lanes, np.int64)
+        wrong = array[(array < 0) | (array >= self.n_lanes)]
+        if len(wrong):
+            raise ValueError(f"{self!r}: there is no lane {wrong[0]}; lanes are 0 to {self.n_lanes - 1}, set by n_lanes")
+        return array
+
     def _staged(self, k: int) -> ReplayBuffer:
-        """k lanes of one row. Rows are written there first where they are to be checked and converted before anything changes
-        here."""
-        stage = self._stage
-        if stage is None or stage.n_lanes != max(k, 1) or stage.specs != self.specs:
-            self._stage = stage = ReplayBuffer(max(k, 1), max(k, 1), rew_dtype=self._kept.rew_dtype)
-            stage._use(self.specs)
-        return stage
+        """k lanes of one row, in which rows are checked and converted before anything changes here."""
+        staged = ReplayBuffer(max(k, 1), max(k, 1), rew_dtype=self._kept.rew_dtype)
+        staged._use(self._specs)
+        return staged
 
-    def _check_lengths(self, lanes: Positions, stage: ReplayBuffer) -> None:
-        """Refuses staged rows of which one would come into an episode that is as long as it may be."""
-        lengths = self._lengths.copy()
-        for lane, ends in zip(lanes.tolist(), stage.done[: len(lanes)].tolist(), strict=True):
+    def _write(self, lanes: Positions, staged: ReplayBuffer) -> tuple[Positions, Array, Positions, Positions]:
+        """`add` of staged rows, one by one; all of them, or none. Positions are those of `_keep`."""
+        lengths, done = self.open_rows, staged.done
+        for lane, ends in zip(lanes.tolist(), done.tolist(), strict=False):
             if lengths[lane] == self._longest:
-                raise self._too_long(lane)
+                raise ValueError(f"{self!r}: the open episode of lane {lane} has {self._longest} rows, as many as it may; build "
+                                 f"the buffer with a larger max_episode_length, or end the episode first: truncate_open({lane})")
             lengths[lane] = 0 if ends else lengths[lane] + 1
-
-    def _too_long(self, lane: int) -> ValueError:
-        return ValueError(f"{self!r}: the open episode of lane {lane} has {self._longest} rows, as many as it may; "
-                          f"build the buffer with a larger max_episode_length, or end the episode first: truncate_open({lane})")
-
-    def _reopened(self, lane_size: int, specs: Sequence[Spec]) -> ReplayBuffer:
-        """The open rows in lanes of another size, or with fewer fields."""
-        opened = ReplayBuffer(self.n_lanes * lane_size, self.n_lanes)
-        opened._use(specs)
-        for lane in np.flatnonzero(self._lengths).tolist():
-            rows = self._open.lane_rows(lane)
-            opened.push_rows(np.full(self._lengths[lane], lane), [rows[spec.name] for spec in specs])
-        return opened
-
-    def _write(self, lanes: Positions, stage: ReplayBuffer) -> tuple[Positions, Array, Positions, Positions]:
-        """`add` of the rows on the stage, one by one. Positions are those of `_keep`."""
-        self._check_lengths(lanes, stage)
+        self._kept._use(staged.specs, staged._empty_keys)
+        self._specs = staged.specs
         shape = next((spec.shape for spec in self.specs if spec.name == "rew"), ())
         returns, lengths = np.zeros((len(lanes), *shape)), np.zeros(len(lanes), np.int64)
         starts, positions = np.full((2, len(lanes)), -1, np.int64)
-        columns = [stage.columns[spec.name] for spec in self.specs]
+        columns = [staged.columns[spec.name] for spec in self.specs]
         for i, lane in enumerate(lanes.tolist()):
-            positions[i], ended = self._push(lane, tuple([column[i] for column in columns]))
-            if ended is not None:
-                returns[i], lengths[i], starts[i] = ended
+            self._open[lane].append(tuple([column[i] for column in columns]))
+            if done[i]:
+                returns[i], lengths[i], starts[i], positions[i] = self._finish(lane)
         return positions, returns, lengths, starts
-
-    def _push(self, lane: int, values: tuple[Any, ...]) -> tuple[int, tuple[Any, int, int] | None]:
-        """Writes one row; returns where the last row of the episode that it ends is kept, or −1, and return, length and first
-        row."""
-        if 0 <= lane < self.n_lanes and self._lengths[lane] == self._open.lane_size:
-            if self._lengths[lane] == self._longest:
-                raise self._too_long(lane)
-            self._open = self._reopened(min(2 * self._open.lane_size, self._longest or 2 * self._open.lane_size),
-                                        self._open.specs)
-        at = self._open.push(lane, values)
-        self._lengths[lane] += 1
-        if not self._open._done(at):
-            return -1, None
-        *ended, last = self._finish(lane)
-        return last, tuple(ended)
 
     def _finish(self, lane: int) -> tuple[Any, int, int, int]:
         """Moves the episode of a lane to the finished ones; returns its return, its length, and where its first and last row
         are."""
-        n, rows = int(self._lengths[lane]), self._open.lane_rows(lane)
-        total = rows["rew"].sum(0, np.float64) if "rew" in rows else 0.0
-        # A field that `_kept` has learned from somebody else meanwhile is missing here, so it is zero.
-        values = tuple(rows[spec.name] if spec.name in rows else spec.zeros(n) for spec in self._kept.specs)
-        first, last = self._keep(lane, values, n)
-        self.clear_lane(lane)
-        return total, n, first, last
+        rows, self._open[lane] = self._open[lane], []
+        columns = _columns(rows, self._kept.specs)
+        first, last = self._keep(lane, tuple(columns.values()), len(rows))
+        return columns["rew"].sum(0, np.float64) if "rew" in columns else 0.0, len(rows), first, last
 
-    def _load_open(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> ReplayBuffer:
-        """Checks a saved state against what this buffer was built with, and returns its open rows; nothing has changed yet."""
+    def _saved_open(self) -> dict[str, Any]:
+        """The open episodes, as a ReplayBuffer whose lanes they are would save them."""
+        opened = ReplayBuffer(self.n_lanes * max(min(FEW, self._longest or FEW), *map(len, self._open)), self.n_lanes)
+        opened._use(self._specs, self._kept._empty_keys)
+        for lane, rows in enumerate(self._open):
+            if rows:
+                opened.push_rows(np.full(len(rows), lane), tuple(_columns(rows, self._specs).values()))
+        return opened.state_dict()
+
+    def _loaded_open(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> ReplayBuffer:
+        """Checks a saved state against what this buffer was built with, and returns its open episodes; nothing has changed
+        yet."""
         check_saved(self, state, own)
         opened = ReplayBuffer(state["open"]["size"], self.n_lanes)
         opened.load_state_dict(state["open"])
@@ -219,8 +197,15 @@ class _ByEpisode(Savable, ABC):
                              "load into a new one")
         return opened
 
-    def _set_open(self, opened: ReplayBuffer, count: Sequence[int]) -> None:
-        self._open, self._lengths, self._stage = opened, np.array(count, np.int64), None
+    def _set_open(self, opened: ReplayBuffer) -> None:
+        self._specs = opened.specs
+        self._open = [list(zip(*opened.take(opened.lane_positions(lane)).values(), strict=True)) for lane in range(self.n_lanes)]
+
+
+def _columns(rows: list[tuple[Any, ...]], specs: Sequence[Spec]) -> dict[str, Array]:
+    """Rows as columns [n, …]; what a row lacks is zero."""
+    zeros = tuple(spec.zeros(1)[0] for spec in specs)
+    return {spec.name: np.array([(*row, *zeros[len(row) :])[i] for row in rows], spec.dtype) for i, spec in enumerate(specs)}
 
 
 class EpisodeBuffer(_ByEpisode):
@@ -231,7 +216,7 @@ class EpisodeBuffer(_ByEpisode):
     is.
 
     A *position* is the place of a row among the rows of finished episodes, 0 … len(buffer) − 1, oldest first; it holds until the
-    next write or pop. `serials` turns positions into numbers that hold for ever. Nothing is locked.
+    next write or pop. Nothing is locked.
 
     Args:
         max_rows: Rows of finished episodes; None: any number.
@@ -260,7 +245,7 @@ class EpisodeBuffer(_ByEpisode):
         self.max_rows, self.max_episodes = max_rows, max_episodes
         self.rng = np.random.default_rng(0 if rng is None else rng)
         self.dropped = 0
-        self._spans: deque[tuple[int, int]] = deque()  # serials of each episode's first row, and of the row after its last
+        self._lengths: deque[int] = deque()  # of the finished episodes
 
     @property
     def rew_dtype(self) -> np.dtype[Any]:
@@ -270,24 +255,24 @@ class EpisodeBuffer(_ByEpisode):
     # ---- writing
 
     def _keep(self, lane: int, values: tuple[Array, ...], n: int) -> tuple[int, int]:
-        while self._spans and (
+        while self._lengths and (
             (self.max_rows is not None and len(self) + n > self.max_rows)
             or (self.max_episodes is not None and self.n_episodes >= self.max_episodes)
         ):
             self._drop()
         if len(self._kept) + n > self._kept.capacity:
-            self._kept, self._first = self._packed(max(FEW, 2 * (len(self) + n)), self.specs), 0
+            self._kept, self._first = self._packed(max(FEW, 2 * (len(self) + n)), self._kept.specs), 0
         start = self.dropped + len(self)
         self._kept.push_rows(np.zeros(n, np.int64), values)
-        self._spans.append((start, start + n))
+        self._lengths.append(n)
         return start, start + n - 1
 
     def _now(self, places: Positions) -> Positions:
         return np.asarray(np.maximum(places - self.dropped, -1))
 
     def _drop(self) -> None:
-        start, stop = self._spans.popleft()
-        self.dropped, self._first = stop, self._first + stop - start
+        n = self._lengths.popleft()
+        self.dropped, self._first = self.dropped + n, self._first + n
 
     def _packed(self, size: int, specs: Sequence[Spec]) -> ReplayBuffer:
         """The finished rows in new memory."""
@@ -315,8 +300,7 @@ class EpisodeBuffer(_ByEpisode):
     def reset(self) -> None:
         """Drops all episodes, open ones too; the fields and the generator stay."""
         self.pop_all()
-        for lane in range(self.n_lanes):
-            self.clear_lane(lane)
+        self._open = [[] for _ in range(self.n_lanes)]
 
     def remove(self, name: str) -> None:
         """Removes a field, or a group of nested ones, from all rows.
@@ -326,11 +310,12 @@ class EpisodeBuffer(_ByEpisode):
         """
         if name in FLAGS:
             raise ValueError(f"{self!r}: {name!r} cannot be removed; episodes are told apart by it")
-        specs = [spec for spec in self.specs if spec.name != name and not spec.name.startswith(name + ".")]
-        if len(specs) == len(self.specs):
+        stay = [i for i, spec in enumerate(self.specs) if not is_part(spec.name, name)]
+        if len(stay) == len(self.specs):
             raise KeyError(f"{self!r} has no field {name!r}")
-        self._kept, self._first = self._packed(self._kept.capacity, specs), 0
-        self._open = self._reopened(self._open.lane_size, specs)
+        self._specs = tuple(self.specs[i] for i in stay)
+        self._kept, self._first = self._packed(self._kept.capacity, self._specs), 0
+        self._open = [[tuple(row[i] for i in stay if i < len(row)) for row in rows] for rows in self._open]
 
     # ---- reading
 
@@ -341,7 +326,7 @@ class EpisodeBuffer(_ByEpisode):
     @property
     def n_episodes(self) -> int:
         """Finished episodes."""
-        return len(self._spans)
+        return len(self._lengths)
 
     def episode(self, index: int) -> Batch:
         """A finished episode, 0 the oldest and −1 the newest: read-only views [T, …] that never change, whatever is written
@@ -352,16 +337,13 @@ class EpisodeBuffer(_ByEpisode):
         """
         if not -self.n_episodes <= index < self.n_episodes:
             raise IndexError(f"{self!r}: there is no finished episode {index}; ask n_episodes")
-        start, stop = (serial - self.dropped + self._first for serial in self._spans[index])
-        flat = {name: column[start:stop] for name, column in self._kept.columns.items()}
+        index %= self.n_episodes
+        start = self._first + sum(list(self._lengths)[:index])
+        flat = {name: column[start : start + self._lengths[index]] for name, column in self._kept.columns.items()}
         flat["done"] = flat["terminated"] | flat["truncated"]
         for view in flat.values():
             view.flags.writeable = False
-        batch = Batch.nest(flat)
-        for key in self._kept._empty_keys:
-            if key not in batch:
-                batch[key] = Batch()
-        return batch
+        return self._kept._nest(flat)
 
     @property
     def episodes(self) -> list[Batch]:
@@ -379,10 +361,6 @@ class EpisodeBuffer(_ByEpisode):
     def get(self, index: Any, key: str) -> Any:
         """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
         return self._kept.get(self._slots(index), key)
-
-    def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """Rows flat, see `ReplayBuffer.gather`."""
-        return self._kept.gather(positions + self._first, None if last is None else last + self._first, names)
 
     def sample_indices(self, n: int | None, rng: np.random.Generator | None = None) -> Positions:
         """Positions of rows, int64 [n]: n > 0 uniform over the rows, with replacement; 0 all of them, in order.
@@ -413,40 +391,12 @@ class EpisodeBuffer(_ByEpisode):
         self._check_sample(n, "episodes")
         return [self.episode(i) for i in self._draw(n, self.n_episodes, rng).tolist()]
 
-    def sample_sequences(self, n: int, length: int, rng: np.random.Generator | None = None, burn_in: int = 0) -> tuple[Batch,
-                                                                                                                       Array]:
-        """Pieces of episodes, from a row drawn uniformly on: leaves [n, burn_in + length, …], and a mask [n, burn_in + length]
-        bool.
-
-        The mask is False where the episode has no such row; there the nearest one stands. `sequences` is the same for given rows.
-
-        Raises:
-            ValueError: n > 0 and there is no finished episode, or length < 1, or burn_in < 0.
-        """
-        self._check_sample(n, "sequences")
-        rows, real = self.sequences(self.sample_indices(n, rng), length, burn_in)
-        return self._kept[rows + self._first], real
-
-    def sequences(self, indices: Positions, length: int, burn_in: int = 0) -> tuple[Positions, Array]:
-        """See `ReplayBuffer.sequences`."""
-        rows, real = self._kept.sequences(indices + self._first, length, burn_in)
-        return rows - self._first, real
-
-    def n_step(self, indices: Positions, n: int) -> dict[str, Array]:
-        """See `ReplayBuffer.n_step`."""
-        out = self._kept.n_step(indices + self._first, n)
-        return {**out, "last_index": out["last_index"] - self._first}
-
-    def serials(self, positions: Positions) -> Positions:
-        """The numbers of rows among all rows of episodes that ever finished here, from 0."""
-        return positions + self.dropped
-
     def _draw(self, n: int, total: int, rng: np.random.Generator | None) -> Positions:
         drawn: Positions = ((self.rng if rng is None else rng).random(n) * total).astype(np.int64)  # as ReplayBuffer draws
         return drawn
 
     def _check_sample(self, n: int | None, what: str) -> None:
-        if n is not None and n > 0 and not self._spans:
+        if n is not None and n > 0 and not self._lengths:
             raise ValueError(f"{self!r}: cannot sample {n} {what} without a finished episode; ask n_episodes first")
 
     def _slots(self, index: Any) -> Positions:
@@ -464,8 +414,8 @@ class EpisodeBuffer(_ByEpisode):
 
     def __repr__(self) -> str:
         return (f"EpisodeBuffer(episodes={self.n_episodes} of {self.max_episodes or 'any'}, rows={len(self)} of "
-                f"{self.max_rows or 'any'}, "
-                f"open={np.count_nonzero(self._lengths)} in {self.n_lanes} lanes, fields={in_words(self.specs)})")
+                f"{self.max_rows or 'any'}, open={sum(map(bool, self._open))} in {self.n_lanes} lanes, "
+                f"fields={in_words(self.specs)})")
 
     # ---- saving
 
@@ -473,9 +423,8 @@ class EpisodeBuffer(_ByEpisode):
         """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
         return {
             "max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes, "dropped": self.dropped,
-            "lengths": [stop - start for start, stop in self._spans],
-            "rows": self._packed(max(len(self), 1), self.specs).state_dict(),
-            "open": self._open.state_dict(), "rng": self.rng.bit_generator.state,
+            "lengths": list(self._lengths), "rows": self._packed(max(len(self), 1), self._kept.specs).state_dict(),
+            "open": self._saved_open(), "rng": self.rng.bit_generator.state,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -486,17 +435,14 @@ class EpisodeBuffer(_ByEpisode):
                 buffer is as before.
         """
         own = {"max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes}
-        opened = self._load_open(state, own)
+        opened = self._loaded_open(state, own)
         kept = ReplayBuffer(state["rows"]["size"], rew_dtype=self._kept.rew_dtype)
         kept.load_state_dict(state["rows"])
-        ends = np.cumsum([0, *state["lengths"]], dtype=np.int64)
-        if ends[-1] != len(kept):
-            raise ValueError(f"{self!r}: the saved lengths of episodes make {ends[-1]} rows, but {len(kept)} are there; the "
-                             "file is damaged")
-        self._set_open(opened, state["open"]["count"])
-        self._kept, self._first, self.dropped = kept, 0, state["dropped"]
-        serials = (ends + self.dropped).tolist()
-        self._spans = deque(zip(serials[:-1], serials[1:], strict=True))
+        if sum(state["lengths"]) != len(kept):
+            raise ValueError(f"{self!r}: the saved lengths of episodes make {sum(state['lengths'])} rows, but {len(kept)} are "
+                             "there; the file is damaged")
+        self._set_open(opened)
+        self._kept, self._first, self.dropped, self._lengths = kept, 0, state["dropped"], deque(state["lengths"])
         self.rng.bit_generator.state = state["rng"]
 
 
@@ -553,8 +499,7 @@ class CachedReplayBuffer(_ByEpisode):
     def reset(self) -> None:
         """Drops all rows, also of `main`; the fields and the generator stay."""
         self.main.reset()
-        for lane in range(self.n_lanes):
-            self.clear_lane(lane)
+        self._open = [[] for _ in range(self.n_lanes)]
 
     def __len__(self) -> int:
         return len(self.main)
@@ -568,12 +513,12 @@ class CachedReplayBuffer(_ByEpisode):
         return getattr(self._kept, name)
 
     def __repr__(self) -> str:
-        return f"CachedReplayBuffer(open={np.count_nonzero(self._lengths)} in {self.n_lanes} lanes, main={self.main!r})"
+        return f"CachedReplayBuffer(open={sum(map(bool, self._open))} in {self.n_lanes} lanes, main={self.main!r})"
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
         return {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length, "main": self.main.state_dict(),
-                "open": self._open.state_dict()}
+                "open": self._saved_open()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave.
@@ -581,6 +526,6 @@ class CachedReplayBuffer(_ByEpisode):
         Raises:
             ValueError: another number of lanes or longest episode, or `main` refuses its part; the buffer is as before.
         """
-        opened = self._load_open(state, {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length})
+        opened = self._loaded_open(state, {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length})
         self.main.load_state_dict(state["main"])
-        self._set_open(opened, state["open"]["count"])
+        self._set_open(opened)

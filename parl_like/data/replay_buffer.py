@@ -546,6 +546,9 @@ class ReplayBuffer(StoredRows, Savable):
         flat = self._shaped(positions)
         if flat:
             flat["done"] = flat["terminated"] | flat["truncated"]
+        return self._nest(flat)
+
+    def _nest(self, flat: dict[str, Array]) -> Batch:
         batch = Batch.nest(flat) if self._plan.nested else ready_batch(flat)
         for key in self._empty_keys:
             if key not in batch:

@@ -94,7 +94,6 @@ def test_positions_are_those_after_the_call():
     buffer = filled([2, 3], max_episodes=2)
     position, _, length, start = buffer.add(row(9, True))
     assert (position[0], length[0], start[0]) == (3, 1, 3) and buffer.dropped == 2
-    assert buffer.serials(np.array([0, 3])).tolist() == [2, 5]
     # Two episodes end in one call, and only one may stay.
     one = EpisodeBuffer(max_episodes=1, n_lanes=2)
     positions, returns, lengths, starts = one.add(rows([7, 8], [True, True]))
@@ -209,7 +208,6 @@ def test_rows_by_position_mask_and_name():
     assert buffer[:].act.tolist() == [2, 3, 4, 5, 6] and buffer[-2:].act.tolist() == [5, 6]
     assert buffer[1].act == 3 and buffer[[[0, 4]]].act.tolist() == [[2, 6]]
     assert buffer[buffer["act"] > 4].act.tolist() == [5, 6] and buffer.get([0, 2], "done").tolist() == [False, True]
-    assert buffer.gather(np.array([0]), np.array([2]))["terminated"].tolist() == [True]
     for index in (5, -1, [0, 9]):
         with pytest.raises(IndexError, match="position (5|-1|9) holds no row; positions are 0 to 4"):
             buffer[index]
@@ -236,33 +234,17 @@ def test_rows_are_drawn_as_from_a_replay_buffer():
     assert len(buffer.sample(None)[1]) == 7 and len(buffer.sample(-1)[1]) == 0 and buffer.sample(0)[1].tolist() == list(range(7))
 
 
-def test_sampled_episodes_and_sequences():
+def test_sampled_episodes():
     buffer = filled([1, 2, 9, 3], max_episodes=3)
     drawn = [e.act[0] for e in buffer.sample_episodes(900)]
     # 300 of each expected, whatever the length; 6 standard errors are 6 · sqrt(900 · 1/3 · 2/3) = 85
     assert {int(x) for x in drawn} == {1, 3, 12} and all(abs(drawn.count(x) - 300) < 85 for x in (1, 3, 12))
-    batch, real = buffer.sample_sequences(40, 4)
-    assert batch.obs.shape == real.shape == batch.done.shape == (40, 4) and real[:, 0].all()
-    for acts_, mask in zip(batch.act.tolist(), real.tolist(), strict=True):
-        end = next(stop for stop in (2, 11, 14) if acts_[0] <= stop)
-        assert acts_ == [min(acts_[0] + k, end) for k in range(4)] and mask == [acts_[0] + k <= end for k in range(4)]
-    batch, real = buffer.sample_sequences(20, 1, burn_in=2)
-    assert batch.act.shape == (20, 3) and real[:, 2].all() and not real.all()
-
-
-def test_n_step_and_sequences_by_position():
-    buffer = filled([2, 3, 2], max_episodes=2)  # rows 2, 3, 4 and 5, 6
-    out = buffer.n_step(np.array([0, 1, 3]), 3)
-    assert out["rew"].tolist() == [[2, 3, 4], [3, 4, 0], [5, 6, 0]]
-    assert out["valid"].tolist() == [3, 2, 2] and out["last_index"].tolist() == [2, 2, 4]
-    positions, real = buffer.sequences(np.array([1]), 3, burn_in=2)
-    assert positions.tolist() == [[0, 0, 1, 2, 2]] and real.tolist() == [[False, True, True, True, False]]
 
 
 def test_nothing_is_drawn_from_nothing():
     buffer = filled([-3])
     assert len(buffer.sample(0)[1]) == len(buffer.sample(None)[1]) == 0 and buffer.sample_episodes(0) == []
-    for draw in (buffer.sample, buffer.sample_episodes, lambda n: buffer.sample_sequences(n, 2)):
+    for draw in (buffer.sample, buffer.sample_episodes):
         with pytest.raises(ValueError, match="cannot sample 1 .* without a finished episode.*open=1 in 1|open=1 in 1.*cannot "
                                              "sample 1"):
             draw(1)
