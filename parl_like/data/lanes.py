@@ -1,29 +1,24 @@
-"""Lanes: which positions of a buffer hold rows, which rows belong together in time, and drawing some of them."""
+"""Lanes: how rows of a buffer are read: which belong together in time, drawing some, gathering their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.data.row_specs import FLAGS
+from parl_like.data.frames import next_stack
+from parl_like.data.row_specs import FLAGS, is_part
 from parl_like.data.rows import Ring
+from parl_like.data.stored_fields import FinalObservations, StoredFields
 from parl_like.spec import Array
 
 Positions = npt.NDArray[np.int64]
 
 
 class Lanes:
-    """Rows in circular lanes: a lane is one environment's rows in time order, and a full lane gives up its oldest row.
-
-    A *position* is a slot of the memory, 0 … capacity − 1; lane k owns the slots k · lane_size … (k + 1) · lane_size − 1.
-
-    Attributes:
-        capacity, lane_size, n_lanes: Slots in all, slots per lane, lanes.
-        columns: Dotted name -> [capacity, ...], the memory itself. To be read; rows are written with push and add.
-    """
+    """The reading half of `ReplayBuffer`, which says what lanes and positions are."""
 
     n_lanes: int
     lane_size: int
@@ -33,6 +28,8 @@ class Lanes:
     sample_avail: bool
     rng: np.random.Generator
     _ring: Ring
+    _plan: StoredFields
+    _finals: FinalObservations | None
 
     def __len__(self) -> int:
         return self._ring.total
@@ -40,25 +37,6 @@ class Lanes:
     def is_full(self, lane: int) -> bool:
         """Whether the next row of a lane takes the place of its oldest one."""
         return bool(self._ring.count[lane] == self.lane_size)
-
-    def check_lanes(self, lanes: Sequence[int] | Positions) -> Positions:
-        """Lanes as int64. Raises ValueError where one does not exist."""
-        array = self._lanes(lanes)
-        wrong = array[(array < 0) | (array >= self.n_lanes)]
-        if len(wrong):
-            raise self._no_lane(wrong[0])
-        return array
-
-    def _lanes(self, lanes: Sequence[int] | Positions) -> Positions:
-        if type(lanes) is np.ndarray and lanes.dtype == np.int64 and lanes.ndim == 1:
-            return lanes
-        array = np.asarray(lanes)
-        if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
-            raise ValueError(f"{self!r}: lanes are {lanes!r}; expected a list or array of integers")
-        return array.astype(np.int64, copy=False)
-
-    def _no_lane(self, lane: object) -> ValueError:
-        return ValueError(f"{self!r}: there is no lane {lane}; lanes are 0 to {self.n_lanes - 1}, set by n_lanes")
 
     # ---- positions
 
@@ -129,20 +107,21 @@ class Lanes:
     def _done(self, positions: Any) -> Any:
         return self.columns[FLAGS[0]][positions] | self.columns[FLAGS[1]][positions]
 
+    def _each(self, index: Any, walk: Callable[[Positions], Positions]) -> Positions:
+        positions = self.positions(index)
+        return walk(positions.ravel()).reshape(positions.shape)
+
     def prev(self, index: Any) -> Positions:
         """The row before, within the episode; an episode's first row and the oldest row of a lane are their own."""
-        positions = self.positions(index)
-        return self._ring.prev(positions.ravel()).reshape(positions.shape)
+        return self._each(index, self._ring.prev)
 
     def next(self, index: Any) -> Positions:
         """The row after, within the episode; a row that ends one and the newest row of a lane are their own."""
-        positions = self.positions(index)
-        return self._ring.next(positions.ravel()).reshape(positions.shape)
+        return self._each(index, self._ring.next)
 
     def episode_end(self, index: Any) -> Positions:
         """The newest row of the episode of each row, so far as it is stored."""
-        positions = self.positions(index)
-        return self._ring.episode_end(positions.ravel()).reshape(positions.shape)
+        return self._each(index, self._ring.episode_end)
 
     def unfinished_index(self) -> Positions:
         """The newest row of every lane whose episode is not over."""
@@ -174,6 +153,24 @@ class Lanes:
             raise ValueError(f"sequences: length is {length}, burn_in {burn_in}; expected at least 1 and 0")
         return self._ring.around(indices, burn_in, length - 1)
 
+    def n_step(self, indices: Positions, n: int) -> dict[str, Array]:
+        """The next n rewards of each row, inside its episode and lane.
+
+        Args:
+            indices: [N] positions of rows, as `sample_indices` gives them; not checked.
+            n: At least 1.
+
+        Returns:
+            rew [N, n] (vector reward [N, n, …]): rew[i, k] of the k-th row from `indices[i]`, 0 after the end.
+            valid [N] int: rows followed, this one included; fewer than n where the episode or the lane ended.
+            last_index [N]: position of the last of them, whose obs_next is the state to bootstrap from.
+        """
+        if n < 1:
+            raise ValueError(f"n_step: n is {n}; expected at least 1")
+        if "rew" not in self.columns:
+            raise ValueError(f"{self!r}: n_step needs the field 'rew'")
+        return self._ring.n_step(indices, n, self._plan.number["rew"])
+
     # ---- choosing rows
 
     def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0, behind: int = 0) -> Positions:
@@ -196,9 +193,7 @@ class Lanes:
             return np.empty(0, np.int64)
         if n == 0:
             rows = self._rows()
-            if self.sample_avail:
-                rows = rows[self._whole(rows, ahead, behind)]
-            return rows
+            return rows[self._whole(rows, ahead, behind)] if self.sample_avail else rows
         rng = self.rng if rng is None else rng
         drawn = self._draw(n, rng)
         if ahead or behind or self.stack_num > 1:
@@ -239,3 +234,65 @@ class Lanes:
     def _shares(self, rows: Positions) -> Array | None:
         """Probabilities of rows among themselves; None: equal."""
         return None
+
+    # ---- gathering fields
+
+    def take(self, positions: Positions, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Rows as they are stored, flat: dotted name -> [N, …], a copy. Positions are not checked; `names` None is every stored
+        field."""
+        columns = self.columns
+        return {name: columns[name].take(positions, axis=0) for name in (columns if names is None else names)}
+
+    def lane_rows(self, lane: int) -> dict[str, Array]:
+        """The rows of a lane in time order, flat as from `take`. Perhaps views: copy what must outlive the next write."""
+        first, count = lane * self.lane_size, int(self._ring.count[lane])
+        if count < self.lane_size or self._ring.cursor[lane] == first:
+            return {name: column[first : first + count] for name, column in self.columns.items()}
+        return self.take(self.lane_positions(lane))
+
+    def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Rows as they are learned from, flat: dotted name -> [N, …], copies, with frames stacked and obs_next looked up.
+
+        Args:
+            positions: [N] positions of rows; not checked.
+            last: [N] rows whose obs_next, terminated and truncated are wanted, of n steps the last; None: the same rows.
+            names: Fields; None: all.
+        """
+        plan, columns = self._plan, self.columns
+        if plan.as_stored and last is None and names is None:
+            return self.take(positions)
+        late = positions if last is None else last
+        now, then, obs, nexts = plan.parts if names is None else plan.split(names)
+        out = {name: columns[name].take(positions, axis=0) for name in now}
+        for name in then:
+            out[name] = columns[name].take(late, axis=0)
+        if obs:
+            out |= self.stacked(positions, obs, self.stack_num)
+        if nexts:
+            out |= self._nexts(late, nexts, out, self.stack_num)
+        return {name: out[name] for name in (plan.readable if names is None else names)}
+
+    def stacked(self, positions: Positions, names: Sequence[str], stack: int) -> dict[str, Array]:
+        """Fields [N, stack, …] as they are stored, of the rows [N] and those before them in their episodes; [N, …] for a stack
+        of one."""
+        return self.take(positions if stack == 1 else self._ring.around(positions, stack - 1, 0)[0], names)
+
+    def _nexts(self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int) -> dict[str, Array]:
+        """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
+        if self._finals is None:  # only the frames before it are to be fetched
+            frames = self.stacked(positions, ["obs" + name[8:] for name in names], stack)
+            return {name: next_stack(frames["obs" + name[8:]], stored[name]) for name in names}
+        following = self._ring.next(positions)
+        frames = self.stacked(following, ["obs" + name[8:] for name in names], stack)
+        out = {name: frames["obs" + name[8:]] for name in names}
+        newest = self._newest()
+        for i in np.flatnonzero((following == positions) & ~self.columns["terminated"][positions]).tolist():
+            for name, final in self._finals.find(int(positions[i]), newest).items():
+                if name in out:
+                    out[name][i] = final if stack == 1 else next_stack(out[name][i : i + 1], final[None])[0]
+        return out
+
+    def read_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one row of a stored field as `gather` gives it, frames included."""
+        shape = self.columns[name].shape[1:]
+        return (self.stack_num, *shape) if self.stack_num > 1 and is_part(name, "obs") else shape

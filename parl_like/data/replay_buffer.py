@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch, ready_batch
-from parl_like.data.episode_counts import EpisodeCounts
 from parl_like.data.files import Savable
-from parl_like.data.lanes import Positions
+from parl_like.data.lanes import Lanes, Positions
 from parl_like.data.row_specs import (
     FLAGS,
     as_array,
@@ -29,8 +28,7 @@ from parl_like.data.row_specs import (
     saved_specs,
 )
 from parl_like.data.rows import Ring
-from parl_like.data.stored_fields import FinalObservations, StoredFields
-from parl_like.data.stored_rows import StoredRows
+from parl_like.data.stored_fields import EpisodeCounts, FinalObservations, StoredFields
 from parl_like.spec import Array, Spec, SpecError, leaves
 
 Random = np.random.Generator | np.random.SeedSequence | int | None
@@ -46,7 +44,7 @@ LOCKED = (
 )  # fmt: skip
 
 
-class ReplayBuffer(StoredRows, Savable):
+class ReplayBuffer(Lanes, Savable):
     """Rows in circular lanes: a lane is one environment's rows in time order, and a full lane gives up its oldest row.
 
     A *position* is a slot of the memory, 0 … capacity − 1; lane k owns the slots k · lane_size … (k + 1) · lane_size − 1.
@@ -56,16 +54,14 @@ class ReplayBuffer(StoredRows, Savable):
     Reserved names of a row at time t: obs, act, rew (of that act), terminated, truncated, done (computed: terminated or
     truncated), obs_next (obs at t + 1, at an episode's end the true final one), info, policy (whatever predict wants kept).
 
-    Rows that are read (`sample`, `buffer[…]`, `get`, `gather`) have what the options below leave out in memory put together
-    again:
+    Rows that are read (`sample`, `buffer[…]`, `get`, `gather`) have what these options leave out in memory put together again:
 
     - `stack_num` > 1: obs and obs_next are the newest `stack_num` frames, [N, stack_num, …]. Frames never cross an episode's
-    start;
-      for those that are missing the oldest one stands. obs_next has the frames of obs but the oldest, and the one after them.
+      start; for those that are missing the oldest one stands. obs_next has the frames of obs but the oldest, and the one after
+      them.
     - `ignore_obs_next`: obs_next is obs of the next row, so it is not stored. What no next row has is kept beside the rows: the
-    final
-      observation of a truncated episode, and what the newest row of a lane led to. At a terminated row, where nothing may be
-      looked up, obs_next is obs.
+      final observation of a truncated episode, and what the newest row of a lane led to. At a terminated row, where nothing may
+      be looked up, obs_next is obs.
 
     `columns`, `buffer.obs`, `take` and `lane_rows` show the memory as it is.
 
@@ -152,8 +148,7 @@ class ReplayBuffer(StoredRows, Savable):
         """
         try:
             if self._finals is None:
-                position = self._ring.push(lane, values if self._plan.as_given else self._plan.stored(values))
-                return position
+                return self._ring.push(lane, values if self._plan.as_given else self._plan.stored(values))
             stored, nexts = self._plan.stored(values), self._plan.nexts(values)
             self._finals.check(nexts)
             position = self._ring.push(lane, stored)
@@ -170,6 +165,17 @@ class ReplayBuffer(StoredRows, Savable):
             return self._no_lane(lane)
         return ValueError(f"{self!r}: push got {n_values} values; expected one for each of "
                           f"{', '.join(s.name for s in self.specs)}")
+
+    def _no_lane(self, lane: object) -> ValueError:
+        return ValueError(f"{self!r}: there is no lane {lane}; lanes are 0 to {self.n_lanes - 1}, set by n_lanes")
+
+    def _lanes(self, lanes: Sequence[int] | Positions) -> Positions:
+        if type(lanes) is np.ndarray and lanes.dtype == np.int64 and lanes.ndim == 1:
+            return lanes
+        array = np.asarray(lanes)
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
+            raise ValueError(f"{self!r}: lanes are {lanes!r}; expected a list or array of integers")
+        return array.astype(np.int64, copy=False)
 
     def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
         """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns the positions [k].
@@ -212,8 +218,7 @@ class ReplayBuffer(StoredRows, Savable):
         except (KeyError, SpecError):  # other fields, or values that are to be converted or refused with the field's name
             flat, positions = self._add_anything(batch, flat, lanes, rows)
         n, shape = len(lanes), next((spec.shape for spec in self.specs if spec.name == "rew"), ())
-        rew = np.ascontiguousarray(as_array(flat["rew"]), np.float64).reshape(n,
-                                                                              *shape) if "rew" in flat else np.zeros((n, *shape))
+        rew = np.ascontiguousarray(as_array(flat.get("rew", np.zeros((n, *shape)))), np.float64).reshape(n, *shape)
         done = np.logical_or(*(as_array(flat[name]).reshape(n) for name in FLAGS)).view(np.uint8)
         return positions, *self._open.count(self._ring, lanes, positions, rew, done)
 
@@ -279,7 +284,9 @@ class ReplayBuffer(StoredRows, Savable):
         rows = other._rows()
         if not len(rows):
             return rows
-        flat = other._one_by_one(rows)
+        flat = other.take(rows)
+        if other._finals is not None:
+            flat |= other._nexts(rows, other._plan.next_names, {}, 1)  # single frames, as they are stored
         if seam == "truncate":
             newest = np.isin(rows, other._newest())
             flat["truncated"] = flat["truncated"] | (newest & ~flat["terminated"])
@@ -516,8 +523,7 @@ class ReplayBuffer(StoredRows, Savable):
         try:
             positions = self._ring.push_rows(lanes, stored)
         except IndexError:
-            self.check_lanes(lanes)
-            raise
+            raise self._no_lane(lanes[(lanes < 0) | (lanes >= self.n_lanes)][0]) from None
         if finals is None:
             return positions
         ends = self.columns["truncated"][positions] & ~self.columns["terminated"][positions]

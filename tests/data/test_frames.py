@@ -265,7 +265,8 @@ def test_rows_equal_the_list_of_transitions(history, lanes, size, stack, ignore,
         joined.update(buffer, "truncate")
         if len(joined):
             unstacked = [model.rows[lane][i][1] for lane in range(lanes) for i in model.of(lane)]
-            got = joined._one_by_one(joined.sample_indices(0))["obs_next.x"].tolist()
+            newest = joined[:].obs_next.x
+            got = (newest[:, -1] if stack > 1 else newest).tolist()
             own = [model.rows[lane][i] for lane in range(lanes) for i in model.of(lane)]
             assert all(g == e or row[3] for g, e, row in zip(got, unstacked, own, strict=True))
 
