@@ -1,4 +1,4 @@
-"""Agent: the acting loop, and the thin face of its environment that fires the stages, counts, and carries the stop signal."""
+"""Agent: the acting loop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 
 from parl_like.agent_helper import Helpers
 from parl_like.data.generators import rng_state, set_rng_state
-from parl_like.env_face import EnvFace
+from parl_like.env_face import EnvFace, watched
 from parl_like.errors import AgentFailed, Interrupted
-from parl_like.side_effects import watched
 from parl_like.spec import Array, SpecError
 
 STUCK = 1000
@@ -54,9 +53,8 @@ class Agent:
         self, *, max_episode_steps: int | None = None, action_repeat: int | None = None, repeat_discount: float | None = None,
         keep_frames: bool | None = None, on_bad_value: Literal["raise", "drop", "replace"] | None = None,
     ) -> None:
-        options = {"max_episode_steps": max_episode_steps, "action_repeat": action_repeat, "repeat_discount": repeat_discount,
-                   "keep_frames": keep_frames, "on_bad_value": on_bad_value}
-        for name, value in options.items():
+        for name, value in (("max_episode_steps", max_episode_steps), ("action_repeat", action_repeat),
+                            ("repeat_discount", repeat_discount), ("keep_frames", keep_frames), ("on_bad_value", on_bad_value)):
             if value is not None:
                 setattr(self, name, value)
 
@@ -73,13 +71,12 @@ class Agent:
         self.robot, self.index, self.rng = robot, index, rng
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
-        self.steps = 0
-        self.fresh = True
+        self.steps = self.bad_values = 0
+        self.fresh = True  # the next reset is seeded
         self.signal: str | None = None
         self.quota_steps: int | None = None
         self.quota_episodes: int | None = None
         self.learns = False
-        self.bad_values = 0
         self.fault: SpecError | None = None  # why an episode was dropped last
         self.told: set[str] = set()  # what of the process its environment has changed
 
@@ -129,7 +126,6 @@ class Agent:
             What `run_one_episode` raised, after POST_EPISODE.
             AgentFailed: `run_one_episode` keeps returning without having done anything, so the loop would never end.
         """
-        driver = self.robot._driver
         done, idle = self._doings(), 0
         while True:
             try:
@@ -152,7 +148,7 @@ class Agent:
                 return
             if self.signal == "interrupt":
                 self.signal = None
-                driver.park(self)
+                self.robot._driver.park(self)
             before, done = done, self._doings()
             idle = idle + 1 if before == done else 0
             if idle == STUCK and self.env is not None:
@@ -180,22 +176,18 @@ class Agent:
 
     def obey(self) -> None:
         """Acts on the signal, at a point where the agent's data is complete."""
-        if self.signal in ("stop", "interrupt"):
-            raise Interrupted
-        if self.signal == "park":
+        while self.signal is not None:
+            if self.signal != "park":
+                raise Interrupted
             self.signal = None
             self.robot._driver.park(self)
-            if self.signal is not None:
-                self.obey()
 
     def before_episode(self) -> None:
         """Parks while the agent has no episode left of its quota."""
-        if self.signal is not None:
-            self.obey()
+        self.obey()
         while self.quota_episodes is not None and self.quota_episodes <= 0:
             self.robot._driver.park(self)
-            if self.signal is not None:
-                self.obey()
+            self.obey()
 
     def state_dict(self) -> dict[str, Any]:
         time_steps = 0 if self.env is None else self.env.time_steps

@@ -11,10 +11,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parl_like.agent import Agent
 from parl_like.data.timestep import TimeStep, first_step, next_step
-from parl_like.env_face import PASSED, EnvFace
+from parl_like.env_face import PASSED, EnvFace, watched
 from parl_like.errors import AgentFailed
 from parl_like.owned import copied, own
-from parl_like.side_effects import watched
 from parl_like.spec import Array, leaves, nest
 
 
@@ -36,13 +35,11 @@ class VectorFace(EnvFace):
             counted. None: no bound.
     """
 
-    _name = "vector environment"
+    _name, _of_one = "vector environment", "single_"
 
     def __init__(self, env: VectorEnv[Any, Any, Any], agent: Agent) -> None:
-        self.n = int(env.num_envs)
         super().__init__(env, agent)  # type: ignore[arg-type]
-        self.observation_space = env.single_observation_space
-        self._use(env.single_action_space)
+        self.n = int(env.num_envs)
         # The attribute first: metadata belongs to the class in some libraries, and then tells the mode of whatever was made last.
         mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._mode = AutoresetMode(mode)
@@ -50,9 +47,7 @@ class VectorFace(EnvFace):
         self.obs_next: Any = None
         self.valid = np.ones(self.n, bool)
         self._running = np.zeros(self.n, bool)  # between PRE_EPISODE and POST_EPISODE
-        self._done = np.zeros(self.n, bool)  # the last step's ends, as the environment told them
-        self._ended = np.zeros(self.n, bool)  # of those, the ones whose POST_EPISODE is still to come
-        self._lost = np.zeros(self.n, bool)  # dropped by the environment in the last step, POST_EPISODE still to come
+        self._done = self._ended = self._lost = np.zeros(self.n, bool)  # see `step`
         self._reset_now = np.zeros(self.n, bool)  # reset by the last step
         self._begins = False  # hooks hear of the beginning of episodes
         self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
@@ -60,20 +55,12 @@ class VectorFace(EnvFace):
     def _wanted(self) -> Array:
         return np.ones(self.n, bool) if self.quotas is None else self.quotas > 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode in every environment; `EnvFace.reset` says how it is seeded, environment i with seed + i."""
-        agent = self._agent
-        self.end_episode()
-        if agent.signal is not None:
-            agent.obey()
-        obs, info = self._begun(seed, options)
+    def _begin(self, obs: Any, info: dict[str, Any]) -> None:
         self.last = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
-        self._done[:] = self._ended[:] = self._lost[:] = False
-        self._open, self._over = True, False
-        self._begin(self._wanted())
-        return obs, info
+        self._done = self._ended = self._lost = np.zeros(self.n, bool)
+        self._begin_rows(self._wanted())
 
-    def _begin(self, rows: Array) -> None:
+    def _begin_rows(self, rows: Array) -> None:
         """PRE_EPISODE for each of these environments."""
         self._begins = True
         for i in np.flatnonzero(rows).tolist():
@@ -113,18 +100,15 @@ class VectorFace(EnvFace):
         except PASSED:
             raise
         except Exception as error:
-            raise AgentFailed(f"{agent}: its vector environment (seed {self.seed}) raised in step(): {type(error).__name__}: "
-                              f"{error}") from error
-        if self._mode is AutoresetMode.NEXT_STEP:
+            raise self._failed(f" (seed {self.seed}) raised in step()", error) from error
+        self._reset_now, self.valid = done, self._wanted()
+        if self._mode is AutoresetMode.NEXT_STEP:  # this step has reset what ended before it
             self._reset_now = self._done
-            self.valid = self._wanted() & ~self._done
-        else:
-            self._reset_now = done
-            self.valid = self._wanted()
+            self.valid &= ~self._done
         if "dropped" in info:
             self._lost = np.asarray(info["dropped"], bool) & self._running
             self.valid &= ~self._lost
-        self._done, self._ended = done, done & self.valid
+        self._done, self._ended = done, done & self.valid  # told by the environment; those whose POST_EPISODE is still to come
         self._returns += np.where(self.valid, np.asarray(rew, np.float64), 0.0)
         counted = self.valid & ~info["imagined"] if "imagined" in info else self.valid
         self._lengths += counted
@@ -162,12 +146,11 @@ class VectorFace(EnvFace):
         PRE_EPISODE for each that it reset."""
         self._finish()
         if self._reset_now.any():
-            self._begin(self._reset_now & self._wanted())
+            self._begin_rows(self._reset_now & self._wanted())
 
     def _finish(self) -> None:
-        if self._lost.any():
-            lost = np.flatnonzero(self._lost)
-            self._lost = np.zeros(self.n, bool)
+        if self._lost.any():  # dropped by the environment
+            lost, self._lost = np.flatnonzero(self._lost), np.zeros(self.n, bool)
             self._agent.cut(lost)
             for i in lost.tolist():
                 self._end(i, True)
