@@ -154,6 +154,7 @@ class EvaluationCrew(Crew):
         far."""
         if max_steps:
             self._stop = StopAfterSteps(max_steps)
+            self._stop.begin(self)
         (agent,) = self.agents
         agent.quota_episodes = 1
         quotas = Quotas(self.agents)

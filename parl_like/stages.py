@@ -1,8 +1,5 @@
-"""Six stages around experiment, episode and act; hooks that observe them; stop conditions that end a run.
-
-An agent (`parl_like.agent.Agent`) and a robot (`parl_like.robot.Robot`) are `Any` here, for both know this file; annotate yours
-as you like.
-"""
+"""Six stages around experiment, episode and act; hooks that observe them; stop conditions that end a run. (`Agent` and `Robot`
+are `Any` here, for both know this file.)"""
 
 from __future__ import annotations
 
@@ -101,11 +98,9 @@ class RewardsPerEpisode(Hook):
 
     def post_act(self, agent: Any) -> None:
         rew = agent.env.last[2]
-        if not agent.vector:
-            self.rewards[agent.index, 0][-1].append(rew)
-            return
-        for i in np.flatnonzero(agent.env.valid):
-            self.rewards[agent.index, int(i)][-1].append(float(rew[i]))
+        rows = [(i, float(rew[i])) for i in np.flatnonzero(agent.env.valid).tolist()] if agent.vector else [(0, rew)]
+        for i, value in rows:
+            self.rewards[agent.index, i][-1].append(value)
 
 
 class TimePerStep(Hook):
@@ -131,27 +126,34 @@ class TraceHash(Hook):
     def __init__(self) -> None:
         self.digests: dict[int, bytes] = {}
 
-    def _add(self, agent: Any) -> None:
+    def post_act(self, agent: Any) -> None:
         obs, act, rew, terminated, truncated, _ = agent.env.last
         event = blake2b(self.digests.get(agent.index, b""), digest_size=16)
         for _, leaf in leaves({"obs": obs, "act": act, "rew": rew, "end": (terminated, truncated)}, ""):
             event.update(b"-" if leaf is None else np.ascontiguousarray(leaf).tobytes())
         self.digests[agent.index] = event.digest()
 
-    def pre_episode(self, agent: Any) -> None:
-        self._add(agent)
-
-    def post_act(self, agent: Any) -> None:
-        self._add(agent)
+    pre_episode = post_act
 
     def hexdigest(self) -> str:
-        total = blake2b(digest_size=16)
-        for index in sorted(self.digests):
-            total.update(self.digests[index])
-        return total.hexdigest()
+        return blake2b(b"".join(self.digests[index] for index in sorted(self.digests)), digest_size=16).hexdigest()
 
 
-class EveryNSteps(Hook):
+class _EveryN(Hook):
+    def __init__(self, n: int, function: Callable[[Any], None]) -> None:
+        if n < 1:
+            raise ValueError(f"{type(self).__name__}: n is {n}; expected at least 1")
+        self.n, self.function = n, function
+        self._seen: int | None = None
+
+    def _count(self, robot: Any, before: int, now: int) -> None:
+        """Passed, not hit: the environments of a vector agent step together, and threads may count past a multiple."""
+        self._seen = max(before, now)
+        if now // self.n > before // self.n:
+            self.function(robot)
+
+
+class EveryNSteps(_EveryN):
     """Calls `function(robot)` whenever the whole robot's environment steps pass a multiple of `n`, once after each act that does.
 
     An agent calls it, so it cannot run, save or close the robot, which would wait for that agent. It can ask for a save at the
@@ -160,38 +162,20 @@ class EveryNSteps(Hook):
 
     counts_only = True  # no agent is looked at, so it may be called for many steps of a worker process at once
 
-    def __init__(self, n: int, function: Callable[[Any], None]) -> None:
-        if n < 1:
-            raise ValueError(f"EveryNSteps: n is {n}; expected at least 1")
-        self.n, self.function = n, function
-        self._seen: int | None = None
-
     def pre_experiment(self, robot: Any) -> None:
         self._seen = robot.env_steps
 
     def post_act(self, agent: Any) -> None:
         steps = agent.robot.env_steps
-        seen = steps - 1 if self._seen is None else self._seen
-        self._seen = max(seen, steps)
-        # Passed, not hit: the environments of a vector agent step together, and threads may count past a multiple.
-        if steps // self.n > seen // self.n:
-            self.function(agent.robot)
+        self._count(agent.robot, steps - 1 if self._seen is None else self._seen, steps)
 
 
-class EveryNEpisodes(Hook):
+class EveryNEpisodes(_EveryN):
     """Calls `function(robot)` after every `n`-th finished episode that this hook has seen, all agents together."""
-
-    def __init__(self, n: int, function: Callable[[Any], None]) -> None:
-        if n < 1:
-            raise ValueError(f"EveryNEpisodes: n is {n}; expected at least 1")
-        self.n, self.function = n, function
-        self.seen = 0
 
     def post_episode(self, agent: Any, interrupted: bool) -> None:
         if not interrupted:
-            self.seen += 1
-            if self.seen % self.n == 0:
-                self.function(agent.robot)
+            self._count(agent.robot, self._seen or 0, (self._seen or 0) + 1)
 
 
 class StopCondition:
@@ -225,7 +209,6 @@ class _Both(StopCondition):
                 raise TypeError(f"a stop condition was composed with {side!r}; expected a StopCondition, e.g. StopWhen(lambda "
                                 "robot: ...)")
         self.sides, self.rule = (left, right), rule
-        self._last = [False, False]
 
     def begin(self, robot: Any) -> None:
         self._last = [False, False]
@@ -249,7 +232,7 @@ class _StopAfter(StopCondition):
     def __init__(self, n: int) -> None:
         if n < 1 or n != int(n):
             raise ValueError(f"{type(self).__name__}: n is {n}; expected a whole number of at least 1")
-        self.n, self._end = n, n
+        self.n = n
 
     def begin(self, robot: Any) -> None:
         self._end = getattr(robot, self.counter) + self.n
@@ -274,9 +257,7 @@ class StopAfterIterations(_StopAfter):
     """After `n` iterations of this run, before the next one begins: the same as `n` calls of `Robot.train_iter`."""
 
     counter = "iterations"
-
-    def after_iteration(self, robot: Any) -> bool:
-        return self(robot)
+    after_iteration = _StopAfter.__call__
 
 
 class StopAfterSeconds(StopCondition):
@@ -285,7 +266,7 @@ class StopAfterSeconds(StopCondition):
     def __init__(self, seconds: float) -> None:
         if not seconds >= 0:
             raise ValueError(f"StopAfterSeconds: seconds is {seconds}; expected a number of at least 0")
-        self.seconds, self._end = seconds, 0.0
+        self.seconds = seconds
 
     def begin(self, robot: Any) -> None:
         self._end = monotonic() + self.seconds
@@ -321,7 +302,6 @@ class StopWithoutImprovement(StopCondition):
             raise ValueError(f"StopWithoutImprovement: patience is {patience} and delta {delta}; expected patience ≥ 1 and "
                              "delta ≥ 0")
         self.patience, self.delta, self.value = patience, delta, value
-        self._best, self._since, self._seen = float("-inf"), 0, 0
 
     def begin(self, robot: Any) -> None:
         self._best, self._since, self._seen = float("-inf"), 0, robot.episodes
@@ -333,18 +313,15 @@ class StopWithoutImprovement(StopCondition):
             # A vector agent ends several episodes with one act.
             values = list(robot.recent_returns)[-new:] if self.value is None else [self.value(robot)] * new
             for value in values:
-                if value > self._best + self.delta:
-                    self._best, self._since = value, 0
-                else:
-                    self._since += 1
+                better = value > self._best + self.delta
+                self._best, self._since = (value, 0) if better else (self._best, self._since + 1)
         return self._since >= self.patience
 
 
 class StopSignal(StopCondition):
     """When `set()` was called, from a signal handler, another thread or a hook; it stays set until `clear()`."""
 
-    def __init__(self) -> None:
-        self._set = False
+    _set = False
 
     def set(self) -> None:
         self._set = True
@@ -355,8 +332,7 @@ class StopSignal(StopCondition):
     def __call__(self, robot: Any) -> bool:
         return self._set
 
-    def after_iteration(self, robot: Any) -> bool:
-        return self._set
+    after_iteration = __call__
 
 
 class StopWhen(StopCondition):
