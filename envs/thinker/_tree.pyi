@@ -1,11 +1,11 @@
+from parl_like.envs.thinker.layout import Layout
 from parl_like.spec import Array
 
 class Kernel:
     arrays: dict[str, Array]
     def __init__(
-        self, n: int, n_actions: int, K: int, stage: int, max_depth: int, gamma: float, newer: bool, carry: bool,
-        reset_mode: bool,
-        perfect: bool, faithful: bool, kind: int, capacity: int, seq_slots: int, at: Array, hidden: Array, phase: Array,
+        self, n: int, layout: Layout, stage: int, max_depth: int, gamma: float, carry: bool, reset_mode: bool, perfect: bool,
+        faithful: bool, capacity: int, hidden: Array, phase: Array,
     ) -> None: ...
     def begin(self, v: Array, logits: Array, features: Array, ints: Array, floats: Array, flags: Array) -> None: ...
     def select(self, primary: Array, reset: Array, real: Array, rows: Array) -> tuple[int, int]: ...

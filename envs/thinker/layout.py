@@ -1,4 +1,4 @@
-"""What stands where in the tree's feature vector: one place that the tree writes by and everybody else reads by."""
+"""What stands where in the tree's feature vector: one table that the tree writes by and everybody else reads by."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ GENERATIONS = ("G1", "G2")
 # Entries that carry a value, a reward or a return: with enc_type ≠ 0 they are seen through the scalar transform.
 ENCODED = frozenset({
     "root_r", "root_v", "root_qs_mean", "root_qs_max", "root_trail_r", "root_trail_q", "root_max_v", "rollout_return",
-    "max_rollout_return",
-    "cur_r", "cur_v", "cur_qs_mean", "cur_qs_max",
+    "max_rollout_return", "cur_r", "cur_v", "cur_qs_mean", "cur_qs_max",
 })
 
 
@@ -49,6 +48,17 @@ def _library(x: Any) -> Any:
     return torch
 
 
+def _entries(a: int, K: int, sequence: int) -> list[tuple[str, str, int]]:
+    """The entries in order: their names in G1 and in G2 ('': has none), and their widths. The kernel counts them in this order."""
+    def node(at: str) -> list[tuple[str, str, int]]:
+        return [(f"{at}_action", f"{at}_action", a), (f"{at}_r", f"{at}_r", 1), ("", f"{at}_d", 1), (f"{at}_v", f"{at}_v", 1),
+                (f"{at}_logits", f"{at}_policy", a), *((f"{at}_{stat}", f"{at}_{stat}", a) for stat in ("qs_mean", "qs_max", "ns"))]
+
+    return [*node("root"), ("root_trail_r", "root_trail_r", 1), ("root_trail_q", "rollout_return", 1),
+            ("root_max_v", "max_rollout_return", 1), *node("cur"), ("reset", "cur_reset", 1), ("time", "k", K),
+            ("derec", "deprec", 1), ("", "action_seq" if sequence else "", sequence)]
+
+
 class Layout:
     """The entries of the feature vector by name, in order, for A = `n_actions` primary actions and stages of K steps.
 
@@ -75,6 +85,8 @@ class Layout:
     Attributes:
         size: Length of the vector.
         slices: Name → slice, in order; they cover the vector without gaps.
+        starts: [23] int64, where each entry of either generation begins; −1: not in this one.
+        seq_slots: Slots of the action sequence: one for the root, one for each depth that a node can have.
 
     Raises:
         ValueError: an option is out of its range.
@@ -94,26 +106,17 @@ class Layout:
             if not ok:
                 raise ValueError(f"Layout: {name} is {value!r}; expected {expected}")
         self.n_actions, self.K, self.max_depth, self.generation = n_actions, K, max_depth, generation
-        self.has_action_seq, self.reset_mode = bool(has_action_seq), reset_mode
         self.enc_type, self.enc_f_type = enc_type, enc_f_type
-        a, newer = n_actions, generation == "G2"
-        logits = "policy" if newer else "logits"
-        widths = {"root_action": a, "root_r": 1} | ({"root_d": 1} if newer else {})
-        widths |= {"root_v": 1, f"root_{logits}": a, "root_qs_mean": a, "root_qs_max": a, "root_ns": a, "root_trail_r": 1}
-        widths |= {"rollout_return": 1, "max_rollout_return": 1} if newer else {"root_trail_q": 1, "root_max_v": 1}
-        widths |= {"cur_action": a, "cur_r": 1} | ({"cur_d": 1} if newer else {})
-        widths |= {"cur_v": 1, f"cur_{logits}": a, "cur_qs_mean": a, "cur_qs_max": a, "cur_ns": a}
-        widths |= {"cur_reset": 1, "k": K, "deprec": 1} if newer else {"reset": 1, "time": K, "derec": 1}
-        self.seq_slots = 0  # slots of the action sequence: one for the root, one for each depth that a node can have
-        if newer and self.has_action_seq and max_depth > 0:
-            self.seq_slots = max_depth + 1 - reset_mode
-            widths["action_seq"] = a * self.seq_slots
-        slices, start = {}, 0
-        for name, width in widths.items():
-            slices[name] = slice(start, start + width)
-            start += width
-        self.size = start
-        self.slices = slices
+        newer = generation == "G2"
+        self.seq_slots = max_depth + 1 - reset_mode if newer and has_action_seq and max_depth > 0 else 0
+        self.slices: dict[str, slice] = {}
+        self.size, starts = 0, []
+        for *names, width in _entries(n_actions, K, n_actions * self.seq_slots):
+            if name := names[newer]:
+                self.slices[name] = slice(self.size, self.size + width)
+                self.size += width
+            starts.append(self.slices[name].start if name else -1)
+        self.starts = np.array(starts, np.int64)
 
     def __repr__(self) -> str:
         return f"Layout({self.generation}, A={self.n_actions}, K={self.K}, L={self.max_depth}, size={self.size})"

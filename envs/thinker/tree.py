@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ from parl_like.envs.thinker._tree import Kernel
 from parl_like.envs.thinker.layout import Layout
 from parl_like.spec import Array
 
-Rows = Sequence[Any]  # columns of one length: (r, v, done, logits) or (reward, done, v, logits)
+Rows = Sequence[Any]  # columns of one length
+EXPANDED, STEPPED = ("r", "v", "done", "logits"), ("reward", "done", "v", "logits")  # their names, by what they tell of
 
 
 class Plan(NamedTuple):
@@ -35,7 +36,7 @@ class Plan(NamedTuple):
 
 
 class State(NamedTuple):
-    """What an action led to. All arrays are new in every step, but for `features` where the caller gave the array.
+    """What an action led to. All arrays are new in every step.
 
     Attributes:
         features: float32 [n, D]: the tree as `tree.layout` describes it, seen from the node that was reached, before a reset
@@ -121,7 +122,7 @@ class Tree:
             need not coincide. None: 0.
 
     Attributes:
-        n, n_actions, K, discounting, perfect: As given.
+        n, n_actions, discounting, perfect: As given.
         stage: Steps of a stage: `test_K` or K.
         layout: The `Layout` of the features; `layout.size` is D.
         capacity: Slots per environment; those of environment e are e · capacity … (e + 1) · capacity − 1.
@@ -144,59 +145,48 @@ class Tree:
             if not ok:
                 raise ValueError(f"Tree: {name} is {value!r}; expected {expected}")
         self.layout = Layout(n_actions, K, max_depth, layout, has_action_seq, reset_mode, enc_type, enc_f_type)
-        self.n, self.n_actions, self.K, self.discounting, self.perfect = n, n_actions, K, float(discounting), bool(perfect)
+        self.n, self.n_actions, self.discounting, self.perfect = n, n_actions, float(discounting), bool(perfect)
         self.stage = K if test_K is None else test_K
         self.capacity = _capacity(n_actions, self.stage, max_depth, bool(tree_carry))
         if n * self.capacity >= 2**31:
             raise ValueError(f"Tree: n · capacity is {n} · {self.capacity}; expected less than 2**31: lower n, K or max_depth")
-        phases = np.zeros(n, np.int64) if phase is None else self._integers("phase", phase, "iu", "Tree")
+        phases = np.zeros(n, np.int64) if phase is None else self._integers("Tree: phase", phase, "iu").copy()
         if phases.min() < 0 or phases.max() >= self.stage:
             raise ValueError(f"Tree: phase holds {phases.min()} to {phases.max()}; expected 0 to {self.stage - 1}, less than a "
                              "stage is long")
-        self._options = {
-            "n": n, "n_actions": n_actions, "K": K, "test_K": self.stage, "max_depth": max(max_depth, 0),
-            "discounting": float(discounting), "layout": int(layout[1]), "tree_carry": bool(tree_carry), "reset_mode": reset_mode,
-            "perfect": bool(perfect), "faithful": bool(faithful),
-        }
         hidden = np.zeros(self.layout.size, np.uint8)
-        for name in _hidden(self.layout, stat_mask_type):
-            hidden[self.layout.slices[name]] = 1
-        kind = 0 if enc_type == 0 else 1 + enc_f_type
-        self._kernel = Kernel(
-            n, n_actions, K, self.stage, max_depth, float(discounting), layout == "G2", bool(tree_carry), bool(reset_mode),
-            bool(perfect), bool(faithful), kind, self.capacity, self.layout.seq_slots, _starts(self.layout), hidden,
-            phases.copy(),
-        )
+        for name, where in self.layout.slices.items():
+            hidden[where] = _hides(stat_mask_type, name)
+        self._kernel = Kernel(n, self.layout, self.stage, max_depth, self.discounting, bool(tree_carry), bool(reset_mode),
+                              self.perfect, bool(faithful), self.capacity, hidden, phases)
         self._begun = False
         self._plan: tuple[int, int] | None = None  # rows that the open plan asks for: expansions, real steps
         none = np.empty(0, np.float32)
-        self._no_rows = (none, none, np.empty(0, np.uint8), np.empty((0, n_actions), np.float32))
+        none_of = {"done": np.empty(0, np.uint8), "logits": np.empty((0, n_actions), np.float32)}
+        self._no_rows = {names: [none_of.get(name, none) for name in names] for names in (EXPANDED, STEPPED)}
 
     def __repr__(self) -> str:
         return f"Tree(n={self.n}, stage={self.stage}, capacity={self.capacity}, {self.layout!r})"
 
-    # ---- the three steps
-
-    def begin(self, v: Any, logits: Any, features: Array | None = None) -> State:
+    def begin(self, v: Any, logits: Any) -> State:
         """Plants all trees, in place of any there were.
 
         Args:
             v: [n] float32. Values of the first observations, from the initial inference with action 0.
             logits: [n, A] float32. Their priors.
-            features: As for `update`.
 
         Returns:
-            The first `State`; hidden states belong to its `root_slot`.
+            The first `State`; the roots are the first slots of their environments.
 
         Raises:
             ValueError: a shape is wrong, or a value is not finite. The tree is as before.
         """
-        v = self._column("begin: v", v, self.n, "one row for each environment")
-        logits = self._logits("begin: logits", logits, self.n, "one row for each environment")
+        v = self._floats("begin: v", v, self.n, "one row for each environment")
+        logits = self._floats("begin: logits", logits, self.n, "one row for each environment", (self.n_actions,))
         if not np.isfinite(v).all():
             raise ValueError(f"Tree.begin: v holds {v[~np.isfinite(v)][0]}; expected finite numbers")
-        state, ints, floats, flags = self._state(features)
-        self._kernel.begin(v, logits, state.features, ints, floats, flags)
+        state, *memory = self._state()
+        self._kernel.begin(v, logits, *memory)
         self._begun, self._plan = True, None
         return state
 
@@ -214,22 +204,19 @@ class Tree:
         if not self._begun:
             raise RuntimeError("Tree.select: the tree has no roots yet; call begin(v, logits) first")
         self._plan = None
-        primary = self._integers("primary", primary, "iu", "Tree.select")
-        reset = self._integers("reset", reset, "iub", "Tree.select")
+        primary = self._integers("Tree.select: primary", primary, "iu")
+        reset = self._integers("Tree.select: reset", reset, "iub")
         real, rows = np.empty(self.n, np.bool_), np.empty((5, self.n), np.int64)
         m, k = self._kernel.select(primary, reset, real.view(np.uint8), rows)
         if m < 0:
             e = -1 - m
-            if k == 2:  # cannot happen; but a loaded state may be anything
-                raise RuntimeError(f"Tree.select: environment {e} has no free slot among {self.capacity}; its state is damaged: "
-                                   "call begin")
             if k == 0:
                 raise ValueError(f"Tree.select: primary[{e}] is {primary[e]}; expected an action from 0 to {self.n_actions - 1}")
             raise ValueError(f"Tree.select: reset[{e}] is {reset[e]}; expected 0 (go on) or 1 (back to the root)")
         self._plan = m, k
         return Plan(real, rows[0, :m], rows[1, :m], rows[2, :m], rows[3, :m], rows[4, :k])
 
-    def update(self, expanded: Rows | None = None, real: Rows | None = None, features: Array | None = None) -> State:
+    def update(self, expanded: Rows | None = None, real: Rows | None = None) -> State:
         """Carries the plan of the last `select` out.
 
         Args:
@@ -237,7 +224,6 @@ class Tree:
                 the children. A done child's value is taken as 0. None if m is 0.
             real: (reward, done, v, logits), [k], [k], [k], [k, A], one row for each true entry of `plan.real`: what the
                 environments returned, and the initial inference on the observations that they now show. None if k is 0.
-            features: float32 [n, D], C-contiguous: is written and returned as `State.features`. None: a new array.
 
         Raises:
             ValueError: rows are missing or too many, a shape is wrong, or a number is not finite. The tree is as before, the plan
@@ -247,10 +233,10 @@ class Tree:
         if self._plan is None:
             raise RuntimeError("Tree.update: there is no plan to carry out; call select(primary, reset) before each update")
         m, k = self._plan
-        r, v, done, logits = self._rows("expanded", ("r", "v", "done", "logits"), expanded, m, "plan.expand")
-        reward, root_v, over, root_logits = self._rows("real", ("reward", "v", "done", "logits"), real, k, "plan.real")
-        state, ints, floats, flags = self._state(features)
-        bad = self._kernel.update(r, v, done, logits, reward, over, root_v, root_logits, state.features, ints, floats, flags)
+        r, v, done, logits = self._rows("expanded", EXPANDED, expanded, m, "plan.expand")
+        reward, over, root_v, root_logits = self._rows("real", STEPPED, real, k, "plan.real")
+        state, *memory = self._state()
+        bad = self._kernel.update(r, v, done, logits, reward, over, root_v, root_logits, *memory)
         if bad >= 0:
             name, column = (("expanded r", r), ("expanded v", v), ("real reward", reward), ("real v", root_v))[bad]
             row = int(np.flatnonzero(~np.isfinite(column))[0])
@@ -258,108 +244,52 @@ class Tree:
         self._plan = None
         return state
 
-    # ---- state
-
-    def reset(self) -> None:
-        """Forgets everything; `begin` comes next."""
-        self._begun, self._plan = False, None
-
     def state_dict(self) -> dict[str, Array]:
-        """All that the next steps depend on, as copies. A plan that was not carried out is not part of it: `select` again after
-        loading."""
-        options = np.array(list(self._options.values()), np.float64)
-        arrays = {name: array.copy() for name, array in self._kernel.arrays.items()}
-        return {**arrays, "options": options, "begun": np.array(self._begun)}
+        """All nodes and pointers, as copies; by name, of nodes [n · capacity, ...] or of environments [n, ...]."""
+        return {name: array.copy() for name, array in self._kernel.arrays.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on exactly where `state_dict` was called, in a tree with the same options (masks and encodings may differ).
+    # ---- what comes in
 
-        Raises:
-            ValueError: the state is of a tree with other options, or no state of a tree. The tree is as before.
-        """
-        own = self._kernel.arrays
-        expected = {*own, "options", "begun"}
-        if set(state) != expected:
-            raise ValueError(f"Tree.load_state_dict: keys are {sorted(state)}; expected {sorted(expected)}")
-        given = np.asarray(state["options"])
-        for (name, value), other in zip(self._options.items(), given, strict=False):
-            if value != other:
-                raise ValueError(f"Tree.load_state_dict: the state is of a tree with {name} = {other:g}; expected "
-                                 f"{float(value):g}, as here")
-        arrays = {name: np.asarray(state[name]) for name in own}
-        for name, array in arrays.items():
-            if array.shape != own[name].shape or array.dtype != own[name].dtype:
-                raise ValueError(
-                    f"Tree.load_state_dict: {name} is {array.shape} {array.dtype}; expected {own[name].shape} {own[name].dtype}"
-                )
-        if len(given) != len(self._options) or not self._links_hold(arrays):
-            raise ValueError("Tree.load_state_dict: numbers of nodes or steps are out of range; expected a state that state_dict "
-                             "returned")
-        for name, array in arrays.items():
-            own[name][...] = array
-        self._begun, self._plan = bool(state["begun"]), None
-
-    def _links_hold(self, arrays: Mapping[str, Array]) -> bool:
-        """Whether every number that is used as an address or a counter is in its range."""
-        nodes = self.n * self.capacity
-        ranges = {
-            "parent": (-1, nodes), "children": (-1, nodes), "root": (0, nodes), "cur": (0, nodes), "free": (0, nodes),
-            "action": (0, self.n_actions), "cur_t": (0, self.stage), "depth": (0, self.stage), "n_free": (0, self.capacity + 1),
-        }
-        return all(low <= arrays[name].min() and arrays[name].max() < high for name, (low, high) in ranges.items())
-
-    # ---- borders
-
-    def _state(self, features: Array | None) -> tuple[State, Array, Array, Array]:
-        n, size = self.n, self.layout.size
-        if features is None:
-            features = np.empty((n, size), np.float32)
-        elif features.shape != (n, size) or features.dtype != np.float32 or not features.flags.carray:
-            raise ValueError(
-                f"Tree: features is {features.shape} {features.dtype}; expected ({n}, {size}) float32, C-contiguous and writable"
-            )
-        ints, floats, flags = np.empty((4, n), np.int64), np.empty((2, n), np.float32), np.empty((3, n), np.bool_)
+    def _state(self) -> tuple[State, Array, Array, Array, Array]:
+        """An empty state, and its memory as the kernel takes it: features, integers, floats, flags."""
+        n = self.n
+        features, floats = np.empty((n, self.layout.size), np.float32), np.empty((2, n), np.float32)
+        ints, flags = np.empty((4, n), np.int64), np.empty((3, n), np.bool_)
         status, deepest, root, current = ints
-        done, reset, forced = flags
-        state = State(features, status, floats[0], floats[1], deepest, root, current, done, reset, forced)
-        return state, ints, floats, flags.view(np.uint8)
+        state = State(features, status, floats[0], floats[1], deepest, root, current, *flags)
+        return state, features, ints, floats, flags.view(np.uint8)
 
-    def _rows(self, kind: str, names: Sequence[str], rows: Rows | None, m: int, of: str) -> tuple[Array, Array, Array, Array]:
-        """(first float column, v, done, logits), whatever the order in which the caller gives them."""
+    def _rows(self, kind: str, names: tuple[str, ...], rows: Rows | None, m: int, of: str) -> list[Array]:
+        """The columns `names`, checked."""
         if rows is None and m == 0:
-            return self._no_rows
+            return self._no_rows[names]
         if rows is None or len(rows) != 4:
             got = "None" if rows is None else f"{len(rows)} columns"
-            order = "(r, v, done, logits)" if kind == "expanded" else "(reward, done, v, logits)"
-            raise ValueError(f"Tree.update: {kind} is {got}; expected {order} with {m} rows, one for each environment of {of}")
-        first, v, done, logits = rows if kind == "expanded" else (rows[0], rows[2], rows[1], rows[3])
-        why = f"one row for each environment of {of}"
-        first = self._column(f"update: {kind} {names[0]}", first, m, why)
-        v = self._column(f"update: {kind} {names[1]}", v, m, why)
-        flags = np.asarray(done)
-        if flags.shape != (m,) or flags.dtype.kind not in "biu":
-            raise ValueError(f"Tree.update: {kind} done is {flags.shape} {flags.dtype}; expected ({m},) bool, {why}")
-        flags = np.ascontiguousarray(flags, np.bool_).view(np.uint8)
-        return first, v, flags, self._logits(f"update: {kind} {names[3]}", logits, m, why)
+            raise ValueError(f"Tree.update: {kind} is {got}; expected ({', '.join(names)}) with {m} rows, one for each environment "
+                             f"of {of}")
+        why, out = f"one row for each environment of {of}", []
+        for name, column in zip(names, rows, strict=True):
+            if name == "done":
+                flags = np.asarray(column)
+                if flags.shape != (m,) or flags.dtype.kind not in "biu":
+                    raise ValueError(f"Tree.update: {kind} done is {flags.shape} {flags.dtype}; expected ({m},) bool, {why}")
+                out.append(np.ascontiguousarray(flags, np.bool_).view(np.uint8))
+            else:
+                width = (self.n_actions,) if name == "logits" else ()
+                out.append(self._floats(f"update: {kind} {name}", column, m, why, width))
+        return out
 
-    def _column(self, name: str, column: Any, m: int, why: str) -> Array:
+    def _floats(self, name: str, column: Any, m: int, why: str, width: tuple[int, ...] = ()) -> Array:
         array = np.ascontiguousarray(column, np.float32)
-        if array.shape != (m,):
-            raise ValueError(f"Tree.{name} has shape {np.shape(column)}; expected ({m},), {why}")
+        if array.shape != (m, *width):
+            raise ValueError(f"Tree.{name} has shape {np.shape(column)}; expected {(m, *width)}, {why}"
+                             f"{', by actions' if width else ''}")
         return array
 
-    def _logits(self, name: str, logits: Any, m: int, why: str) -> Array:
-        array = np.ascontiguousarray(logits, np.float32)
-        if array.shape != (m, self.n_actions):
-            raise ValueError(f"Tree.{name} has shape {np.shape(logits)}; expected ({m}, {self.n_actions}), {why}, by actions")
-        return array
-
-    def _integers(self, name: str, values: Any, kinds: str, where: str) -> Array:
+    def _integers(self, name: str, values: Any, kinds: str) -> Array:
         array = np.asarray(values)
         if array.shape != (self.n,) or array.dtype.kind not in kinds:
-            raise ValueError(
-                f"{where}: {name} is {array.shape} {array.dtype}; expected ({self.n},) integers, one for each environment"
-            )
+            raise ValueError(f"{name} is {array.shape} {array.dtype}; expected ({self.n},) integers, one for each environment")
         return np.ascontiguousarray(array, np.int64)
 
 
@@ -386,27 +316,10 @@ def _capacity(n_actions: int, stage: int, max_depth: int, carry: bool) -> int:
     return full
 
 
-def _starts(layout: Layout) -> Array:
-    """Where each entry begins, in the order that _tree.pyx counts them; −1: this layout has no such entry."""
-    logits = "policy" if layout.generation == "G2" else "logits"
-    entries = ("action", "r", "d", "v", logits, "qs_mean", "qs_max", "ns")
-    names = [(f"{node}_{entry}",) for node in ("root", "cur") for entry in entries]
-    rest = (
-        ("root_trail_r",), ("root_trail_q", "rollout_return"), ("root_max_v", "max_rollout_return"), ("reset", "cur_reset"),
-        ("time", "k"),
-        ("derec", "deprec"), ("action_seq",),
-    )
-    starts = [[layout.slices[name].start for name in either if name in layout.slices] or [-1] for either in (*names, *rest)]
-    return np.array([start for start, *_ in starts], np.int64)
-
-
-def _hidden(layout: Layout, mask: int) -> list[str]:
-    """Names of the entries that a `stat_mask_type` sets to 0."""
-    trio = {"root_trail_r", "root_trail_q", "root_max_v", "rollout_return", "max_rollout_return"}
-    kids = {f"{node}_{entry}" for node in ("root", "cur") for entry in ("qs_mean", "qs_max", "ns")}
-    priors = {f"{node}_{entry}" for node in ("root", "cur") for entry in ("v", "logits", "policy")}
-    names: set[str] = (
-        set(), kids | trio, kids | trio | priors, set(layout.slices), {"root_qs_max", "cur_qs_max"} | trio,
-        {name for name in kids if name.startswith("cur")},
-    )[mask]
-    return [name for name in layout.slices if name in names]
+def _hides(mask: int, name: str) -> bool:
+    """Whether a `stat_mask_type` sets this entry to 0."""
+    rollout = name in ("root_trail_r", "root_trail_q", "root_max_v", "rollout_return", "max_rollout_return")
+    child = name.endswith(("_qs_mean", "_qs_max", "_ns"))
+    prior = name.endswith(("_v", "_logits", "_policy"))
+    return (False, child or rollout, child or rollout or prior, True, rollout or name.endswith("_qs_max"),
+            child and name.startswith("cur"))[mask]

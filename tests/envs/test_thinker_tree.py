@@ -499,19 +499,6 @@ def test_what_a_step_returned_stays_as_it_was():
             np.testing.assert_array_equal(array, copy)
 
 
-def test_features_go_into_the_callers_array():
-    tree, twin = Tree(3, 2, 4), Tree(3, 2, 4)
-    v, logits, room = np.zeros(3, np.float32), np.ones((3, 2), np.float32), np.full((5, 3, tree.layout.size), 7.0, np.float32)
-    assert tree.begin(v, logits, features=room[2]).features.base is room
-    np.testing.assert_array_equal(room[2], twin.begin(v, logits).features)
-    assert (room[[0, 1, 3, 4]] == 7.0).all()
-    for one in (tree, twin):
-        one.select([0, 1, 0], [0, 0, 1])
-    rows = (v, v, v > 1, logits)
-    tree.update(rows, features=room[4])
-    np.testing.assert_array_equal(room[4], twin.update(rows).features)
-
-
 # ------------------------------------------------------------------------------------------------------------------------- memory
 
 
@@ -574,14 +561,6 @@ def test_the_capacity_is_enough(K, max_depth, carry, capacity, most):
     assert most <= reached <= capacity
 
 
-def test_no_free_slot_is_an_error():
-    tree = Tree(1, 2, 4)
-    tree.begin([0.0], [[0.0, 0.0]])
-    tree.load_state_dict(tree.state_dict() | {"n_free": np.zeros(1, np.int64)})
-    with pytest.raises(RuntimeError, match="environment 0 has no free slot among 7; its state is damaged: call begin"):
-        tree.select([0], [0])
-
-
 def test_new_states_never_overwrite_living_ones():
     game, rng = player(n=2, n_actions=3, K=7, max_depth=-1), np.random.default_rng(3)
     for _ in range(300):
@@ -592,61 +571,16 @@ def test_new_states_never_overwrite_living_ones():
             assert slot == was if was >= 0 else slot not in alive_slots(before, e)
 
 
-# -------------------------------------------------------------------------------------------------------------------------- state
-
-
-@pytest.mark.parametrize("at", [0, 1, 5, 9, 40])
-def test_a_state_goes_on_exactly(at):
-    options = dict(n=3, n_actions=3, K=9, max_depth=4, layout="G2", phase=[0, 4, 8])
-    rng = np.random.default_rng(at)
-    actions = [(rng.integers(0, 3, 3), (rng.random(3) < 0.2).astype(int)) for _ in range(at + 60)]
-    one, two = player(**options), player(**options)
-    for primary, reset in actions[:at]:
-        one.step(primary, reset)
-    one.tree.select(*actions[at])  # a plan that is not carried out is not part of the state
-    state = one.tree.state_dict()
-    copies = {name: array.copy() for name, array in state.items()}
-    two.tree.reset()
-    two.tree.load_state_dict(state)
-    two.toy.now, two.toy.episode, two.table = one.toy.now.copy(), one.toy.episode.copy(), one.table.copy()
-    for primary, reset in actions[at:]:
-        seen, again = one.step(primary, reset), two.step(primary, reset)
-        for name in set(seen) - {"plan"}:
-            np.testing.assert_array_equal(seen[name], again[name], err_msg=name)
-    for name, array in copies.items():
-        np.testing.assert_array_equal(state[name], array)  # the state was a copy, and stays what it was
-
-
 def test_starting_over():
     game = player(n=2)
     first = game.shown.features.copy()
     for _ in range(20):
         game.step([0, 1], [0, 0])
-    game.tree.reset()
-    with pytest.raises(RuntimeError, match=r"Tree.select: the tree has no roots yet; call begin\(v, logits\) first"):
-        game.tree.select([0, 0], [0, 0])
     again = Player(game.tree, Toy(2, 2))
     np.testing.assert_array_equal(again.shown.features, first)
     twin = player(n=2)
     for _ in range(30):
         np.testing.assert_array_equal(again.step([0, 1], [1, 0])["tree_reps"], twin.step([0, 1], [1, 0])["tree_reps"])
-
-
-def test_states_that_do_not_fit():
-    tree = player(n=2).tree
-    state = tree.state_dict()
-    with pytest.raises(ValueError, match="the state is of a tree with K = 9; expected 8, as here"):
-        player(n=2, K=8).tree.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"keys are \[.*\]; expected"):
-        tree.load_state_dict({name: array for name, array in state.items() if name != "parent"})
-    with pytest.raises(ValueError, match=r"root is \(2,\) int32; expected \(2,\) int64"):
-        tree.load_state_dict(state | {"root": state["root"].astype(np.int32)})
-    for name, bad in (("root", 10**6), ("children", -2), ("action", 2), ("n_free", 1000), ("cur_t", 9), ("options", None)):
-        broken = {**state, name: state[name][:-1] if bad is None else np.full_like(state[name], bad)}
-        with pytest.raises(ValueError, match="numbers of nodes or steps are out of range"):
-            tree.load_state_dict(broken)
-    for name, array in tree.state_dict().items():
-        np.testing.assert_array_equal(array, state[name])
 
 
 # ---------------------------------------------------------------------------------------------------------------------- arguments
@@ -752,15 +686,9 @@ def test_real_rows_that_do_not_fit(real, message):
         tree.update(None, real)
 
 
-@pytest.mark.parametrize("features", [
-    np.zeros((2, 5), np.float32), np.zeros((2, 53)), np.zeros((53, 2), np.float32).T, np.zeros((4, 53), np.float32)[::2],
-])
-def test_feature_arrays_that_do_not_fit(features):
-    with pytest.raises(ValueError, match=r"Tree: features is .*; expected \(2, 53\) float32, C-contiguous and writable"):
-        Tree(2, 4, 4).begin(np.zeros(2), np.zeros((2, 4)), features)
-
-
 def test_first_values_that_do_not_fit():
+    with pytest.raises(RuntimeError, match=r"Tree.select: the tree has no roots yet; call begin\(v, logits\) first"):
+        Tree(2, 3, 4).select([0, 0], [0, 0])
     for v, logits, message in (
         ([0.0], [[0.0] * 3] * 2, r"Tree.begin: v has shape \(1,\); expected \(2,\), one row for each environment"),
         ([0.0, np.nan], [[0.0] * 3] * 2, "Tree.begin: v holds nan; expected finite numbers"),
