@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -11,23 +11,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from parl_like.envs.thinker.layout import Layout
-from parl_like.envs.thinker.tree import State, Tree
+from parl_like.envs.thinker.tree import Plan, State, Tree
 from parl_like.spec import Array
 
 Ask = Callable[[dict[str, Array]], Mapping[str, Array]]
 """Requests to the world model, N rows of `op` (0 initial, 1 recurrent), `obs`, `act` (0 … A − 1), `parent`, `node` (places of
 hidden states), to replies `r`, `done` (a probability), `v` [N], `logits` [N, A], and where they are wanted `hs` and `x`."""
 
-
-class Snapshots(Protocol):
-    """States of the real environments by slot, for planning with a perfect model."""
-
-    def take(self, slots: Array) -> None:
-        """Stores the state of environment i in `slots[i]`, [n] int64."""
-
-    def step(self, parent: Array, child: Array, action: Array) -> tuple[Array, Array, Array]:
-        """Steps from the states in `parent` [m], stores where that leads in `child`: observations, rewards and ends, [m, ...]."""
-        ...
 
 
 class AugmentedEnv(VectorEnv[Any, Any, Array]):
@@ -58,17 +48,15 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
     Args:
         envs: The real environments: Discrete actions, observations Box (C, H, W) or (N,); autoreset SAME_STEP.
         ask: The world model.
-        K, max_depth, discounting, layout, tree_carry, reset_mode, stat_mask_type, has_action_seq, test_K, enc_type, enc_f_type,
-            faithful:
-            See `Tree`.
-        phase: Imaginary steps that the first stage is short of: several agents then take their real steps at different times.
-        perfect: Number of slots → `Snapshots` of `envs`: transitions are then the environments' own, and the model is asked for
-            `v` and `logits` only. None: it is asked for everything.
+        K: Steps of a stage.
+        perfect: Number of slots → snapshots of `envs` (`parl_like.envs.thinker.snapshots`): transitions are then the
+            environments' own, and the model is asked for `v` and `logits` only. None: it is asked for everything.
         reward_clip: Real rewards are cut to ± this in the tree and in `last_rew`, not in what `step` returns; None: not at all.
         h_shape, x_shape: Shapes of the replies' `hs` and `x` (`ThinkerNet.hs_shape`, `x_shape`), which are then shown; None: are
             not.
         return_double: See above.
         nodes: First of the `n_nodes` places that this environment uses in the world model's table.
+        tree: Options of `Tree`, but for `perfect` and `phase`.
 
     Attributes:
         tree: The `Tree`.
@@ -80,41 +68,28 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
     """
 
     def __init__(
-        self, envs: VectorEnv[Any, Any, Any], ask: Ask, *, K: int = 20, max_depth: int = 5, discounting: float = 0.97,
-        layout: str = "G1", tree_carry: bool = True, reset_mode: int = 0, stat_mask_type: int = 0, has_action_seq: bool = True,
-        test_K: int | None = None, enc_type: int = 0, enc_f_type: int = 0, faithful: bool = False, phase: int = 0,
-        perfect: Callable[[int], Snapshots] | None = None,
+        self, envs: VectorEnv[Any, Any, Any], ask: Ask, *, K: int = 20, perfect: Callable[[int], Any] | None = None,
         reward_clip: float | None = None, h_shape: tuple[int, ...] | None = None, x_shape: tuple[int, ...] | None = None,
-        return_double: bool = False, nodes: int = 0,
+        return_double: bool = False, nodes: int = 0, **tree: Any,
     ) -> None:
         check_envs(envs)
-        self.envs, self.ask, self.reward_clip, self.nodes = envs, ask, reward_clip, nodes
+        self.envs, self.ask, self.reward_clip, self.return_double, self.nodes = envs, ask, reward_clip, return_double, nodes
         self.num_envs = n = int(envs.num_envs)
         act: Any = envs.single_action_space
         self.n_actions, self.start = int(act.n), int(act.start)
-        options: dict[str, Any] = {
-            "max_depth": max_depth, "discounting": discounting, "layout": layout, "tree_carry": tree_carry,
-            "reset_mode": reset_mode, "stat_mask_type": stat_mask_type, "has_action_seq": has_action_seq, "test_K": test_K,
-            "enc_type": enc_type, "enc_f_type": enc_f_type, "faithful": faithful, "perfect": perfect is not None,
-        }
-        self.tree = Tree(n, self.n_actions, K, phase=np.full(n, phase), **options)
-        # Shows what a final observation looks like as the root of a tree; one step of a stage, for no step of it is ever taken.
-        self._sprout = Tree(1, self.n_actions, K, **options)
-        self.return_double = return_double
+        # The second shows what a final observation looks like as the root of a tree; no step of it is ever taken.
+        self.tree, self._sprout = (Tree(m, self.n_actions, K, perfect=perfect is not None, **tree) for m in (n, 1))
         self.n_nodes = n * self.tree.capacity + n  # the last n: final observations
         self.perfect = None if perfect is None else perfect(self.n_nodes)
-        shapes = {"hs": h_shape, "xs": x_shape}
-        # by slot
-        self._kept = {name: np.zeros((self.n_nodes, *shape), np.float32) for name, shape in shapes.items() if shape is not None}
+        self._kept = {name: np.zeros((self.n_nodes, *shape), np.float32)  # by slot
+                      for name, shape in (("hs", h_shape), ("xs", x_shape)) if shape is not None}
         self.single_observation_space, self.single_action_space = augmented_spaces(
-            envs.single_observation_space, self.n_actions, self.tree.layout, h_shape, x_shape, return_double)
+            envs.single_observation_space, self.tree.layout, h_shape, x_shape, return_double)
         self.action_space = batch_space(self.single_action_space, n)
         self.observation_space = batch_space(self.single_observation_space, n)
         self.metadata = {**envs.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.render_mode = envs.render_mode
         self._begun = False
-
-    # ------------------------------------------------------------------------------------------------------------------ resets
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Begins episodes and trees in all environments; `seed` and `options` are for those."""
@@ -122,21 +97,16 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             raise ValueError("AugmentedEnv: reset_mask is not supported; environments are stepped and reset together")
         obs, info = self.envs.reset(seed=seed, options=options)
         n = self.num_envs
-        roots = np.arange(n) * self.tree.capacity
+        roots, none = np.arange(n) * self.tree.capacity, np.zeros(n, bool)
         self._obs = np.asarray(obs)
-        reply = self._answer([self._request(0, self._obs, np.zeros(n, np.int64), roots, roots)])
+        reply = self._answer(0, self._obs, np.zeros(n, np.int64), roots, roots)
         state = self.tree.begin(reply["v"], reply["logits"])
-        if not np.array_equal(state.root_slot, roots):
-            raise RuntimeError(f"AugmentedEnv: the first roots lie in {state.root_slot.tolist()}; expected {roots.tolist()}")
         if self.perfect is not None:
-            self.perfect.take(state.root_slot)
+            self.perfect.take(roots)
         self._begun = True
         self._returns, self._steps, self._im_returns = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.float32)
         self._act, self._rew = np.zeros((n, 2), np.int64), np.zeros((n, 2), np.float32)
-        return self._observation(state), {**info, **self._info(state, np.zeros(n, bool), {}, np.zeros(n, bool),
-                                                               np.zeros(n, bool))}
-
-    # ------------------------------------------------------------------------------------------------------------------- steps
+        return self._observation(state), {**info, **self._info(state, False, {}, none, none)}
 
     def step(self, actions: Any) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
         """One augmented step of all environments.
@@ -155,65 +125,57 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         if actions.shape != (n, 2) or actions.dtype.kind not in "iub":
             raise ValueError(f"AugmentedEnv: actions are {actions.shape} {actions.dtype}; expected ({n}, 2) integers: primary "
                              "action, reset")
-        primary = np.ascontiguousarray(actions[:, 0])
-        plan = self.tree.select(primary, np.ascontiguousarray(actions[:, 1]))
+        primary = actions[:, 0]
+        plan = self.tree.select(primary, actions[:, 1])
         rew, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
         info: dict[str, Any] = {}
-        requests = []
-        k = len(plan.root_slot)
-        if k:
-            if k < n:
-                raise RuntimeError("AugmentedEnv: environments are out of step")
+        real = len(plan.root_slot) > 0
+        if real:
             obs, rew, terminated, truncated, info = self.envs.step(primary + self.start)
-            self._obs = np.asarray(obs)
-            rew = np.asarray(rew, np.float64)
-            ended = np.logical_or(terminated, truncated)
-            requests.append(self._request(0, self._obs, np.where(ended, 0, primary), plan.root_slot, plan.root_slot))
-            if truncated.any():
-                requests.append(self._finals(primary, np.flatnonzero(truncated), info))
-        expanded: Any = None
-        if len(plan.expand):
-            if self.perfect is None:
-                # Only initial rows are asked with an observation; the others carry some one that needs no copy.
-                requests.append(self._request(1, self._obs[: len(plan.expand)], plan.action, plan.parent_slot, plan.child_slot))
-            else:
-                seen, gained, over = self.perfect.step(plan.parent_slot, plan.child_slot, plan.action + self.start)
-                gained = self._clipped(gained)
-                requests.append(self._request(0, seen, plan.action, plan.child_slot, plan.child_slot))
-        reply: Any = self._answer(requests) if requests else {}
-        if len(plan.expand):
-            own = {name: value[-len(plan.expand) :] for name, value in reply.items()}
-            made = (own["r"], own["v"], own["done"] > 0.5) if self.perfect is None else (gained, own["v"], over)
-            expanded = (*made, own["logits"])
-        if k:
-            if self.perfect is not None:
-                self.perfect.take(plan.root_slot)
-            state = self.tree.update(expanded, (self._clipped(rew), ended, reply["v"][:n], reply["logits"][:n]))
+            self._obs, rew, ended = np.asarray(obs), np.asarray(rew, np.float64), np.logical_or(terminated, truncated)
+            reply = self._first_look(plan.root_slot, primary, ended, np.flatnonzero(truncated), info)
+            state = self.tree.update(None, (self._clipped(rew), ended, reply["v"][:n], reply["logits"][:n]))
         else:
-            state = self.tree.update(expanded)
-        self._act = np.stack([primary, actions[:, 1]], 1).astype(np.int64)
+            state = self.tree.update(self._imagine(plan) if len(plan.expand) else None)
+        self._act = actions.astype(np.int64)
         self._rew = np.stack([self._clipped(rew), state.im_reward], 1).astype(np.float32)
         self._returns += rew
-        more = self._info(state, np.full(n, k > 0), info, terminated, truncated)
+        more = self._info(state, real, info, terminated, truncated)
         observation = self._observation(state)
-        if k and ended.any():
+        if real and ended.any():
             more |= self._final_obs(observation, reply, primary, ended, truncated, info)
         return observation, rew, np.asarray(terminated, bool), np.asarray(truncated, bool), more
 
     def _clipped(self, rew: Array) -> Array:
         return rew if self.reward_clip is None else rew.clip(-self.reward_clip, self.reward_clip)
 
-    # ------------------------------------------------------------------------------------------------------------------- model
+    # ---- the model
 
-    def _request(self, op: int, obs: Array, act: Array, parent: Array, node: Array) -> dict[str, Array]:
-        n = len(node)
-        return {"obs": obs, "op": np.full(n, op), "act": act, "parent": parent, "node": node}
+    def _first_look(self, slots: Array, primary: Array, ended: Array, cut: Array, info: Mapping[str, Any]) -> Mapping[str, Array]:
+        """What the model thinks of the new roots, and, in rows that follow, of the final observations of episodes that were cut;
+        the states of these go to places that no tree uses."""
+        if self.perfect is not None:
+            self.perfect.take(slots)
+        obs, act = self._obs, np.where(ended, 0, primary)
+        if len(cut):
+            obs = np.concatenate([obs, np.stack([np.asarray(info["final_obs"][i]) for i in cut.tolist()])])
+            act, slots = np.append(act, primary[cut]), np.append(slots, self.num_envs * self.tree.capacity + cut)
+        return self._answer(0, obs, act, slots, slots)
 
-    def _answer(self, requests: list[dict[str, Array]]) -> Mapping[str, Array]:
-        """One call of the model for all; what is shown of the nodes is kept."""
-        rows = requests[0] if len(requests) == 1 else {name: np.concatenate([r[name] for r in requests]) for name in requests[0]}
-        node = rows["node"]
-        reply = self.ask({**rows, "parent": rows["parent"] + self.nodes, "node": node + self.nodes})
+    def _imagine(self, plan: Plan) -> tuple[Array, Array, Array, Array]:
+        """(r, v, done, logits) of the nodes that are expanded."""
+        if self.perfect is None:
+            # Only initial rows are asked with an observation; these carry some that need no copy.
+            reply = self._answer(1, self._obs[: len(plan.expand)], plan.action, plan.parent_slot, plan.child_slot)
+            return reply["r"], reply["v"], reply["done"] > 0.5, reply["logits"]
+        seen, rew, over = self.perfect.step(plan.parent_slot, plan.child_slot, plan.action + self.start)
+        reply = self._answer(0, seen, plan.action, plan.child_slot, plan.child_slot)
+        return self._clipped(rew), reply["v"], over, reply["logits"]
+
+    def _answer(self, op: int, obs: Array, act: Array, parent: Array, node: Array) -> Mapping[str, Array]:
+        """One call of the model; what is shown of the nodes is kept."""
+        reply = self.ask({"obs": obs, "op": np.full(len(node), op), "act": act, "parent": parent + self.nodes,
+                          "node": node + self.nodes})
         for name, column in self._kept.items():
             there = "hs" if name == "hs" else "x"
             if there not in reply:
@@ -222,7 +184,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             column[node] = reply[there]
         return reply
 
-    # ------------------------------------------------------------------------------------------------------------ what is seen
+    # ---- what is seen
 
     def _observation(self, state: State) -> dict[str, Array]:
         out = {"tree_reps": state.features, "real_states": self._obs}
@@ -232,14 +194,14 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             out[name] = np.concatenate([column[state.root_slot], shown], 1) if self.return_double else shown
         return {**out, "last_act": self._act, "last_rew": self._rew, "step_status": state.step_status}
 
-    def _info(self, state: State, real: Array, info: Mapping[str, Any], terminated: Array, truncated: Array) -> dict[str, Any]:
+    def _info(self, state: State, real: bool, info: Mapping[str, Any], terminated: Array, truncated: Array) -> dict[str, Any]:
         n = self.num_envs
         ended = np.logical_or(terminated, truncated)
         whole = _own(info, "real_done", ended, ended)
         self._steps += real
         self._im_returns += state.im_reward
         out = {
-            "imagined": ~real, "im_reward": state.im_reward, "im_episode_return": self._im_returns.copy(),
+            "imagined": np.full(n, not real), "im_reward": state.im_reward, "im_episode_return": self._im_returns.copy(),
             "baseline": state.baseline, "max_rollout_depth": state.max_rollout_depth, "step_status": state.step_status,
             "episode_return": self._returns.astype(np.float32), "episode_step": self._steps.copy(), "real_done": whole,
             "truncated_done": _own(info, "truncated_done", ended, np.asarray(truncated, bool)),
@@ -247,15 +209,10 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         }
         if "dropped" in info:
             out["dropped"] = info["dropped"]
-        self._im_returns[real] = 0.0
+        if real:
+            self._im_returns[:] = 0.0
         self._returns[whole], self._steps[whole] = 0.0, 0
         return out
-
-    def _finals(self, primary: Array, rows: Array, info: Mapping[str, Any]) -> dict[str, Array]:
-        """Asks what the model thinks of final observations of truncated episodes; their states go to places that no tree uses."""
-        slots = self.num_envs * self.tree.capacity + rows
-        obs = np.stack([np.asarray(info["final_obs"][i]) for i in rows.tolist()])
-        return self._request(0, obs, primary[rows], slots, slots)
 
     def _final_obs(
         self, observation: Mapping[str, Array], reply: Mapping[str, Array], primary: Array, ended: Array, truncated: Array,
@@ -282,8 +239,6 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             out[i] = row
         return {"final_obs": out, "_final_obs": ended.copy()}
 
-    # ------------------------------------------------------------------------------------------------------------------- other
-
     def render(self) -> Any:
         return self.envs.render()
 
@@ -292,11 +247,10 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
 
 def augmented_spaces(
-    obs: gym.Space[Any], n_actions: int, layout: Layout, h_shape: tuple[int, ...] | None = None,
-    x_shape: tuple[int, ...] | None = None, return_double: bool = False,
+    obs: gym.Space[Any], layout: Layout, h_shape: tuple[int, ...] | None, x_shape: tuple[int, ...] | None, return_double: bool,
 ) -> tuple[gym.spaces.Dict, gym.spaces.MultiDiscrete]:
     """Observation and action space of one augmented environment, for whoever builds a network before there is one."""
-    act = gym.spaces.MultiDiscrete([n_actions, 2])
+    act = gym.spaces.MultiDiscrete([layout.n_actions, 2])
     spaces: dict[str, gym.Space[Any]] = {
         "tree_reps": gym.spaces.Box(-np.inf, np.inf, (layout.size,), np.float32), "real_states": obs, "last_act": act,
         "last_rew": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), "step_status": gym.spaces.Discrete(4),

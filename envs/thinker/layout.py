@@ -48,15 +48,13 @@ def _library(x: Any) -> Any:
     return torch
 
 
-def _entries(a: int, K: int, sequence: int) -> list[tuple[str, str, int]]:
-    """The entries in order: their names in G1 and in G2 ('': has none), and their widths. The kernel counts them in this order."""
-    def node(at: str) -> list[tuple[str, str, int]]:
-        return [(f"{at}_action", f"{at}_action", a), (f"{at}_r", f"{at}_r", 1), ("", f"{at}_d", 1), (f"{at}_v", f"{at}_v", 1),
-                (f"{at}_logits", f"{at}_policy", a), *((f"{at}_{stat}", f"{at}_{stat}", a) for stat in ("qs_mean", "qs_max", "ns"))]
-
-    return [*node("root"), ("root_trail_r", "root_trail_r", 1), ("root_trail_q", "rollout_return", 1),
-            ("root_max_v", "max_rollout_return", 1), *node("cur"), ("reset", "cur_reset", 1), ("time", "k", K),
-            ("derec", "deprec", 1), ("", "action_seq" if sequence else "", sequence)]
+# The entries in order, by their names in G2; the kernel counts them so.
+NODE = ("action", "r", "d", "v", "policy", "qs_mean", "qs_max", "ns")
+ENTRIES = (*(f"root_{part}" for part in NODE), "root_trail_r", "rollout_return", "max_rollout_return",
+           *(f"cur_{part}" for part in NODE), "cur_reset", "k", "deprec", "action_seq")
+OLDER = {"root_d": "", "root_policy": "root_logits", "rollout_return": "root_trail_q", "max_rollout_return": "root_max_v",
+         "cur_d": "", "cur_policy": "cur_logits", "cur_reset": "reset", "k": "time", "deprec": "derec", "action_seq": ""}
+"""What G1 calls them, where that is another name; '': it has none."""
 
 
 class Layout:
@@ -109,13 +107,17 @@ class Layout:
         self.enc_type, self.enc_f_type = enc_type, enc_f_type
         newer = generation == "G2"
         self.seq_slots = max_depth + 1 - reset_mode if newer and has_action_seq and max_depth > 0 else 0
+        widths = {"k": K, "action_seq": n_actions * self.seq_slots}
         self.slices: dict[str, slice] = {}
         self.size, starts = 0, []
-        for *names, width in _entries(n_actions, K, n_actions * self.seq_slots):
-            if name := names[newer]:
+        for entry in ENTRIES:
+            name = entry if newer else OLDER.get(entry, entry)
+            per_action = entry.endswith(("_action", "_policy", "_qs_mean", "_qs_max", "_ns"))
+            width = widths.get(entry, n_actions if per_action else 1) if name else 0
+            starts.append(self.size if width else -1)
+            if width:
                 self.slices[name] = slice(self.size, self.size + width)
-                self.size += width
-            starts.append(self.slices[name].start if name else -1)
+            self.size += width
         self.starts = np.array(starts, np.int64)
 
     def __repr__(self) -> str:

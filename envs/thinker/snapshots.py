@@ -1,4 +1,8 @@
-"""States of real environments, by number: what planning with a perfect model stands on."""
+"""States of real environments by number ("slots"): what planning with a perfect model stands on.
+
+Both kinds have `take(slots)`, which stores the state of environment i in `slots[i]`, and `step(parent, child, action)` [m] each,
+which steps from the states in `parent`, stores where that leads in `child`, and returns observations, rewards and ends.
+"""
 
 from __future__ import annotations
 
@@ -79,12 +83,7 @@ class SokobanSnapshots:
 
 
 class EnvSnapshots:
-    """Snapshots of single environments, one after the other.
-
-    Args:
-        envs: The real ones.
-        slots: How many snapshots.
-        sim: An environment made as they were.
+    """Snapshots of the single environments `envs`, one after the other; `sim` is one made as they were, in which planning steps.
 
     Raises:
         TypeError: a layer of them cannot clone its state.
@@ -115,5 +114,4 @@ class EnvSnapshots:
         return np.stack(seen), np.array(gained), np.array(over)
 
     def close(self) -> None:
-        """Closes the environment in which planning steps."""
         self.sim.close()

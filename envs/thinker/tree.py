@@ -162,8 +162,9 @@ class Tree:
         self._begun = False
         self._plan: tuple[int, int] | None = None  # rows that the open plan asks for: expansions, real steps
         none = np.empty(0, np.float32)
-        none_of = {"done": np.empty(0, np.uint8), "logits": np.empty((0, n_actions), np.float32)}
-        self._no_rows = {names: [none_of.get(name, none) for name in names] for names in (EXPANDED, STEPPED)}
+        none_of: dict[str, Array] = {"done": np.empty(0, np.uint8), "logits": np.empty((0, n_actions), np.float32)}
+        self._no_rows: dict[tuple[str, ...], list[Array]] = {
+            names: [none_of.get(name, none) for name in names] for names in (EXPANDED, STEPPED)}
 
     def __repr__(self) -> str:
         return f"Tree(n={self.n}, stage={self.stage}, capacity={self.capacity}, {self.layout!r})"
@@ -265,8 +266,8 @@ class Tree:
             return self._no_rows[names]
         if rows is None or len(rows) != 4:
             got = "None" if rows is None else f"{len(rows)} columns"
-            raise ValueError(f"Tree.update: {kind} is {got}; expected ({', '.join(names)}) with {m} rows, one for each environment "
-                             f"of {of}")
+            raise ValueError(f"Tree.update: {kind} is {got}; expected ({', '.join(names)}) with {m} rows, one for each "
+                             f"environment of {of}")
         why, out = f"one row for each environment of {of}", []
         for name, column in zip(names, rows, strict=True):
             if name == "done":

@@ -20,7 +20,7 @@ from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.transforms import RewardClipping
 from parl_like.envs.make import make_env
 from parl_like.envs.thinker.augmented import augmented_spaces
-from parl_like.envs.thinker.layout import Layout
+from parl_like.envs.thinker.tree import Tree
 from parl_like.envs.vector import EnvFailed, make_vector_env
 from parl_like.lab.config import ConfigError
 from parl_like.models.planner import Planner
@@ -96,17 +96,19 @@ def world_model(
     return ComputationTask(algorithm, helper, training_rule=BatchRule(max_rows=batch), **options)
 
 
+def tree_options(config: PlanningConfig) -> dict[str, Any]:
+    """Options of `Tree`."""
+    return {"K": config.rec_t, "max_depth": config.max_depth, "discounting": config.discounting, "layout": config.layout,
+            "tree_carry": config.tree_carry, "reset_mode": config.reset_mode, "stat_mask_type": config.stat_mask_type,
+            "has_action_seq": config.has_action_seq, "enc_type": config.model_enc_type, "enc_f_type": config.model_enc_f_type}
+
+
 def planning(config: PlanningConfig, net: Callable[[], ThinkerNet], *, return_h: bool, return_x: bool) -> dict[str, Any]:
     """Arguments of `AugmentedEnv`."""
     with torch.device("meta"):
         shapes = net()
-    return {
-        "K": config.rec_t, "max_depth": config.max_depth, "discounting": config.discounting, "layout": config.layout,
-        "tree_carry": config.tree_carry, "reset_mode": config.reset_mode, "stat_mask_type": config.stat_mask_type,
-        "has_action_seq": config.has_action_seq, "enc_type": config.model_enc_type, "enc_f_type": config.model_enc_f_type,
-        "return_double": config.return_double, "reward_clip": config.clip, "h_shape": shapes.hs_shape if return_h else None,
-        "x_shape": shapes.x_shape if return_x else None,
-    }  # fmt: skip
+    return {**tree_options(config), "return_double": config.return_double, "reward_clip": config.clip,
+            "h_shape": shapes.hs_shape if return_h else None, "x_shape": shapes.x_shape if return_x else None}
 
 
 def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTask:
@@ -163,9 +165,8 @@ def build(config: Config) -> Robot:
     net = network(config, obs, gym.spaces.Discrete(act.n), perfect=perfect, frame_stack=config.frame_stack_n,
                   strides=config.model_strides, latent_planning=config.latent, **({} if perfect else images))
     tree = planning(config, net, return_h=config.see_h, return_x=config.see_x)
-    layout = Layout(int(act.n), config.rec_t, config.max_depth, config.layout, config.has_action_seq, config.reset_mode,
-                    config.model_enc_type, config.model_enc_f_type)
-    seen, acts = augmented_spaces(obs, int(act.n), layout, tree["h_shape"], tree["x_shape"], config.return_double)
+    layout = Tree(1, int(act.n), **tree_options(config)).layout
+    seen, acts = augmented_spaces(obs, layout, tree["h_shape"], tree["x_shape"], config.return_double)
     model = world_model(config, net, perfect=perfect, return_h=config.see_h, return_x=config.see_x, device=config.device)
     return Robot(tasks={"plan": actor(config, {"obs": seen, "act": acts}), "model": model},
                  agent=partial(ThinkerAgent, config.env_n, perfect=perfect, planning=tree), **common)
