@@ -19,6 +19,7 @@ PROGRAM = dedent("""
     from drivers.transport_fakes import Drift, Elementwise
     from parl_like import ComputationTask, Robot
     from parl_like.drivers.processes import Processes
+    from parl_like.drivers.ray_cluster import Ray
     from parl_like.stages import StopWhen
 
     def told(robot):
@@ -32,6 +33,8 @@ PROGRAM = dedent("""
         driver, mode = sys.argv[1:]
         if driver == "processes":
             driver = Processes(workers=2, step_limit=1.5)  # less than the pause
+        elif driver == "ray":
+            driver = Ray(workers=2, num_cpus=0, step_limit=1.5)
         task = ComputationTask(Elementwise(), helper=replaying)
         with Robot(Drift, tasks={"RL": task}, n_agents=4, driver=driver, mode=mode) as robot:
             robot.run(StopWhen(told))
@@ -43,7 +46,8 @@ PROGRAM = dedent("""
     ("threads", False, "async"), ("processes", False, "sync"), ("processes", True, "async"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
         ("cooperative", False, "sync"), ("cooperative", False, "async"), ("threads", False, "sync"),
-        ("processes", True, "sync"), ("processes", False, "async")])])
+        ("processes", True, "sync"), ("processes", False, "async"),
+        ("ray", False, "sync"), ("ray", True, "sync"), ("ray", False, "async"), ("ray", True, "async")])])
 def test_a_run_goes_on_after_its_process_stood_still(driver, whole_family, mode):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     words = [sys.executable, "-c", PROGRAM, driver, mode]
