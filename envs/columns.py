@@ -121,31 +121,48 @@ class Layout:
         return None
 
 
+class Status:
+    """What groups of environments say of themselves, for who waits for them.
+
+    Args:
+        groups: How many.
+        memory: File descriptor of the file whose beginning this is; −1: it lies in this process.
+
+    Attributes:
+        deadline: [groups] float64, `time.monotonic` when the group is overdue.
+        at: [groups] int64, the environment i that it has called; ~i: that it is making.
+    """
+
+    def __init__(self, groups: int, memory: int = -1) -> None:
+        shapes = _status(groups)
+        self.deadline, self.at = views(_block(shapes, memory), shapes)
+
+
 class Columns:
     """All arrays that environments and their caller share, n rows each, in one block of memory.
 
     Args:
         obs, act: Of observations and actions.
         n, groups: Environments, and groups of them.
-        memory: File descriptor of the file that they lie in; or what the caller has mapped of it already.
+        memory: File descriptor of the file that they lie in, behind the `Status`; −1: they lie in this process.
 
     Attributes:
         obs, final: Leaves of observations; `final` has those that ended an episode, where a step also reset.
         act: Leaves of actions.
         rew: [n] float64. terminated, truncated: [n] bool.
-        busy: [groups] float64, `time.monotonic` when the running call into an environment began; negative: when the making of one
-            did. One number for both, so that who reads it meanwhile never sees the time of the one with the limit of the other.
-        at: [groups] int64, the environment that it went into.
-        memory: What they lie in.
     """
 
-    def __init__(self, obs: Layout, act: Layout, n: int, groups: int, memory: Any = None) -> None:
-        shapes: list[Column] = [((n, *leaf.shape), leaf.dtype) for leaf in (*obs.leaves, *obs.leaves, *act.leaves)]
-        shapes += [((n,), np.float64), ((n,), np.bool_), ((n,), np.bool_), ((groups,), np.float64), ((groups,), np.int64)]
-        if memory is None:
-            memory = np.zeros(size_of(shapes), np.uint8)
-        self.memory = map_file(memory, size_of(shapes)) if isinstance(memory, int) else memory
-        arrays = views(self.memory, shapes)
+    def __init__(self, obs: Layout, act: Layout, n: int, groups: int, memory: int = -1) -> None:
+        shapes = [*_status(groups), ((n,), np.float64), ((n,), np.bool_), ((n,), np.bool_)]
+        shapes += [((n, *leaf.shape), leaf.dtype) for leaf in (*obs.leaves, *obs.leaves, *act.leaves)]
+        _, _, self.rew, self.terminated, self.truncated, *arrays = views(_block(shapes, memory), shapes)
         k = len(obs.leaves)
-        self.obs, self.final, self.act = arrays[:k], arrays[k:2 * k], arrays[2 * k:-5]
-        self.rew, self.terminated, self.truncated, self.busy, self.at = arrays[-5:]
+        self.obs, self.final, self.act = arrays[:k], arrays[k:2 * k], arrays[2 * k:]
+
+
+def _status(groups: int) -> list[Column]:
+    return [((groups,), np.float64), ((groups,), np.int64)]
+
+
+def _block(shapes: list[Column], memory: int) -> Any:
+    return np.zeros(size_of(shapes), np.uint8) if memory < 0 else map_file(memory, size_of(shapes))

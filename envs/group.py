@@ -1,22 +1,23 @@
-"""Environments that are stepped one after another, and what each of them may do wrong: the same for every kind of vector
-environment."""
+"""Environments that are stepped one after another, what each of them may do wrong, and how one that failed is made anew: the same
+for every kind of vector environment."""
 
 from __future__ import annotations
 
 import pickle
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parl_like.envs.columns import BadOutput, Columns, Layout
+from parl_like.envs.columns import BadOutput, Columns, Layout, Status
 from parl_like.owned import copied
+from parl_like.process.budget import RestartBudget
 
 ANSWER_TIME = 60.0
 """Seconds beyond `step_timeout` that a worker may take to send an answer: large infos are no fault of the environment's."""
@@ -33,36 +34,30 @@ class EnvFailed(RuntimeError):
         trace: The environment's own traceback as text; '' where it left none.
         cause: What it raised, where that could be brought here.
         seed: It was last seeded with; None: never.
-        dropped: Its open episode ended with it.
         lost: It is gone with its host, and so are all that shared this.
     """
 
     seed: int | None = None
     lost = False
 
-    def __init__(
-        self, what: str, index: int, fault: str, trace: str = "", cause: BaseException | None = None, dropped: bool = False,
-    ) -> None:
+    def __init__(self, what: str, index: int, fault: str, trace: str = "", cause: BaseException | None = None) -> None:
         super().__init__(what, index, fault)  # how it is made from a pickle, which then sets the attributes
-        self.what, self.index, self.fault, self.trace, self.cause, self.dropped = what, index, fault, trace, cause, dropped
+        self.what, self.index, self.fault, self.trace, self.cause = what, index, fault, trace, cause
 
     def __str__(self) -> str:
         own = f"\n\nThe environment's own traceback:\n{self.trace.rstrip()}" if self.trace else ""
         return f"environment {self.index} (seed {self.seed}) {self.what}{own}"
 
+    def spend(self, budget: RestartBudget) -> float:
+        """Seconds to wait before what failed is made anew; raises this error where that was too often."""
+        delay = budget.spend()
+        if delay is None:
+            self.what = f"was rebuilt {budget.limit} times within {budget.period:.0f} s and failed again: it {self.what}"
+            raise self
+        return delay
 
-class Reply(NamedTuple):
-    """What an operation of a group says.
 
-    Attributes:
-        value: What `build` and `call` return.
-        infos: (environment, info, info of the end) where one of both is not empty.
-        faults: What environments did wrong; they are to be rebuilt, or given up.
-    """
-
-    value: Any
-    infos: list[tuple[int, dict[str, Any], dict[str, Any]]]
-    faults: list[EnvFailed]
+SPACES = ("observation_space", "action_space")
 
 
 class AlreadyBatched(Exception):
@@ -80,206 +75,244 @@ def faults() -> tuple[type[BaseException], ...]:
     return (Exception, SystemExit) if asyncio is None else (Exception, SystemExit, asyncio.CancelledError)
 
 
-class Group:
-    """Environments `lo` to `hi` − 1, stepped one after another by whoever calls. Its operations return a `Reply`, or None:
-    nothing to tell.
+def fresh_seed(seed: int | None, *key: int) -> int:
+    """A seed for a rebuilt environment: a function of its old seed and of `key`, so that a run can be repeated; in [0, 2³¹)."""
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] >> 1)
 
-    Args:
-        lo, hi: Which of the vector environment's this group is.
-        number: Of this group.
+
+class Rebuilt(NamedTuple):
+    """An environment that was made anew: why, in words; its fresh seed; whether its open episode ended with that."""
+
+    text: str
+    seed: int
+    dropped: bool
+
+
+class Reply(NamedTuple):
+    """What an operation has to tell, by environment: its info, and the info of the end where the step also reset; rebuilds."""
+
+    infos: dict[int, tuple[dict[str, Any], dict[str, Any]]]
+    rebuilt: dict[int, Rebuilt]
+
+    def add_rebuilt(self, i: int, text: str, seed: int, dropped: bool) -> None:
+        """All of what happened is told, for a second fault may follow from the first."""
+        if before := self.rebuilt.get(i):
+            text, dropped = f"{before.text}\n\nThen {text}", before.dropped or dropped
+        self.rebuilt[i] = Rebuilt(text, seed, dropped)
+
+
+class GroupOptions(NamedTuple):
+    """What a group is to know.
+
+    Attributes:
+        lo, hi: Its environments are `lo` to `hi` − 1 of the vector environment's.
+        number: Its own; n, groups: environments and groups of the whole.
         mode: When finished episodes are reset.
-        memory: File descriptor of the columns' file, where that is not given to `bind`.
+        restart: An environment that fails is made anew.
+        step_timeout, start_timeout: Seconds that a call into an environment, and making one, may take; inf: any time.
     """
 
-    def __init__(self, lo: int, hi: int, number: int, mode: AutoresetMode, memory: int | None = None) -> None:
-        self.lo, self.n, self.number, self.mode, self.memory = lo, hi - lo, number, mode, memory
-        self.abandoned = threading.Event()
+    lo: int
+    hi: int
+    number: int
+    n: int
+    groups: int
+    mode: AutoresetMode
+    restart: bool
+    step_timeout: float
+    start_timeout: float
+
+
+class Group:
+    """Its operations are `build`, then `bind`, then all others. `bind`, `reset` and `step` return a `Reply`, or None where there
+    is nothing to tell; they raise the EnvFailed of an environment that is not to be rebuilt.
+
+    Args:
+        options: See `GroupOptions`.
+        generation: How often it was lost with its host and made anew.
+        status: Where it says what it is doing.
+        memory: File descriptor of the columns' file, where `bind` is not given the columns.
+    """
+
+    def __init__(self, options: GroupOptions, generation: int, status: Status, memory: int = -1) -> None:
+        self.options, self.generation, self.status, self.memory = options, generation, status, memory
+        self.lo, self.n = options.lo, options.hi - options.lo
+        self.abandoned = False
         self.envs: list[Any] = []
+        self.seeds: list[int | None] = [None] * self.n
         self.pending: list[int | None] = [None] * self.n  # seeds of the next resets, where those are given none
-        self.over = [False] * self.n
-        self.steps = [0] * self.n
+        self.over, self.steps, self.restarts = [False] * self.n, [0] * self.n, [0] * self.n
+        self.budgets = [RestartBudget() for _ in range(self.n)]
+        self._reply = Reply({}, {})
 
     # ----------------------------------------------------------------------------------------------------------------- making
 
-    def build(self, env_fn: Callable[[], Any] | bytes, pending: list[int] | None) -> Reply:
-        """Makes the environments.
+    def build(self, env_fn: Callable[[], Any] | bytes, seeds: list[int] | None) -> tuple[Any, ...]:
+        """Makes the environments; those that were made are closed should it fail.
 
         Args:
             env_fn: Makes one; or such a function, pickled.
-            pending: Seeds for the first resets, of a group that replaces another and so owes every environment a reset.
+            seeds: For the first resets, of a group that replaces a lost one and so owes every environment a reset.
 
         Returns:
-            Observation space, action space, metadata, render mode; or a fault: the factory raised, or an environment has no
-            spaces. What was made before is closed then.
+            Observation space, action space, metadata, render mode.
 
         Raises:
+            EnvFailed: The factory raised, or an environment has no spaces.
             AlreadyBatched: The factory makes a vector environment.
             ValueError: The environments are not alike.
         """
         self.env_fn = pickle.loads(env_fn) if isinstance(env_fn, bytes) else env_fn
-        if pending is not None:
-            self.pending, self.over = [*pending], [True] * self.n
-        reply = None
+        if seeds is not None:
+            self.seeds, self.pending, self.over = [*seeds], [*seeds], [True] * self.n
+        first: list[gym.Space[Any]] = []
         try:
             for k in range(self.n):
                 self.envs.append(None)
-                if fault := self._make(k):
-                    return Reply(None, [], [fault])
-            reply = self._greet()
-            return reply
-        finally:
-            if reply is None or reply.faults:
-                self.close_quietly()
+                try:
+                    made = self._make(k)
+                except EnvFailed as failed:
+                    if seeds is None:
+                        raise
+                    made = self._rebuild(k, failed)
+                first = first or made
+                for name, space, expected in zip(SPACES, made, first, strict=True):
+                    if space != expected:
+                        raise ValueError(f"make_vector_env: environment {self.lo + k} has the {name} {space}, environment "
+                                         f"{self.lo} {expected}; expected equal ones")
+            self.obs, self.act = map(Layout, first)
+        except BaseException:
+            self.close_quietly()
+            raise
+        env = self.envs[0]
+        return *first, dict(getattr(env, "metadata", None) or {}), getattr(env, "render_mode", None)
 
-    def _make(self, k: int) -> EnvFailed | None:
+    def bind(self, columns: Columns | None) -> Reply | None:
+        """Tells where to write; None: into its file."""
+        self.columns = columns or Columns(self.obs, self.act, self.options.n, self.options.groups, self.memory)
+        rows = slice(self.lo, self.lo + self.n)
+        self._floats = [column[rows] for column in self.columns.obs if column.dtype.kind == "f"]
+        self._one = (self.columns.obs[0], self.obs.leaves[0].shape, self.obs.leaves[0].dtype) if self.obs.flat else None
+        return self._done()
+
+    def _make(self, k: int) -> list[gym.Space[Any]]:
+        """The spaces of environment k, newly made."""
+        self._enter(k, self.options.start_timeout, making=True)
+        found: list[gym.Space[Any]] = []
         try:
             self.envs[k] = env = self.env_fn()
+            for name in SPACES:
+                found.append(getattr(env, name))
         except faults() as error:
-            return self._fault(k, "raised in its factory", error)
+            doing = f"raised when asked for its {SPACES[len(found)]}" if self.envs[k] is not None else "raised in its factory"
+            raise self._fault(k, doing, error) from error
+        self._check_wanted()
         if isinstance(env, VectorEnv):
             raise AlreadyBatched
-        self._still_wanted()
-        return None
+        return found
 
-    def _greet(self) -> Reply:
-        first: dict[str, gym.Space[Any]] = {}
-        for name in ("observation_space", "action_space"):
-            for k, env in enumerate(self.envs):
-                try:
-                    space = getattr(env, name)
-                except faults() as error:
-                    return Reply(None, [], [self._fault(k, f"raised when asked for its {name}", error)])
-                if space != first.setdefault(name, space):
-                    raise ValueError(f"make_vector_env: environment {self.lo + k} has the {name} {space}, environment {self.lo} "
-                                     f"{first[name]}; expected equal ones")
-        self.obs, self.act = Layout(first["observation_space"]), Layout(first["action_space"])
-        env = self.envs[0]
-        said = (self.obs.space, self.act.space, dict(getattr(env, "metadata", None) or {}), getattr(env, "render_mode", None))
-        return Reply(said, [], [])
-
-    def bind(self, n: int, groups: int, memory: Any = None) -> None:
-        """Tells where to write: see `Columns`."""
-        self.columns = columns = Columns(self.obs, self.act, n, groups, self.memory if memory is None else memory)
-        self._floats = [column[self.lo:self.lo + self.n] for column in columns.obs if column.dtype.kind == "f"]
-        self._one = (columns.obs[0], self.obs.leaves[0].shape, self.obs.leaves[0].dtype) if self.obs.flat else None
-
-    def rebuild(self, jobs: list[tuple[int, int, float, bool]], options: dict[str, Any]) -> Reply:
-        """Replaces environments that failed.
-
-        Args:
-            jobs: (environment, seed of its next reset, seconds to wait, whether that reset is now).
-            options: Arguments of those resets.
-        """
-        reply = Reply(None, [], [])
-        for i, seed, delay, begins in jobs:
-            k = i - self.lo
-            self.columns.at[self.number], self.columns.busy[self.number] = i, -(time.monotonic() + delay)
-            try:
+    def _rebuild(self, k: int, failed: EnvFailed, dropped: bool = False) -> list[gym.Space[Any]]:
+        """Makes an environment that failed anew, which is due a reset then; raises where that is not wanted or was too often."""
+        while True:
+            if not self.options.restart:
+                raise failed
+            delay = failed.spend(self.budgets[k])
+            self._enter(k, delay + self.options.start_timeout, making=True)
+            with suppress(*faults()):  # it has failed already, and that is being reported
                 self.envs[k].close()
-            except faults():
-                pass  # it has failed already, and that is being reported
+            self.envs[k] = None
             if delay:
                 time.sleep(delay)
-            self.pending[k], self.over[k] = seed, True
-            fault = self._make(k)
-            if fault is not None:
-                reply.faults.append(fault)
-            elif begins:
-                self._reset(k, None, options, reply)
-        self._done()
-        return reply
+            self.restarts[k] += 1
+            seed = fresh_seed(self.seeds[k], self.lo + k, self.generation, self.restarts[k])
+            self.seeds[k] = self.pending[k] = seed
+            self.over[k] = True
+            self._reply.add_rebuilt(self.lo + k, str(failed), seed, dropped)
+            try:
+                return self._make(k)
+            except EnvFailed as again:
+                failed = again
 
-    # ----------------------------------------------------------------------------------------------------------------- faults
-
-    def _fault(self, k: int, doing: str, error: BaseException, dropped: bool = False) -> EnvFailed:
-        self._still_wanted()
+    def _fault(self, k: int, doing: str, error: BaseException) -> EnvFailed:
+        self._check_wanted()
         if isinstance(error, BadOutput):
-            what = f"gave what it must not, {doing.removeprefix('raised ')}: {error}"
-            return EnvFailed(what, self.lo + k, "output", dropped=dropped)
-        trace = "".join(traceback.format_exception(error))
-        return EnvFailed(f"{doing}: {type(error).__name__}: {error}", self.lo + k, "raised", trace, error, dropped)
+            failed = EnvFailed(f"gave what it must not, {doing.removeprefix('raised ')}: {error}", self.lo + k, "output")
+        else:
+            trace = "".join(traceback.format_exception(error))
+            failed = EnvFailed(f"{doing}: {type(error).__name__}: {error}", self.lo + k, "raised", trace, error)
+        failed.seed = self.seeds[k]
+        return failed
 
-    def _drop(self, k: int, doing: str, error: BaseException, reply: Reply) -> None:
-        """Ends an episode by truncation where the environment failed. What it led to, the caller knows."""
-        i, columns = self.lo + k, self.columns
-        reply.faults.append(self._fault(k, doing, error, dropped=True))
-        reply.infos[:] = [entry for entry in reply.infos if entry[0] != i]
-        columns.rew[i], columns.terminated[i], columns.truncated[i] = 0.0, False, True
-        self.over[k] = True
-
-    def _still_wanted(self) -> None:
-        if self.abandoned.is_set():
+    def _check_wanted(self) -> None:
+        if self.abandoned:
             raise Abandoned
 
-    def _enter(self, i: int) -> None:
-        self.columns.at[self.number] = i
-        self.columns.busy[self.number] = time.monotonic()
+    def _enter(self, k: int, seconds: float, making: bool = False) -> None:
+        number = self.options.number
+        self.status.at[number] = ~(self.lo + k) if making else self.lo + k
+        self.status.deadline[number] = time.monotonic() + seconds
 
-    def _done(self) -> None:
-        self.columns.busy[self.number] = time.monotonic() + ANSWER_TIME
+    def _done(self) -> Reply | None:
+        self.status.deadline[self.options.number] = time.monotonic() + self.options.step_timeout + ANSWER_TIME
+        reply, self._reply = self._reply, Reply({}, {})
+        return reply if reply.infos or reply.rebuilt else None
 
-    # ----------------------------------------------------------------------------------------------------------------- resets
+    # ---------------------------------------------------------------------------------------------------------------- episodes
 
-    def reset(self, seeds: list[int | None], mask: list[bool], options: dict[str, Any]) -> Reply:
+    def reset(self, seeds: list[int | None], mask: list[bool], options: dict[str, Any]) -> Reply | None:
         """Begins an episode in each environment that `mask` names, with the arguments `options`."""
-        reply = Reply(None, [], [])
         for k in range(self.n):
             if mask[k]:
-                self._reset(k, seeds[k], options, reply)
-                self.columns.terminated[self.lo + k] = self.columns.truncated[self.lo + k] = False
-        self._done()
-        return reply
+                self._reset(k, seeds[k], options)
+        return self._done()
 
-    def _reset(self, k: int, seed: int | None, options: dict[str, Any], reply: Reply,
+    def _reset(self, k: int, seed: int | None = None, options: dict[str, Any] | None = None,
                final: dict[str, Any] | None = None) -> None:
-        """Begins an episode.
-
-        Args:
-            final: Info of the episode that ended with the same step.
-        """
-        i = self.lo + k
-        seed = self.pending[k] if seed is None else seed
-        self.pending[k] = None
-        self._enter(i)
-        info: dict[str, Any] = {}
-        try:
-            out = self.envs[k].reset(**({} if seed is None and not options else {"seed": seed}), **options)
-            self._still_wanted()
-            if not isinstance(out, tuple) or len(out) != 2 or not isinstance(out[1], dict):
-                raise BadOutput("reset must return (observation, info dict)" + OLD)
-            arrays = self.obs.checked(out[0])
-            if nan := self.obs.nan(arrays):
-                raise BadOutput(nan)
-        except faults() as error:
-            reply.faults.append(self._fault(k, f"raised in reset(seed={seed})", error))
-        else:
-            for column, array in zip(self.columns.obs, arrays, strict=True):
-                column[i] = array
-            self.over[k], self.steps[k] = False, 0
-            info = copied(out[1])
-        if info or final:
-            reply.infos.append((i, info, final or {}))
-
-    # ------------------------------------------------------------------------------------------------------------------ steps
+        """Begins an episode, if need be in a new environment. `final`: info of the episode that ended with the same step."""
+        while True:
+            if seed is None:
+                seed = self.pending[k]
+            else:
+                self.seeds[k] = seed
+            self.pending[k] = None
+            self._enter(k, self.options.step_timeout)
+            try:
+                out = self.envs[k].reset(**({} if seed is None and not options else {"seed": seed}), **(options or {}))
+                self._check_wanted()
+                if not isinstance(out, tuple) or len(out) != 2 or not isinstance(out[1], dict):
+                    raise BadOutput("reset must return (observation, info dict)" + OLD)
+                arrays = self.obs.checked(out[0])
+                if nan := self.obs.nan(arrays):
+                    raise BadOutput(nan)
+                break
+            except faults() as error:
+                self._rebuild(k, self._fault(k, f"raised in reset(seed={seed})", error))
+                seed = None
+        for column, array in zip(self.columns.obs, arrays, strict=True):
+            column[self.lo + k] = array
+        self.over[k], self.steps[k] = False, 0
+        if out[1] or final:
+            self._reply.infos[self.lo + k] = copied(out[1]), final or {}
 
     def step(self) -> Reply | None:
         """One step of every environment, with the actions in the columns."""
-        reply = Reply(None, [], [])
-        columns, mode = self.columns, self.mode
+        columns, options, infos = self.columns, self.options, self._reply.infos
         rew, terminated, truncated, act = columns.rew, columns.terminated, columns.truncated, columns.act
-        single, clock, busy, at, number = self._one, time.monotonic, columns.busy, columns.at, self.number
-        next_step, same_step = mode is AutoresetMode.NEXT_STEP, mode is AutoresetMode.SAME_STEP
-        for k, env in enumerate(self.envs):
+        single, clock, limit, number = self._one, time.monotonic, options.step_timeout, options.number
+        deadline, at = self.status.deadline, self.status.at
+        next_step, same_step = options.mode is AutoresetMode.NEXT_STEP, options.mode is AutoresetMode.SAME_STEP
+        for k in range(self.n):
             i = self.lo + k
             if self.over[k] and next_step:
                 rew[i], terminated[i], truncated[i] = 0.0, False, False
-                self._reset(k, None, {}, reply)
+                self._reset(k)
                 continue
             action = self.act.row(act, i)
-            at[number], busy[number] = i, clock()
+            at[number], deadline[number] = i, clock() + limit
             try:
-                out = env.step(action)
-                self._still_wanted()
+                out = self.envs[k].step(action)
+                if self.abandoned:
+                    raise Abandoned
                 try:
                     obs, reward, end, cut, info = out
                 except (TypeError, ValueError):
@@ -305,7 +338,7 @@ class Group:
                 if not -_HUGE <= reward <= _HUGE:
                     raise BadOutput(f"the reward is {reward}; expected a finite number")
             except faults() as error:
-                self._drop(k, f"raised in step({action!r}), step {self.steps[k]} of its episode", error, reply)
+                self._drop(k, f"raised in step({action!r}), step {self.steps[k]} of its episode", error)
                 continue
             self.steps[k] += 1
             rew[i], terminated[i], truncated[i] = reward, end, cut
@@ -314,7 +347,7 @@ class Group:
             if over and same_step:
                 for column, array in zip(columns.final, arrays, strict=True):
                     column[i] = array
-                self._reset(k, None, {}, reply, info)
+                self._reset(k, final=info)
                 continue
             self.over[k] = over
             if single is not None:
@@ -323,24 +356,31 @@ class Group:
                 for column, array in zip(columns.obs, arrays, strict=True):
                     column[i] = array
             if info:
-                reply.infos.append((i, info, {}))
+                infos[i] = info, {}
         for column in self._floats:
             if np.isnan(column).any():
-                self._find_nan(reply)
+                self._find_nan()
                 break
-        self._done()
-        return reply if reply.infos or reply.faults else None
+        return self._done()
 
-    def _find_nan(self, reply: Reply) -> None:
-        failed = {fault.index for fault in reply.faults}
+    def _find_nan(self) -> None:
         for k in range(self.n):
             row = [column[self.lo + k] for column in self.columns.obs]
-            if not self.over[k] and self.lo + k not in failed and (nan := self.obs.nan(row)):
-                self._drop(k, f"in step {self.steps[k] - 1} of its episode", BadOutput(nan), reply)
+            if not self.over[k] and (nan := self.obs.nan(row)):
+                self._drop(k, f"in step {self.steps[k] - 1} of its episode", BadOutput(nan))
+
+    def _drop(self, k: int, doing: str, error: BaseException) -> None:
+        """Ends an episode by truncation where the environment failed. What it led to, the caller knows."""
+        i, columns = self.lo + k, self.columns
+        self._reply.infos.pop(i, None)
+        self._rebuild(k, self._fault(k, doing, error), dropped=True)
+        columns.rew[i], columns.terminated[i], columns.truncated[i] = 0.0, False, True
+        if self.options.mode is AutoresetMode.SAME_STEP:
+            self._reset(k)
 
     # ----------------------------------------------------------------------------------------------------------------- the rest
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reply:
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Attribute `name` of every environment, called where it can be."""
 
         def get(env: Any, k: int) -> Any:
@@ -349,7 +389,7 @@ class Group:
 
         return self._each(get, f"raised in {name}")
 
-    def set_attr(self, name: str, values: list[Any]) -> Reply:
+    def set_attr(self, name: str, values: list[Any]) -> list[Any]:
         """Sets an attribute of every environment, to a value each."""
 
         def put(env: Any, k: int) -> None:
@@ -360,16 +400,16 @@ class Group:
 
         return self._each(put, f"raised in set_attr({name!r})")
 
-    def _each(self, do: Callable[[Any, int], Any], doing: str) -> Reply:
+    def _each(self, do: Callable[[Any, int], Any], doing: str) -> list[Any]:
         out = []
         for k, env in enumerate(self.envs):
-            self._enter(self.lo + k)
+            self._enter(k, self.options.step_timeout)
             try:
                 out.append(do(env, k))
             except faults() as error:
-                return Reply(None, [], [self._fault(k, doing, error)])
+                raise self._fault(k, doing, error) from error
         self._done()
-        return Reply(out, [], [])
+        return out
 
     def close(self) -> None:
         """Closes every environment, also after one that raises; then raises what the first did."""
@@ -386,10 +426,8 @@ class Group:
 
     def close_quietly(self) -> None:
         """The same, where nobody is there to hear of an error, or of another one already."""
-        try:
+        with suppress(*faults()):
             self.close()
-        except faults():
-            pass
 
 
 OLD = "; make environments of the old gym API with parl_like.envs.make.make_env, or wrap them in its OldStyle"

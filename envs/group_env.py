@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import gymnasium as gym
@@ -16,43 +16,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from parl_like.envs.columns import BadOutput, Columns, Layout
-from parl_like.envs.group import EnvFailed, Reply
-from parl_like.envs.hosts import Host
+from parl_like.envs.columns import BadOutput, Columns, Layout, Status
+from parl_like.envs.group import EnvFailed, GroupOptions, Reply, faults, fresh_seed
+from parl_like.envs.hosts import CLOSE_TIMEOUT, Host
 from parl_like.owned import copied
 from parl_like.process.budget import RestartBudget
 from parl_like.process.shared_memory import nameless_file
 from parl_like.spec import Array
-
-
-def _fresh_seed(seed: int | None, *key: int) -> int:
-    """A seed for a rebuilt environment: a function of its old seed and of `key`, so that a run can be repeated; in [0, 2³¹)."""
-    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] >> 1)
-
-
-class _Round:
-    """What one operation of all hosts has told so far.
-
-    Attributes:
-        options: Arguments of resets that belong to the operation.
-        in_reset: The operation is a reset; of each host, which of its environments are reset.
-        infos: As in `Reply`.
-        texts: What happened to the environments that were rebuilt.
-        dropped: Those of them that had an episode open.
-        begins: Whether their reset belongs to this operation, too.
-        broken: What is still to be rebuilt, with its host.
-    """
-
-    def __init__(self, options: dict[str, Any], in_reset: dict[int, list[bool]] | None) -> None:
-        self.options, self.in_reset = options, in_reset
-        self.infos: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
-        self.texts: dict[int, str] = {}
-        self.dropped: set[int] = set()
-        self.begins: dict[int, bool] = {}
-        self.broken: list[tuple[Host, EnvFailed]] = []
-
-    def tell(self, i: int, text: str) -> None:
-        self.texts[i] = f"{self.texts[i]}\n\nThen {text}" if i in self.texts else text
 
 
 class GroupVectorEnv(VectorEnv[Any, Any, Array]):
@@ -66,61 +36,46 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __init__(
         self, env_fn: Callable[[], Any], n: int, host: type[Host], workers: int, seed: int | None, mode: AutoresetMode,
-        step_timeout: float | None, start_timeout: float | None, restart: bool, copy: bool, pin: bool,
+        step_timeout: float, start_timeout: float, restart: bool, copy: bool, pin: bool,
     ) -> None:
         self.num_envs, self.autoreset_mode, self.copy, self.restart = n, mode, copy, restart
         self._first_seeds = [None] * n if seed is None else self._checked_seeds(seed)
         self._seeds: list[int | None] = [None] * n
         self._env_fn = _pickled(env_fn) if host.pickles else env_fn
-        bounds = [round(g * n / workers) for g in range(workers + 1)]
         memory = nameless_file("columns") if host.pickles else -1
-        self.hosts = [host(bounds[g], bounds[g + 1], g, mode, step_timeout, start_timeout, memory) for g in range(workers)]
-        if pin:
-            cores = sorted(os.sched_getaffinity(0))
-            for each in self.hosts:
-                each.core = cores[each.number % len(cores)]
+        self._status = Status(workers, memory)
+        self._step_timeout, self._start_timeout = step_timeout, start_timeout
+        cores = sorted(os.sched_getaffinity(0)) if pin else [None]
+        self._rows = [slice(round(g * n / workers), round((g + 1) * n / workers)) for g in range(workers)]
+        self.hosts = [host(GroupOptions(rows.start, rows.stop, g, n, workers, mode, restart, step_timeout, start_timeout),
+                           self._status, memory, cores[g % len(cores)]) for g, rows in enumerate(self._rows)]
+        self._everywhere: dict[int, tuple[Any, ...]] = dict.fromkeys(range(workers), ())
+        # Hosts that a call found lost, which cannot tell of dropped episodes: the next step or reset rebuilds them.
+        self._lost: dict[int, EnvFailed] = {}
         self._shut = weakref.finalize(self, _shut, self.hosts, os.getpid(), memory)
         try:
             for each in self.hosts:
-                each.start()
-                each.send("build", self._env_fn, None)
-            self._face([self._first(each).value for each in self.hosts])
-            self._columns = Columns(self._obs, self._act, n, workers, memory if memory >= 0 else None)
-            for each in self.hosts:
-                self._bind(each)
-            for each in self.hosts:
-                self._first(each)
+                each.start(0)
+            self._face(self._asked("build", dict.fromkeys(self._everywhere, (self._env_fn, None))))
+            self._columns = Columns(self._obs, self._act, n, workers, memory)
+            self._bound = (None if host.pickles else self._columns,)
+            self._asked("bind", dict.fromkeys(self._everywhere, self._bound))
         except BaseException:
             self._abort()
             raise
         self._over = np.zeros(n, np.bool_)
         self._begun = np.zeros(n, np.bool_)
-        # Rebuilds, of environments alone and of hosts; how often they were, as keys of fresh seeds.
-        self._budgets, self._restarts = [RestartBudget() for _ in range(n)], [0] * n
-        self._host_budgets, self._generation = [RestartBudget() for _ in self.hosts], [0] * workers
-        # Hosts that a call found lost, which cannot tell of dropped episodes: the next step or reset rebuilds them.
-        self._lost: dict[int, EnvFailed] = {}
+        # Of hosts: how often they were made anew, as keys of fresh seeds.
+        self._budgets, self._generation = [RestartBudget() for _ in self.hosts], [0] * workers
         # What the caller has seen last: where an episode that is dropped ends.
         self._shown = [column.copy() for column in self._columns.obs] if restart else []
-
-    def _first(self, host: Host) -> Any:
-        """What a host answers before there is anything that could be rebuilt."""
-        reply = host.receive()
-        if reply is not None and reply.faults:
-            raise reply.faults[0] from reply.faults[0].cause
-        return reply
-
-    def _bind(self, host: Host) -> None:
-        self._columns.busy[host.number] = time.monotonic()
-        host.columns = self._columns
-        host.send("bind", self.num_envs, len(self.hosts), None if host.pickles else self._columns.memory)
 
     def _face(self, greetings: list[tuple[Any, ...]]) -> None:
         first = greetings[0]
         for host, greeting in zip(self.hosts, greetings, strict=True):
             if greeting[:2] != first[:2]:
-                raise ValueError(f"make_vector_env: environment {host.lo} has the spaces {greeting[0]} and {greeting[1]}, "
-                                 f"environment 0 {first[0]} and {first[1]}; expected equal ones")
+                raise ValueError(f"make_vector_env: environment {host.options.lo} has the spaces {greeting[0]} and "
+                                 f"{greeting[1]}, environment 0 {first[0]} and {first[1]}; expected equal ones")
         self.single_observation_space, self.single_action_space, metadata, self.render_mode = first
         self._obs, self._act = Layout(self.single_observation_space), Layout(self.single_action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -160,9 +115,9 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         for i in np.flatnonzero(mask).tolist():
             self._first_seeds[i] = None
             self._seeds[i] = seeds[i] if seeds[i] is not None else self._seeds[i]
-        begins = {host.number: mask[host.lo:host.hi].tolist() for host in self.hosts if mask[host.lo:host.hi].any()}
-        args = {g: (seeds[self.hosts[g].lo:self.hosts[g].hi], begins[g], {"options": chosen}) for g in begins}
-        told = self._all("reset", args, _Round({"options": chosen}, begins))
+        given = {"options": chosen}
+        args = {g: (seeds[rows], mask[rows].tolist(), given) for g, rows in enumerate(self._rows) if mask[rows].any()}
+        told = self._run("reset", args, given, mask)
         self._over &= ~mask
         self._begun |= mask
         return self._observations(), self._infos({}, told)
@@ -183,14 +138,13 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                 raise ValueError(f"{self}: a seed is {each}; expected an integer of at least 0, or None")
         return seeds
 
-    def _infos(self, infos: dict[str, Any], told: _Round) -> dict[str, Any]:
-        """`infos` with what environments told, and what happened to them: all of it, for the second fault of a step may follow
-        from the first."""
+    def _infos(self, infos: dict[str, Any], told: Reply) -> dict[str, Any]:
+        """`infos` with what environments told, and what happened to them."""
         # First, so that an environment's own info of that name makes no array of numbers, which takes no text.
-        for i, text in told.texts.items():
-            infos = self._add_info(infos, {"restarted": True, "dropped": i in told.dropped, "fault": text}, i)
-        for i, info, _ in told.infos:
-            if i in told.texts:
+        for i, (text, _, dropped) in told.rebuilt.items():
+            infos = self._add_info(infos, {"restarted": True, "dropped": dropped, "fault": text}, i)
+        for i, (info, _) in told.infos.items():
+            if i in told.rebuilt:
                 info = {name: value for name, value in info.items() if name not in ("restarted", "dropped", "fault")}
             if info:
                 infos = self._add_info(infos, info, i)
@@ -198,131 +152,100 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     # ----------------------------------------------------------------------------------------------- operations, and what fails
 
-    def _all(self, op: str, args: dict[int, tuple[Any, ...]], told: _Round) -> _Round:
-        """Runs an operation in these hosts (number → arguments) at once, and rebuilds what fails on the way.
+    def _ask(self, op: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
+        """Runs an operation in these hosts (number → arguments) at once; what those return that are not lost.
 
         Raises:
-            EnvFailed: Something failed, and that is not wanted, was too often, or would drop episodes that the caller believes to
-                be open.
+            EnvFailed: An environment failed, and is not to be rebuilt or was too often.
         """
+        lost = self._lost
+        limit = self._start_timeout if op == "build" else self._step_timeout
+        for g, given in args.items():
+            if g not in lost:
+                self._status.deadline[g] = time.monotonic() + limit
+                self.hosts[g].send(op, *given)
+        replies: list[Any] = []
+        errors: list[Exception] = []
+        for g in args:
+            if g in lost:
+                continue
+            try:
+                replies.append(self.hosts[g].receive())
+            except EnvFailed as failed:
+                if failed.lost:
+                    failed.seed = self._seeds[failed.index]
+                    lost[g] = failed
+                else:
+                    errors.append(failed)
+            except Exception as error:  # noqa: BLE001 - the other answers are to be taken first, or they would be the next call's
+                errors.append(error)
+        if errors:
+            _raise(errors[0])
+        return replies
+
+    def _asked(self, op: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
+        """The same where no host may be lost."""
+        replies = self._ask(op, args)
+        for failed in self._lost.values():
+            _raise(failed)
+        return replies
+
+    def _run(self, op: str, args: dict[int, tuple[Any, ...]], options: dict[str, Any], mask: Array | None = None) -> Reply:
+        """A step or reset, with lost hosts made anew.
+
+        Args:
+            options: Arguments of resets that belong to it.
+            mask: [n] bool, which environments are reset; None: it is a step.
+        """
+        told = Reply({}, {})
         try:
-            self._ask(op, args, told)
+            for reply in self._ask(op, args):
+                self._take(reply, told)
             for g in args:
-                self._lost.pop(g, None)
-            while told.broken:
-                self._rebuild(told)
+                if g in self._lost:
+                    self._revive(g, told, options, mask)
         except BaseException:
             self._abort()
             raise
         return told
 
-    def _ask(self, op: str, args: dict[int, tuple[Any, ...]], told: _Round) -> list[Any]:
-        """Runs an operation in these hosts at once; the values that they return, one for each environment."""
-        for g, given in args.items():
-            if g not in self._lost:
-                self._columns.busy[g] = time.monotonic()
-                self.hosts[g].send(op, *given)
-        values: list[Any] = []
-        errors: list[Exception] = []
-        for g in args:
-            try:
-                reply = self._take(self.hosts[g], told, self._lost.get(g))
-                if reply is not None and reply.value is not None:
-                    values += reply.value
-            except Exception as error:  # noqa: BLE001 - the other answers are to be taken first, or they would be the next call's
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return values
-
-    def _take(self, host: Host, told: _Round, lost: EnvFailed | None = None) -> Reply | None:
-        """What a host answers, whose faults are noted; None where it is lost, or has nothing to tell."""
-        try:
-            if lost is not None:
-                raise lost
-            reply: Reply | None = host.receive()
-        except EnvFailed as failed:
-            if not failed.lost:
-                raise
-            self._note(host, failed, told)
-            return None
+    def _take(self, reply: Reply | None, told: Reply) -> None:
         if reply is not None:
-            told.infos += reply.infos
-            for fault in reply.faults:
-                if fault.dropped:
-                    told.dropped.add(fault.index)
-                told.begins.setdefault(fault.index, not fault.dropped or self.autoreset_mode is AutoresetMode.SAME_STEP)
-                self._note(host, fault, told)
-        return reply
+            told.infos.update(reply.infos)
+            for i, rebuilt in reply.rebuilt.items():
+                told.add_rebuilt(i, *rebuilt)
+                self._seeds[i] = rebuilt.seed
 
-    def _note(self, host: Host, failed: EnvFailed, told: _Round) -> None:
-        failed.seed = self._seeds[failed.index]
-        told.broken.append((host, failed))
+    def _revive(self, g: int, told: Reply, options: dict[str, Any], mask: Array | None) -> None:
+        """Makes a lost host and its environments anew, until it is not lost again.
 
-    def _rebuild(self, told: _Round) -> None:
-        """Builds everything anew that is broken, with fresh seeds."""
-        broken, told.broken = told.broken, []
-        jobs: dict[int, list[tuple[int, int, float, bool]]] = {}
-        for host, failed in broken:
-            i = failed.index
-            if not self.restart or (failed.lost and told.in_reset is not None and not all(told.in_reset[host.number])):
-                raise failed from failed.cause
-            budget = self._host_budgets[host.number] if failed.lost else self._budgets[i]
-            delay = budget.spend()
-            if delay is None:
-                failed.what = f"was rebuilt {budget.limit} times within {budget.period:.0f} s and failed again: it {failed.what}"
-                raise failed from failed.cause
-            if failed.lost:
-                self._revive(host, failed, delay, told)
-                continue
-            self._restarts[i] += 1
-            told.tell(i, str(failed))
-            self._seeds[i] = seed = _fresh_seed(self._seeds[i], i, self._generation[host.number], self._restarts[i])
-            jobs.setdefault(host.number, []).append((i, seed, delay, told.begins[i]))
-        for g, each in jobs.items():
-            self._columns.busy[g] = time.monotonic()
-            self.hosts[g].send("rebuild", each, told.options)
-        for g in jobs:
-            self._take(self.hosts[g], told)
-
-    def _revive(self, host: Host, failed: EnvFailed, delay: float, told: _Round) -> None:
-        """Makes a lost host and its environments anew. What the lost operation did is not what the caller is to be told."""
-        g, columns, rows = host.number, self._columns, range(host.lo, host.hi)
-        host.kill()
-        if delay:
-            time.sleep(delay)
-        self._generation[g] += 1
-        fresh = [_fresh_seed(self._seeds[i], i, self._generation[g], 0) for i in rows]
+        Raises:
+            EnvFailed: That is not wanted, or was too often, or would drop episodes that the caller believes to be open.
+        """
+        slots, columns, host = self._rows[g], self._columns, self.hosts[g]
+        rows = range(slots.start, slots.stop)
         # Which had an episode open; and which are to begin one now, in a step those that would have by themselves.
-        for i, seed in zip(rows, fresh, strict=True):
-            if i not in told.begins:
-                is_open = told.in_reset is None and not (self.autoreset_mode is AutoresetMode.NEXT_STEP and self._over[i])
-                told.begins[i] = not is_open or self.autoreset_mode is AutoresetMode.SAME_STEP
-                if is_open:
-                    told.dropped.add(i)
-            self._seeds[i], self._restarts[i] = seed, 0
-            columns.rew[i], columns.terminated[i], columns.truncated[i] = 0.0, False, i in told.dropped
-            at = failed.index
-            told.tell(i, str(failed) if i == at else f"environment {i} was lost with environment {at}, whose worker it shared: "
-                                                     f"{failed}")
-        host.columns = None  # another time limit holds while environments are made
-        host.start()
-        host.send("build", self._env_fn, fresh)
-        built = self._take(host, told)
-        if built is None or built.faults:  # an environment that cannot be made is as bad as a host that is lost
-            told.broken[-1][1].lost = True
-            return
-        self._bind(host)
-        n = len(told.broken)
-        self._take(host, told)
-        if len(told.broken) > n:
-            return
-        begins = [told.begins[i] for i in rows]
-        if any(begins):
-            columns.busy[g] = time.monotonic()
-            host.send("reset", [None] * len(begins), begins, told.options)
-            self._take(host, told)
-            columns.truncated[host.lo:host.hi] = [i in told.dropped for i in rows]  # which the reset has cleared
+        unbegun = self._over[slots] & (self.autoreset_mode is AutoresetMode.NEXT_STEP)
+        dropped = np.zeros(len(rows), np.bool_) if mask is not None else ~unbegun
+        begins = (~dropped | (self.autoreset_mode is AutoresetMode.SAME_STEP)).tolist()
+        while (failed := self._lost.pop(g, None)) is not None:
+            if not self.restart or (mask is not None and not mask[slots].all()):
+                _raise(failed)
+            if delay := failed.spend(self._budgets[g]):
+                time.sleep(delay)
+            self._generation[g] += 1
+            for i, was_open in zip(rows, dropped.tolist(), strict=True):
+                with_it = f"environment {i} was lost with environment {failed.index}, whose worker it shared: "
+                self._seeds[i] = seed = fresh_seed(self._seeds[i], i, self._generation[g], 0)
+                told.add_rebuilt(i, f"{'' if i == failed.index else with_it}{failed}", seed, was_open)
+            host.start(self._generation[g])
+            self._ask("build", {g: (self._env_fn, self._seeds[slots])})
+            for reply in self._ask("bind", {g: self._bound}):
+                self._take(reply, told)
+            if any(begins):
+                for reply in self._ask("reset", {g: ([None] * len(rows), begins, options)}):
+                    self._take(reply, told)
+        columns.rew[slots], columns.terminated[slots], columns.truncated[slots] = 0.0, False, dropped
 
     # ------------------------------------------------------------------------------------------------------------------- steps
 
@@ -346,19 +269,17 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             raise gym.error.ResetNeeded(f"{self}: step() after the end of episodes {np.flatnonzero(self._over).tolist()}; with "
                                         "autoreset disabled, call reset(options={'reset_mask': terminated | truncated}) first")
         self._write(actions)
-        told = self._all("step", {host.number: () for host in self.hosts}, _Round({}, None))
-        columns, dropped = self._columns, told.dropped
+        told = self._run("step", self._everywhere, {})
+        columns, dropped = self._columns, [i for i, rebuilt in told.rebuilt.items() if rebuilt.dropped]
         self._over = over = columns.terminated | columns.truncated
         infos: dict[str, Any] = {}
         if over.any() and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            finals = {i: final for i, _, final in told.infos if final}
             for i in np.flatnonzero(over).tolist():
                 last = self._obs.row(self._shown if i in dropped else columns.final, i)
-                infos = self._add_info(infos, {"final_obs": last, "final_info": finals.get(i, {})}, i)
+                infos = self._add_info(infos, {"final_obs": last, "final_info": told.infos[i][1] if i in told.infos else {}}, i)
         elif dropped:
-            rows = sorted(dropped)
             for column, shown in zip(columns.obs, self._shown, strict=True):
-                column[rows] = shown[rows]
+                column[dropped] = shown[dropped]
         infos = self._infos(infos, told)
         return self._observations(), columns.rew.copy(), columns.terminated.copy(), columns.truncated.copy(), infos
 
@@ -383,7 +304,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Attribute `name` of every environment, called where it can be; one value each."""
-        return tuple(self._plain("call", lambda host: (name, args, kwargs)))
+        return tuple(self._plain("call", dict.fromkeys(self._everywhere, (name, args, kwargs))))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Attribute `name` of every environment."""
@@ -398,31 +319,23 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         each = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise ValueError(f"{self}: set_attr({name!r}) with {len(each)} values; expected {self.num_envs}")
-        self._plain("set_attr", lambda host: (name, each[host.lo:host.hi]))
+        self._plain("set_attr", {g: (name, each[rows]) for g, rows in enumerate(self._rows)})
 
     def render(self) -> tuple[Any, ...] | None:
         """One frame of each environment, which stays as it is."""
         return tuple(copied(frame) for frame in self.call("render"))
 
-    def _plain(self, op: str, args: Callable[[Host], tuple[Any, ...]]) -> list[Any]:
+    def _plain(self, op: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
         """What an operation of all hosts returns, one value for each environment. It drops no episode, so nothing is rebuilt
         here."""
         self._check_open()
-        told = _Round({}, None)
         try:
-            values = self._ask(op, {host.number: args(host) for host in self.hosts}, told)
-        except Exception:
+            values = self._asked(op, args)
+        except BaseException as error:
+            if not isinstance(error, Exception) or (self._lost and not self.restart):
+                self._abort()
             raise
-        except BaseException:
-            self._abort()
-            raise
-        self._lost |= {host.number: failed for host, failed in told.broken if failed.lost}
-        if self._lost and not self.restart:
-            self._abort()
-        if told.broken:
-            failed = told.broken[0][1]
-            raise failed from failed.cause
-        return values
+        return [value for each in values for value in each]
 
     @property
     def np_random_seed(self) -> Any:
@@ -454,9 +367,9 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         finally:
             self.closed = True
             # Their memory counts as an open file; views that somebody still holds keep it by themselves.
-            for host in self.hosts:
-                host.columns = None
-            self.__dict__.pop("_columns", None)
+            self.hosts = []
+            for name in ("_columns", "_bound", "_status"):
+                self.__dict__.pop(name, None)
 
 
 def _shut(hosts: list[Host], pid: int, memory: int) -> None:
@@ -465,13 +378,15 @@ def _shut(hosts: list[Host], pid: int, memory: int) -> None:
         return
     errors = []
     try:
-        for host in hosts:
-            host.leave()
+        for host in hosts:  # all close at the same time
+            host.status.deadline[host.options.number] = time.monotonic() + CLOSE_TIMEOUT
+            host.send("close")
         for host in hosts:
             try:
                 host.close()
-            except Exception as error:  # noqa: BLE001 - the others are to be closed, too
-                errors.append(f"environments {host.lo} to {host.hi - 1} raised in close: {type(error).__name__}: {error}")
+            except faults() as error:  # the others are to be closed, too
+                errors.append(f"environments {host.options.lo} to {host.options.hi - 1} raised in close: "
+                              f"{type(error).__name__}: {error}")
     finally:
         for host in hosts:
             host.kill()  # where an interruption left one; else there is nothing to do
@@ -479,6 +394,12 @@ def _shut(hosts: list[Host], pid: int, memory: int) -> None:
             os.close(memory)
     if errors:
         warnings.warn("; ".join(errors), stacklevel=2)
+
+
+def _raise(error: Exception) -> NoReturn:
+    if isinstance(error, EnvFailed):
+        raise error from error.cause
+    raise error
 
 
 def _pickled(env_fn: Callable[[], Any]) -> bytes:

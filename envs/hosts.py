@@ -6,6 +6,7 @@ import faulthandler
 import os
 import pickle
 import queue
+import select
 import signal
 import socket
 import struct
@@ -13,17 +14,17 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import cloudpickle
-from gymnasium.vector import AutoresetMode
 
 import parl_like.envs.make  # noqa: F401 - what most factories need is imported before workers are forked
-from parl_like.envs.columns import Columns
-from parl_like.envs.group import Abandoned, EnvFailed, Group, Reply
+from parl_like.envs.columns import Status
+from parl_like.envs.group import EnvFailed, Group, GroupOptions, Reply, faults
 from parl_like.process.child import Child
 from parl_like.process.fork_server import ForkServer
 from parl_like.process.shared_memory import nameless_file
@@ -35,86 +36,69 @@ FORK_SERVER = ForkServer("parl_like.envs.hosts:serve")
 """Makes the worker processes of all vector environments of this process."""
 
 
-class Host:
+class Host(ABC):
     """Where a group of environments lives: layer 5 of six. `send` starts an operation of `Group`, `receive` waits for what it
     returns.
 
     Args:
-        lo, hi: The group's environments. number: The group's.
-        mode: See `make_vector_env`.
-        step_timeout: Seconds that a call into an environment may take; None: any. start_timeout: that making one may take.
+        options: The group's.
+        status: What the groups say of themselves. Who sends says there until when the operation may take; the group goes on with
+            that, environment by environment.
         memory: File descriptor of the columns' file; −1: they lie in this process.
+        core: Processor that it is to stay on; None: any.
 
     Attributes:
         pickles: Environments' factories are pickled for it.
         limits_time: It can be left while an environment runs.
-        columns: Where its group says since when it does what; None until it was told to write there.
-        core: Processor that it is to stay on; None: any.
     """
 
     pickles = False
     limits_time = True
-    core: int | None = None
 
-    def __init__(
-        self, lo: int, hi: int, number: int, mode: AutoresetMode, step_timeout: float | None, start_timeout: float | None,
-        memory: int,
-    ) -> None:
-        self.lo, self.hi, self.number, self.mode = lo, hi, number, mode
-        self.step_timeout, self.start_timeout, self.memory = step_timeout, start_timeout, memory
-        self.columns: Columns | None = None
-        self._began = self._closing_ends = 0.0
+    def __init__(self, options: GroupOptions, status: Status, memory: int, core: int | None = None) -> None:
+        self.options, self.status, self.memory, self.core = options, status, memory, core
 
-    def start(self) -> None:
-        """Begins it, with an empty group."""
-        raise NotImplementedError
+    @abstractmethod
+    def start(self, generation: int) -> None:
+        """Begins it, with an empty group; again where it was lost."""
 
+    @abstractmethod
     def send(self, op: str, *args: Any) -> None:
         """Starts an operation of its group; where the host is gone, `receive` says so."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self) -> Any:
         """What the operation returned, or raised.
 
         Raises:
-            EnvFailed: The host is `lost`, or to be given up.
+            EnvFailed: An environment failed; or the host is `lost`, and has ended then.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def kill(self) -> None:
         """Ends it at once."""
 
-    def leave(self) -> None:
-        """Asks it to close its environments; `close` waits for that. So all hosts do it at the same time."""
-
+    @abstractmethod
     def close(self) -> None:
-        """Closes the environments in good order, and ends it. Comes after `leave`, and mostly finds it done."""
+        """Waits until a started "close" is done, or it is overdue; ends it; raises what an environment raised in that."""
 
-    def _running(self) -> tuple[float, float | None]:
-        """When what runs has begun; the seconds that it may take. What makes environments goes by a limit of its own."""
-        if self.columns is None:
-            return self._began, None if self.start_timeout is None else self.start_timeout * (self.hi - self.lo)
-        since = float(self.columns.busy[self.number])
-        return (since, self.step_timeout) if since >= 0 else (-since, self.start_timeout)
+    def left(self) -> float:
+        """Seconds until what runs is overdue."""
+        return float(self.status.deadline[self.options.number]) - time.monotonic()
 
-    def _left(self) -> float | None:
-        """Seconds until what runs is overdue; None: it may take any time."""
-        since, limit = self._running()
-        return None if limit is None else since + limit - time.monotonic()
-
-    def _lost(self, fault: str, what: str, trace: str = "") -> EnvFailed:
-        at = self.lo if self.columns is None else min(max(int(self.columns.at[self.number]), self.lo), self.hi - 1)
-        failed = EnvFailed(what, at, fault, trace)
+    def lost(self, fault: str, what: str, trace: str = "") -> EnvFailed:
+        """The error of a host that died or hangs."""
+        at = int(self.status.at[self.options.number])
+        failed = EnvFailed(what, min(max(~at if at < 0 else at, self.options.lo), self.options.hi - 1), fault, trace)
         failed.lost = True
         return failed
 
-    def _hung(self, trace: str) -> EnvFailed:
-        _, limit = self._running()
-        if self.columns is None or self.columns.busy[self.number] < 0:
-            which = f"environments {self.lo} to {self.hi - 1} of its worker" if self.columns is None else "it"
-            what = f"hung: making {which} took more than {limit} s; if that is no fault, raise start_timeout, or give None"
-            return self._lost("hung", what, trace)
-        return self._lost("hung", f"hung: its call took more than {limit} s", trace)
+    def hung(self, trace: str) -> EnvFailed:
+        """The error of what is overdue."""
+        if self.status.at[self.options.number] < 0:
+            return self.lost("hung", f"hung: making it took more than {self.options.start_timeout} s; if that is no fault, raise "
+                                     "start_timeout, or give None", trace)
+        return self.lost("hung", f"hung: its call took more than {self.options.step_timeout} s", trace)
 
 
 def _serve(group: Group, receive: Callable[[], Any], answer: Callable[[Any, BaseException | None], None]) -> None:
@@ -128,8 +112,7 @@ def _serve(group: Group, receive: Callable[[], Any], answer: Callable[[Any, Base
         answer(out, error)
         if op == "close":
             return
-    with suppress(Abandoned):
-        group.close_quietly()
+    group.close_quietly()
 
 
 class InlineHost(Host):
@@ -137,15 +120,15 @@ class InlineHost(Host):
 
     limits_time = False
     group: Group | None = None
-    _error: Exception | None = None
+    _error: BaseException | None = None
 
-    def start(self) -> None:
-        self.group = Group(self.lo, self.hi, self.number, self.mode)
+    def start(self, generation: int) -> None:
+        self.group = Group(self.options, generation, self.status)
 
     def send(self, op: str, *args: Any) -> None:
         try:
             self._answer = getattr(self.group, op)(*args)
-        except Exception as error:  # noqa: BLE001 - raised by `receive`, as every host does
+        except faults() as error:  # raised by `receive`, as every host does
             self._error = error
 
     def receive(self) -> Any:
@@ -155,12 +138,14 @@ class InlineHost(Host):
         return self._answer
 
     def kill(self) -> None:
-        self.close()
-
-    def close(self) -> None:
         group, self.group = self.group, None
         if group is not None:
-            group.close()
+            group.close_quietly()
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.group = None
+            self.receive()
 
 
 class ThreadHost(Host):
@@ -169,31 +154,32 @@ class ThreadHost(Host):
 
     thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, generation: int) -> None:
         self._in: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        group = Group(self.lo, self.hi, self.number, self.mode)
-        self._abandoned, self._is_hung = group.abandoned, False
+        self._group = Group(self.options, generation, self.status)
         out = self._out  # not self: a thread that hangs must not keep the environment's owner alive
-        target = partial(_serve, group, self._in.get, lambda value, error: out.put((value, error)))
-        self.thread = threading.Thread(target=target, name=f"environments {self.lo} to {self.hi - 1}", daemon=True)
+        target = partial(_serve, self._group, self._in.get, lambda value, error: out.put((value, error)))
+        name = f"environments {self.options.lo} to {self.options.hi - 1}"
+        self.thread = threading.Thread(target=target, name=name, daemon=True)
         self.thread.start()
 
     def send(self, op: str, *args: Any) -> None:
-        self._in.put((op, args))
+        if self.thread is not None:
+            self._in.put((op, args))
 
     def receive(self) -> Any:
-        self._began = time.monotonic()
         while True:
-            left = self._left()
+            left = self.left()
             try:
-                answer, error = self._out.get(timeout=None if left is None else min(max(left, 0.0), 3600.0))
+                answer, error = self._out.get(timeout=min(max(left, 0.0), 3600.0))
                 break
             except queue.Empty:
-                left = self._left()
-                if left is not None and left <= 0:
-                    self._is_hung = True
-                    raise self._hung(self._stack()) from None
+                if left <= 0:
+                    failed = self.hung(self._stack())
+                    self.kill()
+                    self.thread = None
+                    raise failed from None
         if error is not None:
             raise error
         return answer
@@ -204,23 +190,18 @@ class ThreadHost(Host):
 
     def kill(self) -> None:
         if self.thread is not None:
-            self._abandoned.set()
-            self._in.put(None)
-
-    def leave(self) -> None:
-        if self.thread is not None:
-            self._closing_ends = time.monotonic() + CLOSE_TIMEOUT
+            self._group.abandoned = True
             self._in.put(("close", ()))
 
     def close(self) -> None:
         thread, self.thread = self.thread, None
-        if thread is None or thread.ident is None or self._is_hung:  # there is none, or an interruption came before it had begun
+        if thread is None or thread.ident is None:  # it was left behind, or an interruption came before it had begun
             return
-        thread.join(max(0.0, self._closing_ends - time.monotonic()))
+        thread.join(max(0.0, self.left()))
         error = None
         while not self._out.empty():
             _, error = self._out.get()
-        if error is not None and not self._abandoned.is_set():
+        if error is not None and not self._group.abandoned:
             raise error
 
 
@@ -228,6 +209,8 @@ class ThreadHost(Host):
 
 
 _SIZE = struct.Struct("<I")
+_STEP = ("step", ())
+"""What an empty message asks for."""
 
 
 class Channel:
@@ -237,31 +220,25 @@ class Channel:
         self.sock = sock
 
     def send(self, payload: bytes = b"") -> None:
-        if payload:
-            self.sock.settimeout(None)  # what the last wait has left may be too short for a long message
         self.sock.sendall(_SIZE.pack(len(payload)) + payload)
 
-    def receive(self, wait: Callable[[], float | None] | None = None) -> bytes:
+    def receive(self, wait: Callable[[], None] = lambda: None) -> bytes:
         """The next message.
 
         Args:
-            wait: Called before each wait; returns for how many seconds to wait until it is called again, and raises to give up.
+            wait: Returns when there is something to read, and raises to give up.
 
         Raises:
             EOFError: The other end is gone.
         """
-        size = _SIZE.unpack(self._read(_SIZE.size, wait))[0]
-        return self._read(size, wait)
+        return self._read(_SIZE.unpack(self._read(_SIZE.size, wait))[0], wait)
 
-    def _read(self, size: int, wait: Callable[[], float | None] | None) -> bytes:
+    def _read(self, size: int, wait: Callable[[], None]) -> bytes:
         parts: list[bytes] = []
         while size:
-            if wait is not None:
-                self.sock.settimeout(wait())
+            wait()
             try:
                 part = self.sock.recv(min(size, 1 << 20))
-            except TimeoutError:
-                continue
             except ConnectionError:
                 part = b""
             if not part:
@@ -270,25 +247,12 @@ class Channel:
             size -= len(part)
         return b"".join(parts)
 
-    def has_message(self) -> bool:
-        """Whether something can be read without waiting."""
-        self.sock.settimeout(0.0)
-        try:
-            self.sock.recv(1, socket.MSG_PEEK)
-            return True
-        except OSError:
-            return False
-
-
-_STEP = ("step", ())
-"""What an empty message asks for."""
-
 
 def serve(payload: bytes, sock: int, memory: int, trace: int) -> None:
     """The life of a worker process.
 
     Args:
-        payload: Arguments of its group, pickled.
+        payload: Options and generation of its group, pickled.
         sock: File descriptor of a connected socket. memory: of the file that columns lie in. trace: of the file for last words.
     """
     faulthandler.enable(trace)
@@ -305,20 +269,19 @@ def serve(payload: bytes, sock: int, memory: int, trace: int) -> None:
     def answer(out: Any, error: BaseException | None) -> None:
         channel.send(b"" if out is None and error is None else _dumped(out, error))
 
-    lo, hi, number, mode = pickle.loads(payload)
-    _serve(Group(lo, hi, number, mode, memory), receive, answer)
+    options, generation = pickle.loads(payload)
+    _serve(Group(options, generation, Status(options.groups, memory), memory), receive, answer)
 
 
 def _dumped(out: Any, error: BaseException | None) -> bytes:
     """An answer in bytes, with text for what cannot travel."""
-    if isinstance(out, Reply):
-        for fault in out.faults:
-            fault.cause = _sendable(fault.cause)
+    if isinstance(error, EnvFailed):
+        error.cause = _sendable(error.cause)
     try:
         return bytes(cloudpickle.dumps((out, _sendable(error))))
     except Exception as unsendable:  # noqa: BLE001 - whatever an info, or what a call returns, may hold
         if isinstance(out, Reply) and out.infos:
-            return _dumped(out._replace(infos=[_in_words(entry) for entry in out.infos]), None)
+            return _dumped(out._replace(infos={i: (_in_words(a), _in_words(b)) for i, (a, b) in out.infos.items()}), None)
         return _dumped(None, unsendable)
 
 
@@ -331,8 +294,8 @@ def _sendable(error: BaseException | None) -> BaseException | None:
         return RuntimeError("".join(traceback.format_exception(error)))
 
 
-def _in_words(entry: tuple[int, dict[str, Any], dict[str, Any]]) -> tuple[Any, ...]:
-    """An entry of `Reply.infos` with the text of those values that cannot be pickled."""
+def _in_words(info: dict[str, Any]) -> dict[Any, Any]:
+    """An info with the text of those values that cannot be pickled."""
 
     def portable(value: Any) -> Any:
         try:
@@ -341,7 +304,7 @@ def _in_words(entry: tuple[int, dict[str, Any], dict[str, Any]]) -> tuple[Any, .
         except Exception:  # noqa: BLE001 - a pickle method may raise what it likes
             return repr(value)
 
-    return entry[0], *({portable(name): portable(value) for name, value in info.items()} for info in entry[1:])
+    return {portable(name): portable(value) for name, value in info.items()}
 
 
 class ProcessHost(Host):
@@ -353,67 +316,70 @@ class ProcessHost(Host):
 
     pickles = True
     process: Child | None = None
-    _waits = 0
 
-    def start(self) -> None:
+    def start(self, generation: int) -> None:
         ours, theirs = socket.socketpair()
         self.trace = nameless_file("trace")
         self.channel = Channel(ours)
         try:
             with theirs:
-                payload = pickle.dumps((self.lo, self.hi, self.number, self.mode))
+                payload = pickle.dumps((self.options, generation))
                 self.process = FORK_SERVER.start(payload, [theirs.fileno(), self.memory, self.trace])
         except BaseException:
             self._tidy()
             raise
+        self._poll = select.poll()
+        self._poll.register(ours, select.POLLIN)
+        self._poll.register(self.process.pidfd, select.POLLIN)
         if self.core is not None:
             os.sched_setaffinity(self.process.pid, {self.core})
 
     def send(self, op: str, *args: Any) -> None:
-        with suppress(OSError):  # it is gone; `receive` says so
-            self.channel.send(b"" if op == "step" else bytes(cloudpickle.dumps((op, args))))
+        if self.process is not None:
+            with suppress(OSError):  # it is gone; `receive` says so
+                self.channel.send(b"" if op == "step" else bytes(cloudpickle.dumps((op, args))))
 
     def receive(self) -> Any:
-        self._waits, self._began = 0, time.monotonic()
         try:
             message = self.channel.receive(self._wait)
-        except EOFError:
-            raise self._died() from None
+        except (EOFError, TimeoutError) as error:
+            failed = self.hung(self._stack()) if isinstance(error, TimeoutError) else self._died()
+            self.kill()
+            raise failed from None
         return self._loaded(message) if message else None
 
     def _loaded(self, message: bytes) -> Any:
         try:
             out, error = pickle.loads(message)
         except Exception as unreadable:
-            what = (f"or another one of its worker, up to {self.hi - 1}, gave what cannot be read in this process "
+            what = (f"or another one of its worker, up to {self.options.hi - 1}, gave what cannot be read in this process "
                     f"({type(unreadable).__name__}: {unreadable}); put plain values into infos")
-            raise EnvFailed(what, self.lo, "output", traceback.format_exc()) from unreadable
+            raise EnvFailed(what, self.options.lo, "output", traceback.format_exc(), unreadable) from unreadable
         if error is not None:
             raise error
         return out
 
-    def _wait(self) -> float | None:
-        left = self._left()
-        if left is not None and left <= 0:
-            # While others were waited for, the time may have run out for an answer that had come long before.
-            if self.channel.has_message():
-                return 1.0
-            raise self._hung(self._stack())
-        # Not at once: it is a system call, and a process that dies mostly closes its socket, which wakes this one. Only where
-        # what the environment has started still holds the socket open does it come to this.
-        self._waits += 1
-        if self._waits > 1 and self.process is not None and self.process.wait(0.0) and not self.channel.has_message():
-            raise self._died()
-        return 1.0 if left is None else min(left, 1.0)
+    def _wait(self) -> None:
+        """Waits for something to read. Raises TimeoutError where it is overdue, EOFError where the process has ended while what
+        the environment has started still holds the connection."""
+        while True:
+            left = self.left()
+            ready = dict(self._poll.poll(min(max(left, 0.0), 3600.0) * 1000))
+            if self.channel.sock.fileno() in ready:
+                return
+            if ready:
+                raise EOFError
+            if left <= 0:
+                raise TimeoutError
 
     def _died(self) -> EnvFailed:
         assert self.process is not None
         if not self.process.wait(CLOSE_TIMEOUT) or self.process.code is None:
-            return self._lost("died", f"was lost: its worker process {self.process.pid} closed the connection")
+            return self.lost("died", f"was lost: its worker process {self.process.pid} closed the connection")
         code = self.process.code
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        how += " while it was made" if self.columns is None else ""
-        return self._lost("died", f"was lost: its worker process {self.process.pid} {how}", self._last_words())
+        how += " while it was made" if self.status.at[self.options.number] < 0 else ""
+        return self.lost("died", f"was lost: its worker process {self.process.pid} {how}", self._last_words())
 
     def _last_words(self) -> str:
         return os.pread(self.trace, 1 << 16, 0).decode(errors="replace")
@@ -438,28 +404,17 @@ class ProcessHost(Host):
             process.forget()
             self._tidy()
 
-    def leave(self) -> None:
-        if self.process is not None:
-            self._closing_ends = time.monotonic() + CLOSE_TIMEOUT
-            self.send("close")
-
     def close(self) -> None:
         if self.process is None:
             return
-        error: BaseException | None = None
-        with suppress(EOFError):  # it is ended below
-            message = self.channel.receive(self._until_closed)
-            _, error = pickle.loads(message) if message else (None, None)
-            self.process.wait(self._until_closed())
-        self.kill()
-        if error is not None:
-            raise error
-
-    def _until_closed(self) -> float:
-        left = self._closing_ends - time.monotonic()
-        if left <= 0:
-            raise EOFError
-        return left
+        try:
+            self.receive()
+            self.process.wait(max(self.left(), 0.0))
+        except EnvFailed as failed:
+            if not failed.lost:
+                raise
+        finally:
+            self.kill()
 
     def _tidy(self) -> None:
         self.channel.sock.close()

@@ -3,6 +3,7 @@ processes."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -92,9 +93,8 @@ def make_vector_env(
     if not 1 <= workers <= n:
         raise ValueError(f"make_vector_env: workers is {workers}; expected 1 to {n}, the number of environments")
     try:
-        return GroupVectorEnv(env_fn, n, host, workers, seed, AutoresetMode(autoreset or AutoresetMode.SAME_STEP), step_timeout,
-                              start_timeout,
-                              restart, copy, pin)
+        return GroupVectorEnv(env_fn, n, host, workers, seed, AutoresetMode(autoreset or AutoresetMode.SAME_STEP),
+                              step_timeout or math.inf, start_timeout or math.inf, restart, copy, pin)
     except AlreadyBatched:
         batched: Any = env_fn()
         return _passed(batched, n, given, ours=True)
