@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Self
 
 import msgspec
@@ -21,8 +20,8 @@ class RunLocked(UsageError):
     """Another process works in this run directory. The message names it and the lock file."""
 
 
-class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The process that a lock file names. `started`: seconds from the machine's boot to its start, rounded to 1/100."""
+class _Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The process that a lock file names. `started`: as `process_started`."""
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     started: float
@@ -54,20 +53,18 @@ class RunLock:
         try:
             self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.run_dir.chmod(0o700)
-            return self._take()
+            with self._file(os.O_CREAT) as (file, holder):
+                own = _Holder(os.getpid(), process_started(os.getpid()) or 0.0, os.uname().nodename)
+                if holder is not None and holder.host != own.host:
+                    raise RunLocked(f"{self.run_dir} is locked by process {holder.pid} on machine {holder.host!r}; "
+                                    f"if that run has ended, delete {self.path}")
+                if holder is not None and process_started(holder.pid) == holder.started:
+                    raise RunLocked(f"{self.run_dir} is in use by process {holder.pid}; stop it, or give another run directory")
+                os.ftruncate(file, 0)
+                os.pwrite(file, msgspec.json.encode(own), 0)
+                os.fsync(file)
         except OSError as error:
             raise RunLocked(f"{self.path} cannot be used: {error.strerror or error}") from None
-
-    def _take(self) -> bool:
-        with _guarded(self.path) as file:
-            holder = _holder(file)
-            if holder is not None and holder.host != _here():
-                mend = f"if that run has ended, delete {self.path}"
-                raise RunLocked(f"{self.run_dir} is locked by process {holder.pid} on machine {holder.host!r}; {mend}")
-            if holder is not None and process_started(holder.pid) == holder.started:
-                mend = "stop it, or give another run directory"
-                raise RunLocked(f"{self.run_dir} is in use by process {holder.pid}; {mend}")
-            _write(file, msgspec.json.encode(Holder(os.getpid(), process_started(os.getpid()) or 0.0, _here())))
         self.held = True
         return holder is not None
 
@@ -75,46 +72,31 @@ class RunLock:
         """Gives the lock back; does nothing where it is not held, as in a child process that inherited this object."""
         if self.held:
             self.held = False
-            with suppress(FileNotFoundError), _guarded(self.path, make=False) as file:  # the directory may have been deleted
-                holder = _holder(file)
-                if holder is not None and (holder.pid, holder.host) == (os.getpid(), _here()):
-                    _write(file, b"")
+            with suppress(FileNotFoundError), self._file() as (file, holder):  # the directory may have been deleted
+                if holder is not None and (holder.pid, holder.host) == (os.getpid(), os.uname().nodename):
+                    os.ftruncate(file, 0)
+
+    @contextmanager
+    def _file(self, make: int = 0) -> Iterator[tuple[int, _Holder | None]]:
+        """The lock file and who it names (nobody where it is empty or half written), while no other process looks at it.
+
+        It is never deleted, only emptied: no race."""
+        file = open_file(self.path, os.O_RDWR | make)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            holder = None
+            with suppress(msgspec.DecodeError, RecursionError):
+                holder = msgspec.json.decode(os.pread(file, 4096, 0), type=_Holder)
+            yield file, holder
+        finally:
+            os.close(file)
 
     def __enter__(self) -> Self:
         self.acquire()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
-
-
-@contextmanager
-def _guarded(path: Path, make: bool = True) -> Iterator[int]:
-    """The lock file's descriptor, while no other process looks at it. It is never deleted, only emptied: no race."""
-    file = open_file(path, os.O_RDWR | os.O_CREAT * make)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-    finally:
-        os.close(file)
-
-
-def _holder(file: int) -> Holder | None:
-    """What a lock file says; None where it is empty or half written."""
-    try:
-        return msgspec.json.decode(os.pread(file, 4096, 0), type=Holder)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-
-
-def _write(file: int, text: bytes) -> None:
-    os.ftruncate(file, 0)
-    os.pwrite(file, text, 0)
-    os.fsync(file)
-
-
-def _here() -> str:
-    return os.uname().nodename
 
 
 def process_started(pid: int) -> float | None:

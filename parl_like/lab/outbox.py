@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from parl_like.data.disk import open_at, open_folder, read_file, replace_file
+from parl_like.data.disk import open_file, open_folder, read_file, replace_file
 from parl_like.lab.config import UsageError
 
 MAX_WAITING = 32 << 20  # bytes, of all files together; what comes when they are full is lost, and counted
@@ -32,8 +32,8 @@ class Outbox:
         warn: Gets one line for each cause that the disk names, once.
     """
 
-    def __init__(self, folder: Path, warn: Callable[[str], None] = _LOG.warning) -> None:
-        self.folder, self.warn = folder, warn
+    def __init__(self, folder: Path, warn: Callable[[str], None] | None = None) -> None:
+        self.folder, self.warn = folder, warn or _LOG.warning
         self._lock = threading.RLock()  # a warning is an event, too, and comes back here
         self._replaced: dict[str, bytes] = {}
         self._appended: dict[str, bytearray] = {}
@@ -63,10 +63,11 @@ class Outbox:
         with self._lock:
             data = self._replaced.get(name)
             if data is None:
-                with suppress(FileNotFoundError):
+                try:
                     data = read_file(self.folder / name, base=self.folder, limit=limit)
-            if data is None and name not in self._appended:
-                raise FileNotFoundError(2, "No such file", name)
+                except FileNotFoundError:
+                    if name not in self._appended:
+                        raise
             return (data or b"") + self._appended.get(name, b"")
 
     def waits(self, name: str) -> bool:
@@ -85,23 +86,16 @@ class Outbox:
         while True:
             with self._lock:
                 self._write()
-                left = [*self._replaced, *(name for name in self._appended if name not in self._replaced)]
+                left = list({**self._replaced, **self._appended})
             if not left or time.monotonic() >= until:
                 return left
             time.sleep(RETRY_S)
 
-    def check(self) -> None:
-        """Raises RunError where the directory is no longer the one that was written to."""
-        os.close(self._open())
-
     def overwrite(self, name: str, data: bytes) -> bool:
         """Puts JSON into the bytes that the file has already, which works where the disk is full; False where it does not fit."""
         with self._lock, suppress(OSError):
-            folder = self._open()
-            try:
-                file = open_at(folder, name, os.O_RDWR)
-            finally:
-                os.close(folder)
+            self.check()
+            file = open_file(self.folder / name, os.O_RDWR, base=self.folder)
             try:
                 size = os.fstat(file).st_size
                 if len(data) <= size and os.pwrite(file, data.ljust(size), 0) == size:
@@ -112,21 +106,25 @@ class Outbox:
                 os.close(file)
         return False
 
+    def check(self) -> None:
+        """Raises RunError where the directory is no longer the one that was written to."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if self._held < 0:
+                self._held = open_folder(self.folder, self.folder)
+                weakref.finalize(self, os.close, self._held)
+            if os.path.samestat(os.stat(self.folder), os.fstat(self._held)):
+                return
+        raise RunError(f"the run directory {self.folder} was deleted or replaced while it was in use; nothing more can be saved "
+                       "in it")
+
     def _write(self) -> None:
         refused = ""
-        try:
-            folder = self._open()
-        except OSError as error:  # too many open files …
-            refused = error.strerror or str(error)
-        else:
+        for name in {**self._replaced, **self._appended}:
             try:
-                for name in {**self._replaced, **self._appended}:
-                    try:
-                        self._write_one(folder, name)
-                    except OSError as error:
-                        refused = f"{name}: {error.strerror or error}"
-            finally:
-                os.close(folder)
+                self.check()
+                self._write_one(name)
+            except OSError as error:
+                refused = f"{name}: {error.strerror or error}"
         if refused:
             self._retry_at = time.monotonic() + RETRY_S
             cause = refused.rpartition(": ")[2]
@@ -137,40 +135,19 @@ class Outbox:
             lost, self._lost = self._lost, 0
             self.warn(f"{self.folder}: {lost} lines were lost, since over {MAX_WAITING} bytes waited to be written")
 
-    def _write_one(self, folder: int, name: str) -> None:
-        where, _, last = name.rpartition("/")
-        if where:
+    def _write_one(self, name: str) -> None:
+        path = self.folder / name
+        if path.parent != self.folder:
             with suppress(FileExistsError):
-                os.mkdir(where, 0o700, dir_fd=folder)
+                os.mkdir(path.parent, 0o700)
         if name in self._replaced:
-            replace_file(self.folder / name, self._replaced[name], base=self.folder)
+            replace_file(path, self._replaced[name], base=self.folder)
             del self._replaced[name]
         if name in self._appended:
-            inner = open_folder(self.folder / where, self.folder)
-            try:
-                file = open_at(inner, last, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            finally:
-                os.close(inner)
-            waiting = self._appended[name]
+            file, waiting = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, base=self.folder), self._appended[name]
             try:
                 while waiting:  # what was written is not written again, wherever the disk stops
                     del waiting[: os.write(file, waiting)]
             finally:
                 os.close(file)
             del self._appended[name]
-
-    def _open(self) -> int:
-        """The directory's descriptor, if it is still the same directory."""
-        why = "was deleted or replaced while it was in use; nothing more can be saved in it"
-        gone = RunError(f"the run directory {self.folder} {why}")
-        try:
-            folder = open_folder(self.folder, self.folder)
-        except (FileNotFoundError, NotADirectoryError):
-            raise gone from None
-        if self._held < 0:
-            self._held = os.dup(folder)
-            weakref.finalize(self, os.close, self._held)
-        if not os.path.samestat(os.fstat(folder), os.fstat(self._held)):
-            os.close(folder)
-            raise gone
-        return folder

@@ -14,13 +14,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import json
+import logging
 import math
 import os
 import stat
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -28,12 +31,13 @@ from typing import Any, Literal
 import msgspec
 
 from parl_like.data.disk import check_plain, open_folder, remove
-from parl_like.data.encoding import versions as archive_versions
+from parl_like.data.encoding import versions
 from parl_like.lab.config import dump_yaml, load_yaml
 from parl_like.lab.experiment import Name
 from parl_like.lab.lock import process_started
 from parl_like.lab.outbox import Outbox, RunError
 
+PACKAGES = "parl_like", "torch", "numpy", "gymnasium"  # whose versions decide a run's numbers
 State = Literal["running", "finished", "stopped", "failed"]
 MAX_JSON_BYTES = 1_000_000
 MAX_TABLE_BYTES = 1 << 30  # of metrics.csv: ten million rows
@@ -69,13 +73,10 @@ class RunDir:
     """One run directory. `create` makes a new one, `open` finds an existing one.
 
     It may come from somebody else: only plain files in it are read and written, up to a size, and no link in it is followed. What
-    the disk refuses waits in memory (`Outbox`); `flush` says what is still missing.
-
-    Args:
-        warn: Gets one line for each cause of trouble with the disk; None: the log.
+    the disk refuses waits in memory (`outbox`).
     """
 
-    def __init__(self, path: Path, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.yaml"
         self.log_file = path / "log.txt"
@@ -85,7 +86,7 @@ class RunDir:
         self.tensorboard = path / "tb"
         self.plots = path / "plots"
         self.videos = path / "videos"
-        self.outbox = Outbox(path) if warn is None else Outbox(path, warn)
+        self.outbox = Outbox(path)
 
     @classmethod
     def create(
@@ -102,7 +103,7 @@ class RunDir:
             RunError: `run_dir` is there and not empty (it is left as it is), or the directory cannot be made or written to.
         """
         # These take a moment. Looked up first, an interrupt meanwhile leaves no directory.
-        made_with, git = versions(), git_state()
+        made_with, git = versions(*PACKAGES), git_state()
         # Not every shell knows the ~ in `run_dir=~/run`.
         path = Path(os.path.expanduser(config["run_dir"]) or f"runs/{datetime.date.today()}_{experiment}_s{config['seed']}")
         try:
@@ -113,13 +114,16 @@ class RunDir:
                     raise RunError(f"run_dir {path} exists and is not empty; {what}, or give another run_dir=")
                 path.chmod(0o700)
             else:
-                path = _fresh(path.parent, path.name)
+                path.parent.mkdir(exist_ok=True)
+                names = itertools.chain([path], (path.with_name(f"{path.name}_{count}") for count in itertools.count(2)))
+                path = next(filter(_made, names))
         except OSError as error:
             raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
         run = cls(path)
         run._write_info(RunInfo(
-            name=path.name, experiment=experiment, state="running", pid=os.getpid(), process_started=_own_start(),
-            started=now(), versions=made_with, differs=dict(differs or {}), git=git, command=list(command),
+            name=path.name, experiment=experiment, state="running", pid=os.getpid(),
+            process_started=process_started(os.getpid()) or 0.0, started=now(), versions=made_with, differs=dict(differs or {}),
+            git=git, command=list(command),
         ))
         run.save_config(config)
         run._must_be_written()
@@ -160,9 +164,9 @@ class RunDir:
 
     def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None) -> None:
         """This process continues the run; a result that it had is no longer its own. Raises RunError where the disk refuses."""
-        self.update(state="running", pid=os.getpid(), process_started=_own_start(), ended=None, exit_reason="",
-                    resumed=self.info().resumed + 1, versions=versions(), differs=dict(differs or {}), git=git_state(),
-                    command=list(command))
+        self.update(state="running", pid=os.getpid(), process_started=process_started(os.getpid()) or 0.0, ended=None,
+                    exit_reason="", resumed=self.info().resumed + 1, versions=versions(*PACKAGES), differs=dict(differs or {}),
+                    git=git_state(), command=list(command))
         self._must_be_written()
         with suppress(FileNotFoundError):
             remove(self.path / "result.json")
@@ -174,10 +178,6 @@ class RunDir:
             info, cuts = self.info(), (len(reason), 100, 40, 0)  # of its reason as much as there is room for
             shorter = (msgspec.json.encode(msgspec.structs.replace(info, exit_reason=reason[:cut])) for cut in cuts)
             any(self.outbox.overwrite("run.json", text) for text in shorter)
-
-    def flush(self, patience: float = 0.0) -> list[str]:
-        """Writes what waits, and tries for `patience` seconds. Returns the names of files that could not be written."""
-        return self.outbox.flush(patience)
 
     def save_config(self, config: Mapping[str, Any]) -> None:
         self.outbox.replace("config.yaml", dump_yaml(config).encode())
@@ -229,7 +229,7 @@ class RunDir:
         self.outbox.replace("run.json", json.dumps(msgspec.to_builtins(info), indent=2).encode() + b"\n")
 
     def _must_be_written(self) -> None:
-        if left := self.flush():
+        if left := self.outbox.flush():
             raise RunError(f"cannot write {', '.join(left)} in {self.path}; free space, or give another run_dir=")
 
 
@@ -255,15 +255,6 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def _own_start() -> float:
-    return process_started(os.getpid()) or 0.0
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a run's numbers."""
-    return archive_versions("parl_like", "torch", "numpy", "gymnasium")
-
-
 def git_state() -> Git | None:
     """Commit of the checkout that parl_like runs from; None without git or without a checkout.
 
@@ -287,13 +278,37 @@ def git_state() -> Git | None:
         return None
 
 
-def _fresh(parent: Path, name: str) -> Path:
-    parent.mkdir(exist_ok=True)
-    count = 1
-    while True:
-        path = parent / (name if count == 1 else f"{name}_{count}")
-        try:
-            path.mkdir(mode=0o700)  # fails where it exists, so two processes never take the same name
-            return path
-        except FileExistsError:
-            count += 1
+def _made(path: Path) -> bool:
+    with suppress(FileExistsError):  # so two processes never take the same name
+        path.mkdir(mode=0o700)
+        return True
+    return False
+
+
+class _RunLog(logging.Handler):
+    """What parl_like logs goes to the run's log; and warnings, such as that a worker was replaced, to its events, too."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__()
+        self.run = run
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(RunError):  # the directory is gone: others will say so
+            self.run.outbox.append("log.txt", self.format(record).encode("utf-8", "replace") + b"\n")
+            if record.levelno >= logging.WARNING:
+                self.run.event("warning", source=record.name, text=record.getMessage().partition("\n")[0])
+
+
+@contextlib.contextmanager
+def logged(run: RunDir) -> Iterator[None]:
+    """Keeps the log of a run, `log.txt`, while it goes on."""
+    logger, handler = logging.getLogger("parl_like"), _RunLog(run)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from parl_like.data.archive import ArchiveError, Manifest
 from parl_like.data.encoding import Plan, refusal
@@ -18,7 +18,10 @@ from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.lock import RunLock
 from parl_like.lab.rundir import RunDir
-from parl_like.lab.session import Report, RobotLike, Session, evaluation_episodes, evaluation_seed
+from parl_like.lab.session import Report, Session, evaluation_episodes, evaluation_seed
+
+if TYPE_CHECKING:
+    from parl_like.robot import Robot
 
 RESUMABLE = frozenset({
     "total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "workers.address", "workers.step_limit",
@@ -201,13 +204,13 @@ def _stored(run: RunDir, overrides: Mapping[str, Any] | None) -> tuple[Experimen
 
 
 @contextlib.contextmanager
-def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[RobotLike]:
+def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
     """The experiment's robot. What its parts refuse with a ValueError is a configuration that does not fit together."""
     module = experiment.module()
     if "torch" in sys.modules:  # a robot without torch needs no threads of it
         sys.modules["torch"].set_num_threads(config.torch_threads)
     try:
-        robot: RobotLike = module.build(config)
+        robot: Robot = module.build(config)
     except UsageError:
         raise
     except (TypeError, ValueError) as error:
@@ -216,7 +219,7 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[RobotLi
         yield robot
 
 
-def _expected_by(robot: RobotLike) -> Callable[[Manifest], None]:
+def _expected_by(robot: Robot) -> Callable[[Manifest], None]:
     """A check that no task's saved state is much larger than the robot's own: before memory is taken for it."""
     own = {}
     for name, task in getattr(robot, "tasks", {}).items():
@@ -232,7 +235,7 @@ def _expected_by(robot: RobotLike) -> Callable[[Manifest], None]:
     return check
 
 
-def _restore(robot: RobotLike, loaded: Loaded) -> None:
+def _restore(robot: Robot, loaded: Loaded) -> None:
     try:
         robot.load_state_dict(loaded.tree)
     except ArchiveError:

@@ -1,7 +1,4 @@
-"""One process's part of a run: trains a robot in a run directory until it finishes, stops or fails.
-
-What a robot offers to this file is written down in `RobotLike`.
-"""
+"""One process's part of a run: trains a robot in a run directory until it finishes, stops or fails."""
 
 from __future__ import annotations
 
@@ -9,11 +6,14 @@ import contextlib
 import logging
 import math
 import os
+import signal
+import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TextIO
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import numpy as np
 
@@ -28,9 +28,10 @@ from parl_like.lab.config import ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.outbox import RunError
 from parl_like.lab.progress import Progress, show
-from parl_like.lab.run_log import logged
-from parl_like.lab.rundir import RunDir, State
-from parl_like.lab.signals import Signals
+from parl_like.lab.rundir import RunDir, State, logged
+
+if TYPE_CHECKING:
+    from parl_like.robot import Robot
 
 log = logging.getLogger("parl_like.lab")
 
@@ -48,50 +49,39 @@ GIVE_UP_S = 30.0  # a disk that refused every checkpoint of so many seconds (thr
 END_PATIENCE_S = 5.0  # how long a run that ends waits for a disk that refuses
 
 
-class EvaluationLike(Protocol):
-    """What `robot.evaluate` gives."""
+class Signals:
+    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
 
-    def numbers(self) -> Mapping[str, float]:
-        """For `result.json` and the verdict: `episodes`, `mean_return`, `std_return` (of the population) …"""
+    Attributes:
+        received: Name of the first signal, or empty.
+    """
 
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.received = ""
+        self._before: dict[int, Any] = {}
 
-class RobotLike(Protocol):
-    """What a robot offers to be run from the lab. Env steps are agent decisions, summed over all agents since step 0."""
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
-    def iterate(self, stop_steps: int) -> Iterator[int]:
-        """Trains, one iteration per item, until `counters()["env_steps"] >= stop_steps`. It may be left after any item and
-        begun again with a later stop."""
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def counters(self) -> Mapping[str, int]:
-        """`env_steps`, `episodes`, `iterations`, `updates/<task>` … Cheap: asked for after every iteration."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """Flat: `return/mean`, `<task>/loss` … A key that ends in `_s` is a reading of the clock. Once every `updates/<task>` is
-        above 0 it has all its keys."""
-
-    def checkpoint_boundary(self) -> None:
-        """Brings the agents to a point from which a fresh robot with the same state goes on equally."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, tree: dict[str, Any], /) -> None: ...
-
-    def evaluate(self, *, episodes: int, seed: int) -> EvaluationLike:
-        """Plays without exploration and without learning. Equal arguments and weights give equal results."""
-
-    def play(self, path: Path, *, seed: int, max_steps: int = 0) -> float:
-        """Plays one evaluation episode, or the first `max_steps` of it, as the GIF `path`; returns its return."""
-
-    def never_learned(self) -> Mapping[str, str]:
-        """Tasks that could learn and made no update: name → why."""
-
-    def remarks(self) -> Sequence[str]:
-        """Sentences for the end of a run, such as that a task never learned; usually none."""
-
-    def trace_hash(self) -> str | None:
-        """Hash of every event so far; None where the configuration keeps none."""
-
-    def close(self) -> None: ...
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if not self.received:
+            self.received = name
+            # os.write: print is not allowed to be interrupted by itself.
+            os.write(2, f"\n{name}: stopping after this iteration and a save; once more to leave at once\n".encode())
+            return
+        with contextlib.suppress(Exception):
+            self.run.ended("stopped", f"{name}, second signal; nothing was saved after the last checkpoint")
+        if sys.stderr.isatty():
+            os.write(2, b"\x1b[?25h")  # the live table hides the cursor
+        os._exit(128 + number)
 
 
 def evaluation_seed(config: ExperimentConfig) -> int:
@@ -105,34 +95,29 @@ def evaluation_episodes(experiment: Experiment, config: ExperimentConfig) -> int
 class Session:
     """Trains one robot in one run directory, from here until it finishes, stops or fails."""
 
-    robot: RobotLike
+    robot: Robot
     progress: Progress
     metrics: metrics_files.MetricsLog
 
     def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, debug: bool,
                  report: Report | None) -> None:
-        self.experiment = experiment
-        self.config = config
-        self.run = run
-        self.stream = stream
-        self.debug = debug
-        self.report = report
+        self.experiment, self.config, self.run = experiment, config, run
+        self.stream, self.debug, self.report = stream, debug, report
         run.outbox.warn = self._warn
         self.checkpoints = Checkpoints(run.checkpoints, keep=config.keep_checkpoints, give_up_s=GIVE_UP_S, warn=self._warn)
         self.seconds_before = 0.0
         self.started = time.perf_counter()
-        self.saved_step = -1
-        self.next_row = config.metrics_every
-        self.last_row = -1
+        self.saved_step = self.last_row = -1
         self.result: dict[str, Any] | None = None
         self.ended: tuple[State, str] = "running", ""
+        self._writers = contextlib.ExitStack()
 
-    def go(self, robot: RobotLike, loaded: Loaded | None) -> int:
+    def go(self, robot: Robot, loaded: Loaded | None) -> int:
         """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
         self.robot = robot
-        with logged(self.run), Signals(self.run) as signals, contextlib.ExitStack() as cleanup:
+        with logged(self.run), Signals(self.run) as signals, self._writers:
             try:
-                self._open(loaded, cleanup)
+                self._open(loaded)
                 try:
                     self._train(signals)
                 except Exception as error:
@@ -165,33 +150,32 @@ class Session:
 
     # ---- the phases
 
-    def _open(self, loaded: Loaded | None, cleanup: contextlib.ExitStack) -> None:
+    def _open(self, loaded: Loaded | None) -> None:
         config, run = self.config, self.run
         verb = "train" if loaded is None else "resume"
         parts = f"robot {self.experiment.robot}", f"{config.n_agents} agents", config.driver, f"seed {config.seed}"
         self.title = f"{self.experiment.name} ({', '.join(parts)})"
         self.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
+        if config.tensorboard and metrics_files.tensorboard_missing():
+            self.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
+        self._write_from(self.step())
         if loaded is None:
             run.event("started", pid=os.getpid())
         else:
             self.seconds_before = loaded.meta.seconds
             self.saved_step = self.step()
-            metrics_files.truncate(run, self.step())
             run.event("resumed", pid=os.getpid(), step=self.step())
-        if config.tensorboard and metrics_files.tensorboard_missing():
-            self.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
-        self._write_from(self.step())
-        cleanup.callback(lambda: self.metrics.close())
-        cleanup.callback(lambda: self.progress.close())
         self.started = time.perf_counter()
 
     def _write_from(self, step: int) -> None:
-        """Opens the metrics and the progress, from `step` on."""
-        config = self.config
+        """Opens the metrics and the progress, from `step` on; what was written of later ones goes."""
+        self._writers.close()
+        metrics_files.truncate(self.run, step)
         self.last_row = step
-        self.next_row = (step // config.metrics_every + 1) * config.metrics_every
-        self.metrics = metrics_files.MetricsLog(self.run, tensorboard=config.tensorboard, start_step=step)
-        self.progress = Progress(self.title, config.total_steps, step, config.log_every_s, self.stream)
+        self.metrics = metrics_files.MetricsLog(self.run, tensorboard=self.config.tensorboard, start_step=step)
+        self.progress = Progress(self.title, self.config.total_steps, step, self.config.log_every_s, self.stream)
+        self._writers.callback(self.metrics.flush)
+        self._writers.callback(self.progress.close)
 
     def _train(self, signals: Signals) -> None:
         """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every`, 0 included, and at the end.
@@ -209,9 +193,8 @@ class Session:
             iterations = self.robot.iterate(stop)
             for _ in iterations:
                 step = self.step()
-                if step >= self.next_row:
+                if step // self.config.metrics_every > self.last_row // self.config.metrics_every:
                     self._write_row(step)
-                    self.next_row = (step // self.config.metrics_every + 1) * self.config.metrics_every
                 self.progress.tick(step, self._metrics)
                 self.run.outbox.tend()
                 if signals.received:
@@ -246,9 +229,6 @@ class Session:
             raise error from error.__cause__
         self.robot.load_state_dict(_moved_on(loaded.tree))
         step = self.step()
-        self.metrics.close()
-        self.progress.close()
-        metrics_files.truncate(self.run, step)
         self._write_from(step)
         self.run.event("rolled back", step=step, reached=reached, reason=reason)
         self.say(f"diverged at env step {reached:,} ({reason}); once, training goes back to the checkpoint of step {step:,}")
@@ -265,23 +245,19 @@ class Session:
             "env_steps": step, "seconds": seconds,
             "steps_per_s": step / seconds if seconds > 0 else None, "counters": self.robot.counters(),
             "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
+            "never_learned": dict(self.robot.never_learned()), "remarks": list(self.robot.remarks()),
         }
-        self.result |= {"never_learned": dict(self.robot.never_learned()), "remarks": list(self.robot.remarks())}
         for remark in self.result["remarks"]:
             self._warn(remark)
         self.run.save_result(self.result)
-        picture = self._picture()
-        self.say(f"{_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps)}")
+        try:
+            picture = f"learning curve: {plots.learning_curve([self.run], self.run.plots / 'learning_curve.png')}"
+        except plots.PlotError as error:
+            picture = str(error)
+        self.say(_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps))
         self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.say(f"everything is in {self.run.path}; {picture}")
         self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
-
-    def _picture(self) -> str:
-        try:
-            path = plots.learning_curve([self.run], self.run.plots / "learning_curve.png")
-            return f"learning curve: {path}"
-        except plots.PlotError as error:
-            return str(error)
 
     # ---- rows and checkpoints
 
@@ -324,7 +300,7 @@ class Session:
 
     def _end(self, state: State, reason: str) -> int:
         self.run.event(state, reason=reason, step=self.step())
-        if left := self.run.flush(END_PATIENCE_S):
+        if left := self.run.outbox.flush(END_PATIENCE_S):
             raise OSError(f"the disk did not take {', '.join(left)} of {self.run.path}; free space, then resume")
         self.run.ended(state, reason)
         self.ended = state, reason
@@ -346,7 +322,7 @@ class Session:
                 self._rescue()
             self.run.ended("failed", reason)
             self.run.event("failed", reason=reason)
-            self.run.flush(END_PATIENCE_S)
+            self.run.outbox.flush(END_PATIENCE_S)
         try:
             self.run.outbox.check()
             if (steps := self.checkpoints.exact()) is not None:
@@ -359,21 +335,16 @@ class Session:
         return DIVERGED if _diverged(error) else FAILED
 
     def _rescue(self) -> None:
-        def row() -> None:
-            self.run.outbox.check()
-            if self.step() > self.last_row:
-                self._write_row(self.step())
-
-        def checkpoint() -> None:
-            if self.step() != self.saved_step:
-                self._save(last=True, interrupted=True)
-
-        for attempt in (row, checkpoint):
+        """The last row, and a checkpoint of this moment. Whatever broke the run may break this too, and must not hide it."""
+        for done, save in ((self.last_row, self._write_row),
+                           (self.saved_step, lambda _: self._save(last=True, interrupted=True))):
             try:
-                attempt()
+                self.run.outbox.check()
+                if (step := self.step()) != done:
+                    save(step)
             except RunError:
                 raise  # the directory is gone: nothing can be saved
-            except Exception as error:  # noqa: BLE001  whatever broke the run may break this too, and must not hide it
+            except Exception as error:  # noqa: BLE001
                 log.error("could not save after the failure: %s: %s", type(error).__name__, error)
 
 

@@ -77,7 +77,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(monkeypatch, begin, partl
     disk = Full(monkeypatch, partly)
     monkeypatch.setattr(FakeRobot, "at_step", {begin: disk.begin, 305: disk.end})
     code, run, screen = train(tensorboard=True)
-    assert (code, run.state(), run.flush()) == (0, "finished", [])
+    assert (code, run.state(), run.outbox.flush()) == (0, "finished", [])
     with open(run.metrics_file, newline="") as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(10, 401, 10))
     assert [line["step"] for line in lines(run.path / "events.jsonl") if line["event"] == "checkpoint"][-1] == 400
@@ -175,7 +175,7 @@ def test_what_waits_can_be_read(tmp_path, monkeypatch):
     assert (read_metrics(run)["step"], run.result()) == ([1, 2], {"a": 1})
     metrics.truncate(run, 1)
     disk.end()
-    assert run.flush() == [] and run.metrics_file.read_text() == "step,a\n1,1\n"
+    assert run.outbox.flush() == [] and run.metrics_file.read_text() == "step,a\n1,1\n"
 
 
 def test_many_threads_share_an_outbox(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def test_the_first_rows_wait_until_the_losses_have_names(run):
 def test_rows_do_not_wait_for_ever(run):
     log = MetricsLog(run)
     log.write({"step": 0}, complete=False)
-    log.close()
+    log.flush()
     assert run.metrics_file.read_text() == "step\n0\n", "a run that ends early still has its rows"
     other = make_run("other", [])
     log = MetricsLog(other)
@@ -118,11 +118,11 @@ def test_tensorboard_gets_the_same_numbers(run):
     log = MetricsLog(run, tensorboard=True)
     log.write({"step": 1000, "return/mean": 1.5, "RL/loss": NAN})
     log.write({"step": 2000, "return/mean": 2.5, "RL/loss": 3.0})
-    log.close()
-    log.close()
+    log.flush()
+    log.flush()
     log = MetricsLog(run, tensorboard=True, start_step=1000)  # resumed at 1000: what came after it does not count
     log.write({"step": 1500, "return/mean": 9.0})
-    log.close()
+    log.flush()
     events = EventAccumulator(str(run.tensorboard)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("return/mean")] == [(1000, 1.5), (1500, 9.0)]
     assert "RL/loss" not in events.Tags()["scalars"] or not events.Scalars("RL/loss")
