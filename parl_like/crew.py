@@ -11,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -60,6 +61,8 @@ class Crew:
 
     remote = False
     """Whether the tasks are in another process."""
+    trace: TraceHash | None = None
+    """A digest of what happens to every agent; None: nobody asked for one."""
 
     def __init__(
         self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int,
@@ -67,8 +70,8 @@ class Crew:
         transforms: Mapping[str, Transforms] | None = None, told: set[str] | None = None,
     ) -> None:
         self.tasks = dict(tasks)
+        options = [] if isinstance(driver, str) else [driver]
         self.driver_name, self.sync, self.mode = driver if isinstance(driver, str) else driver.name, sync, mode
-        self._driver_options = None if isinstance(driver, str) else driver
         # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`.
         # The value of a call (next() of a counter) could be stored late, over a larger one.
         self.env_steps = self.episodes = self.bad_values = 0
@@ -78,11 +81,12 @@ class Crew:
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self._stop: StopCondition | None = None
+        self._run_hooks: list[Hook] = []
         self._error: BaseException | None = None
         self.stop_requested = False
         self.buffers: dict[str, ReplayBuffer] = {}
         self.transforms = dict(transforms or {})
-        self._driver = self._make_driver()
+        self._driver = self._make_driver(*options)
         self._started = False
         self._runs, self._runner = threading.RLock(), ""  # held by the thread that runs the agents, and its name
         self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
@@ -92,16 +96,23 @@ class Crew:
         self.agents: list[Agent] = []
         self.wrappers: dict[str, ComputationWrapper] = {}
         self.agents = self._driver.make_agents(self, n_agents)
+        self._observe()
+
+    def _observe(self, *more: Hook) -> None:
+        """Hooks hear of the agents' stages: those of the run, the trace, and `more` for now."""
+        hooks = [*self._run_hooks, *([] if self.trace is None else [self.trace]), *more]
+        for agent in self.agents:
+            if agent.env is not None:
+                agent.env.observe(hooks)
 
     # ------------------------------------------------------------------------------------------------------ making agents
 
-    def _make_driver(self) -> Driver:
+    def _make_driver(self, *options: DriverOptions) -> Driver:
         if self.driver_name not in DRIVERS:
             raise ValueError(unknown("driver", self.driver_name, DRIVERS))
         module, name = DRIVERS[self.driver_name].split(":")
-        options = () if self._driver_options is None else (self._driver_options,)
-        driver: Driver = getattr(import_module(module), name)(self.sync, self._agent_failed, self._agent_failed, *options)
-        return driver
+        make: Callable[..., Driver] = getattr(import_module(module), name)
+        return make(self.sync, self._agent_failed, self._agent_failed, *options)
 
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         """Index and seed of each of `n` new agents."""
@@ -113,9 +124,6 @@ class Crew:
         new = [self._make_member(index, seed) for index, seed in seeds]
         for name in self.tasks:
             self._give_helpers(name, new, [seed.spawn(1)[0] for _, seed in seeds])
-        for member in new:
-            if member.env is not None:
-                member.env.observe([])
         return new
 
     def make_example(self) -> Agent:
@@ -135,11 +143,6 @@ class Crew:
             like.env.close()
         return like
 
-    @property
-    def trace(self) -> TraceHash | None:
-        """A digest of what happens to every agent; None: nobody asked for one."""
-        return None
-
     def _make_member(self, index: int, seed: np.random.SeedSequence) -> Agent:
         member = self._make_agent()
         if not isinstance(member, Agent):
@@ -151,7 +154,7 @@ class Crew:
         if self._env is None:
             member.env = None
         else:
-            member.join(lambda: make_one(self._env))
+            member.join(partial(make_one, self._env))
         return member
 
     def _give_helpers(self, name: str, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence],
@@ -167,10 +170,8 @@ class Crew:
                              "one at every call")
         training = self.mode != "test" and task.train
         n_lanes = sum(agent.n_envs for agent in agents)
-        if name in self.wrappers:
-            lane = self._new_lanes(name, n_lanes)
-        else:
-            lane = 0
+        lane = self._new_lanes(name, n_lanes) if name in self.wrappers else 0
+        if name not in self.wrappers:
             self._open(name, task, first, n_lanes, stores and training)
         wrapper, buffer = self.wrappers[name], self.buffers.get(name) if training else None
         if training and isinstance(first, OnPolicyHelper):
@@ -186,7 +187,7 @@ class Crew:
     def _open(self, name: str, task: ComputationTask, helper: AgentHelper, n_lanes: int, stores: bool) -> None:
         """A task's wrapper and, where its helpers store rows, the buffer that they share."""
         lock = self._driver.lock
-        if stores and name not in self.buffers:
+        if stores:
             number, root = list(self.tasks).index(name), self._seeds
             seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
             buffer = helper.make_buffer(n_lanes, np.random.default_rng(seed))
@@ -205,11 +206,10 @@ class Crew:
         buffer = self.buffers.get(name)
         if buffer is None:
             return sum(agent.n_envs for agent in self.agents)
-        free = self._freed.get(name, [])
-        block = next((lanes for lanes in free if len(lanes) == n), None)
-        if block is not None:
-            free.remove(block)
-            return block.start
+        for lanes in self._freed.get(name, []):
+            if len(lanes) == n:
+                self._freed[name].remove(lanes)
+                return lanes.start
         buffer.add_lanes(n)
         return buffer.n_lanes - n
 
@@ -246,15 +246,13 @@ class Crew:
         if isinstance(error, (Stopped, Interrupted)):
             return
         if self._error is None:
-            self._error = error if isinstance(error, SOUND) else self._named(agent, error)
+            self._error = error
+            if not isinstance(error, SOUND):
+                said = error.args[0] if isinstance(error, KeyError) and error.args else error  # a KeyError quotes its own text
+                self._error = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: "
+                                          f"{str(said).removeprefix(f'{agent}: ')}")
+                self._error.__cause__ = error
         self.request_stop()
-
-    @staticmethod
-    def _named(agent: Agent, error: BaseException) -> AgentFailed:
-        said = error.args[0] if isinstance(error, KeyError) and error.args else error  # a KeyError quotes its own text
-        failed = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: {str(said).removeprefix(f'{agent}: ')}")
-        failed.__cause__ = error
-        return failed
 
     # ------------------------------------------------------------------------------------------------------------- running
 
@@ -273,9 +271,8 @@ class Crew:
             here = threading.current_thread()
             if self._started and self.driver_name == "cooperative" and self._runner != here.name:
                 raise RuntimeError(f"thread {self._runner!r} has begun with the agents of this robot, and greenlets cannot "
-                                   "change threads; go on, "
-                                   "or close() it, there. A run that came to its end, by run(stop), may be followed by one in "
-                                   "another thread")
+                                   "change threads; go on, or close() it, there. A run that came to its end, by run(stop), may "
+                                   "be followed by one in another thread")
             self._runner = here.name
             yield
         finally:
@@ -300,7 +297,6 @@ class Crew:
     def _ensure_started(self) -> None:
         if not self._started:
             self._started = True  # first: what has started when Ctrl-C strikes must be halted
-            self._runner = threading.current_thread().name
             self._driver.start(self.agents, list(self.wrappers.values()))
 
     def _advance(self) -> bool:
@@ -311,7 +307,7 @@ class Crew:
             able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
             # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
             driver.resume(sorted(able, key=lambda agent: agent.index))
-            went_on: bool = driver.iterate()
+            went_on = driver.iterate()
         self._raise()
         return went_on
 
@@ -329,8 +325,7 @@ class Crew:
             RuntimeError: an agent is still busy in its environment after `patience` seconds.
         """
         with self._uninterrupted():
-            late = self._driver.halt(self.agents, "interrupt", patience) if self._started else []
-            if late:
+            if self._started and (late := self._driver.halt(self.agents, "interrupt", patience)):
                 raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
                                    f"{', '.join(map(str, late))}")
             for agent in self.agents:
@@ -363,9 +358,6 @@ class Crew:
             self._started = self._unsound = False  # last: until here the next call begins once more
         if late:  # last, for the user may have made an error of warnings
             warnings.warn(f"still busy 5 s after the stop: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
-
-    def _hooks(self) -> list[Hook]:
-        return []
 
     def close(self, drain: bool = False) -> None:
         """Stops the agents and closes their environments. May be called twice.

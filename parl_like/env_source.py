@@ -55,19 +55,14 @@ def again(env: Any) -> Callable[..., Any]:
 def drawable(factory: Callable[..., Any]) -> Callable[[], Any]:
     """A factory of the same environments that draws them, as far as that can be asked for: `render_mode="rgb_array"` where the
     factory takes a render mode; else what it gives is switched to that mode, if it knows it."""
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):  # something that has no signature
-        parameters = []
-    named = any(p.name == "render_mode" for p in parameters)
-    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     def make() -> Any:
-        if named:
+        try:
+            inspect.signature(factory).bind(render_mode=DRAWN)
+        except (TypeError, ValueError):  # it takes no such option, or has no signature
+            return _switched(factory())
+        with suppress(TypeError):  # it may hand its options on to something that has no such option
             return factory(render_mode=DRAWN)
-        if any_name:
-            with suppress(TypeError):  # it may hand its options on to something that has no such option
-                return factory(render_mode=DRAWN)
         return _switched(factory())
 
     return make

@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from parl_like.agent import Agent
-from parl_like.computation_task import ComputationTask
 from parl_like.crew import Crew
-from parl_like.data.transforms import Transforms
 from parl_like.env_source import EnvSource, is_made
-from parl_like.queues import PredictionQueue
 from parl_like.spec import SpecError, leaves, specs_of
 from parl_like.stages import Hook, StopAfterSteps
 
@@ -106,15 +102,14 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None) -> Episodes:
                               stacklevel=3)
             for agent in agents:
                 agent.quota_steps = share * agent.n_envs
-        for agent in agents:
-            agent.env.observe([*crew._hooks(), quotas])
+        crew._observe(quotas)
         try:
             while crew._advance():
                 pass
         finally:
             for agent in agents:
                 agent.quota_steps = agent.quota_episodes = None
-                agent.env.observe(crew._hooks())
+            crew._observe()
         seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
         returns, lengths, idxs = ([episode[i] for episode in seen] for i in range(3))
         return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin)
@@ -158,43 +153,39 @@ class EvaluationCrew(Crew):
         (agent,) = self.agents
         agent.quota_episodes = 1
         quotas = Quotas(self.agents)
-        agent.env.observe([quotas, hook])
+        self._observe(quotas, hook)
         while self._advance():
             pass
         finished = quotas.seen[agent.index]
         return float(finished[0][0] if finished else agent.env.episode_return)
 
 
-def greedy_action(task: ComputationTask, transforms: Transforms, raw: gym.Space[Any] | None, queue: PredictionQueue,
-                  obs: Any) -> Any:
-    """The task's best action for an observation, or for n of them, stacked; see `Robot.act`.
-
-    Args:
-        raw: Space of the observations as they come, where transforms make others of them.
-        queue: Has the explorer and the map to the environment's actions that the task's helpers use.
-    """
+def greedy_action(crew: Crew, name: str, obs: Any) -> Any:
+    """The best action of a crew's task for an observation, or for n of them, stacked; see `Robot.act`."""
+    task, transforms, queue = crew.tasks[name], crew.transforms[name], crew.wrappers[name].predictions
     inputs = task.algorithm.model.inputs()
-    if any(name.startswith("state") for name in inputs) or transforms.behind:
-        raise ValueError(f"act: task {task.name!r} looks back at earlier observations; use watch or evaluate, which play whole "
+    if any(key.startswith("state") for key in inputs) or transforms.behind:
+        raise ValueError(f"act: task {name!r} looks back at earlier observations; use watch or evaluate, which play whole "
                          "episodes")
     given = dict(leaves(obs, "obs"))
-    specs = {name: spec.owned_by(f"task {task.name!r}") for name, spec in inputs.items()}
+    specs = {key: spec.owned_by(f"task {name!r}") for key, spec in inputs.items()}
+    raw = getattr(crew.agents[0].env, "observation_space", None) if len(transforms) else None  # transforms make others of them
     expected = specs if raw is None else specs_of(raw, "obs")
-    one = next((np.ndim(value) == len(expected[name].shape) for name, value in given.items() if name in expected), True)
+    one = next((np.ndim(value) == len(expected[key].shape) for key, value in given.items() if key in expected), True)
     if one:
-        given = {name: np.asarray(value)[None] for name, value in given.items()}
+        given = {key: np.asarray(value)[None] for key, value in given.items()}
     if len(transforms):
         rows = len(next(iter(given.values()))) if given else 0
-        given = transforms.for_helper(rows, "test").observe({name: np.asarray(value) for name, value in given.items()})
+        given = transforms.for_helper(rows, "test").observe({key: np.asarray(value) for key, value in given.items()})
     if given.keys() != specs.keys():
-        raise SpecError(f"act: task {task.name!r}, field 'obs': expected {', '.join(specs)}, got {', '.join(given) or 'nothing'}")
-    rows_in = {name: spec.convert(given[name], rows=True) for name, spec in specs.items()}
+        raise SpecError(f"act: task {name!r}, field 'obs': expected {', '.join(specs)}, got {', '.join(given) or 'nothing'}")
+    rows_in = {key: spec.convert(given[key], rows=True) for key, spec in specs.items()}
     out = task.predict(rows_in, "test")
     n, explorer = len(next(iter(rows_in.values()))), queue.explorer
     if explorer is not None:
         noise = None if explorer.noise is None else np.array([explorer.greedy()] * n, explorer.noise.dtype)
         out |= explorer.act(out, noise)
     if "act" not in out:
-        raise ValueError(f"act: task {task.name!r} gives {', '.join(out)} and no action")
+        raise ValueError(f"act: task {name!r} gives {', '.join(out)} and no action")
     act = out["act"] if queue.to_env is None else queue.to_env(out["act"])
     return act if not one else act[0].item() if act.ndim == 1 and act.dtype.kind != "f" else act[0, ...]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parl_like.agent import Agent
-from parl_like.by_hand import could_learn, stored_rows, why_not
+from parl_like.agent_helper import AgentHelper
 from parl_like.computation_task import ComputationTask
 from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
@@ -24,11 +24,10 @@ from parl_like.errors import AgentFailed, unknown
 from parl_like.evaluation import Episodes, EvaluationCrew, gather, greedy_action
 from parl_like.film import Film, write_gif
 from parl_like.model import Model
+from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
 
 log = logging.getLogger(__name__)
-
-DIVIDED = "the agents are divided over the workers once; make the robot with as many as are needed"
 
 
 class Robot(Crew):
@@ -61,14 +60,14 @@ class Robot(Crew):
             raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
         if mode not in ("sync", "async"):
             raise ValueError(f"Robot: mode is {mode!r}; expected 'sync' or 'async'")
+        names: dict[int, str] = {}
         for name, task in tasks.items():
             if not isinstance(task, ComputationTask):
                 raise TypeError(f"Robot: task {name!r} is {type(task).__name__}; expected ComputationTask(algorithm or "
                                 "function, helper=…)")
-        for name, task in tasks.items():
-            twin = next((other for other, one in tasks.items() if one is task and other != name), None)
-            if twin is not None:
-                raise ValueError(f"Robot: tasks {name!r} and {twin!r} are one ComputationTask; make one for each (`Shared` lets "
+            twin = names.setdefault(id(task), name)
+            if twin != name:
+                raise ValueError(f"Robot: tasks {twin!r} and {name!r} are one ComputationTask; make one for each (`Shared` lets "
                                  "tasks have one network)")
         if not isinstance(driver, str):
             tasks = driver.place(tasks)
@@ -83,13 +82,11 @@ class Robot(Crew):
         for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
             task.name = name
             task.build(child)
-        self._trace = TraceHash() if trace else None
-        self._run_hooks: list[Hook] = []
+        self.trace = TraceHash() if trace else None
         self.iterations = 0
         self._saves: list[Path] = []
         self._departed_time_steps = 0
         super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
-        self._observe()
 
     @classmethod
     def of(cls, algorithm: str | type, env: EnvSource, **options: Any) -> Robot:
@@ -126,9 +123,7 @@ class Robot(Crew):
         if is_made(self._env):
             raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: "
                              "gym.make(...)`) or an id")
-        self._driver.need_local("add_agents", DIVIDED)
-        self._cut()
-        self._halt()
+        self._end_episodes_for("add_agents")
         new = self.make_agents(n)
         self.agents += new
         self._observe()
@@ -144,9 +139,7 @@ class Robot(Crew):
         if agent not in self.agents or len(self.agents) == 1:
             raise ValueError(f"remove_agent: {agent} is {'the only' if agent in self.agents else 'no'} agent of this robot; "
                              f"there are {', '.join(map(str, self.agents))}")
-        self._driver.need_local("remove_agent", DIVIDED)
-        self._cut()
-        self._halt()
+        self._end_episodes_for("remove_agent")
         self.agents.remove(agent)
         for name, helper in agent.helpers.items():
             helper.comm.close()
@@ -155,6 +148,11 @@ class Robot(Crew):
         if agent.env is not None:
             self._departed_time_steps += agent.env.time_steps
             agent.env.close()
+
+    def _end_episodes_for(self, what: str) -> None:
+        self._driver.need_local(what, "the agents are divided over the workers once; make the robot with as many as are needed")
+        self._cut()
+        self._halt()
 
     # ------------------------------------------------------------------------------------------------------------- running
 
@@ -191,9 +189,7 @@ class Robot(Crew):
             self._stop = stop
             for call in overridden(hooks, "pre_experiment"):
                 call(self)
-            while not self.stop_requested and self._advance():
-                self.iterations += 1
-                self._save_as_asked()
+            while not self.stop_requested and self._iterate():
                 if stop is not None and stop.after_iteration(self):
                     break
             self._stop = None
@@ -213,7 +209,22 @@ class Robot(Crew):
 
     def never_learned(self) -> dict[str, str]:
         """Tasks that could learn, but have not done a single optimiser step since they were built or loaded: name → why."""
-        return {name: why_not(name, task, self.agents) for name, task in self.tasks.items() if could_learn(task)}
+        return {name: self._why_not(name, task) for name, task in self.tasks.items() if task.train and not task.algorithm.updates
+                and any(next(n.parameters(), None) is not None for n in task.algorithm.networks().values())}
+
+    def _why_not(self, name: str, task: ComputationTask) -> str:
+        helper = (task.helper or AgentHelper)()
+        if not helper.learns:
+            return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
+                    "or train=False where that is meant")
+        if not self.agents[0].helpers:  # they are in other processes
+            return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
+        rows, warmup = sum(agent.helpers[name].steps for agent in self.agents), getattr(helper, "warmup", 0)
+        if not rows:
+            return f"no row was stored for it: no agent calls helpers[{name!r}].store(...)"
+        if warmup > rows:
+            return f"{rows} rows were stored, and it begins with {warmup} (warmup, batch_size); train for longer, or lower them"
+        return f"{rows} rows were stored, but no lesson was due yet; train for longer, or learn more often"
 
     def train_iter(self) -> dict[str, float]:
         """One iteration of a sync robot: every learning agent unrolls with unchanged parameters, then the tasks train.
@@ -225,17 +236,20 @@ class Robot(Crew):
             raise ValueError("train_iter: this robot is async, where an iteration is not defined; use run(stop) or mode='sync'")
         if not any(agent.learns for agent in self.agents):
             raise ValueError("train_iter: no helper of this robot learns; use collect() or evaluate()")
-        if self._advance():
-            self.iterations += 1
-        self._save_as_asked()
+        self._iterate()
         return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
+
+    def _iterate(self) -> bool:
+        """One iteration, and the saves that were asked for in it; False when nothing could run any more."""
+        went_on = self._advance()
+        self.iterations += went_on
+        self._save_as_asked()
+        return went_on
 
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they
         are."""
-        while self.env_steps < stop_steps and self._advance():
-            self.iterations += 1
-            self._save_as_asked()
+        while self.env_steps < stop_steps and self._iterate():
             yield self.iterations
         self._save_as_asked()
 
@@ -280,18 +294,14 @@ class Robot(Crew):
             raise ValueError("collect: this robot has no environment")
         if n_episode is not None and self._started:
             self._cut()
-        self._collect_only(True)
+        acting: list[Any] = [self._driver, *(helper for agent in self.agents for helper in agent.helpers.values())]
+        for one in acting:
+            one.collecting = True
         try:
             return gather(self, n_step, n_episode)
         finally:
-            self._collect_only(False)
-
-    def _collect_only(self, yes: bool) -> None:
-        """Whether helpers store without learning."""
-        self._driver.collecting = yes
-        for agent in self.agents:
-            for helper in agent.helpers.values():
-                helper.collecting = yes
+            for one in acting:
+                one.collecting = False
 
     def update(self, task: str, batch_size: int = 0) -> dict[str, Any]:
         """One training request by hand, from what is stored: a custom loop is `collect()` and `update()` by turns.
@@ -313,7 +323,19 @@ class Robot(Crew):
         buffer = self.buffers.get(task)
         if buffer is None or not len(buffer):
             return {}
-        rows, done = stored_rows(task, [agent.helpers[task] for agent in self.agents], buffer, batch_size)
+        helpers, done = [agent.helpers[task] for agent in self.agents], None
+        first = helpers[0]
+        if isinstance(first, OffPolicyHelper):
+            rows, done = first.lesson(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)
+        elif isinstance(first, OnPolicyHelper):
+            if batch_size:
+                raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size "
+                                 "out")
+            parts = [h.take() for h in helpers if isinstance(h, OnPolicyHelper) and h.ready()] or [first.take()]
+            rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        else:
+            raise ValueError(f"update: task {task!r} has a {type(first).__name__}; expected OffPolicyHelper or OnPolicyHelper, "
+                             "or call helper.learn()")
         result = self.tasks[task].learn(rows)
         self.wrappers[task].trainings.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
         if done is not None:
@@ -339,9 +361,7 @@ class Robot(Crew):
         name = next(iter(self.tasks)) if task is None else task
         if name not in self.tasks:
             raise KeyError(unknown("task", name, self.tasks))
-        chain = self.transforms[name]
-        raw = getattr(self.agents[0].env, "observation_space", None) if len(chain) else None
-        return greedy_action(self.tasks[name], chain, raw, self.wrappers[name].predictions, obs)
+        return greedy_action(self, name, obs)
 
     def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None,
                  n_agents: int | None = None) -> Episodes:
@@ -417,18 +437,6 @@ class Robot(Crew):
 
     # ----------------------------------------------------------------------------------------------------------- observing
 
-    def _hooks(self) -> list[Hook]:
-        return self._run_hooks if self._trace is None else [*self._run_hooks, self._trace]
-
-    @property
-    def trace(self) -> TraceHash | None:
-        return self._trace
-
-    def _observe(self) -> None:
-        for agent in self.agents:
-            if agent.env is not None:
-                agent.env.observe(self._hooks())
-
     def counters(self) -> dict[str, int]:
         """'env_steps' (the agents' actions), 'time_steps' (the environments' own steps, more where actions are repeated),
         'episodes', 'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
@@ -461,11 +469,11 @@ class Robot(Crew):
 
     def trace_hash(self) -> str | None:
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
-        if self._trace is None:
+        if self.trace is None:
             return None
-        self._trace.digests = self._driver.digests(self._trace.digests)
+        self.trace.digests = self._driver.digests(self.trace.digests)
         weights = "".join(Model.weights_hash(n) for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
-        return hashlib.blake2b((self._trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b((self.trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
         tasks = ", ".join(self.tasks) or "none"
@@ -489,7 +497,7 @@ class Robot(Crew):
         out["counters"] = {
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
             "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
-            "trace": {} if self._trace is None else {str(i): d.hex() for i, d in self._trace.digests.items()},
+            "trace": {} if self.trace is None else {str(i): d.hex() for i, d in self.trace.digests.items()},
             "rows": self.rows.state_dict(), "departed_time_steps": self._departed_time_steps,
             "wrappers": {name: wrapper.state_dict() for name, wrapper in self.wrappers.items()},
         }
@@ -522,8 +530,8 @@ class Robot(Crew):
         self._departed_time_steps = counters.get("departed_time_steps", 0)
         for name, counted in counters.get("wrappers", {}).items():
             self.wrappers[name].load_state_dict(counted)
-        if self._trace is not None:
-            self._trace.digests = {int(i): bytes.fromhex(d) for i, d in counters["trace"].items()}
+        if self.trace is not None:
+            self.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters["trace"].items()}
 
     def save(self, path: str | Path) -> None:
         """Writes a checkpoint directory, atomically, without code in it. Episodes restart, see `checkpoint_boundary`."""

@@ -191,7 +191,7 @@ class WorkerCrew(Crew):
         super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
                          recipe.label)
 
-    def _make_driver(self) -> Any:
+    def _make_driver(self, *options: Any) -> Any:
         return RemoteDriver(self._agent_failed, self._again)
 
     def _again(self, agent: Agent, error: Exception) -> bool:
