@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -76,9 +76,7 @@ def _train(args: argparse.Namespace) -> int:
 def _resume(args: argparse.Namespace) -> int:
     from parl_like.lab import rundir
 
-    run = rundir.RunDir.open(args.run)
-    words = _words(args)
-    stream = _people(args)
+    run, words, stream = rundir.RunDir.open(args.run), _words(args), _people(args)
     print(f"{run.path}: loading ...", file=stream, flush=True)
     from parl_like.lab import runner
 
@@ -90,11 +88,7 @@ def _eval(args: argparse.Namespace) -> int:
     from parl_like.lab import runner
 
     numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, overrides=_words(args))
-    if args.json:
-        _print_json(numbers)
-    else:
-        shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in numbers.items()}
-        print("\n".join(f"{key:12} {value}" for key, value in shown.items()))
+    _show(args, numbers, (f"{key:12} {_cell(value, '.6g')}" for key, value in numbers.items()))
     return 0
 
 
@@ -106,10 +100,7 @@ def _play(args: argparse.Namespace) -> int:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, max_steps=args.steps,
                            stream=_people(args), overrides=_words(args))
-    if args.json:
-        _print_json(episodes)
-    else:
-        print("\n".join(f"{episode['path']}  return {episode['return']:.4g}" for episode in episodes))
+    _show(args, episodes, (f"{episode['path']}  return {episode['return']:.4g}" for episode in episodes))
     return 0
 
 
@@ -124,14 +115,9 @@ def _list(args: argparse.Namespace) -> int:
         except UsageError as error:  # one broken file must not hide the others
             known.append({"name": name, "robot": "?", "description": f"error: {error}"})
     runs = [_run_row(run) for run in rundir.runs_in(Path(args.runs))]
-    if args.json:
-        _print_json({"experiments": known, "runs": runs})
-        return 0
-    print("\n".join(_table(known)) if known else "no experiments are installed")
-    if runs:
-        for run in runs:
-            run["differs"] = " ".join(f"{key}={value}" for key, value in run["differs"].items())
-        print("\n" + "\n".join(_table(runs)))
+    shown = [{**run, "differs": " ".join(f"{key}={value}" for key, value in run["differs"].items())} for run in runs]
+    lines = _table(known) if known else ["no experiments are installed"]
+    _show(args, {"experiments": known, "runs": runs}, lines + (["", *_table(shown)] if shown else []))
     return 0
 
 
@@ -141,10 +127,7 @@ def _plot(args: argparse.Namespace) -> int:
     runs = [rundir.RunDir.open(run) for run in args.runs]
     default = runs[0].plots / "learning_curve.png" if len(runs) == 1 else runs[0].path.parent / "learning_curves.png"
     path = plots.learning_curve(runs, Path(args.out) if args.out else default, metric=args.metric or plots.DEFAULT_METRIC)
-    if args.json:
-        _print_json({"picture": str(path)})
-    else:
-        print(path)
+    _show(args, {"picture": str(path)}, [str(path)])
     return 0
 
 
@@ -160,7 +143,7 @@ def _bench(args: argparse.Namespace) -> int:
     files = [path for path in folder.glob("[a-z]*.py") if "\ndef main(" in path.read_text(encoding="utf-8")]
     known = sorted(path.stem.replace("_", "-") for path in files)
     if args.name is None:
-        _print_json(known) if args.json else print("\n".join(known))
+        _show(args, known, known)
         return 0
     if args.name.replace("_", "-") not in known:
         from parl_like.errors import unknown
@@ -178,12 +161,9 @@ def _verify(args: argparse.Namespace) -> int:
     run = rundir.RunDir.open(args.run)
     checked = verify(run.checkpoints)
     good = bool(checked) and all(whole for _, whole, _ in checked)
-    if args.json:
-        rows = [{"checkpoint": name, "good": whole, "problem": problem} for name, whole, problem in checked]
-        _print_json({"run": str(run.path), "good": good, "checkpoints": rows})
-    else:
-        lines = [f"{name}  {'good' if whole else problem}" for name, whole, problem in checked]
-        print("\n".join(lines or ["no checkpoint was saved yet"]))
+    rows = [{"checkpoint": name, "good": whole, "problem": problem} for name, whole, problem in checked]
+    lines = [f"{name}  {'good' if whole else problem}" for name, whole, problem in checked]
+    _show(args, {"run": str(run.path), "good": good, "checkpoints": rows}, lines or ["no checkpoint was saved yet"])
     return 0 if good else ERROR
 
 
@@ -203,25 +183,19 @@ def _doctor(args: argparse.Namespace) -> int:
             except metadata.PackageNotFoundError:
                 packages[package] = "missing"
     memory = psutil.virtual_memory()
-    report = {
+    machine = {
         "parl_like": metadata.version("parl_like"),
         "python": platform.python_version(), "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_gb": round(memory.total / 1e9, 1), "memory_free_gb": round(memory.available / 1e9, 1),
-        "packages": packages,
-        "extras": {extra: importlib.util.find_spec(module) is not None for extra, module in _EXTRAS.items()},
     }
-    missing = [package for package, version in packages.items() if version == "missing"]
-    if args.json:
-        _print_json(report)
-    else:
-        for key in ("parl_like", "python", "system", "cores", "memory_gb", "memory_free_gb"):
-            print(f"{key:16} {report[key]}")
-        print("\n".join(f"{package:16} {version}" for package, version in packages.items()))
-        for extra, module in _EXTRAS.items():
-            found = report["extras"][extra]  # type: ignore[index]
-            print(f"{'extra ' + extra:16} " + ("found" if found else f"not found ({module}); pip install 'parl_like[{extra}]'"))
-    return ERROR if missing else 0
+    extras = {extra: importlib.util.find_spec(module) is not None for extra, module in _EXTRAS.items()}
+    lines = [f"{key:16} {value}" for key, value in {**machine, **packages}.items()]
+    for extra, found in extras.items():
+        hint = "found" if found else f"not found ({_EXTRAS[extra]}); pip install 'parl_like[{extra}]'"
+        lines.append(f"{'extra ' + extra:16} {hint}")
+    _show(args, {**machine, "packages": packages, "extras": extras}, lines)
+    return ERROR if "missing" in packages.values() else 0
 
 
 # ------------------------------------------------------------------------------------------------ words in, text out
@@ -240,6 +214,11 @@ def _people(args: argparse.Namespace) -> TextIO:
 
 def _report(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
     return _print_json if args.json else None
+
+
+def _show(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
+    """The outcome of a command: `value` for machines, `lines` for people."""
+    _print_json(value) if args.json else print("\n".join(lines))
 
 
 def _print_json(value: Any) -> None:
@@ -267,12 +246,13 @@ def _run_row(run: Any) -> dict[str, Any]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Aligned columns under the rows' keys."""
-    def cell(value: Any) -> str:
-        return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-    cells = [[key.upper() for key in rows[0]], *([cell(value) for value in row.values()] for row in rows)]
+    cells = [[key.upper() for key in rows[0]], *([_cell(value, ".4g") for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def _cell(value: Any, digits: str) -> str:
+    return "-" if value is None else format(value, digits) if isinstance(value, float) else str(value)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -316,13 +296,13 @@ def _parse(words: list[str]) -> argparse.Namespace:
     checkpoint(verb("resume", _resume, "continue a run from its last checkpoint", words="e.g. total_steps=40000"), "exact")
     again = "what names a module, given again: env=module:Id"
     one = verb("eval", _eval, "evaluate a trained run without exploration", words=again)
-    one.add_argument("--episodes", type=_positive, default=0, metavar="N", help="default: as after training")
-    one.add_argument("--seed", type=_seed, metavar="N", help="default: as after training")
+    one.add_argument("--episodes", type=_whole(1), default=0, metavar="N", help="default: as after training")
+    one.add_argument("--seed", type=_whole(0), metavar="N", help="default: as after training")
     checkpoint(one)
     one = verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans", words=again)
-    one.add_argument("--episodes", type=_positive, default=1, metavar="N")
-    one.add_argument("--seed", type=_seed, metavar="N")
-    one.add_argument("--steps", type=_positive, default=0, metavar="N", help="stop after so many env steps (default: at the end)")
+    one.add_argument("--episodes", type=_whole(1), default=1, metavar="N")
+    one.add_argument("--seed", type=_whole(0), metavar="N")
+    one.add_argument("--steps", type=_whole(1), default=0, metavar="N", help="stop after so many env steps (default: at the end)")
     checkpoint(one)
     one = verb("list", _list, "list the experiments, and the runs in runs/", run=False)
     one.add_argument("--runs", default="runs", metavar="DIR", help="where runs are (default: runs)")
@@ -349,13 +329,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
-    return int(text)
+def _whole(least: int) -> Callable[[str], int]:
+    """Reads a whole number from `least` on."""
 
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, got {text!r}")
+        return int(text)
 
-def _seed(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
-    return int(text)
+    return read

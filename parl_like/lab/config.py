@@ -116,7 +116,7 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
     name = config_class.__qualname__
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = _merge(merged, _fit_keys(config_class, layer, name, ""), config_class)
+        merged = _merge(config_class, merged, layer, name)
     try:
         return msgspec.convert(merged, config_class)
     except msgspec.ValidationError as error:  # a required field that no layer gives, or `__post_init__`
@@ -209,10 +209,11 @@ def dump_yaml(tree: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------------ fitting keys to a class
 
 
-def _fit_keys(struct: type[msgspec.Struct], layer: Mapping[str, Any], name: str, prefix: str) -> dict[str, Any]:
-    """`layer` with every value checked against its field; converted values stay plain data."""
+def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[str, Any], name: str,
+           prefix: str = "") -> dict[str, Any]:
+    """`low` with `layer` over it, every value of which is checked against its field; converted values stay plain data."""
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
-    out: dict[str, Any] = {}
+    out = dict(low)
     for key, value in layer.items():
         if struct is Workers and key in GONE:
             if value == GONE[key]:
@@ -223,9 +224,9 @@ def _fit_keys(struct: type[msgspec.Struct], layer: Mapping[str, Any], name: str,
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {prefix + near[0]!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
             raise ConfigError(f"{name} has no key {_short(f'{prefix}{key}')}; {hint}")
-        inner = _struct_in(fields[key])
+        inner, below = _struct_in(fields[key]), low.get(key)
         if inner is not None and isinstance(value, Mapping):
-            out[key] = _fit_keys(inner, value, name, f"{prefix}{key}.")
+            out[key] = _merge(inner, below if isinstance(below, dict) else {}, value, name, f"{prefix}{key}.")
         else:
             out[key] = _fit(value, fields[key], name, f"{prefix}{key}")
     return out
@@ -237,17 +238,12 @@ def _fit(value: Any, expected: Any, name: str, key: str) -> Any:
             raise ConfigError(f"{name}: key {key!r} expects a finite number, got {number}")
         if isinstance(number, int) and not -(2**63) <= number < 2**63:
             raise ConfigError(f"{name}: key {key!r} expects a number of 64 bits, got {_show(number)}")
-    try:
-        msgspec.convert(value, expected)
+    error = _misfit(value, expected)
+    if error and isinstance(value, float) and value.is_integer() and not _misfit(int(value), expected):
+        return int(value)  # 1e6 is how people write a million steps
+    if not error:
         return value
-    except msgspec.ValidationError as error:
-        if isinstance(value, float) and value.is_integer():  # 1e6 is how people write a million steps
-            try:
-                msgspec.convert(int(value), expected)
-                return int(value)
-            except msgspec.ValidationError:
-                pass
-        text, _, where = str(error).partition(" - at `$")
+    text, _, where = error.partition(" - at `$")
     wanted = re.sub(r", got `.*`$", "", text).removeprefix("Expected ")
     literal = _literals(expected)
     if literal and text.startswith("Invalid enum value"):
@@ -256,13 +252,13 @@ def _fit(value: Any, expected: Any, name: str, key: str) -> Any:
     raise ConfigError(f"{name}: key {key + where.rstrip('`')!r} expects {wanted}, got {_show(value)}")
 
 
-def _merge(low: dict[str, Any], high: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
-    out = {**low, **high}
-    for field in msgspec.structs.fields(struct):
-        inner, a, b = _struct_in(field.type), low.get(field.name), high.get(field.name)
-        if inner is not None and isinstance(a, dict) and isinstance(b, dict):
-            out[field.name] = _merge(a, b, inner)
-    return out
+def _misfit(value: Any, expected: Any) -> str:
+    """Why a value is none of the type; nothing where it is."""
+    try:
+        msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
 
 
 def _struct_in(expected: Any) -> type[msgspec.Struct] | None:

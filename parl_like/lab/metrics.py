@@ -64,23 +64,20 @@ class MetricsLog:
         rows, self._held = self._held, []
         if rows and not self.header:
             self.header = list(dict.fromkeys(key for row in reversed(rows) for key in row))
-            _append(self.run, METRICS, [self.header])
+            self._append(METRICS, [self.header])
         for row in rows:
-            _append(self.run, METRICS, [[_cell(row.get(key, math.nan)) for key in self.header]])
+            self._append(METRICS, [[_cell(row.get(key, math.nan)) for key in self.header]])
             late = {key: value for key, value in row.items() if key not in self.header and not math.isnan(value)}
+            for key in late:
+                if key not in self._late:
+                    self.run.event("late metric", key=key, step=row["step"], file=EXTRA)
+            self._late |= late.keys()
             if late:
-                self._write_late(row["step"], late)
+                header, self._has_extra = [EXTRA_HEADER] * (not self._has_extra), True
+                self._append(EXTRA, header + [[_cell(row["step"]), key, _cell(value)] for key, value in late.items()])
 
-    def _write_late(self, step: float, late: Mapping[str, float]) -> None:
-        for key in [key for key in late if key not in self._late]:
-            self.run.event("late metric", key=key, step=step, file=EXTRA)
-        self._late |= late.keys()
-        header = [] if self._has_extra else [EXTRA_HEADER]
-        self._has_extra = True
-        _append(self.run, EXTRA, [*header, *([_cell(step), key, _cell(value)] for key, value in late.items())])
-
-    def close(self) -> None:
-        self.flush()
+    def _append(self, name: str, rows: Iterable[Sequence[str]]) -> None:
+        self.run.outbox.append(name, _csv(rows))
 
 
 class _Board:
@@ -169,10 +166,6 @@ def _parsed(run: RunDir, name: str, data: bytes) -> list[list[str]]:
         return list(csv.reader(io.StringIO(data[: data.rfind(b"\n") + 1].decode(), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise RunError(f"{run.path / name} is no table that a run wrote: {error}") from None
-
-
-def _append(run: RunDir, name: str, rows: Iterable[Sequence[str]]) -> None:
-    run.outbox.append(name, _csv(rows))
 
 
 def _csv(rows: Iterable[Sequence[str]]) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ POINTS = 200  # of the common axis of several runs
 
 class PlotError(UsageError):
     """There is nothing to draw, or nothing to draw it with."""
+
 
 BOOKKEEPING = frozenset(ExperimentConfig.__struct_fields__) - {"n_agents", "driver"}
 """Configuration that does not make runs of one experiment another experiment."""
@@ -93,25 +94,24 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
     groups: dict[str, list[tuple[str, Floats, Floats]]] = {}
-    expected: dict[str, float] = {}
     for run, setting in zip(runs, settings(runs), strict=True):
-        steps, values = curve(run, metric)
-        groups.setdefault(setting, []).append((run.path.name, steps, values))
-    for colour, (setting, curves) in enumerate(groups.items()):
-        single = len(curves) == 1
+        groups.setdefault(setting, []).append((run.path.name, *curve(run, metric)))
+    for number, (setting, curves) in enumerate(groups.items()):
+        colour, single = f"C{number % 10}", len(curves) == 1
         for name, steps, values in curves:
-            axes.plot(steps, values, color=f"C{colour % 10}", linewidth=1.5 if single else 0.7, alpha=1.0 if single else 0.4,
+            axes.plot(steps, values, color=colour, linewidth=1.5 if single else 0.7, alpha=1.0 if single else 0.4,
                       label=name if single else None)
         if not single:
             steps, rows = on_common_steps([(steps, values) for _, steps, values in curves])
             low, high = bootstrap_interval(rows, np.random.default_rng(0))
-            axes.plot(steps, iqm(rows), color=f"C{colour % 10}", linewidth=2.0, label=f"{setting}, IQM of {len(rows)} runs")
-            axes.fill_between(steps, low, high, color=f"C{colour % 10}", alpha=0.2, linewidth=0, label="95 % bootstrap band")
-    if metric.startswith("return"):
-        expected = {experiment: _goal(experiment) for experiment in dict.fromkeys(run.info().experiment for run in runs)}
-    for experiment, goal in expected.items():
-        if not math.isnan(goal):
-            axes.axhline(goal, color="0.4", linestyle="--", linewidth=1.0, label=f"{experiment}: expected {goal:g}")
+            axes.plot(steps, iqm(rows), color=colour, linewidth=2.0, label=f"{setting}, IQM of {len(rows)} runs")
+            axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, label="95 % bootstrap band")
+    for experiment in dict.fromkeys(run.info().experiment for run in runs) if metric.startswith("return") else ():
+        with suppress(ExperimentError):  # one that the registry does not know
+            goal = get(experiment).bounds.get("mean_return")
+            if goal is not None and goal.at_least is not None:
+                axes.axhline(goal.at_least, color="0.4", linestyle="--", linewidth=1.0,
+                             label=f"{experiment}: expected {goal.at_least:g}")
     axes.set_xlabel("environment steps")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
@@ -165,11 +165,3 @@ def on_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Fl
     axis = np.linspace(start, stop, POINTS)
     return axis, np.stack([np.interp(axis, steps, values) for steps, values in curves])
 
-
-def _goal(experiment: str) -> float:
-    """The return that the registry expects; NaN where it expects none or does not know the experiment."""
-    try:
-        bounds = get(experiment).bounds.get("mean_return")
-    except ExperimentError:
-        return math.nan
-    return math.nan if bounds is None or bounds.at_least is None else bounds.at_least

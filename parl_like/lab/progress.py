@@ -45,16 +45,10 @@ class Progress:
 
     def __init__(self, title: str, total_steps: int, start_step: int, log_every_s: float, stream: TextIO | None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
-        self.title = title
-        self.total_steps = total_steps
-        self.log_every_s = log_every_s
-        self.stream = stream
-        self.clock = clock
-        self.started = clock()
+        self.title, self.total_steps, self.log_every_s, self.stream, self.clock = title, total_steps, log_every_s, stream, clock
+        self.started = self._next_table = self._next_sample = clock()
         self._recent = deque([(self.started, start_step)])
         self._next_line = self.started + log_every_s
-        self._next_table = self.started
-        self._next_sample = self.started
         self._live: Any = None
         if stream is not None and stream.isatty():
             from rich.console import Console
@@ -115,17 +109,16 @@ class Progress:
         times = f"{_time(self.clock() - self.started)} gone,", f"{_time(self.seconds_left(step))} left"
         rows = [("run", self.title.replace(", ", ",\0").split("\0")), ("steps", [speed, *times])]
         metric_rows = [(label, [f"{name} {_number(value)}" for name, value in items]) for label, items in rows_of(metrics)]
-        labels = max(len(label) for label, _ in [*rows, *metric_rows])
-        room = max(20, width - labels - 2)
-        for label, words in rows:
-            for number, line in enumerate(_lines(words, room, " ")):
-                table.add_row("" if number else label, line)
+        room = max(20, width - max(len(label) for label, _ in [*rows, *metric_rows]) - 2)
+
+        def lines(rows: list[tuple[str, list[str]]], gap: str) -> list[tuple[str, str]]:
+            return [(label * (i == 0), line) for label, words in rows for i, line in enumerate(_lines(words, room, gap))]
+
+        for cells in lines(rows, " "):
+            table.add_row(*cells)
         table.add_row("", ProgressBar(total=self.total_steps, completed=step, width=min(40, room)))
-        for label, items in metric_rows:
-            for number, line in enumerate(_lines(items, room, "  ")):
-                if table.row_count == MAX_LINES:
-                    return table
-                table.add_row("" if number else label, line)
+        for cells in lines(metric_rows, "  ")[: MAX_LINES - table.row_count]:
+            table.add_row(*cells)
         return table
 
 
@@ -137,21 +130,18 @@ def rows_of(metrics: Mapping[str, float]) -> list[tuple[str, list[tuple[str, flo
     queues: dict[str, list[tuple[str, float]]] = {}
     for key, value in metrics.items():
         group, _, name = key.rpartition("/")
-        if math.isnan(value):
+        if math.isnan(value) or (name in _WRONG and not value):
             continue
         if group in ("return", "episode"):
             returns.append((name if group == "return" else f"{group} {name}", value))
         elif name in _WRONG:
-            if value:
-                wrong.append((key, value))
+            wrong.append((key, value))
         elif group in ("updates", "rows") or key == "episodes":
             counts.append((key, value))
         elif not group:
             others.append((key, value))
-        elif "/" in group:
-            queues.setdefault(group, []).append((name, value))
         else:
-            tasks.setdefault(group, []).append((name, value))
+            (queues if "/" in group else tasks).setdefault(group, []).append((name, value))
     for items in tasks.values():
         items.sort(key=lambda item: (not item[0].endswith("loss"), item[0] != "loss"))  # stable: the others keep their order
     for items in queues.values():
