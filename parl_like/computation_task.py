@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +16,9 @@ import torch
 from parl_like.acting import ActingCopies, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
-from parl_like.batch_rule import BatchRule as BatchRule
 from parl_like.contract import ContractError, check_rows, flat_outputs, try_out
 from parl_like.errors import Diverged
-from parl_like.optimization import ROW, Optimization, Step, claim, lesson_return, own_parameters
+from parl_like.optimization import ROW, Optimization, Step, claim, has_modes, lesson_return, own_parameters, set_mode
 from parl_like.spec import Array
 from parl_like.task_state import load_task_state, load_what_fits, task_state
 from parl_like.transfer import fetch, send
@@ -27,6 +26,43 @@ from parl_like.transfer import fetch, send
 Mode = Literal["collect", "update", "test"]
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRule:
+    """When a queue closes a batch: at `min_rows` waiting rows, or `max_wait` seconds after the first, or when nobody is left
+    who could still come; never with more than `max_rows` rows (one request that is larger makes a batch of its own).
+
+    Attributes:
+        min_rows: None: wait for everybody who could come.
+        max_rows: None: no bound.
+        max_wait: None: as long as it takes. The cooperative driver looks at the clock for training in async mode only: else a
+            batch closes the moment nobody else can run, and a clock would make two runs differ.
+        max_queued: Waiting rows from which a training queue is full; None: no bound. (Each agent waits for its predictions, so
+            their queue is bounded by the agents.)
+        when_full: What a full training queue does with one more request: 'block' takes it, and its sender waits until it is
+            served; 'drop_oldest' answers the oldest with `Dropped`, and counts its rows.
+    """
+
+    min_rows: int | None = None
+    max_rows: int | None = None
+    max_wait: float | None = None
+    max_queued: int | None = None
+    when_full: Literal["block", "drop_oldest"] = "block"
+
+    def __post_init__(self) -> None:
+        if self.when_full not in ("block", "drop_oldest"):
+            raise ValueError(f"BatchRule: when_full is {self.when_full!r}; expected 'block' or 'drop_oldest'")
+        for name in ("min_rows", "max_rows", "max_queued"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"BatchRule: {name} is {value}; expected at least 1, or None")
+        if self.max_wait is not None and not self.max_wait >= 0:
+            raise ValueError(f"BatchRule: max_wait is {self.max_wait}; expected seconds ≥ 0, or None")
+        for name, why in (("max_rows", "no batch could close"), ("max_queued", "the queue would never hold enough")):
+            bound = getattr(self, name)
+            if self.min_rows and bound and self.min_rows > bound:
+                raise ValueError(f"BatchRule: min_rows ({self.min_rows}) is above {name} ({bound}); {why}")
 
 
 class ComputationTask:
@@ -149,7 +185,7 @@ class ComputationTask:
             network.to(self.device)
         for parameter in own_parameters(algorithm).values():
             parameter.data = parameter.data.to(self.device)
-        self.has_modes = _has_modes(networks)
+        self.has_modes = has_modes(networks)
         algorithm.watch(self.owner)
         self.claim()
 
@@ -364,44 +400,3 @@ class ComputationTask:
             self._new_version()
         return left_out
 
-
-# ---------------------------------------------------------------------------------------------------------- train and eval
-
-
-def _has_modes(networks: Mapping[str, torch.nn.Module]) -> bool:
-    """Whether a module among them does something else while it learns."""
-    return any(_reads_mode(type(module)) for network in networks.values() for module in network.modules())  # type: ignore[arg-type]
-
-
-@cache
-def _reads_mode(kind: type[torch.nn.Module]) -> bool:
-    """Whether one of the class's methods reads `training`, or is `train`."""
-    bases = [base for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module]
-    return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ())
-               for base in bases for name, value in vars(base).items())
-
-
-def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
-    """`train(training)` of each, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through
-    here.
-
-    All modules are walked each time: who keeps a list, or remembers the mode, misses a layer replaced or a mode set by others
-    since.
-    """
-    waiting: list[torch.nn.Module | None] = [*networks]
-    for module in waiting:  # grows meanwhile
-        if module is None:
-            continue
-        own = module.__dict__
-        if _changes_mode_plainly(type(module)) and "train" not in own:  # type: ignore[arg-type]
-            own["training"] = training
-            waiting += own["_modules"].values()
-        else:
-            module.train(training)
-
-
-@cache
-def _changes_mode_plainly(kind: type[torch.nn.Module]) -> bool:
-    """Whether `train` of this class does no more than torch's, and attributes are kept where torch keeps them (torch.jit's are
-    not)."""
-    return kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__

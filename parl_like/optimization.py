@@ -1,11 +1,13 @@
-"""The optimiser steps of one task: which parameters, at which rate, clipped to which norm, and what a lesson of them returns."""
+"""The optimiser steps of one task: which parameters, at which rate, clipped to which norm, in which mode; and what a lesson of
+them returns."""
 
 from __future__ import annotations
 
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -199,3 +201,42 @@ def _mean(values: list[Any]) -> float:
 
 def to_numpy(value: Any) -> Array:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def has_modes(networks: Mapping[str, torch.nn.Module]) -> bool:
+    """Whether a module among them does something else while it learns."""
+    return any(_reads_mode(type(module)) for network in networks.values() for module in network.modules())  # type: ignore[arg-type]
+
+
+@cache
+def _reads_mode(kind: type[torch.nn.Module]) -> bool:
+    """Whether one of the class's methods reads `training`, or is `train`."""
+    bases = [base for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module]
+    return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ())
+               for base in bases for name, value in vars(base).items())
+
+
+def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
+    """`train(training)` of each, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through
+    here.
+
+    All modules are walked each time: who keeps a list, or remembers the mode, misses a layer replaced or a mode set by others
+    since.
+    """
+    waiting: list[torch.nn.Module | None] = [*networks]
+    for module in waiting:  # grows meanwhile
+        if module is None:
+            continue
+        own = module.__dict__
+        if _changes_mode_plainly(type(module)) and "train" not in own:  # type: ignore[arg-type]
+            own["training"] = training
+            waiting += own["_modules"].values()
+        else:
+            module.train(training)
+
+
+@cache
+def _changes_mode_plainly(kind: type[torch.nn.Module]) -> bool:
+    """Whether `train` of this class does no more than torch's, and attributes are kept where torch keeps them (torch.jit's are
+    not)."""
+    return kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__

@@ -21,9 +21,6 @@ from parl_like.errors import Dropped, Stopped, TaskFailed
 from parl_like.explorer import Explorer
 from parl_like.spec import Array, Spec, SpecError
 
-RECENT = 1024
-"""Batches whose times are kept for the percentiles."""
-
 INFINITE = float("inf")
 
 
@@ -46,16 +43,12 @@ class Ticket:
     __slots__ = ("abandoned", "acts", "after", "agent", "error", "out", "queue", "rows", "start", "state", "version", "waiter")
 
     def __init__(self, agent: Any, waiter: Any) -> None:
-        self.agent = agent
-        self.waiter = waiter
+        self.agent, self.waiter = agent, waiter
         self.queue: Any = None
-        self.rows = 0
-        self.start = 0
+        self.rows = self.start = self.version = self.state = 0
         self.out: Any = None
         self.acts: Any = None
         self.error: BaseException | None = None
-        self.version = 0
-        self.state = 0
         self.abandoned = False
         self.after: Ticket | None = None
 
@@ -70,8 +63,8 @@ class Counters:
 
     def __init__(self) -> None:
         self.requests = self.rows = self.batches = self.errors = self.late = self.dropped = 0
-        self.waits: deque[float] = deque(maxlen=RECENT)
-        self.computes: deque[float] = deque(maxlen=RECENT)
+        self.waits: deque[float] = deque(maxlen=1024)
+        self.computes: deque[float] = deque(maxlen=1024)
 
     def state_dict(self) -> dict[str, int]:
         """What was counted; the times are this process's own."""
@@ -102,10 +95,9 @@ class Batch:
 
     def __init__(self, block: RowBlock | None = None) -> None:
         self.tickets: list[Ticket] = []
-        self.rows = 0
         self.block: Any = block
         self.parts: list[Mapping[str, Array]] = []
-        self.born = 0.0
+        self.rows, self.born = 0, 0.0
 
 
 class RequestQueue:
@@ -113,7 +105,6 @@ class RequestQueue:
 
     Attributes:
         rule: When a batch closes.
-        mode: Travels with every prediction.
         lock: Held while a request is written or a batch is taken. A driver with threads guards its own counts with it too.
         rows: Waiting rows.
         enough: Waiting rows with which the oldest batch is due whatever the clock says.
@@ -126,17 +117,11 @@ class RequestQueue:
 
     kind = ""
 
-    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode = "collect") -> None:
-        self.task = task
-        self.rule = rule
-        self.mode: Mode = mode
-        self.max_rows = rule.max_rows
-        self.lock = lock
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any) -> None:
+        self.task, self.rule, self.max_rows, self.lock = task, rule, rule.max_rows, lock
         self.batches: deque[Batch] = deque()
         self.counters = Counters()
-        self.rows = 0
-        self.passed = 1
-        self.abandoned = 0
+        self.rows, self.passed, self.abandoned = 0, 1, 0
         self.stopped: str | None = None
         self._refusal: type[Exception] = Stopped
         self.server: Any = None
@@ -178,10 +163,6 @@ class RequestQueue:
         born = self.batches[0].born
         return max((max(born, self._free_since) if self._default else born) + self.patience - now, 0.0)
 
-    def put(self, ticket: Ticket, values: Any) -> list[Ticket] | None:
-        """Adds a request; the caller holds `lock`, and wakes the tickets that were dropped for it."""
-        raise NotImplementedError("use PredictionQueue or TrainingQueue")
-
     def _room_for(self, rows: int) -> Batch:
         """The open batch, or a new one where `rows` more would pass `max_rows`."""
         batch = self.batches[-1] if self.batches else None
@@ -194,10 +175,12 @@ class RequestQueue:
     def _new_batch(self) -> Batch:
         return Batch()
 
-    def check_open(self, ticket: Ticket) -> None:
-        """Raises what `fail_all` was told, after it."""
-        if self.stopped is not None:
-            raise self._refusal(f"{ticket.agent}, task {self.task.name!r}: {self.stopped}")
+    def _refused(self, ticket: Ticket) -> Exception:
+        """What `fail_all` was told."""
+        return self._refusal(f"{self._where(ticket)}: {self.stopped}")
+
+    def _where(self, ticket: Ticket) -> str:
+        return f"{ticket.agent}, task {self.task.name!r}"
 
     def serve(self) -> list[Ticket]:
         """Serves the oldest batch and returns its tickets, replied to but not yet woken; none where none waits.
@@ -237,14 +220,13 @@ class RequestQueue:
         counters.waits.append(begin - batch.born)
         self._free_since = end = perf_counter()
         counters.computes.append(end - begin)
-        counters.late += self.count_late(tickets)
+        if self.abandoned:
+            counters.late += self.count_late(tickets)
         self.recycle(batch)
         return tickets
 
     def count_late(self, tickets: Sequence[Ticket]) -> int:
         """How many of these, which have been answered, nobody waits for any more."""
-        if not self.abandoned:
-            return 0
         late = sum(ticket.abandoned for ticket in tickets)
         self.abandoned -= late
         return late
@@ -257,12 +239,12 @@ class RequestQueue:
         message = (f"task {self.task.name!r}: {self.kind} failed for a batch of {len(tickets)} requests ({', '.join(names)}): "
                    f"{type(error).__name__}: {error}\n{text}")
         for ticket in tickets:
-            failed = TaskFailed(message)
-            failed.__cause__ = error
-            ticket.error = failed
+            ticket.error = TaskFailed(message)
+            ticket.error.__cause__ = error
 
     def _run(self, batch: Batch) -> None:
-        raise NotImplementedError("use PredictionQueue or TrainingQueue")
+        """Answers the requests of a batch."""
+        raise NotImplementedError
 
     def recycle(self, batch: Batch) -> None:
         """Keeps the memory of a batch that was answered for a later one."""
@@ -275,7 +257,7 @@ class RequestQueue:
             self.batches.clear()
             self.rows = self.abandoned = 0
         for ticket in tickets:
-            ticket.error = kind(f"{ticket.agent}, task {self.task.name!r}: {reason}")
+            ticket.error = self._refused(ticket)
         return tickets
 
 
@@ -289,12 +271,13 @@ class PredictionQueue(RequestQueue):
     kind = "predict"
 
     def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode, specs: list[Spec]) -> None:
-        super().__init__(task, rule, lock, mode)
+        super().__init__(task, rule, lock)
+        self.mode: Mode = mode
         self.specs = specs
         self.explorer: Explorer | None = None
         self.to_env: Any = None
         space = getattr(task.algorithm.model, "act_space", None)
-        self.one_number = isinstance(space, gym.spaces.Box) and space.shape == ()
+        self._one_number = isinstance(space, gym.spaces.Box) and space.shape == ()
         self._capacity = rule.max_rows or 64
         self._free: list[RowBlock] = []
         self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
@@ -323,8 +306,9 @@ class PredictionQueue(RequestQueue):
         return Batch(self.make_block(self.specs, self._capacity))
 
     def put(self, ticket: Ticket, values: Any) -> None:
+        """Adds a request for a row of values, or for `ticket.rows` rows of arrays. The caller holds `lock`."""
         if self.stopped is not None:
-            self.check_open(ticket)
+            raise self._refused(ticket)
         ticket.queue = self
         rows = ticket.rows or 1
         if self.batches and self.max_rows is None:
@@ -333,7 +317,8 @@ class PredictionQueue(RequestQueue):
             batch = self._room_for(rows)
         start = batch.rows
         if start + rows > batch.block.capacity:
-            self._grow(batch, start + rows)
+            self._capacity = max(self._capacity, 2 * batch.block.capacity, start + rows)
+            batch.block = self._copy(batch, slice(0, start), self.make_block(self.specs, self._capacity))
         try:
             if ticket.rows:
                 batch.block.write_rows(start, rows, values)
@@ -347,11 +332,6 @@ class PredictionQueue(RequestQueue):
         batch.tickets.append(ticket)
         ticket.start = start
         self.rows += rows
-
-    def _grow(self, batch: Batch, rows: int) -> None:
-        capacity = max(2 * batch.block.capacity, rows)
-        batch.block = self._copy(batch, slice(0, batch.rows), self.make_block(self.specs, capacity))
-        self._capacity = max(self._capacity, capacity)
 
     @staticmethod
     def _copy(batch: Batch, rows: slice, block: RowBlock) -> RowBlock:
@@ -381,8 +361,8 @@ class PredictionQueue(RequestQueue):
     def halves(self, batch: Batch) -> list[Batch]:
         """The requests of a batch that failed, as two batches with copies of their rows: asked again, they tell whose rows are
         bad."""
-        middle = len(batch.tickets) // 2
-        row, out = batch.tickets[middle].start, []
+        middle, out = len(batch.tickets) // 2, []
+        row = batch.tickets[middle].start
         for tickets, rows in ((batch.tickets[:middle], slice(0, row)), (batch.tickets[middle:], slice(row, batch.rows))):
             half = Batch(self._copy(batch, rows, RowBlock(self.specs, rows.stop - rows.start)))
             half.tickets, half.rows, half.born = tickets, rows.stop - rows.start, batch.born
@@ -410,7 +390,7 @@ class PredictionQueue(RequestQueue):
             if act.ndim > 1:
                 acts = list(act)
             else:  # Python numbers; of a Box of shape () arrays, as its environment expects
-                acts = [act[i, ...] for i in range(len(act))] if self.one_number else act.tolist()
+                acts = [act[i, ...] for i in range(len(act))] if self._one_number else act.tolist()
         for ticket in tickets:
             ticket.out = out
             ticket.acts = acts
@@ -438,15 +418,12 @@ class TrainingQueue(RequestQueue):
     kind = "learn"
     last_result: Mapping[str, Any] = {}
 
-    def put(self, ticket: Ticket, values: Mapping[str, Array]) -> list[Ticket] | None:
-        self.check_open(ticket)
+    def put(self, ticket: Ticket, values: Mapping[str, Array]) -> list[Ticket]:
+        """Adds a request; the caller holds `lock`, and wakes the tickets that were dropped for it."""
+        if self.stopped is not None:
+            raise self._refused(ticket)
         ticket.queue = self
         batch = self._room_for(ticket.rows)
-        if batch.parts and values.keys() != batch.parts[0].keys():
-            raise ValueError(
-                f"{ticket.agent}, task {self.task.name!r}: training fields {sorted(values)} differ from "
-                f"{sorted(batch.parts[0])} of the requests before; all helpers of a task must send the same fields"
-            )
         try:
             self._check(ticket, values, batch.parts[0] if batch.parts else None)
         except Exception:
@@ -458,28 +435,24 @@ class TrainingQueue(RequestQueue):
         ticket.start = batch.rows
         batch.rows += ticket.rows
         self.rows += ticket.rows
-        rule = self.rule
-        full = rule.when_full == "drop_oldest" and self.rows > (rule.max_queued or self.rows)
-        return self._drop_oldest(ticket) if full else None
+        bound = self.rule.max_queued
+        return [] if bound is None or self.rule.when_full == "block" else self._drop_oldest(ticket, bound)
 
     def is_full(self) -> bool:
         """Whether the sender of one more request must wait for it."""
         return self.rule.max_queued is not None and self.rule.when_full == "block" and self.rows >= self.rule.max_queued
 
-    def _drop_oldest(self, newest: Ticket) -> list[Ticket]:
-        assert self.rule.max_queued is not None
+    def _drop_oldest(self, newest: Ticket, bound: int) -> list[Ticket]:
         dropped = []
-        while self.rows > self.rule.max_queued and self.batches[0].tickets[0] is not newest:
-            batch = self.batches[0]
+        while self.rows > bound and (batch := self.batches[0]).tickets[0] is not newest:
             ticket = batch.tickets.pop(0)
             batch.parts.pop(0)
-            for left in batch.tickets:
-                left.start -= ticket.rows
+            _number(batch.tickets)
             batch.rows -= ticket.rows
             self.rows -= ticket.rows
             self.counters.dropped += ticket.rows
-            ticket.error = Dropped(f"{ticket.agent}, task {self.task.name!r}: dropped {ticket.rows} rows to learn from; the "
-                                   f"queue holds {self.rule.max_queued} and newer ones came")
+            ticket.error = Dropped(f"{self._where(ticket)}: dropped {ticket.rows} rows to learn from; the queue holds {bound} "
+                                   "and newer ones came")
             dropped.append(ticket)
             self.abandoned -= ticket.abandoned
             batch.born = perf_counter()
@@ -489,21 +462,23 @@ class TrainingQueue(RequestQueue):
 
     def _check(self, ticket: Ticket, values: Mapping[str, Array], first: Mapping[str, Array] | None) -> None:
         """Rows of one batch are joined, so the first request must fit the model's inputs, and the others the first."""
+        def misfit(name: str, shape: tuple[int, ...], dtype: Any, whose: str) -> SpecError:
+            return SpecError(f"{self._where(ticket)}, training field {name!r}: expected rows of {shape} {dtype}, as in {whose}, "
+                             f"got {values[name].shape[1:]} {values[name].dtype}")
+
         if first is None:
             inputs = self.task.algorithm.model.inputs()
             for name in values.keys() & inputs.keys():
                 shape, value = inputs[name].shape, values[name]
                 if value.ndim <= len(shape) or value.shape[value.ndim - len(shape) :] != shape:  # perhaps with an axis of time
-                    raise self._misfit(ticket, name, value, shape, inputs[name].dtype, "the model")
+                    raise misfit(name, shape, inputs[name].dtype, "the model")
             return
-        for name, value in values.items():
-            other = first[name]
-            if value.shape[1:] != other.shape[1:] or value.dtype != other.dtype:
-                raise self._misfit(ticket, name, value, other.shape[1:], other.dtype, "the request before")
-
-    def _misfit(self, ticket: Ticket, name: str, value: Array, shape: tuple[int, ...], dtype: Any, whose: str) -> SpecError:
-        return SpecError(f"{ticket.agent}, task {self.task.name!r}, training field {name!r}: expected rows of {shape} {dtype}, "
-                         f"as in {whose}, got {value.shape[1:]} {value.dtype}")
+        if values.keys() != first.keys():
+            raise ValueError(f"{self._where(ticket)}: training fields {sorted(values)} differ from {sorted(first)} of the "
+                             "requests before; all helpers of a task must send the same fields")
+        for name, other in first.items():
+            if values[name].shape[1:] != other.shape[1:] or values[name].dtype != other.dtype:
+                raise misfit(name, other.shape[1:], other.dtype, "the request before")
 
     def _run(self, batch: Batch) -> None:
         result = self.task.learn(self.joined(batch))

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from parl_like.algorithm import Algorithm, Linear
-from parl_like.computation_task import BatchRule, ComputationTask, set_mode
+from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.errors import Diverged
 from parl_like.model import Model
-from parl_like.optimization import clip_gradients
+from parl_like.optimization import clip_gradients, set_mode
 from parl_like.spec import SpecError
 
 OBS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
