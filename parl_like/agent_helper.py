@@ -17,8 +17,7 @@ from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
 from parl_like.errors import Dropped, NotEnoughRows, unknown
-from parl_like.explorer import Explorer
-from parl_like.noise import Noise
+from parl_like.explorer import Explorer, Noise
 from parl_like.one_player import OnePlayer
 from parl_like.queues import Ticket
 from parl_like.row_counts import RowCounts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import copy as copying
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -155,9 +155,8 @@ class Algorithm:
         """What a checkpoint holds of this algorithm beside `networks()`, `updates` and the two generators.
 
         By default every attribute that has changed since the task was built: numbers, text, arrays, tensors and parameters,
-            generators,
-        optimisers, objects of plain Python or with a `state_dict`, and collections of these; but for those that `transient`
-        names.
+        generators, optimisers, objects of plain Python or with a `state_dict`, and collections of these; but for those that
+        `transient` names.
         """
         return {} if self._attributes is None else self._attributes.changed(self)
 
@@ -176,29 +175,25 @@ class Algorithm:
         What is one object inside this algorithm is one in the clone. Newly initialised, a network `target` (`target_x`) is again
         a copy of `model` (`x`).
         """
-        other = _copy_without_sharing(self)
-        if not copy:
-            networks = other.networks()
-            targets = [name for name in networks if name.startswith("target")]
-            followed = {name: name.removeprefix("target").removeprefix("_") or "model" for name in targets}
-            for network in {id(n): n for name, n in networks.items() if followed.get(name) not in networks}.values():
-                reinitialise(network)
-            for name, source in followed.items():
-                if source in networks and networks[name] is not networks[source]:
-                    sync(networks[name], networks[source])
+        other = copying.copy(self)
+        other._attributes = None
+        memo: dict[int, Any] = {id(self): other}
+        for value in vars(self).values():
+            if isinstance(value, torch.Generator):  # deepcopy knows no generators
+                memo[id(value)] = torch.Generator(device=value.device)
+                memo[id(value)].set_state(value.get_state())
+        other.__dict__.update(copying.deepcopy(vars(other), memo))
+        if copy:
+            return other
+        networks = other.networks()
+        targets = [name for name in networks if name.startswith("target")]
+        followed = {name: name.removeprefix("target").removeprefix("_") or "model" for name in targets}
+        for network in {id(n): n for name, n in networks.items() if followed.get(name) not in networks}.values():
+            reinitialise(network)
+        for name, source in followed.items():
+            if source in networks and networks[name] is not networks[source]:
+                sync(networks[name], networks[source])
         return other
-
-
-def _copy_without_sharing(algorithm: Algorithm) -> Algorithm:
-    other = copy.copy(algorithm)
-    other._attributes = None
-    memo: dict[int, Any] = {id(algorithm): other}
-    for value in vars(algorithm).values():
-        if isinstance(value, torch.Generator):  # deepcopy knows no generators
-            memo[id(value)] = torch.Generator(device=value.device)
-            memo[id(value)].set_state(value.get_state())
-    other.__dict__.update(copy.deepcopy(vars(other), memo))
-    return other
 
 
 class Shared:
@@ -237,33 +232,25 @@ class AlgorithmFactory:
         algorithm_class: type[Algorithm], algorithm_args: Mapping[str, Any],
     ) -> None:
         self.model, self.algorithm = model_class, algorithm_class
-        self.model_args = copy.deepcopy(dict(model_args))
-        self.algorithm_args = copy.deepcopy(dict(algorithm_args))
+        self.model_args = copying.deepcopy(dict(model_args))
+        self.algorithm_args = copying.deepcopy(dict(algorithm_args))
 
     def __call__(self) -> Algorithm:
-        if isinstance(self.model, Shared):
-            if self.model_args:
-                raise ValueError("create_algorithm_func: a Shared model takes no model_args here; give them to Shared(...)")
-            model = self.model()
-        else:
-            args = {k: v() if isinstance(v, Shared) else copy.deepcopy(v) for k, v in self.model_args.items()}
-            model = self.model(**args)
-        return self.algorithm(model, **copy.deepcopy(self.algorithm_args))
+        if isinstance(self.model, Shared) and self.model_args:
+            raise ValueError("create_algorithm_func: a Shared model takes no model_args here; give them to Shared(...)")
+        args = {k: v() if isinstance(v, Shared) else copying.deepcopy(v) for k, v in self.model_args.items()}
+        return self.algorithm(self.model(**args), **copying.deepcopy(self.algorithm_args))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AlgorithmFactory) and same(vars(self),
-                                                            vars(other))  # arrays among the arguments have no one `==`
+        return isinstance(other, AlgorithmFactory) and same(vars(self), vars(other))  # arrays in the arguments have no one `==`
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        def show(args: Mapping[str, Any]) -> str:
-            return ", ".join(f"{k}={v!r}" for k, v in args.items())
-
-        model = getattr(self.model, "__name__", repr(self.model))
-        algorithm_args = f", {show(self.algorithm_args)}" if self.algorithm_args else ""
-        return f"{self.algorithm.__name__}({model}({show(self.model_args)}){algorithm_args})"
-
+        model_args, algorithm_args = (", ".join(f"{k}={v!r}" for k, v in args.items())
+                                      for args in (self.model_args, self.algorithm_args))
+        model = f"{getattr(self.model, '__name__', repr(self.model))}({model_args})"
+        return f"{self.algorithm.__name__}({', '.join(filter(None, (model, algorithm_args)))})"
 
 
 create_algorithm_func = AlgorithmFactory

@@ -1,4 +1,4 @@
-"""Explorers: how a prediction becomes an action.
+"""Explorers: how a prediction becomes an action; Noise: what an explorer draws for one agent, and how that is saved.
 
 An explorer has two halves. `draw` makes the noise of one agent's rows from that agent's own generator; it travels with the
 request. `act` maps the predictions and the noise of a whole batch to actions, with no memory and no generator. So what an agent
@@ -16,11 +16,15 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data import _sample
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.rates import Schedule, value_of
 from parl_like.spec import Array, Spec
 
 GREEDY = -1.0
 """Noise of a row that takes the best action, for explorers whose noise is a number in [0, 1)."""
+
+NOISE_BLOCK = 64
+"""Rows of noise drawn at a time."""
 
 
 class Explorer:
@@ -53,23 +57,20 @@ class Explorer:
 
 def best_actions(values: Array, mask: Array | None) -> Array:
     """Index of the largest value of each row [N, A]; illegal actions (mask False) never win; ties go to the first."""
-    chosen: Array = (values if mask is None else np.where(mask, values, -np.inf)).argmax(axis=1)
-    return chosen
+    return (values if mask is None else np.where(mask, values, -np.inf)).argmax(axis=1)  # type: ignore[no-any-return]
 
 
 def all_best(values: Array, mask: Array | None = None) -> Array:
     """[N, A] bool: the legal actions whose value is the largest legal one of their row."""
     legal = np.ones(values.shape, bool) if mask is None else mask
     best = np.where(legal, values, -np.inf).max(axis=1, keepdims=True)
-    tied: Array = (values == best) & legal
-    return tied
+    return (values == best) & legal  # type: ignore[no-any-return]
 
 
 def one_of(choices: Array, noise: Array) -> Array:
     """For each row [N, A] bool the k-th True one, k uniform over their number as `noise` [N] in [0, 1) is."""
     k = (noise * choices.sum(axis=1)).astype(np.int64)
-    chosen: Array = (choices.cumsum(axis=1) > k[:, None]).argmax(axis=1)
-    return chosen
+    return (choices.cumsum(axis=1) > k[:, None]).argmax(axis=1)  # type: ignore[no-any-return]
 
 
 def _read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
@@ -108,9 +109,10 @@ def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:
     return allowed
 
 
-def _legal(out: Mapping[str, Array], nvec: Sequence[int] | None = None) -> Array | None:
-    """The legal actions [N, A] bool, where the prediction carries a mask."""
-    return legal(out["mask"], nvec) if "mask" in out else None
+def _masked_logits(out: Mapping[str, Array], explorer: Explorer, nvec: Sequence[int] | None = None) -> Array:
+    """The prediction's `logits`, −∞ for what its mask forbids."""
+    logits = _read(out, "logits", explorer)
+    return np.where(legal(out["mask"], nvec), logits, np.float32(-np.inf)) if "mask" in out else logits
 
 
 class EpsilonGreedy(Explorer):
@@ -133,13 +135,13 @@ class EpsilonGreedy(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         """In [0, 1): take the action at that share of the legal ones. In [−1, 0): take the best, or that share of the best."""
         explore, choice = rng.random((2, n))
-        epsilon = np.array([value_of(self.epsilon, step + i) for i in range(1,
-                                                                            n + 1)]) if callable(self.epsilon) else self.epsilon
+        counts = range(step + 1, step + n + 1)
+        epsilon = np.array([*map(self.epsilon, counts)]) if callable(self.epsilon) else self.epsilon
         return np.where(explore < epsilon, choice, choice + GREEDY if self.random_ties else GREEDY)
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
         assert noise is not None
-        q, mask = _read(out, "q", self), _legal(out)
+        q, mask = _read(out, "q", self), legal(out["mask"]) if "mask" in out else None
         act = one_of(all_best(q, mask), noise - GREEDY) if self.random_ties else best_actions(q, mask)
         random = np.flatnonzero(noise >= 0)
         if len(random):
@@ -167,10 +169,7 @@ class Categorical(Explorer):
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
         assert noise is not None
-        logits, mask = _read(out, "logits", self), _legal(out)
-        if mask is not None:
-            logits = np.where(mask, logits, np.float32(-np.inf))
-        return sample_categorical(logits, noise, self.log_prob)
+        return sample_categorical(_masked_logits(out, self), noise, self.log_prob)
 
     def kind(self) -> tuple[Any, ...]:
         return (type(self), self.log_prob)
@@ -195,10 +194,7 @@ class MultiCategorical(Explorer):
 
     def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
         assert noise is not None
-        logits, mask = _read(out, "logits", self), _legal(out, self.nvec)
-        if mask is not None:
-            logits = np.where(mask, logits, np.float32(-np.inf))
-        blocks = np.split(logits, np.cumsum(self.nvec)[:-1], axis=1)
+        blocks = np.split(_masked_logits(out, self, self.nvec), np.cumsum(self.nvec)[:-1], axis=1)
         parts = [sample_categorical(block, np.ascontiguousarray(noise[:, i]), self.log_prob) for i, block in enumerate(blocks)]
         result = {"act": np.stack([part["act"] for part in parts], axis=1)}
         if self.log_prob:
@@ -215,17 +211,6 @@ def sample_categorical(logits: Array, noise: Array, log_prob: bool) -> dict[str,
     act, logs = np.empty(n, np.int64), np.empty(n if log_prob else 0, np.float32)
     _sample.categorical(np.ascontiguousarray(logits, np.float32), noise, act, logs)
     return {"act": act, "log_prob": logs} if log_prob else {"act": act}
-
-
-def sample_categorical_reference(logits: Array, noise: Array, log_prob: bool) -> dict[str, Array]:
-    """`sample_categorical` in plain NumPy."""
-    weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    sums = weights.cumsum(axis=1)
-    act = (sums <= (noise * sums[:, -1])[:, None]).sum(axis=1)
-    act = np.where(noise < 0, logits.argmax(axis=1), act)
-    if not log_prob:
-        return {"act": act}
-    return {"act": act, "log_prob": np.log(weights[np.arange(len(act)), act] / sums[:, -1]).astype(np.float32)}
 
 
 class Gaussian(Explorer):
@@ -258,3 +243,53 @@ class Gaussian(Explorer):
 
     def kind(self) -> tuple[Any, ...]:
         return (type(self), self.shape, self.log_prob)
+
+
+class Noise:
+    """The noise of one helper's rows, in order.
+
+    Args:
+        explorer: Draws it; its `noise` is not None.
+        rng: The helper's generator, of which nobody else takes numbers while a block is open.
+
+    Attributes:
+        block, at: Noise of the next rows, and which of them is next; at its end `draw` makes another.
+        drawn: Whether it is drawn; else every row has what stands for the best action.
+    """
+
+    def __init__(self, explorer: Explorer, rng: np.random.Generator, drawn: bool) -> None:
+        self.explorer, self.rng, self.drawn = explorer, rng, drawn
+        self.block: list[Any] = []
+        self.at = self._acted = 0
+        self._before: dict[str, Any] = rng_state(rng)  # the generator's state when the block was drawn
+
+    def rows(self, n: int) -> Array:
+        """[n, …], not from a block."""
+        if not self.drawn:
+            return np.array([self.explorer.greedy()] * n, self.explorer.noise.dtype)  # type: ignore[union-attr]
+        self._acted += n
+        return self.explorer.draw(self.rng, self._acted - n, n)
+
+    def draw(self) -> None:
+        """A new block; its first row is next."""
+        if self.drawn:
+            self._before = rng_state(self.rng)
+            block = self.explorer.draw(self.rng, self._acted, NOISE_BLOCK)
+            self.block = block.tolist() if block.ndim == 1 else list(block)
+            self._acted += NOISE_BLOCK
+        else:
+            self.block = [self.explorer.greedy()] * NOISE_BLOCK
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unused part of the block, as the generator's state before it and a position; and how many rows there were."""
+        return {"acted": self._acted, "noise_at": self.at, "noise_size": len(self.block), "noise_rng": self._before}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draws the block again; the caller sets the generator afterwards."""
+        self.block, self.at = [], 0
+        if state["noise_size"] and self.drawn:
+            set_rng_state(self.rng, state["noise_rng"])
+            self._acted = state["acted"] - NOISE_BLOCK
+            self.draw()
+            self.at = state["noise_at"]
+        self._acted = state["acted"]

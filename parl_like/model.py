@@ -166,7 +166,11 @@ def sync(target: nn.Module, source: nn.Module, decay: float = 0.0) -> None:
     # (10 µs of the 20 for a network of 2 × 64).
     mine, theirs = _tensors(target), _tensors(source)
     if mine.keys() != theirs.keys() or any(mine[key][0].shape != theirs[key][0].shape for key in mine):
-        raise ValueError(_first_difference(mine, theirs))
+        for key in (*mine, *theirs):
+            here, there = (tuple(tensors[key][0].shape) if key in tensors else "missing" for tensors in (mine, theirs))
+            if here != there:
+                raise ValueError(f"sync: {key!r} is {here} here and {there} in the other network; sync between networks built "
+                                 "alike")
     copied: list[tuple[Tensor, Tensor]] = []
     averaged: list[tuple[Tensor, Tensor]] = []
     for key, (value, is_parameter) in mine.items():
@@ -199,17 +203,6 @@ def _tensors(module: nn.Module) -> dict[str, tuple[Tensor, bool]]:
 
     walk(module, "")
     return found
-
-
-def _first_difference(mine: dict[str, tuple[Tensor, bool]], theirs: dict[str, tuple[Tensor, bool]]) -> str:
-    def shape(tensors: dict[str, tuple[Tensor, bool]], key: str) -> object:
-        return tuple(tensors[key][0].shape) if key in tensors else "missing"
-
-    for key in (*mine, *theirs):
-        if shape(mine, key) != shape(theirs, key):
-            break
-    return (f"sync: {key!r} is {shape(mine, key)} here and {shape(theirs, key)} in the other network; sync between networks "
-            "built alike")
 
 
 def reinitialise(module: nn.Module) -> None:

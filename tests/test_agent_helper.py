@@ -25,9 +25,8 @@ from parl_like.algorithms import PPO
 from parl_like.computation_task import BatchRule
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.errors import NotEnoughRows
-from parl_like.explorer import EpsilonGreedy
+from parl_like.explorer import NOISE_BLOCK, EpsilonGreedy
 from parl_like.models import MLPQ, MLPActorCritic
-from parl_like.noise import NOISE_BLOCK
 from parl_like.row_format import DURATION
 from parl_like.spec import Spec, SpecError
 from parl_like.stages import StopAfterEpisodes, StopAfterIterations, StopAfterSteps

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from data.twins import sample_categorical_reference
 
 from parl_like.algorithm import Exponential, Linear
 from parl_like.explorer import (
@@ -15,7 +16,6 @@ from parl_like.explorer import (
     best_actions,
     one_of,
     sample_categorical,
-    sample_categorical_reference,
 )
 
 N = 40_000

@@ -1,4 +1,4 @@
-"""Slow twins of the compiled rows and trees, in plain NumPy and Python: obvious, and what the tests trust."""
+"""Slow twins of the compiled kernels, in plain NumPy and Python: obvious, and what the tests trust."""
 
 from __future__ import annotations
 
@@ -201,3 +201,14 @@ class SegmentTreeReference:
         if where.size and (where.dtype.kind not in "iu" or where.min() < 0 or where.max() >= self.n):
             raise IndexError(f"positions {positions}")
         return where.astype(np.int64)
+
+
+def sample_categorical_reference(logits: Array, noise: Array, log_prob: bool) -> dict[str, Array]:
+    """`sample_categorical` in plain NumPy."""
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    sums = weights.cumsum(axis=1)
+    act = (sums <= (noise * sums[:, -1])[:, None]).sum(axis=1)
+    act = np.where(noise < 0, logits.argmax(axis=1), act)
+    if not log_prob:
+        return {"act": act}
+    return {"act": act, "log_prob": np.log(weights[np.arange(len(act)), act] / sums[:, -1]).astype(np.float32)}
