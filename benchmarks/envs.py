@@ -150,23 +150,21 @@ def stepping(envs: Any, n: int, n_actions: int) -> Callable[[int], Any]:
 
 def workers(rounds: int, milliseconds: float, burning: int, cartpoles: int) -> tuple[dict[str, Any], list[str]]:
     """Worker processes: cores that a heavy environment uses, and a light one against gymnasium's."""
-    burns = {"free": make_vector_env(Burn, burning, "process"), "pinned": make_vector_env(Burn, burning, "process", pin=True)}
+    burn = make_vector_env(Burn, burning, "process")
     cartpole = partial(gym.make, "CartPole-v1")
     ours = make_vector_env(cartpole, cartpoles, "process")
     theirs = AsyncVectorEnv([cartpole] * cartpoles, autoreset_mode=AutoresetMode.SAME_STEP)
     try:
-        steps = {name: stepping(burn, burning, 2) for name, burn in burns.items()}
-        cores = compare({name: lambda call=call: rate(call, burning, 5 * milliseconds) * BURN for name, call in steps.items()},
-                        rounds)
+        step = stepping(burn, burning, 2)
+        cores = compare({"free": lambda: rate(step, burning, 5 * milliseconds) * BURN}, rounds)
         sides = {"ours": stepping(ours, cartpoles, 2), "AsyncVectorEnv": stepping(theirs, cartpoles, 2)}
         rates = compare({name: lambda call=call: rate(call, cartpoles, milliseconds) for name, call in sides.items()}, rounds)
     finally:
-        for envs in (*burns.values(), ours, theirs):
+        for envs in (burn, ours, theirs):
             envs.close()
     faster = ratio(rates["ours"], rates["AsyncVectorEnv"])
-    lines = [*(f"process, {burning} environments of 1 ms CPU a step, {name}: {r['median']:.2f} cores used (spread "
-               f"{r['spread']:.2f})"
-               for name, r in cores.items()),
+    lines = [f"process, {burning} environments of 1 ms CPU a step: {cores['free']['median']:.2f} cores used (spread "
+             f"{cores['free']['spread']:.2f})",
              f"process, CartPole, {cartpoles} environments: {rates['ours']['median']:,.0f} steps/s, {faster:.2f} x "
              f"AsyncVectorEnv ({rates['AsyncVectorEnv']['median']:,.0f})"]
     return {"cores_used": cores, "cartpole": {**rates, "ratio": faster}}, lines

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -19,6 +20,7 @@ from parl_like.envs.columns import BadOutput, Columns, Layout, Status
 from parl_like.owned import copied
 from parl_like.process.budget import RestartBudget
 
+SPACES = ("observation_space", "action_space")
 ANSWER_TIME = 60.0
 """Seconds beyond `step_timeout` that a worker may take to send an answer: large infos are no fault of the environment's."""
 
@@ -57,9 +59,6 @@ class EnvFailed(RuntimeError):
         return delay
 
 
-SPACES = ("observation_space", "action_space")
-
-
 class AlreadyBatched(Exception):
     """The factory makes a vector environment: there is nothing to put together."""
 
@@ -80,37 +79,27 @@ def fresh_seed(seed: int | None, *key: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] >> 1)
 
 
-class Rebuilt(NamedTuple):
-    """An environment that was made anew: why, in words; its fresh seed; whether its open episode ended with that."""
-
-    text: str
-    seed: int
-    dropped: bool
-
-
 class Reply(NamedTuple):
-    """What an operation has to tell, by environment: its info, and the info of the end where the step also reset; rebuilds."""
+    """What an operation has to tell, by environment.
+
+    Attributes:
+        infos: Info, and the info of the end where the step also reset.
+        rebuilt: Of one that was made anew: why, in words; its fresh seed; whether its open episode ended with that.
+    """
 
     infos: dict[int, tuple[dict[str, Any], dict[str, Any]]]
-    rebuilt: dict[int, Rebuilt]
+    rebuilt: dict[int, tuple[str, int, bool]]
 
     def add_rebuilt(self, i: int, text: str, seed: int, dropped: bool) -> None:
         """All of what happened is told, for a second fault may follow from the first."""
-        if before := self.rebuilt.get(i):
-            text, dropped = f"{before.text}\n\nThen {text}", before.dropped or dropped
-        self.rebuilt[i] = Rebuilt(text, seed, dropped)
+        if i in self.rebuilt:
+            before, _, was_dropped = self.rebuilt[i]
+            text, dropped = f"{before}\n\nThen {text}", was_dropped or dropped
+        self.rebuilt[i] = text, seed, dropped
 
 
 class GroupOptions(NamedTuple):
-    """What a group is to know.
-
-    Attributes:
-        lo, hi: Its environments are `lo` to `hi` − 1 of the vector environment's.
-        number: Its own; n, groups: environments and groups of the whole.
-        mode: When finished episodes are reset.
-        restart: An environment that fails is made anew.
-        step_timeout, start_timeout: Seconds that a call into an environment, and making one, may take; inf: any time.
-    """
+    """Of group `number` of `groups`: environments `lo` to `hi` − 1 of n; the rest as in `make_vector_env`, inf for any time."""
 
     lo: int
     hi: int
@@ -148,19 +137,9 @@ class Group:
     # ----------------------------------------------------------------------------------------------------------------- making
 
     def build(self, env_fn: Callable[[], Any] | bytes, seeds: list[int] | None) -> tuple[Any, ...]:
-        """Makes the environments; those that were made are closed should it fail.
+        """Makes the environments by a factory, maybe pickled: observation space, action space, metadata, render mode.
 
-        Args:
-            env_fn: Makes one; or such a function, pickled.
-            seeds: For the first resets, of a group that replaces a lost one and so owes every environment a reset.
-
-        Returns:
-            Observation space, action space, metadata, render mode.
-
-        Raises:
-            EnvFailed: The factory raised, or an environment has no spaces.
-            AlreadyBatched: The factory makes a vector environment.
-            ValueError: The environments are not alike.
+        `seeds` are for the first resets of a group that replaces a lost one, and so owes every environment a reset.
         """
         self.env_fn = pickle.loads(env_fn) if isinstance(env_fn, bytes) else env_fn
         if seeds is not None:
@@ -383,8 +362,8 @@ class Group:
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Attribute `name` of every environment, called where it can be."""
 
-        def get(env: Any, k: int) -> Any:
-            value = env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
+        def get(k: int) -> Any:
+            value = getattr(self.envs[k], "get_wrapper_attr", partial(getattr, self.envs[k]))(name)
             return value(*args, **kwargs) if callable(value) else value
 
         return self._each(get, f"raised in {name}")
@@ -392,20 +371,17 @@ class Group:
     def set_attr(self, name: str, values: list[Any]) -> list[Any]:
         """Sets an attribute of every environment, to a value each."""
 
-        def put(env: Any, k: int) -> None:
-            if hasattr(env, "set_wrapper_attr"):
-                env.set_wrapper_attr(name, values[k])
-            else:
-                setattr(env, name, values[k])
+        def put(k: int) -> None:
+            getattr(self.envs[k], "set_wrapper_attr", partial(setattr, self.envs[k]))(name, values[k])
 
         return self._each(put, f"raised in set_attr({name!r})")
 
-    def _each(self, do: Callable[[Any, int], Any], doing: str) -> list[Any]:
+    def _each(self, do: Callable[[int], Any], doing: str) -> list[Any]:
         out = []
-        for k, env in enumerate(self.envs):
+        for k in range(self.n):
             self._enter(k, self.options.step_timeout)
             try:
-                out.append(do(env, k))
+                out.append(do(k))
             except faults() as error:
                 raise self._fault(k, doing, error) from error
         self._done()

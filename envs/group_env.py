@@ -36,7 +36,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __init__(
         self, env_fn: Callable[[], Any], n: int, host: type[Host], workers: int, seed: int | None, mode: AutoresetMode,
-        step_timeout: float, start_timeout: float, restart: bool, copy: bool, pin: bool,
+        step_timeout: float, start_timeout: float, restart: bool, copy: bool,
     ) -> None:
         self.num_envs, self.autoreset_mode, self.copy, self.restart = n, mode, copy, restart
         self._first_seeds = [None] * n if seed is None else self._checked_seeds(seed)
@@ -45,10 +45,9 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         memory = nameless_file("columns") if host.pickles else -1
         self._status = Status(workers, memory)
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
-        cores = sorted(os.sched_getaffinity(0)) if pin else [None]
         self._rows = [slice(round(g * n / workers), round((g + 1) * n / workers)) for g in range(workers)]
         self.hosts = [host(GroupOptions(rows.start, rows.stop, g, n, workers, mode, restart, step_timeout, start_timeout),
-                           self._status, memory, cores[g % len(cores)]) for g, rows in enumerate(self._rows)]
+                           self._status, memory) for g, rows in enumerate(self._rows)]
         self._everywhere: dict[int, tuple[Any, ...]] = dict.fromkeys(range(workers), ())
         # Hosts that a call found lost, which cannot tell of dropped episodes: the next step or reset rebuilds them.
         self._lost: dict[int, EnvFailed] = {}
@@ -212,9 +211,9 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
     def _take(self, reply: Reply | None, told: Reply) -> None:
         if reply is not None:
             told.infos.update(reply.infos)
-            for i, rebuilt in reply.rebuilt.items():
-                told.add_rebuilt(i, *rebuilt)
-                self._seeds[i] = rebuilt.seed
+            for i, (text, seed, dropped) in reply.rebuilt.items():
+                told.add_rebuilt(i, text, seed, dropped)
+                self._seeds[i] = seed
 
     def _revive(self, g: int, told: Reply, options: dict[str, Any], mask: Array | None) -> None:
         """Makes a lost host and its environments anew, until it is not lost again.
@@ -270,7 +269,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                                         "autoreset disabled, call reset(options={'reset_mask': terminated | truncated}) first")
         self._write(actions)
         told = self._run("step", self._everywhere, {})
-        columns, dropped = self._columns, [i for i, rebuilt in told.rebuilt.items() if rebuilt.dropped]
+        columns, dropped = self._columns, [i for i, (_, _, dropped) in told.rebuilt.items() if dropped]
         self._over = over = columns.terminated | columns.truncated
         infos: dict[str, Any] = {}
         if over.any() and self.autoreset_mode is AutoresetMode.SAME_STEP:

@@ -45,7 +45,6 @@ class Host(ABC):
         status: What the groups say of themselves. Who sends says there until when the operation may take; the group goes on with
             that, environment by environment.
         memory: File descriptor of the columns' file; −1: they lie in this process.
-        core: Processor that it is to stay on; None: any.
 
     Attributes:
         pickles: Environments' factories are pickled for it.
@@ -55,8 +54,8 @@ class Host(ABC):
     pickles = False
     limits_time = True
 
-    def __init__(self, options: GroupOptions, status: Status, memory: int, core: int | None = None) -> None:
-        self.options, self.status, self.memory, self.core = options, status, memory, core
+    def __init__(self, options: GroupOptions, status: Status, memory: int) -> None:
+        self.options, self.status, self.memory = options, status, memory
 
     @abstractmethod
     def start(self, generation: int) -> None:
@@ -276,35 +275,28 @@ def serve(payload: bytes, sock: int, memory: int, trace: int) -> None:
 def _dumped(out: Any, error: BaseException | None) -> bytes:
     """An answer in bytes, with text for what cannot travel."""
     if isinstance(error, EnvFailed):
-        error.cause = _sendable(error.cause)
+        error.cause = _portable(error.cause, _as_text)
     try:
-        return bytes(cloudpickle.dumps((out, _sendable(error))))
+        return bytes(cloudpickle.dumps((out, _portable(error, _as_text))))
     except Exception as unsendable:  # noqa: BLE001 - whatever an info, or what a call returns, may hold
         if isinstance(out, Reply) and out.infos:
-            return _dumped(out._replace(infos={i: (_in_words(a), _in_words(b)) for i, (a, b) in out.infos.items()}), None)
+            infos: Any = {i: tuple({_portable(name): _portable(value) for name, value in info.items()} for info in both)
+                          for i, both in out.infos.items()}
+            return _dumped(out._replace(infos=infos), None)
         return _dumped(None, unsendable)
 
 
-def _sendable(error: BaseException | None) -> BaseException | None:
-    """`error` where it can be pickled, and back, which not all can; else its text."""
+def _portable(value: Any, text: Callable[[Any], Any] = repr) -> Any:
+    """`value` where it can be pickled, and back, which not all can; else its text."""
     try:
-        pickle.loads(cloudpickle.dumps(error))
-        return error
+        pickle.loads(cloudpickle.dumps(value))
+        return value
     except Exception:  # noqa: BLE001 - a pickle method may raise what it likes
-        return RuntimeError("".join(traceback.format_exception(error)))
+        return text(value)
 
 
-def _in_words(info: dict[str, Any]) -> dict[Any, Any]:
-    """An info with the text of those values that cannot be pickled."""
-
-    def portable(value: Any) -> Any:
-        try:
-            cloudpickle.dumps(value)
-            return value
-        except Exception:  # noqa: BLE001 - a pickle method may raise what it likes
-            return repr(value)
-
-    return {portable(name): portable(value) for name, value in info.items()}
+def _as_text(error: BaseException) -> RuntimeError:
+    return RuntimeError("".join(traceback.format_exception(error)))
 
 
 class ProcessHost(Host):
@@ -331,8 +323,6 @@ class ProcessHost(Host):
         self._poll = select.poll()
         self._poll.register(ours, select.POLLIN)
         self._poll.register(self.process.pidfd, select.POLLIN)
-        if self.core is not None:
-            os.sched_setaffinity(self.process.pid, {self.core})
 
     def send(self, op: str, *args: Any) -> None:
         if self.process is not None:

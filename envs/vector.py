@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ __all__ = ["EnvFailed", "GroupVectorEnv", "Host", "InlineHost", "ProcessHost", "
 def make_vector_env(
     env_fn: str | Callable[[], Any] | VectorEnv[Any, Any, Any], n: int | None = None, kind: str | type[Host] = "sync", *,
     seed: int | None = None, autoreset: AutoresetMode | str | None = None, step_timeout: float | None = None,
-    start_timeout: float | None = 120.0, restart: bool = False, workers: int | None = None, copy: bool = True, pin: bool = False,
+    start_timeout: float | None = 120.0, restart: bool = False, workers: int | None = None, copy: bool = True,
     inline: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
     """n environments as one. The same seeds give the same trajectories with every kind, and as n single environments.
@@ -31,8 +30,7 @@ def make_vector_env(
     Args:
         env_fn: Makes one environment; or an id for `make_env`; or a vector environment, or a factory of one, which is passed
             through: gymnasium's, `SokobanVectorEnv`, `ale_py.vector_env.AtariVectorEnv`, EnvPool's (`envpool.make_gymnasium`,
-                which is seeded
-            there). No option of this function is for those.
+            which is seeded there). No option of this function is for those.
         n: Environments. None: those of the vector environment that is passed through.
         kind: "sync": here. "thread": for environments that wait or release the GIL. "process": in worker processes, which make
             them; observations, actions, rewards and flags lie in shared memory. Or a `Host` of your own.
@@ -49,8 +47,6 @@ def make_vector_env(
         workers: Threads or processes. None: a thread each; as many processes as there are cores, but with `restart` one each, for
             environments that share a process are lost together when it dies or hangs.
         copy: False: observations are views of one array each, overwritten by the next call.
-        pin: Each process stays on a core of its own, on Linux, as does what its environments start. The kernel now and then wakes
-            two on one core; where nothing else runs, this saves about 5 %.
         inline: For debugging: kind "sync" whatever `kind` says, no time limit, and no environment but the n.
 
     Raises:
@@ -59,7 +55,7 @@ def make_vector_env(
         EnvFailed: An environment could not be made.
     """
     options: dict[str, Any] = {"seed": seed, "autoreset": autoreset, "step_timeout": step_timeout, "restart": restart or None,
-                               "workers": workers, "copy": None if copy else False, "pin": pin or None}
+                               "workers": workers, "copy": None if copy else False}
     given = [name for name, value in options.items() if value is not None]
     if isinstance(env_fn, VectorEnv):
         return _passed(env_fn, n, given)
@@ -84,9 +80,6 @@ def make_vector_env(
                          "'process' or 'thread': what runs in the calling thread cannot be left")
     if start_timeout is not None and not start_timeout > 0:
         raise ValueError(f"make_vector_env: start_timeout is {start_timeout}; expected more than 0 s, or None for no limit")
-    if pin and not (host.pickles and hasattr(os, "sched_setaffinity")):
-        raise ValueError(f"make_vector_env: pin is for kind 'process', on Linux; the kind is {kind!r}, the platform "
-                         f"{sys.platform!r}")
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = 1 if host is InlineHost else n if host is ThreadHost or restart else min(cores, n)
@@ -94,7 +87,7 @@ def make_vector_env(
         raise ValueError(f"make_vector_env: workers is {workers}; expected 1 to {n}, the number of environments")
     try:
         return GroupVectorEnv(env_fn, n, host, workers, seed, AutoresetMode(autoreset or AutoresetMode.SAME_STEP),
-                              step_timeout or math.inf, start_timeout or math.inf, restart, copy, pin)
+                              step_timeout or math.inf, start_timeout or math.inf, restart, copy)
     except AlreadyBatched:
         batched: Any = env_fn()
         return _passed(batched, n, given, ours=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium.utils import RecordConstructorArgs
 
 from parl_like.data.transforms import Moments
@@ -24,8 +23,13 @@ MAX_ACTIONS = 100_000  # of a discretised space
 class _Normalizer(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """What the two below share: statistics, when they change, how they are saved."""
 
-    moments: Moments
-    update: bool
+    def __init__(self, env: gym.Env[Any, Any], clip: float | None, moments: Moments | None, update: bool, **more: Any) -> None:
+        RecordConstructorArgs.__init__(self, clip=clip, moments=moments, update=update, **more)
+        super().__init__(env)
+        if clip is not None and not clip > 0:
+            raise ValueError(f"{type(self).__name__}: clip is {clip}; expected above 0, or None")
+        self.clip, self.update = clip, update
+        self.moments = Moments() if moments is None else moments
 
     @property
     def spec(self) -> Any:  # type: ignore[override]  # as gymnasium's own wrappers do
@@ -65,34 +69,24 @@ class NormalizeObservation(_Normalizer):
     def __init__(
         self, env: gym.Env[Any, Any], clip: float | None = 10.0, moments: Moments | None = None, update: bool = True,
     ) -> None:
-        RecordConstructorArgs.__init__(self, clip=clip, moments=moments, update=update)
-        super().__init__(env)
-        space = _box(self, env.observation_space, "observations")
-        bound = _clip(self, clip)
-        self.clip, self.update = clip, update
-        self.moments = Moments() if moments is None else moments
-        self.observation_space = gym.spaces.Box(-bound, bound, space.shape, np.float32)
+        super().__init__(env, clip, moments, update)
+        bound = math.inf if clip is None else clip
+        shape = _box(self, env.observation_space, "observations").shape
+        self.observation_space = gym.spaces.Box(-bound, bound, shape, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         return self._normal(obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._normal(obs), reward, terminated, truncated, info
+        obs, *rest = self.env.step(action)
+        return self._normal(obs), *rest
 
-    def _normal(self, obs: Any) -> Array:
+    def _normal(self, obs: Any) -> Any:
         rows = np.asarray(obs)[None]
         if self.update:
             self.moments.update(rows)
-        out: Array = self.moments.normalize(rows, self.clip)[0].astype(np.float32)
-        return out
-
-    def own_state(self) -> dict[str, Any]:
-        return {}
-
-    def restore_own(self, state: Mapping[str, Any]) -> None:
-        pass
+        return self.moments.normalize(rows, self.clip)[0].astype(np.float32)
 
 
 class NormalizeReward(_Normalizer):
@@ -114,14 +108,10 @@ class NormalizeReward(_Normalizer):
         self, env: gym.Env[Any, Any], discount: float = 0.99, clip: float | None = 10.0, moments: Moments | None = None,
         update: bool = True
     ) -> None:
-        RecordConstructorArgs.__init__(self, discount=discount, clip=clip, moments=moments, update=update)
-        super().__init__(env)
+        super().__init__(env, clip, moments, update, discount=discount)
         if not 0 <= discount <= 1:
             raise ValueError(f"NormalizeReward: discount is {discount}; expected a number in [0, 1]")
-        _clip(self, clip)
-        self.discount, self.clip, self.update = discount, clip, update
-        self.moments = Moments() if moments is None else moments
-        self._return = 0.0
+        self.discount, self._return = discount, 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._return = 0.0
@@ -134,12 +124,6 @@ class NormalizeReward(_Normalizer):
             self.moments.update(np.array([self._return]))
         reward = float(self.moments.normalize(np.array([float(raw)]), self.clip, center=False)[0])
         return obs, reward, terminated, truncated, {"raw_reward": float(raw)} | info
-
-    def own_state(self) -> dict[str, Any]:
-        return {"return": self._return}
-
-    def restore_own(self, state: Mapping[str, Any]) -> None:
-        self._return = state["return"]
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -168,53 +152,6 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             total, repeats = total + reward, repeats + 1  # a vector reward adds up, too
         return obs, total, terminated, truncated, info | {"repeats": repeats}
 
-    def own_state(self) -> dict[str, Any]:
-        return {}
-
-    def restore_own(self, state: Mapping[str, Any]) -> None:
-        pass
-
-
-class Frames:
-    """A stack of arrays that is put together only when it is asked for: [n, *shape]. Successive stacks share their single frames.
-
-    `np.asarray(frames)` gives an array of its own each time. The single frames cannot be written to.
-    """
-
-    __slots__ = ("_frames",)
-
-    def __init__(self, frames: Sequence[Array]) -> None:
-        self._frames = tuple(frames)
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("Frames: an array of them is always a copy")
-        out = np.stack(self._frames)
-        return out if dtype is None else out.astype(dtype, copy=False)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self._frames), *self._frames[0].shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._frames[0].dtype
-
-    def __eq__(self, other: object) -> bool:
-        """Whether all numbers are equal."""
-        return isinstance(other, Frames) and np.array_equal(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def __getitem__(self, index: int) -> Array:
-        return self._frames[index]
-
-    def __repr__(self) -> str:
-        return f"Frames(shape={self.shape}, dtype={self.dtype})"
-
 
 class FrameStack(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """The last `n` observations, oldest first: [n, *shape]. An episode begins with its first observation repeated.
@@ -222,35 +159,31 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     Args:
         env: Its observations are a Box.
         n: At least 1.
-        lazy: Observations are `Frames`, which share single frames; kept ones cost one frame each instead of n. False: arrays.
 
     Raises:
         ValueError: no Box, or `n` is below 1.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], n: int = 4, lazy: bool = False) -> None:
-        RecordConstructorArgs.__init__(self, n=n, lazy=lazy)
+    def __init__(self, env: gym.Env[Any, Any], n: int = 4) -> None:
+        RecordConstructorArgs.__init__(self, n=n)
         super().__init__(env)
         space = _box(self, env.observation_space, "observations")
         if n < 1:
             raise ValueError(f"FrameStack: n is {n}; expected at least 1")
-        self.n, self.lazy = n, lazy
+        self.n = n
         low, high = (np.repeat(x[None], n, 0) for x in (space.low, space.high))
         self.observation_space = gym.spaces.Box(low, high, dtype=cast(Any, space.dtype))
         self._frames: deque[Array] = deque(maxlen=n)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        self._frames.extend([_frame(obs)] * self.n)
-        return self._stacked(), info
+        self._frames.extend([np.array(obs)] * self.n)  # a copy: the environment may write into its own array again
+        return np.stack(self._frames), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self._frames.append(_frame(obs))
-        return self._stacked(), reward, terminated, truncated, info
-
-    def _stacked(self) -> Any:
-        return Frames(tuple(self._frames)) if self.lazy else np.stack(self._frames)
+        self._frames.append(np.array(obs))
+        return np.stack(self._frames), reward, terminated, truncated, info
 
     def own_state(self) -> dict[str, Any]:
         if not self._frames:
@@ -302,12 +235,6 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
         choices = np.unravel_index(int(action), self._counts) if self._joint else action
         return np.array([values[i] for values,
                          i in zip(self._values, choices, strict=True)]).reshape(self._shape).astype(self._dtype)
-
-    def own_state(self) -> dict[str, Any]:
-        return {}
-
-    def restore_own(self, state: Mapping[str, Any]) -> None:
-        pass
 
 
 class RecordVideo(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -376,17 +303,12 @@ class RecordVideo(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_gif(self.folder / f"{self.name}-{self.episode:06d}.gif", images, self.fps)
 
-    def own_state(self) -> dict[str, Any]:
-        return {}
-
-    def restore_own(self, state: Mapping[str, Any]) -> None:
-        pass
-
 
 # ---- state
 
-# What the layers of others remember, by class: exactly these classes, for a subclass may remember more. () is: nothing.
+# What layers remember, by class: exactly these classes, for a subclass may remember more. () is: nothing.
 _CONTROL, _TEXT, _WRAPPERS = "gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "gymnasium.wrappers."
+_OURS = "parl_like.envs."
 BARE = {
     _CONTROL + "cartpole.CartPoleEnv": ("state", "steps_beyond_terminated"),
     _CONTROL + "mountain_car.MountainCarEnv": ("state",),
@@ -407,7 +329,8 @@ WRAPPERS = {
     _WRAPPERS + "transform_action.RescaleAction": (),
     _WRAPPERS + "transform_reward.ClipReward": (),
     _WRAPPERS + "transform_observation.FlattenObservation": (),
-    "parl_like.envs.make.TimeLimit": ("elapsed",), "parl_like.envs.make.ActionBounds": (),
+    _OURS + "make.TimeLimit": ("elapsed",), _OURS + "make.ActionBounds": (), _OURS + "wrappers.NormalizeReward": ("_return",),
+    **{f"{_OURS}wrappers.{name}": () for name in ("NormalizeObservation", "ActionRepeat", "Discretize", "RecordVideo")},
 }
 REFUSED = {"ale_py.env.AtariEnv": "its state lacks the action that sticks; use parl_like.envs.atari.Atari"}
 
@@ -418,7 +341,7 @@ def clone_state(env: gym.Env[Any, Any]) -> dict[str, Any]:
     restored many times.
 
     A bare environment takes part by `clone_state()` and `restore_state(state)`, a wrapper by `own_state()` and
-    `restore_own(state)`, which are about the wrapper alone; those of gymnasium in `BARE` and `WRAPPERS` are known. Not in the
+    `restore_own(state)`, which are about the wrapper alone; those in `BARE` and `WRAPPERS` are known. Not in the
     state: statistics of normalisation, which are learned and shared (freeze them for equal numbers), `action_space.sample()`, and
     what was recorded.
 
@@ -455,7 +378,7 @@ def restore_state(env: gym.Env[Any, Any], state: Mapping[str, Any]) -> None:
                 layer._np_random_seed = part["seed"]
 
 
-def _layers(env: Any) -> Any:
+def _layers(env: Any) -> Iterator[Any]:
     """The outermost wrapper first, the bare environment last."""
     while isinstance(env, gym.Wrapper):
         yield env
@@ -490,22 +413,7 @@ def _part(layer: Any) -> Any:
     return getattr(layer, pair[0])()
 
 
-# ---- inside
-
-
-def _frame(obs: Any) -> Array:
-    frame = np.array(obs)  # the environment may write into its own array again
-    frame.setflags(write=False)
-    return frame
-
-
 def _box(wrapper: gym.Env[Any, Any], space: gym.Space[Any], what: str) -> gym.spaces.Box:
     if not isinstance(space, gym.spaces.Box):
         raise ValueError(f"{type(wrapper).__name__}: {what} are {space}; expected a Box")
     return space
-
-
-def _clip(wrapper: gym.Env[Any, Any], clip: float | None) -> float:
-    if clip is not None and not clip > 0:
-        raise ValueError(f"{type(wrapper).__name__}: clip is {clip}; expected above 0, or None")
-    return math.inf if clip is None else clip

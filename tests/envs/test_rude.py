@@ -132,9 +132,9 @@ def test_repeated_actions_are_the_same_and_vector_rewards_add_up():
 
 
 @pytest.mark.parametrize("wrap", [
-    lambda env: FrameStack(env, 2), lambda env: FrameStack(env, 2, lazy=True), lambda env: FrameStack(env, 1),
+    lambda env: FrameStack(env, 2), lambda env: FrameStack(env, 1),
     NormalizeObservation,
-    lambda env: FrameStack(ActionRepeat(env, 2), 3)], ids=["stack", "lazy", "one", "normal", "repeat"])
+    lambda env: FrameStack(ActionRepeat(env, 2), 3)], ids=["stack", "one", "normal", "repeat"])
 def test_what_wrappers_keep_and_hand_out_stays_as_it_is(wrap):
     env = wrap(Rude(length=20))
     kept = [env.reset(seed=1)[0]]

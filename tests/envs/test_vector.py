@@ -312,15 +312,6 @@ def test_what_is_a_vector_environment_already_is_passed_through(kind):
     made.close()
 
 
-def test_pinned_workers_stay_on_cores_of_their_own():
-    cores = sorted(os.sched_getaffinity(0))
-    env = make_vector_env(walk(), 3, "process", workers=3, pin=True)
-    assert [os.sched_getaffinity(host.process.pid) for host in env.hosts] == [{cores[g % len(cores)]} for g in range(3)]
-    env.close()
-    with pytest.raises(ValueError, match="pin is for kind 'process'"):
-        make_vector_env(walk(), 3, "thread", pin=True)
-
-
 def test_options_that_do_not_go_together():
     for options, words in [
         ({"n": 0}, "n is 0; expected at least 1"), ({"n": 2, "kind": "procces"}, "expected one of"),

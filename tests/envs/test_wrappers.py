@@ -7,7 +7,6 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from PIL import Image
 
 from parl_like.data.transforms import Moments
@@ -21,7 +20,6 @@ from parl_like.envs.wrappers import (
     WRAPPERS,
     ActionRepeat,
     Discretize,
-    Frames,
     FrameStack,
     NormalizeObservation,
     NormalizeReward,
@@ -58,11 +56,6 @@ class Counter(gym.Env):
 
 def make(name="CartPole-v1", **options):
     return gym.make(name, **options)
-
-
-def test_gymnasiums_checker_on_shared_frames():
-    with pytest.warns(UserWarning, match="numpy array"):  # its only complaint
-        check_env(FrameStack(make("Acrobot-v1"), lazy=True), skip_render_check=True)
 
 
 def test_statistics_that_change_make_an_environment_nondeterministic():
@@ -168,37 +161,19 @@ def test_repeat_stops_at_the_end():
     assert env.step(1)[1:4] == (1.0, False, True)
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_a_stack_never_shows_an_older_episode(lazy):
+def test_a_stack_never_shows_an_older_episode():
     # Golden `frame_stack`: the same numbers as for the stacks of a buffer.
-    env = FrameStack(Counter(), 4, lazy=lazy)
+    env = FrameStack(Counter(), 4)
     outputs = [env.reset()[0]] + [env.step(0)[0] for _ in range(4)] + [env.reset()[0]] + [env.step(0)[0] for _ in range(2)]
-    assert [np.asarray(obs)[:, 0].tolist() for obs in outputs[3:]] == [
+    assert [obs[:, 0].tolist() for obs in outputs[3:]] == [
         [0, 1, 2, 3],
         [1, 2, 3, 4],
         [5, 5, 5, 5],
         [5, 5, 5, 6],
         [5, 5, 6, 7],
     ]
-    assert np.asarray(outputs[0]).tolist() == [[0, 0]] * 4 and np.asarray(outputs[0]) in env.observation_space
+    assert outputs[0].tolist() == [[0, 0]] * 4 and outputs[0] in env.observation_space
     assert env.observation_space.shape == (4, 2) and env.observation_space.dtype == np.float64
-
-
-def test_frames_are_shared_and_cannot_be_written_to():
-    env = FrameStack(Counter(), 3, lazy=True)
-    first, second = env.reset()[0], env.step(0)[0]
-    assert isinstance(first, Frames) and second[0] is first[1] and second[1] is first[2] and len(second) == 3
-    assert second.shape == (3, 2) and second.dtype == np.float64
-    with pytest.raises(ValueError, match="read-only"):
-        second[0][:] = 9
-    a, b = np.asarray(second), np.array(second, np.float32)
-    a[:] = 7
-    assert b.dtype == np.float32 and b[:, 0].tolist() == [0, 0, 1] and second[2][0] == 1
-    assert second == Frames([first[0], first[1], second[2]]) != first and second != 0
-    kept = [env.step(0)[0] for _ in range(50)]
-    assert len({id(frame) for frames in kept for frame in frames}) == 52
-    with pytest.raises(ValueError, match="always a copy"):
-        np.asarray(second, copy=False)
 
 
 # ------------------------------------------------------------------------------------------------------------------ discrete
@@ -430,11 +405,11 @@ def test_cartpole_beyond_its_end():
         assert env.step(1)[1] == 0.0
 
 
-@pytest.mark.parametrize("name", ["stack", "lazy stack", "own", "made", "gymnasium's"])
+@pytest.mark.parametrize("name", ["stack", "own", "made", "gymnasium's"])
 def test_stacks_of_wrappers_replay(name):
     def build():
-        if name in ("stack", "lazy stack"):
-            return ActionRepeat(FrameStack(gym.make("CartPole-v1"), 3, lazy=name != "stack"), 2)
+        if name == "stack":
+            return ActionRepeat(FrameStack(gym.make("CartPole-v1"), 3), 2)
         if name == "own":
             moments = Moments()
             moments.update(np.random.default_rng(0).normal(size=(50, 5)))
