@@ -3,8 +3,6 @@ ones; for those that are missing the oldest one stands."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from parl_like.spec import Array
@@ -18,8 +16,3 @@ def first_stack(frame: Array, stack: int) -> Array:
 def next_stack(frames: Array, newest: Array) -> Array:
     """The stacks [N, stack, …] that follow `frames` when `newest` [N, …] come; a new array."""
     return np.concatenate([frames[:, 1:], newest[:, None]], axis=1)
-
-
-def frame_positions(buffer: Any, positions: Array, stack: int) -> Array:
-    """[N, stack] positions of the frames of a ReplayBuffer's rows [N], each row last."""
-    return buffer.sequences(positions, 1, stack - 1)[0]  # type: ignore[no-any-return]

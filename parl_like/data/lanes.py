@@ -273,18 +273,18 @@ class Lanes:
         return {name: out[name] for name in (plan.readable if names is None else names)}
 
     def stacked(self, positions: Positions, names: Sequence[str], stack: int) -> dict[str, Array]:
-        """Fields [N, stack, …] as they are stored, of the rows [N] and those before them in their episodes; [N, …] for a stack
-        of one."""
-        return self.take(positions if stack == 1 else self._ring.around(positions, stack - 1, 0)[0], names)
+        """Fields [N, stack, …] as they are stored, of the rows [N] and those before them in their episodes."""
+        return self.take(self._ring.around(positions, stack - 1, 0)[0], names)
 
     def _nexts(self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int) -> dict[str, Array]:
         """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
+        own = {name: "obs" + name[8:] for name in names}
         if self._finals is None:  # only the frames before it are to be fetched
-            frames = self.stacked(positions, ["obs" + name[8:] for name in names], stack)
-            return {name: next_stack(frames["obs" + name[8:]], stored[name]) for name in names}
+            frames = self.stacked(positions, list(own.values()), stack)
+            return {name: next_stack(frames[obs], stored[name]) for name, obs in own.items()}
         following = self._ring.next(positions)
-        frames = self.stacked(following, ["obs" + name[8:] for name in names], stack)
-        out = {name: frames["obs" + name[8:]] for name in names}
+        frames = self.take(following, list(own.values())) if stack == 1 else self.stacked(following, list(own.values()), stack)
+        out = {name: frames[obs] for name, obs in own.items()}
         newest = self._newest()
         for i in np.flatnonzero((following == positions) & ~self.columns["terminated"][positions]).tolist():
             for name, final in self._finals.find(int(positions[i]), newest).items():

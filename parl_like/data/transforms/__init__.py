@@ -5,7 +5,6 @@ then those that treat each row alone. So whatever is read from the buffer passes
 itself.
 """
 
-from parl_like.data.frames import frame_positions as stacked_positions
 from parl_like.data.transforms.chain import Identity, Source, Tier, Transform, Transforms, UntransformedTimeStep
 from parl_like.data.transforms.frames import FrameStacker
 from parl_like.data.transforms.hindsight import Hindsight, goal_reached
@@ -28,5 +27,5 @@ __all__ = [
     "FrameStacker", "FunctionalReward", "FunctionalRewardTransformer", "Hindsight", "Identity", "ImageScale", "Moments",
     "ObservationCast", "ObservationClip", "ObservationNormalizer", "ObservationTransform", "RewardClipping",
     "RewardNormalizer", "RewardScaling", "RewardShifting", "RewardTransform", "Source", "Tier", "Transform", "Transforms",
-    "UntransformedTimeStep", "goal_reached", "stacked_positions",
+    "UntransformedTimeStep", "goal_reached",
 ]

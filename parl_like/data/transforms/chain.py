@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import combinations
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +19,7 @@ from parl_like.spec import Array, specs_of
 
 Flat = dict[str, Array]
 Fields = str | Sequence[str]
+Leaf = TypeVar("Leaf")
 
 
 class Tier(IntEnum):
@@ -73,11 +74,8 @@ class Transform:
     lesson: int | None = None
 
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """The observation space behind this transform, given the one before it.
-
-        Raises:
-            ValueError: the space lacks a field, or has one that does not fit.
-        """
+        """The observation space behind this transform, given the one before it. Raises ValueError where a field is missing or
+        does not fit."""
         return space
 
     def for_helper(self, n_envs: int) -> Self:
@@ -109,11 +107,7 @@ class Transform:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave.
-
-        Raises:
-            ValueError: other fields, or another kind of moments.
-        """
+        """Takes over what `state_dict` gave. Raises ValueError where it has other fields, or another kind of moments."""
 
     def __repr__(self) -> str:
         args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("update", "lesson", "moments")}
@@ -128,11 +122,11 @@ class Identity(Transform):
 
 
 class Transforms:
-    """An ordered chain of transforms.
+    """An ordered chain of transforms: raw copies (`UntransformedTimeStep`), then what reads the buffer (`Hindsight`, then
+    `FrameStacker`), then the rest.
 
-    Args:
-        transforms: Raw copies (`UntransformedTimeStep`), then what reads the buffer (`Hindsight`, then `FrameStacker`), then the
-            rest.
+    Attributes:
+        behind: Rows before a sampled one that replay reads from the buffer.
 
     Raises:
         ValueError: an element is no transform, or the order is wrong.
@@ -140,6 +134,7 @@ class Transforms:
 
     def __init__(self, transforms: Iterable[Transform] = ()) -> None:
         self._chain = tuple(transforms)
+        self.behind = max((t.behind for t in self._chain if isinstance(t, Transform)), default=0)
         for transform in self._chain:
             if not isinstance(transform, Transform) or not isinstance(transform.tier, Tier):
                 raise ValueError(f"Transforms: got {transform!r}; expected a Transform object whose tier is a Tier")
@@ -151,25 +146,10 @@ class Transforms:
             if first.only_one and first.only_one == second.only_one:
                 raise ValueError(f"Transforms: both {first!r} and {second!r}; expected at most one {first.only_one}")
 
-    @property
-    def update(self) -> bool:
-        """Whether statistics may change now; False in evaluation."""
-        return all(transform.update for transform in self._chain)
-
-    @update.setter
-    def update(self, value: bool) -> None:
-        for transform in self._chain:
-            transform.update = value
-
     def prepare(self, lesson: int) -> None:
         """From now on rows are made ready for this lesson (`Transform.lesson`)."""
         for transform in self._chain:
             transform.lesson = lesson
-
-    @property
-    def behind(self) -> int:
-        """Rows before a sampled one that replay reads from the buffer."""
-        return max((transform.behind for transform in self._chain), default=0)
 
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
         """The observation space that the model sees, given the environment's."""
@@ -185,9 +165,10 @@ class Transforms:
         """
         if mode not in ("collect", "update", "test"):
             raise ValueError(f"Transforms: mode is {mode!r}; expected 'collect', 'update' or 'test'")
-        own = Transforms(transform.for_helper(n_envs) for transform in self._chain)
-        own.update = mode != "test"
-        return own
+        own = [transform.for_helper(n_envs) for transform in self._chain]
+        for transform in own:
+            transform.update = mode != "test"
+        return Transforms(own)
 
     def begin(self, env_index: int) -> None:
         for transform in self._chain:
@@ -214,11 +195,7 @@ class Transforms:
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave.
-
-        Raises:
-            ValueError: saved by another chain.
-        """
+        """Takes over what `state_dict` gave. Raises ValueError where another chain saved it."""
         own = self.state_dict().keys()
         if state.keys() != own:
             raise ValueError(f"{self!r}: the saved statistics are of {list(state)}; expected {list(own)}: build the saved chain")
@@ -265,7 +242,7 @@ def next_name(name: str) -> str:
     return "obs_next" + name[len("obs") :]
 
 
-def leaf_of(transform: Transform, obs: Flat, name: str) -> Array:
+def leaf_of(transform: Transform, obs: Mapping[str, Leaf], name: str) -> Leaf:
     if name not in obs:
         raise transform._error(name, f"one of {', '.join(obs)}", "an unknown name")
     return obs[name]
@@ -275,10 +252,8 @@ def map_space(
     transform: Any, space: gym.Space[Any], change: Callable[[str, gym.Space[Any]], gym.Space[Any]]
 ) -> gym.Space[Any]:
     """The space with `change(name, part)` in place of the transform's fields."""
-    known = specs_of(space, "obs")
     for name in transform.fields:
-        if name not in known:
-            raise transform._error(name, f"one of {', '.join(known)}", "an unknown name")
+        leaf_of(transform, specs_of(space, "obs"), name)
 
     def mapped(part: gym.Space[Any], name: str) -> gym.Space[Any]:
         if isinstance(part, gym.spaces.Dict):  # an ordered dict, for the keys of a plain one would be sorted

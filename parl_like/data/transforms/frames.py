@@ -7,7 +7,7 @@ from typing import Any, Self
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.frames import first_stack, frame_positions, next_stack
+from parl_like.data.frames import first_stack, next_stack
 from parl_like.data.transforms.chain import Fields, Flat, Source, Tier, Transform, leaf_of, map_space, next_name, obs_names
 from parl_like.spec import specs_of
 
@@ -71,17 +71,18 @@ class FrameStacker(Transform):
 
     def replay(self, rows: Flat, source: Source) -> Flat:
         out = dict(rows)
-        positions = frame_positions(source.buffer, source.indices, self.stack)
-        ahead = source.last_index is not source.indices and not np.array_equal(source.last_index, source.indices)
-        positions_next = frame_positions(source.buffer, source.last_index, self.stack) if ahead else positions
-        for name in self.fields:
-            for key, at in ((name, positions[:, :-1]), (next_name(name), positions_next[:, 1:])):
-                if key in rows:
-                    newest = rows[key]
-                    out[key] = frames = np.empty((len(newest), self.stack, *newest.shape[1:]), newest.dtype)
-                    frames[:, :-1] = source.buffer.take(at, [name])[name]
-                    frames[:, -1] = newest
-                    if name in source.relabelled:  # for the whole episode: earlier frames show the new value too
-                        new = source.relabelled[name]
-                        frames[new, :-1] = frames[new, -1:]
+        names = [name for name in self.fields if name in rows or next_name(name) in rows]
+        frames = late = source.buffer.stacked(source.indices, names, self.stack)
+        if not np.array_equal(source.last_index, source.indices):
+            late = source.buffer.stacked(source.last_index, names, self.stack)
+        for name in names:
+            if (after := next_name(name)) in rows:
+                out[after] = next_stack(late[name], rows[after])
+            if name in rows:
+                out[name] = frames[name]
+                out[name][:, -1] = rows[name]
+            if name in source.relabelled:  # for the whole episode: earlier frames show the new value too
+                new = source.relabelled[name]
+                for key in {name, after} & rows.keys():
+                    out[key][new, :-1] = out[key][new, -1:]
         return out

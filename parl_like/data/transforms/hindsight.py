@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.data.lanes import Positions
-from parl_like.data.transforms.chain import Flat, Source, Tier, Transform, next_name, obs_names
+from parl_like.data.transforms.chain import Flat, Source, Tier, Transform, leaf_of, next_name, obs_names
 from parl_like.data.transforms.scale import check_reward
 from parl_like.spec import Array, specs_of
 
@@ -56,12 +56,9 @@ class Hindsight(Transform):
 
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
         specs = specs_of(space, "obs")
-        for name in (self.achieved, self.desired):
-            if name not in specs:
-                raise self._error(name, f"one of {', '.join(specs)}", "an unknown name")
-        shapes = specs[self.achieved].shape, specs[self.desired].shape
-        if shapes[0] != shapes[1]:
-            raise self._error(self.desired, f"the shape of {self.achieved!r}, {shapes[0]}", shapes[1])
+        achieved, desired = (leaf_of(self, specs, name).shape for name in (self.achieved, self.desired))
+        if achieved != desired:
+            raise self._error(self.desired, f"the shape of {self.achieved!r}, {achieved}", desired)
         return space
 
     def replay(self, rows: Flat, source: Source) -> Flat:
@@ -73,8 +70,8 @@ class Hindsight(Transform):
         if rew.shape != (n,) or not np.array_equal(source.last_index, source.indices):
             raise self._error("rew", f"({n},), rows of one step: set n_step=1", rew.shape)
         if source.real is not None:
-            raise self._error("rew", "rows that stand alone: Window(sequence=1), no burn_in", "sequences, whose rows would get "
-                                                                                              "different goals")
+            raise self._error("rew", "rows that stand alone: Window(sequence=1), no burn_in",
+                              "sequences, whose rows would get different goals")
         if source.buffer.stack_num > 1:
             raise self._error(self.achieved, "a buffer of single frames; put FrameStacker behind",
                               f"stack_num={source.buffer.stack_num}")
@@ -87,22 +84,17 @@ class Hindsight(Transform):
         wrong = np.flatnonzero(~new & ~np.isclose(rew, recomputed))
         if len(wrong) and not self._warned:
             self._warned = True
-            i = wrong[0]
-            warnings.warn(
-                f"{self!r}: {len(wrong)} of {n - new.sum()} rows with their own goal have another reward than compute_reward "
-                "gives, "
-                f"e.g. {rew[i]} stored, {recomputed[i]} recomputed; relabelled rows teach another task",
-                RuntimeWarning, stacklevel=3,
-            )  # fmt: skip
+            warnings.warn(f"{self!r}: {len(wrong)} of {n - new.sum()} rows with their own goal have another reward than "
+                          f"compute_reward gives, e.g. {rew[wrong[0]]} stored, {recomputed[wrong[0]]} recomputed; relabelled rows "
+                          "teach another task", RuntimeWarning, stacklevel=3)
         source.relabelled[desired] = new
         return rows | {desired: goal, desired_next: goal_next, "rew": np.where(new, recomputed, rew).astype(rew.dtype)}
 
 
 def _later(source: Source) -> Positions:
     """For each row a position drawn from the row itself to the newest stored one of its episode."""
-    buffer, indices, size = source.buffer, source.indices, source.buffer.lane_size
-    count = (buffer.episode_end(indices) - indices) % size + 1
-    start = indices - indices % size
+    indices, size = source.indices, source.buffer.lane_size
+    count = (source.buffer.episode_end(indices) - indices) % size + 1
     ahead = (source.rng.random(len(indices)) * count).astype(np.int64)
-    later: Positions = start + (indices - start + ahead) % size
+    later: Positions = indices - indices % size + (indices + ahead) % size
     return later

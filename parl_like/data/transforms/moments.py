@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,16 +44,13 @@ class Moments:
         self.rate, self.window = rate, window
         self._parts: tuple[_Part, ...] = ()
         self._lesson = -1  # for which the moments in use were taken
-        self._behind = False  # whether something was counted since
         self._use()
 
     def _use(self) -> None:
         """Takes everything that was counted into use."""
-        total = self._parts[0] if self._parts else _Part(0, 0.0, 1.0)
-        for part in self._parts[1:]:
-            total = _merge(total, part)
+        total = reduce(_merge, self._parts) if self._parts else _Part(0, 0.0, 1.0)
         self._total = total.mean, np.sqrt(np.maximum(total.var, MIN_VAR))  # one assignment: readers see both or neither
-        self._behind = False
+        self._behind = False  # whether something was counted since
 
     def renew(self, lesson: int | None) -> None:
         """Takes what was counted into use, at the first call for a lesson later than before; None: at every call."""
@@ -76,16 +74,12 @@ class Moments:
         return out if clip is None else np.clip(out, -clip, clip)
 
     def update(self, x: Array) -> None:
-        """Counts a batch [N, *shape], and takes it into use; N = 0 changes nothing.
-
-        Raises:
-            ValueError: as `count`.
-        """
+        """Counts a batch [N, *shape], see `count`, and takes it into use."""
         self.count(x)
         self.renew(None)
 
     def count(self, x: Array) -> None:
-        """Counts a batch [N, *shape]; `mean` and `std` are what they were until `renew`.
+        """Counts a batch [N, *shape], N = 0 too; `mean` and `std` are what they were until `renew`.
 
         Raises:
             ValueError: another shape than before, or values that are not finite.
@@ -109,24 +103,18 @@ class Moments:
     def state_dict(self) -> dict[str, Any]:
         """rate, window; n [k], mean and var [k, *shape] of k parts: 0 or 1, windowed up to `window`; where rows are made ready
         for lessons, the number of the newest, and the moments that are in use for it."""
-        parts = self._parts
-        arrays = {key: np.array([getattr(part, key) for part in parts], np.float64) for key in _Part._fields}
-        used = {} if self._lesson < 0 and not self._behind else {"lesson": self._lesson, "used_mean": np.array(self.mean),
-                                                                 "used_std": np.array(self.std)}
-        return {"rate": self.rate, "window": self.window, **arrays, **used}
+        arrays = {key: np.array([getattr(part, key) for part in self._parts], np.float64) for key in _Part._fields}
+        used = {"lesson": self._lesson, "used_mean": np.array(self.mean), "used_std": np.array(self.std)}
+        return {"rate": self.rate, "window": self.window, **arrays, **(used if self._lesson >= 0 or self._behind else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave.
-
-        Raises:
-            ValueError: moments of another kind.
-        """
+        """Takes over what `state_dict` gave. Raises ValueError where they are moments of another kind."""
         for key in ("rate", "window"):
             if state[key] != getattr(self, key):
                 raise ValueError(f"Moments: the saved {key} is {state[key]}, expected {getattr(self, key)}: build them as saved")
         with _LOCK:
-            self._parts = tuple(_Part(float(n), m, v) for n, m,
-                                v in zip(*(np.array(state[k]) for k in _Part._fields), strict=True))
+            columns = (np.array(state[key]) for key in _Part._fields)
+            self._parts = tuple(_Part(float(n), m, v) for n, m, v in zip(*columns, strict=True))
             self._use()
             self._lesson = state.get("lesson", -1)
             if "used_mean" in state:

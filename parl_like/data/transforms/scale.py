@@ -48,11 +48,7 @@ class ObservationTransform(Transform):
 
 
 class ImageScale(ObservationTransform):
-    """uint8 0 … 255 to float32 `low` … 1.
-
-    Args:
-        low: 0 or −1.
-    """
+    """uint8 0 … 255 to float32 `low` … 1, where `low` is 0 or −1."""
 
     def __init__(self, low: float = 0.0, fields: Fields = ("obs",)) -> None:
         super().__init__(fields)
@@ -71,7 +67,15 @@ class ImageScale(ObservationTransform):
         return gym.spaces.Box(self.low, 1.0, space.shape, np.float32)
 
 
-class ObservationClip(ObservationTransform):
+class _Monotone(ObservationTransform):
+    """Its results lie between those of the bounds."""
+
+    def box(self, name: str, space: gym.spaces.Box) -> gym.spaces.Box:
+        low, high = self.apply(name, space.low), self.apply(name, space.high)
+        return gym.spaces.Box(low, high, dtype=low.dtype.type)
+
+
+class ObservationClip(_Monotone):
     """Values cut to [low, high]; the dtype stays."""
 
     def __init__(self, low: float, high: float, fields: Fields = ("obs",)) -> None:
@@ -82,11 +86,8 @@ class ObservationClip(ObservationTransform):
     def apply(self, name: str, x: Array) -> Array:
         return np.clip(x, self.low, self.high).astype(x.dtype, copy=False)
 
-    def box(self, name: str, space: gym.spaces.Box) -> gym.spaces.Box:
-        return gym.spaces.Box(self.apply(name, space.low), self.apply(name, space.high), dtype=space.low.dtype.type)
 
-
-class ObservationCast(ObservationTransform):
+class ObservationCast(_Monotone):
     """Another dtype."""
 
     def __init__(self, dtype: npt.DTypeLike = np.float32, fields: Fields = ("obs",)) -> None:
@@ -95,9 +96,6 @@ class ObservationCast(ObservationTransform):
 
     def apply(self, name: str, x: Array) -> Array:
         return x.astype(self.dtype, copy=False)
-
-    def box(self, name: str, space: gym.spaces.Box) -> gym.spaces.Box:
-        return gym.spaces.Box(self.apply(name, space.low), self.apply(name, space.high), dtype=self.dtype.type)
 
 
 class RewardTransform(Transform):
@@ -149,11 +147,7 @@ class RewardShifting(RewardTransform):
 
 
 class FunctionalReward(RewardTransform):
-    """Rewards through a function of arrays of any shape.
-
-    Raises:
-        ValueError: on use: the function changes the shape or gives NaN.
-    """
+    """Rewards through a function of arrays of any shape. On use, ValueError where it changes the shape or gives NaN."""
 
     def __init__(self, function: Callable[[Array], npt.ArrayLike]) -> None:
         self.function = function
