@@ -15,38 +15,25 @@ from parl_like.computation_task import BatchRule
 from parl_like.computation_wrapper import Communicator
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.data.replay_buffer import ReplayBuffer
+from parl_like.data.row_specs import is_part
 from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
 from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer, Noise
 from parl_like.one_player import OnePlayer
 from parl_like.queues import Ticket
-from parl_like.row_counts import RowCounts
 from parl_like.row_format import DURATION, RowFormat
 from parl_like.spec import Array, Spec, SpecError
 
 
-class Crew(Protocol):
-    """What helpers know of the robot, or of the part of it that is in their process."""
-
-    remote: bool
-    rows: RowCounts
-
-    @property
-    def tasks(self) -> Mapping[str, Any]: ...
-
-    @property
-    def agents(self) -> Sequence[Any]: ...
-
-
 class Actor(Protocol):
-    """What a helper knows of its agent."""
+    """What a helper knows of its agent. `robot` is the crew that it belongs to: the robot, or the part of it in this process."""
 
     vector: bool
     env: Any
     signal: str | None
 
     @property
-    def robot(self) -> Crew: ...
+    def robot(self) -> Any: ...
 
     def obey(self) -> None:
         """Ends the episode that is running, as the signal says."""
@@ -109,15 +96,12 @@ class AgentHelper:
         self, name: str, agent: Actor, communicator: Communicator, lanes: range, buffer: ReplayBuffer | None,
         rng: np.random.Generator, mode: str, wait: bool, transforms: Transforms,
     ) -> None:
-        """Joins the helper to its agent and task; called once, by the robot.
+        """Joins the helper to its agent and task; called once, by the robot. Raises ValueError where the helper's options do not
+        fit the algorithm.
 
         Args:
             lanes: The agent's lanes in the buffer, one per environment.
             transforms: The task's chain, whose statistics all helpers share.
-            wait: Whether learning blocks the agent (sync) or not (async).
-
-        Raises:
-            ValueError: the helper's options do not fit the algorithm.
         """
         self.name, self.agent, self.comm, self.where = name, agent, communicator, f"{agent}, task {name!r}"
         self.mode, self.wait, self.rng, self.buffer = mode, wait, rng, buffer
@@ -169,8 +153,8 @@ class AgentHelper:
         shape, space = None if explorer is None else self.task.output_shapes.get(explorer.reads or ""), self.model.act_space
         if shape is not None and isinstance(space, gym.spaces.Discrete) and shape != (int(space.n),):
             raise SpecError(f"task {self.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one "
-                            "number per action, "
-                            f"got ('N', {', '.join(map(str, shape))}); look at the last layer of {type(self.model).__name__}")
+                            f"number per action, got ('N', {', '.join(map(str, shape))}); look at the last layer of "
+                            f"{type(self.model).__name__}")
 
     def _bind_transforms(self, transforms: Transforms) -> None:
         self.transforms = transforms.for_helper(len(self.lanes), self.mode)
@@ -194,8 +178,7 @@ class AgentHelper:
             if buffer.read_shape(name) != spec.shape:
                 raise spec.owned_by(self.where).error(
                     f"{buffer.read_shape(name)} from {buffer!r}", "stack_num goes with observations that come stacked "
-                                                                  "(save_only_last_obs); "
-                    "for single frames use the transform FrameStacker")
+                    "(save_only_last_obs); for single frames use the transform FrameStacker")
 
     def _check_window(self) -> None:
         """Refuses an algorithm that asks for rows which this schedule does not send."""
@@ -425,12 +408,10 @@ class AgentHelper:
         """The log-probability of the action that is stored."""
         last, out, row = self._last
         if act is last and out is not None:
-            log_prob = out["log_prob"]
-            return log_prob[row] if row >= 0 else log_prob
+            return out["log_prob"][row] if row >= 0 else out["log_prob"]
         if not self._may_give_up:
             raise ValueError(f"{self.where}: store_policy keeps the log-probability of what predict returned last; store that "
-                             "action, "
-                             f"{act!r} is another")
+                             f"action, {act!r} is another")
         # A task that learns from the actions of another has none, and stores none from here on; all helpers of a task send the
         # same fields.
         for agent in self.agent.robot.agents:
@@ -478,6 +459,9 @@ class AgentHelper:
         if not self.wait:
             self._pending = ticket, done
             return None
+        return self._answer(ticket, done)
+
+    def _answer(self, ticket: Ticket, done: Callable[[Mapping[str, Any]], None] | None) -> dict[str, Any]:
         result = self.comm.get(ticket)
         if done is not None:
             done(result)
@@ -486,12 +470,9 @@ class AgentHelper:
     def settle(self) -> None:
         """Waits for the training request that is open, if any, and takes over what it returned."""
         if self._pending is not None:
-            pending, answered = self._pending
-            self._pending = None
+            pending, self._pending = self._pending, None
             with suppress(Dropped):  # counted by the queue
-                result = self.comm.get(pending)
-                if answered is not None:
-                    answered(result)
+                self._answer(*pending)
 
     def forget_pending(self) -> None:
         """The run was halted: nobody will answer."""
@@ -517,8 +498,7 @@ class AgentHelper:
         with buffer.lock:
             rows = chain.replay(buffer.gather(positions.ravel()), Source(buffer, positions.ravel(), self.rng, positions.ravel()))
         rows["done"] = rows["terminated"] | rows["truncated"]
-        flat = {n: c.reshape((*positions.shape, *c.shape[1:]))[()] for n,
-                c in rows.items() if n == key or n.startswith(key + ".")}
+        flat = {n: c.reshape((*positions.shape, *c.shape[1:]))[()] for n, c in rows.items() if is_part(n, key)}
         if not flat:
             raise KeyError(f"{self.where}: " + unknown("field", key, rows))
         return flat[key] if key in flat else Batch.nest({name[len(key) + 1 :]: column for name, column in flat.items()})

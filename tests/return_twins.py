@@ -73,18 +73,6 @@ def vtrace_reference(
     return targets, advantages
 
 
-def retrace_reference(
-    rew: Array, discount: Array, q: Array, value_next: Array, log_ratio: Array, last: Array, lam: float = 1.0
-) -> Array:
-    """`retrace` as its formula says."""
-    c = lam * np.minimum(1.0, _exp(log_ratio))
-    out = np.zeros_like(rew)
-    for t in reversed(range(len(rew))):
-        follows = 0.0 if t == len(rew) - 1 else np.where(last[t], 0.0, c[t + 1] * (out[t + 1] - q[t + 1]))
-        out[t] = rew[t] + discount[t] * (value_next[t] + follows)
-    return out
-
-
 def next_values_reference(value: Array, last: Array, boot: Array) -> Array:
     """`next_values` row by row."""
     following = iter(boot)

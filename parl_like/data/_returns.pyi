@@ -9,6 +9,3 @@ def vtrace(
     c_bar: float,
     out: Array, advantage: Array,
 ) -> None: ...
-def retrace(
-    rew: Array, discount: Array, q: Array, value_next: Array, log_ratio: Array, last: Array, lam: float, out: Array,
-) -> None: ...

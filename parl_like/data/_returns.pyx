@@ -27,9 +27,8 @@ cdef extern from *:
         void *out[2];
         ptrdiff_t steps, rows, n;
         double lam, rho_bar, c_bar;
+        int is_float;
     } Call;
-
-    typedef void (*Kernel)(const Call *);
 
     /* No fused multiply-add: the same numbers come out at every width, and of a column alone or among others. */
     #if defined(__GNUC__) && !defined(__clang__)
@@ -205,27 +204,14 @@ cdef extern from *:
         )                                                                                                                         \
     }
 
-    /* What is carried has the ratio of its own action as weight already. */
-    #define RETRACE(real, name)                                                                                                   \
-    EACH_WIDTH static void name(const Call *call) {                                                                               \
-        IN(real, rew, 0); IN(real, discount, 1); IN(real, q, 2); IN(real, value_next, 3); IN(real, log_ratio, 4);                 \
-        OUT(real, out, 0); ROWS                                                                                                   \
-        const double lam = call->lam;                                                                                             \
-        WALK(0, steps - 1,                                                                                                        \
-            const double is = exp_##real(log_ratio[i]);                                                                           \
-            const double one_step = rew[i] + (double)discount[i] * value_next[i];                                                 \
-            const double target = one_step + discount[i] * (cut ? 0.0 : carried);                                                 \
-            out[i] = (real)target;                                                                                                \
-            carried = lam * CLIPPED(is, 1.0) * (target - q[i]);                                                                   \
-        )                                                                                                                         \
-    }
-
-    #define BOTH(KERNEL, name) KERNEL(float, name##_float) KERNEL(double, name##_double)
+    #define BOTH(KERNEL, name)                                                                                                    \
+        KERNEL(float, name##_float)                                                                                               \
+        KERNEL(double, name##_double)                                                                                             \
+        static void name##_both(const Call *call) { (call->is_float ? name##_float : name##_double)(call); }
     BOTH(LAMBDA_RETURN, lambda_return)
     BOTH(N_STEP_TARGETS, n_step_targets)
     BOTH(GAE, gae)
     BOTH(VTRACE, vtrace)
-    BOTH(RETRACE, retrace)
 
     #if defined(__GNUC__) && !defined(__clang__)
     #pragma GCC pop_options
@@ -237,19 +223,12 @@ cdef extern from *:
         void* out[2]
         Py_ssize_t steps, rows, n
         double lam, rho_bar, c_bar
+        bint is_float
 
-    ctypedef void (*Kernel)(const Call*) noexcept nogil
-
-    void lambda_return_float(const Call*) noexcept nogil
-    void lambda_return_double(const Call*) noexcept nogil
-    void n_step_targets_float(const Call*) noexcept nogil
-    void n_step_targets_double(const Call*) noexcept nogil
-    void gae_float(const Call*) noexcept nogil
-    void gae_double(const Call*) noexcept nogil
-    void vtrace_float(const Call*) noexcept nogil
-    void vtrace_double(const Call*) noexcept nogil
-    void retrace_float(const Call*) noexcept nogil
-    void retrace_double(const Call*) noexcept nogil
+    void lambda_return_both(const Call*) noexcept nogil
+    void n_step_targets_both(const Call*) noexcept nogil
+    void gae_both(const Call*) noexcept nogil
+    void vtrace_both(const Call*) noexcept nogil
 
 
 ctypedef fused real:
@@ -293,6 +272,7 @@ cdef class Arrays:
             if (view.format[0] != c"f" and view.format[0] != c"d") or view.ndim < 1 or view.shape[0] < 1:
                 raise TypeError("the first array is not [T, ...] of float32 or float64, T ≥ 1")
             self.kind = view.format[0]
+            self.call.is_float = self.kind == c"f"
             self.call.steps, self.call.rows = view.shape[0], 1
             for i in range(1, view.ndim):
                 self.call.rows *= view.shape[i]
@@ -322,11 +302,6 @@ cdef class Arrays:
         self.call.last = <const unsigned char*> view.buf
         return 0
 
-    cdef void run(self, Kernel of_float, Kernel of_double) noexcept:
-        cdef Kernel kernel = of_float if self.kind == c"f" else of_double
-        with nogil:
-            kernel(&self.call)
-
 
 cdef Arrays held(tuple floats, last, tuple results):
     """The arrays of one call."""
@@ -343,35 +318,32 @@ def lambda_return(rew, discount, value_next, last, double lam, out):
     """Writes TD(λ) targets [T, ...] into `out`. With λ = 1 value_next counts at cut rows only."""
     cdef Arrays arrays = held((rew, discount, value_next), last, (out,))
     arrays.call.lam = lam
-    arrays.run(lambda_return_float, lambda_return_double)
+    with nogil:
+        lambda_return_both(&arrays.call)
 
 
 def n_step_targets(rew, discount, value_next, last, Py_ssize_t n, out):
     """Writes n-step targets [T, ...] into `out`, n ≥ 1."""
     cdef Arrays arrays = held((rew, discount, value_next), last, (out,))
     arrays.call.n = min(n, arrays.call.steps)
-    arrays.run(n_step_targets_float, n_step_targets_double)
+    with nogil:
+        n_step_targets_both(&arrays.call)
 
 
 def gae(rew, discount, value, value_next, last, double lam, out):
     """Writes advantages [T, ...] into `out`."""
     cdef Arrays arrays = held((rew, discount, value, value_next), last, (out,))
     arrays.call.lam = lam
-    arrays.run(gae_float, gae_double)
+    with nogil:
+        gae_both(&arrays.call)
 
 
 def vtrace(rew, discount, value, value_next, log_ratio, last, double lam, double rho_bar, double c_bar, out, advantage):
     """Writes V-trace targets [T, ...] into `out`, policy-gradient advantages into `advantage`."""
     cdef Arrays arrays = held((rew, discount, value, value_next, log_ratio), last, (out, advantage))
     arrays.call.lam, arrays.call.rho_bar, arrays.call.c_bar = lam, rho_bar, c_bar
-    arrays.run(vtrace_float, vtrace_double)
-
-
-def retrace(rew, discount, q, value_next, log_ratio, last, double lam, out):
-    """Writes Retrace(λ) targets [T, ...] into `out`."""
-    cdef Arrays arrays = held((rew, discount, q, value_next, log_ratio), last, (out,))
-    arrays.call.lam = lam
-    arrays.run(retrace_float, retrace_double)
+    with nogil:
+        vtrace_both(&arrays.call)
 
 
 def n_step_return(const real[:, ::1] rew, const long long[::1] valid, double gamma, real[::1] out, real[::1] scale):

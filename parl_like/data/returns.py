@@ -122,26 +122,6 @@ def vtrace(
     return targets, advantages
 
 
-def retrace(
-    rew: ArrayLike, discount: ArrayLike, q: ArrayLike, value_next: ArrayLike, log_ratio: ArrayLike, last: ArrayLike,
-    lam: float = 1.0,
-) -> Array:
-    """Retrace(λ) targets [T, B] of an action-value function (Munos et al. 2016, equations 3 and 4).
-
-        G[t] = rew[t] + discount[t] · (value_next[t] + c[t+1] · (G[t+1] − q[t+1])),    c[t] = λ · min(1, exp log_ratio[t])
-
-    without the term of t+1 where `last[t]`.
-
-    Args:
-        q: Q of the observation and the action of row t.
-        value_next: Σ π(a|s') Q(s', a): Q of the next observation, as π expects it.
-        log_ratio: That of row 0, or of a row after a cut, does not count: its action is given.
-        lam: λ in [0, 1]. 0: one-step targets.
-    """
-    floats, names = (rew, discount, q, value_next, log_ratio), "rew discount q value_next log_ratio"
-    return _run(_returns.retrace, names, floats, last, (_fraction("retrace", "lam", lam),))[0]
-
-
 def next_values(value: ArrayLike, last: ArrayLike, boot: ArrayLike) -> Array:
     """value_next of flat rows, when only the cut rows had their next observation valued.
 

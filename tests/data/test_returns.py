@@ -11,7 +11,6 @@ from return_twins import (
     n_step_return_reference,
     n_step_targets_reference,
     next_values_reference,
-    retrace_reference,
     vtrace_reference,
 )
 
@@ -23,7 +22,6 @@ from parl_like.data.returns import (
     n_step_return,
     n_step_targets,
     next_values,
-    retrace,
     vtrace,
 )
 
@@ -124,16 +122,6 @@ def test_vtrace_with_other_clips_by_hand():
     target, advantage = vtrace(REW, DISCOUNT, np.ones(5), VALUE_NEXT, LOG_RATIO, LAST, rho_bar=2.0, c_bar=0.5, lam=0.5)
     np.testing.assert_allclose(target, [3.3125, 3.5, 15.375, 4.0, 1.875], rtol=1e-12)
     np.testing.assert_allclose(advantage, [4.5, 2.5, 17.0, 3.0, 0.875], rtol=1e-12)
-
-
-def test_retrace_by_hand():
-    # Q = 1, c = min(1, π/μ) of the row *after*:  G4 = 5 + ½·6 = 8;  G3 = 4;  G2 = 3 + ½·(10 + 1·(4 − 1));  G1 = 2 + ½·8 (cut);
-    # G0 = 1 + ½·(2 + ½·(6 − 1))
-    got = retrace(REW, DISCOUNT, np.ones(5), VALUE_NEXT, LOG_RATIO, LAST)
-    np.testing.assert_allclose(got, [3.25, 6.0, 9.5, 4.0, 8.0], rtol=1e-12)
-    # λ = ½ halves both traces: G2 = 3 + ½·(10 + ½·3), G0 = 1 + ½·(2 + ¼·5)
-    got = retrace(REW, DISCOUNT, np.ones(5), VALUE_NEXT, LOG_RATIO, LAST, lam=0.5)
-    np.testing.assert_allclose(got, [2.625, 6.0, 8.75, 4.0, 8.0], rtol=1e-12)
 
 
 # ---- T48: n-step targets from a circular buffer
@@ -375,11 +363,9 @@ def test_kernels_equal_references(steps, rows, dtype, tolerance, lam):
 def test_off_policy_kernels_equal_references(steps, rows, dtype, tolerance, lam, rho_bar, c_bar):
     *floats, last = random_unroll(steps, rows, dtype)
     log_ratio = np.random.default_rng(rows).normal(size=(steps, rows)).astype(dtype)
-    got = vtrace(*floats, log_ratio, last, rho_bar, c_bar, lam)
-    expected = vtrace_reference(*floats, log_ratio, last, rho_bar, c_bar, lam)
-    pairs = [*zip(got, expected, strict=True),
-             (retrace(*floats, log_ratio, last, lam), retrace_reference(*floats, log_ratio, last, lam))]
-    for got, expected in pairs:
+    gots = vtrace(*floats, log_ratio, last, rho_bar, c_bar, lam)
+    wanted = vtrace_reference(*floats, log_ratio, last, rho_bar, c_bar, lam)
+    for got, expected in zip(gots, wanted, strict=True):
         assert got.dtype == dtype and got.shape == (steps, rows)
         np.testing.assert_allclose(got, expected, rtol=4 * tolerance, atol=4 * tolerance)
 
@@ -442,7 +428,6 @@ FUNCTIONS |= {
     "n_step_targets": lambda rew, discount, value, value_next, last: n_step_targets(rew, discount, value_next, last, 3),
     "vtrace": lambda *unroll: vtrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], 1.5, 1.0, 0.9)[0],
     "vtrace advantage": lambda *unroll: vtrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], 1.5, 1.0, 0.9)[1],
-    "retrace": lambda *unroll: retrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], 0.9),
 }
 each_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
 
@@ -584,33 +569,6 @@ def test_vtrace_is_the_sum_of_the_paper():
     np.testing.assert_allclose(advantage, rho * (rew + gamma * np.append(v[1:], value[7]) - value[:-1]), rtol=1e-12)
 
 
-def test_retrace_is_the_sum_of_the_paper():
-    """Equation 3 as it is printed: Q_s + Σ_t γ^(t−s) (Π_{s<i≤t} c_i) (r_t + γ E_π Q(x_t+1, ·) − Q_t)."""
-    rng = np.random.default_rng(4)
-    rew, log_ratio, q, value_next = rng.normal(size=(4, 7))
-    c, gamma = 0.9 * np.minimum(1, np.exp(log_ratio)), 0.95
-    delta = rew + gamma * value_next - q
-    expected = [q[s] + sum(gamma ** (t - s) * np.prod(c[s + 1 : t + 1]) * delta[t] for t in range(s, 7)) for s in range(7)]
-    got = retrace(rew, np.full(7, gamma), q, value_next, log_ratio, flags(7, 6), 0.9)
-    np.testing.assert_allclose(got, expected, rtol=1e-12)
-
-
-def test_special_cases_of_retrace():
-    rew, discount, q, value_next, last = chained(23, 5)
-    likely, none = np.full_like(rew, 3.0), np.full_like(rew, -np.inf)
-    # An action at least as likely under π is followed in full, and where V' is Q of the row after, Q falls out.
-    expected = discounted_return(rew, discount, last, value_next)
-    np.testing.assert_allclose(retrace(rew, discount, q, value_next, likely, last), expected, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(retrace(rew, discount, q, value_next, 0 * rew, last), expected, rtol=1e-10, atol=1e-12)
-    one_step = rew + discount * value_next
-    np.testing.assert_allclose(retrace(rew, discount, q, value_next, likely, last, 0.0), one_step, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(retrace(rew, discount, q, value_next, none, last), one_step, rtol=1e-12, atol=1e-12)
-    first = likely.copy()
-    first[0] = none[0]  # the ratio of the first action does not count
-    np.testing.assert_array_equal(retrace(rew, discount, q, value_next, first, last),
-                                  retrace(rew, discount, q, value_next, likely, last))
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_actions_that_one_policy_never_takes(dtype):
     rew, discount, value, value_next, last = random_unroll(6, 5, dtype)
@@ -704,22 +662,20 @@ def test_clips_and_counts_are_checked():
         n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST, 0)
     with pytest.raises(TypeError):
         n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST, 1.5)
-    for off_policy in (vtrace, retrace):
-        with pytest.raises(ValueError, match=rf"{off_policy.__name__}: `lam` is 2"):
-            off_policy(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, lam=2)
-        with pytest.raises(ValueError, match=rf"{off_policy.__name__}: `log_ratio` has shape \(4,\); expected .* like `rew` "
-                                             r"\(5,\)"):
-            off_policy(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO[:4], LAST)
+    with pytest.raises(ValueError, match=r"vtrace: `lam` is 2"):
+        vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, lam=2)
+    with pytest.raises(ValueError, match=r"vtrace: `log_ratio` has shape \(4,\); expected .* like `rew` \(5,\)"):
+        vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO[:4], LAST)
     with pytest.raises(ValueError, match=r"n_step_targets: `last` has shape \(4,\)"):
         n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST[:4], 2)
 
 
-@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace", "retrace"])
+@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace"])
 def test_kernels_themselves_refuse_what_they_cannot_read(name):
     """They get raw memory: nothing of another shape, type or order may pass."""
     n_floats, numbers, n_out = {
         "lambda_return": (3, (0.9,), 1), "gae": (4, (0.9,), 1), "n_step_targets": (3, (2,), 1),
-        "vtrace": (5, (0.9, 1.0, 1.0), 2), "retrace": (5, (0.9,), 1),
+        "vtrace": (5, (0.9, 1.0, 1.0), 2),
     }[name]  # fmt: skip
     x, last = np.ones((4, 6)), np.zeros((4, 6), bool)
     locked = np.ones((4, 6))
@@ -794,11 +750,10 @@ def kernel_calls():
         "gae": lambda: _returns.gae(x, x, x, x, last, 0.9, out),
         "n_step_targets": lambda: _returns.n_step_targets(x, x, x, last, 3, out),
         "vtrace": lambda: _returns.vtrace(x, x, x, x, x, last, 0.9, 1.0, 1.0, out, out),
-        "retrace": lambda: _returns.retrace(x, x, x, x, x, last, 0.9, out),
         "n_step_return": lambda: _returns.n_step_return(column, counts, 0.9, flat, flat),
     }
 
 
-@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace", "retrace", "n_step_return"])
+@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace", "n_step_return"])
 def test_kernels_release_the_gil(name):
     let_others_run(kernel_calls()[name], 1000, f"kernel-{name}")

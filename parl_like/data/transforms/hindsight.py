@@ -85,8 +85,8 @@ class Hindsight(Transform):
         if len(wrong) and not self._warned:
             self._warned = True
             warnings.warn(f"{self!r}: {len(wrong)} of {n - new.sum()} rows with their own goal have another reward than "
-                          f"compute_reward gives, e.g. {rew[wrong[0]]} stored, {recomputed[wrong[0]]} recomputed; relabelled rows "
-                          "teach another task", RuntimeWarning, stacklevel=3)
+                          f"compute_reward gives, e.g. {rew[wrong[0]]} stored, {recomputed[wrong[0]]} recomputed; "
+                          "relabelled rows teach another task", RuntimeWarning, stacklevel=3)
         source.relabelled[desired] = new
         return rows | {desired: goal, desired_next: goal_next, "rew": np.where(new, recomputed, rew).astype(rew.dtype)}
 
