@@ -31,20 +31,26 @@ from parl_like.robots.thinker.config import ENCODINGS, Config, PlanningConfig
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.vector_agent import VectorAgent
 
+REFUSALS = (gym.error.Error, EnvFailed, OSError, ImportError, TypeError, ValueError)
+"""How an environment, or what looks for it, refuses its name or its options."""
+
+
+def same_step_envs(env: Any, n: int, **options: Any) -> VectorEnv[Any, Any, Any]:
+    """n environments of an id or a factory: Sokoban is batched already, others are put together."""
+    if isinstance(env, str) and env.startswith("Sokoban-"):
+        return gym.make_vec(env, n, vectorization_mode="vector_entry_point", autoreset_mode=AutoresetMode.SAME_STEP, **options)
+    return make_vector_env(partial(make_env, env, **options), n, "sync", autoreset=AutoresetMode.SAME_STEP)
+
 
 def make_envs(config: Config, n: int, options: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
-    """n environments: Sokoban is batched already, others are put together. `options` go before those of the configuration.
+    """The configuration's environments; `options` go before its own.
 
     Raises:
         ConfigError: there is no such environment, or it refuses its options.
     """
-    kwargs = {**config.env_options, **options}
     try:
-        if config.env.startswith("Sokoban-"):
-            return gym.make_vec(config.env, n, vectorization_mode="vector_entry_point", autoreset_mode=AutoresetMode.SAME_STEP,
-                                **kwargs)
-        return make_vector_env(partial(make_env, config.env, **kwargs), n, "sync", autoreset=AutoresetMode.SAME_STEP)
-    except (gym.error.Error, EnvFailed, OSError, ImportError, TypeError, ValueError) as error:
+        return same_step_envs(config.env, n, **{**config.env_options, **options})
+    except REFUSALS as error:
         keys = "'env', 'env_options' and 'eval_options'" if options else "'env' and 'env_options'"
         said = str(error).splitlines()
         raise ConfigError(f"Config: keys {keys}: {said[0] if said else type(error).__name__}") from error

@@ -1,6 +1,5 @@
-"""What can be set of Thinker. One set of names: those of the published options, where there is one; `Config` is the robot's,
-`ThinkerOptions` that of `thinker.make`, and both share `PlanningConfig`. What is only said in another way (version 1.1, options
-that are not built) is translated here.
+"""What can be set of Thinker: `Config` is the robot's, `ThinkerOptions` that of `thinker.make`, and both share `PlanningConfig`.
+Names are those of the published options, where there is one; `published` translates those of version 1.1.
 """
 
 from __future__ import annotations
@@ -115,11 +114,9 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
 
     Attributes:
         env: gymnasium id; env_options: for its constructor. eval_options: what differs where the robot is evaluated.
-        eval_explore: it is
-            evaluated with drawn actions, not the best ones.
+            eval_explore: it is evaluated with drawn actions, not the best ones.
         planning: "learned": with a world model. "perfect": with the environments themselves (they must clone their state).
-        "none": the
-            same actor-critic without a tree. (wrapper_type 0, 2, 1.)
+            "none": the same actor-critic without a tree. (wrapper_type 0, 2, 1.)
         see_h, see_x, see_real_state: What the planner sees beside the tree. tree_rep_rnn: the tree goes through an LSTM with
             attention; false: an MLP. widths: channels of the planner's image encoders.
         actor_unroll_len: Augmented steps of each environment between two updates of the planner. actor_learning_rate, lr_decay
@@ -203,6 +200,8 @@ class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
     behind `min_replay_ratio`, which is only checked. Faults of the original are not repeated (see `Tree`, `model_targets`).
     """
 
+    name: str = ""  # gymnasium id; empty: the environments are those of env_fn
+    env_n: Positive = 1
     wrapper_type: int = 0  # 0: learned model; 1: the real environment, no tree; 2: transitions from the environment itself
     has_model: bool = True
     train_model: bool = True
@@ -221,25 +220,28 @@ class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
     ckp: bool = False
     preload: str = ""  # folder of a run, whose weights this one begins with
 
+    @property
+    def learns(self) -> bool:
+        return self.has_model and self.train_model and self.wrapper_type != 1
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        learns = self.has_model and self.train_model and self.wrapper_type != 1
         images = self.wrapper_type != 0 or (self.dual_net and self.model_decoder_depth == 0)
         steps, ratio = self.model_batch_size * self.model_unroll_len, self.max_replay_ratio
         refuse(
             (self.wrapper_type not in (0, 1, 2),
-             f"wrapper_type is {self.wrapper_type}; expected 0 (learned model), 1 (no tree) or 2 (the "
-                                                 "environment as model); 3 and 4 were announced and never published"),
+             f"wrapper_type is {self.wrapper_type}; expected 0 (learned model), 1 (no tree) or 2 (the environment as model); 3 "
+             "and 4 were announced and never published"),
             (not self.has_model and self.wrapper_type != 1,
              f"has_model is false, but wrapper_type {self.wrapper_type} plans with a model; use wrapper_type=1"),
             (self.return_x and not images, "return_x shows imagined images; it needs dual_net=true and model_decoder_depth=0"),
             (bool(self.model_img_loss_cost) and not images,
              "model_img_loss_cost is for decoded images; it needs dual_net=true and model_decoder_depth=0"),
-            (learns and self.min_replay_ratio > ratio,
+            (self.learns and self.min_replay_ratio > ratio,
              f"min_replay_ratio {self.min_replay_ratio} is above max_replay_ratio {ratio}"),
-            (learns and ratio > steps,
+            (self.learns and ratio > steps,
              f"max_replay_ratio is {ratio}; expected at most model_batch_size · model_unroll_len ({steps})"),
-            (learns and max(self.model_warm_up_n, self.model_batch_size) > self.model_buffer_n,
+            (self.learns and max(self.model_warm_up_n, self.model_batch_size) > self.model_buffer_n,
              f"model_buffer_n is {self.model_buffer_n}; expected at least model_warm_up_n ({self.model_warm_up_n}) and "
              f"model_batch_size ({self.model_batch_size})"),
             (self.ckp and not self.xpid, "ckp=true goes on with a run; give its xpid (and savedir)"),
@@ -257,47 +259,19 @@ OPTIONS = {*ThinkerOptions.__struct_fields__} - {*ExperimentConfig.__struct_fiel
 RENAMED = {"model_logits_loss_cost": "model_policy_loss_cost"}
 """Names of version 1.1 → those of 1.2, which are used here. For `model_img_type` see `published`."""
 
-UNBUILT: dict[str, Any] = {
-    "model_optimizer": "adam", "model_sgd_momentum": 0.9, "model_sgd_weight_decay": 1e-4, "buffer_traj_len": 50,
-    "model_mem_unroll_len": 0,
-    "model_noise_loss_cost": 0, "fea_loss_inf_bn": False, "img_fea_cos": False, "model_has_memory": False, "model_ordinal": False,
-    "vp_fix_bootstrap": False, "discrete_k": -1, "obs_norm": False, "obs_clip": -1, "reward_norm": False, "se_query_size": 20,
-    "se_td_lambda": 0.9, "se_query_cur": 2, "se_buffer_n": 20, "se_tree_carry": True, "se_manual_stat": False, "sample_n": -1,
-    "sample_temp": 4, "sample_replace": True, "cur_enable": False, "cur_reward_cost": 0, "cur_v_cost": 0, "cur_enc_cost": 0,
-    "cur_done_gate": False, "noise_enable": False, "noise_n": 16, "noise_d": 10, "noise_alpha": 0.8, "noise_mlp": False,
-    "atari": False,
-    "grayscale": False, "repeat_action_n": 0, "rand_action_eps": 0, "dm_rgb": False, "profile": False, "project": "",
-    "ray_mem": -1, "ray_gpu": -1, "ray_cpu": -1, "gpu_learn": 0.5,
-}  # fmt: skip
-"""Published options that have no effect here → their defaults, the only values that are taken."""
-
-WAYS_OUT = {
-    "discrete_k": "wrap the environment in parl_like.envs.wrappers.Discretize and give it as env_fn",
-    "atari": "give env_fn=lambda: parl_like.envs.atari.Atari(game)",
-    "grayscale": "give env_fn=lambda: parl_like.envs.atari.Atari(game, …)",
-    "project": "give savedir and xpid",
-    **dict.fromkeys(("obs_norm", "obs_clip", "reward_norm", "repeat_action_n", "rand_action_eps"),
-                    "wrap the environment and give it as env_fn"),
-    **dict.fromkeys(("ray_mem", "ray_gpu", "ray_cpu", "gpu_learn"), "give it to thinker.ray_init"),
-}
-
 
 def published(given: Mapping[str, Any]) -> dict[str, Any]:
-    """One layer of options by the names of `ThinkerOptions`: those of version 1.1 translated, those that are not built checked
-    and left out."""
-    known = {*OPTIONS, *UNBUILT, *RENAMED, "model_img_type"}
+    """One layer of options by the names of `ThinkerOptions`, those of version 1.1 translated."""
+    known = {*OPTIONS, *RENAMED, "model_img_type"}
     out: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
-            raise ConfigError("thinker.make: " + unknown("option", key, known | {"name", "env_fn", "env_n", "gpu", "config"}))
-        if key in UNBUILT:
-            if value != UNBUILT[key] or isinstance(value, bool) != isinstance(UNBUILT[key], bool):
-                raise ConfigError(f"thinker.make: option {key!r} is published, but not built here; it can only be "
-                                  f"{UNBUILT[key]!r}, got {value!r}; {WAYS_OUT.get(key, 'leave it out')}")
-        elif RENAMED.get(key) in given:
+            known |= {"env_fn", "gpu", "config"}
+            raise ConfigError(f"thinker.make: {unknown('option', key, known)}; docs/thinker.md lists the published options that "
+                              "are not built, and the ways out")
+        if RENAMED.get(key) in given:
             raise ConfigError(f"thinker.make: {key!r} and {RENAMED[key]!r} are one option; give one of them")
-        else:
-            out[RENAMED.get(key, key)] = value
+        out[RENAMED.get(key, key)] = value
     if "model_img_type" in out:  # version 1.1: which of the two losses has the weight model_img_loss_cost
         kind = out.pop("model_img_type")
         if kind not in (0, 1) or "model_fea_loss_cost" in out:

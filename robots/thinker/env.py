@@ -21,7 +21,7 @@ from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.layout import Layout
 from parl_like.robot import Robot
 from parl_like.robots.thinker.config import ThinkerOptions
-from parl_like.robots.thinker.ray import Maker, SharedTask
+from parl_like.robots.thinker.ray import Maker
 from parl_like.spec import Array
 
 CHECKPOINT_S = 600.0
@@ -44,12 +44,12 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
 
     def __init__(self, source: Robot | VectorEnv[Any, Any, Any], options: ThinkerOptions, folder: Path | None,
                  maker: Maker | None = None) -> None:
-        self.options, self.folder, self._maker, self._ended = options, folder, maker, False
+        self.options, self.folder, self._maker, self._ended, self._first = options, folder, maker, False, True
         self.robot = source if isinstance(source, Robot) else None
-        self._saved_at, self._first = time.monotonic(), True
+        self._saved_at = time.monotonic()
         if isinstance(source, Robot):
             agent: Any = source.agents[0]
-            self._agent, self._helper = agent, agent.helpers["model"]
+            self._agent, self._task = agent, source.tasks["model"]
             super().__init__(agent.augmented)
         else:
             n_actions = int(source.single_action_space.n)  # type: ignore[attr-defined]
@@ -58,18 +58,13 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         if folder is not None:
             atexit.register(self.close)
 
-    @property
-    def learns(self) -> bool:
-        return self.robot is not None and self.options.train_model
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Begins episodes and trees; without `seed` the first time with one from `base_seed`, later with none."""
         self._check_open()
-        if self.robot is not None:
-            self._obs, info = self._agent.env.reset(seed=seed, options=options)
-        else:
-            seed = self.options.base_seed if seed is None and self._first else seed
-            self._obs, info = self.env.reset(seed=seed, options=options)
+        if self.robot is None and self._first and seed is None:
+            seed = self.options.base_seed
+        env = self.env if self.robot is None else self._agent.env
+        self._obs, info = env.reset(seed=seed, options=options)
         self._first = False
         return self._obs, info
 
@@ -90,45 +85,41 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             raise gym.error.ResetNeeded("thinker: step() before reset()")
         if self.robot is None:
             return self.env.step(actions)
-        face, helper = self._agent.env, self._helper
-        before, acts = self._obs, np.asarray(actions)
-        if self.learns and self.options.require_prob and action_prob is None and (before["step_status"] >= 2).any():
+        face, before, acts, o = self._agent.env, self._obs, np.asarray(actions), self.options
+        if o.learns and o.require_prob and action_prob is None and (before["step_status"] >= 2).any():
             raise ValueError("thinker: require_prob is true, and this real step has no action_prob [n, A]; give it, or make with "
                              "require_prob=False")
         self._obs, rew, terminated, truncated, info = face.step(acts)
-        if self.learns:
-            real = not info["imagined"].all()
-            prob = np.eye(self._agent.augmented.n_actions, dtype=np.float32)[acts[:, 0]] if action_prob is None else action_prob
-            helper.collecting = self.real_steps >= self.options.total_steps  # the learning rate is 0 from there on
-            try:
+        try:
+            if o.learns:
+                if action_prob is None:
+                    action_prob = np.eye(self._agent.augmented.n_actions)[acts[:, 0]]
+                self._agent.helpers["model"].collecting = self.real_steps >= o.total_steps  # its learning rate is 0 from there on
                 with np.errstate(divide="ignore"):
                     self._agent.remember_real(before, acts, rew, terminated, truncated, info,
-                                              np.log(np.asarray(prob, np.float32)))
-            finally:
-                face.end_episodes()
-            if real and self.folder is not None and time.monotonic() - self._saved_at > CHECKPOINT_S:
-                self.save()
-        else:
+                                              np.log(np.asarray(action_prob, np.float32)))
+        finally:
             face.end_episodes()
+        due = self.folder is not None and time.monotonic() - self._saved_at > CHECKPOINT_S
+        if due and not info["imagined"].all():
+            self.save()
         return self._obs, rew, terminated, truncated, info
 
     @property
     def real_steps(self) -> int:
         """So far, with those of the other makers of a shared model, of which its last reply told."""
-        if self.robot is None:
-            return 0
-        task = self.robot.tasks["model"]
-        return self.robot.env_steps + (task.others if isinstance(task, SharedTask) else 0)
+        return 0 if self.robot is None else self.robot.env_steps + getattr(self._task, "others", 0)
 
     def status(self) -> dict[str, Any]:
         """`processed_n` real steps so far, `warm_up_n` before the first lesson, whether learning is `running` or has come to its
         `finish`, and `replay_ratio`, steps learned from per real step after the warm-up. Of a shared model: of all its makers."""
-        o, n, task = self.options, self.real_steps, None if self.robot is None else self.robot.tasks["model"]
-        updates = 0 if task is None else task.algorithm.updates
-        warm, finish = self._helper.warmup if self.learns else o.model_warm_up_n, n >= o.total_steps
-        warm *= task.makers if isinstance(task, SharedTask) else 1
+        o, n, warm, updates = self.options, self.real_steps, self.options.model_warm_up_n, 0
+        if self.robot is not None:
+            warm = self._agent.helpers["model"].warmup if o.learns else warm
+            warm, updates = warm * getattr(self._task, "makers", 1), self._task.algorithm.updates
+        finish = n >= o.total_steps
         ratio = updates * o.model_batch_size * o.model_unroll_len / max(n - warm + 1, 1)
-        return {"processed_n": n, "warm_up_n": warm, "running": self.learns and n >= warm and not finish, "finish": finish,
+        return {"processed_n": n, "warm_up_n": warm, "running": o.learns and n >= warm and not finish, "finish": finish,
                 "replay_ratio": ratio}
 
     def save(self) -> Path:
@@ -140,7 +131,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         """
         if self.folder is None or self.robot is None:
             raise ValueError("thinker: there is no place for a checkpoint; make with xpid (and savedir), and a model that learns")
-        self._helper.settle()
+        self._agent.helpers["model"].settle()
         write_archive(self.folder / "checkpoint", self.robot.state_dict())
         self._saved_at = time.monotonic()
         return self.folder / "checkpoint"
@@ -170,7 +161,11 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
 def _nothing(n_actions: int, rows: Mapping[str, Array]) -> dict[str, Array]:
     """A model that knows nothing, for stages of one step."""
     zeros = np.zeros(len(rows["op"]), np.float32)
-    return {"r": zeros, "done": zeros, "v": zeros, "logits": np.zeros((len(zeros), n_actions), np.float32)}
+    return {"v": zeros, "logits": np.zeros((len(zeros), n_actions), np.float32)}
+
+
+INFO = ("real_done", "truncated_done", "cost", "step_status", "max_rollout_depth", "baseline", "episode_return", "episode_step")
+PLANNING_INFO = ("im_reward", "im_episode_return")
 
 
 class ThinkerEnv:
@@ -192,12 +187,12 @@ class ThinkerEnv:
         augmented: Any = vector.env
         self.env_n, self.num_actions = int(augmented.num_envs), int(augmented.n_actions)
         self.layout: Layout = augmented.tree.layout
-        self._keys = [key for key in ("tree_reps", "real_states", "hs", "xs") if key in augmented.single_observation_space.spaces]
-        if self.robot is None:
-            self._keys = ["real_states"]
+        seen = {"tree_reps", "real_states", "hs", "xs"} if self.robot is not None else {"real_states"}
+        self.observation_space = gym.spaces.Dict(
+            {key: space for key, space in augmented.observation_space.items() if key in seen})
         choices = (gym.spaces.Tuple([gym.spaces.Discrete(k)] * self.env_n) for k in (self.num_actions, 2))
         self.action_space = gym.spaces.Tuple(tuple(choices))
-        self.observation_space = gym.spaces.Dict({key: augmented.observation_space[key] for key in self._keys})
+        self._info = INFO + PLANNING_INFO if options.im_enable else INFO
 
     def reset(self, seed: int | None = None) -> dict[str, torch.Tensor]:
         """Begins episodes and trees in all environments; see `LearningEnv.reset`."""
@@ -230,13 +225,10 @@ class ThinkerEnv:
         resets = self._choices("reset_action", np.zeros(self.env_n, np.int64) if reset_action is None else reset_action, 2)
         prob = None if action_prob is None else self._probabilities(action_prob)
         obs, rew, terminated, truncated, seen = self.vector.step(np.stack([primary, resets], 1), prob)
-        state = self._state(obs)
-        keys = ["real_done", "truncated_done", "cost", "step_status", "max_rollout_depth", "baseline", "episode_return",
-                "episode_step"]
-        keys += ["im_reward", "im_episode_return"] if self.options.im_enable else []
-        info: dict[str, Any] = {key: self._tensor(seen[key]) for key in keys}
-        info |= {"model_status": self.vector.status(), "real_states_np": np.array(obs["real_states"]), "initial_per_state": {}}
-        return state, self._tensor(rew.astype(np.float32)), self._tensor(np.logical_or(terminated, truncated)), info
+        info = {key: self._tensor(seen[key]) for key in self._info}
+        more = {"model_status": self.vector.status(), "real_states_np": np.array(obs["real_states"]), "initial_per_state": {}}
+        done = self._tensor(np.logical_or(terminated, truncated))
+        return self._state(obs), self._tensor(rew.astype(np.float32)), done, {**info, **more}
 
     def decode_tree_reps(self, tree_reps: Any) -> dict[str, Any]:
         """The entries of tree_reps [..., D] by name, see `Layout.decode`."""
@@ -263,10 +255,10 @@ class ThinkerEnv:
         return torch.tensor(array, device=self.device)  # copies: whatever is done to a state, the environment does not see it
 
     def _state(self, obs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        return {key: self._tensor(obs[key]) for key in self._keys}
+        return {key: self._tensor(obs[key]) for key in self.observation_space}
 
     def _choices(self, name: str, value: Any, n: int) -> Array:
-        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+        array = _numpy(value)
         fits = array.shape == (self.env_n,) and array.dtype.kind in "iub"
         if not fits or array.min() < 0 or array.max() >= n:
             got = f"{array.min()} … {array.max()}" if fits else f"shape {array.shape} {array.dtype}"
@@ -275,11 +267,14 @@ class ThinkerEnv:
         return array.astype(np.int64)
 
     def _probabilities(self, value: Any) -> Array:
-        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value, np.float64)
-        shape = (self.env_n, self.num_actions)
+        array, shape = _numpy(value).astype(np.float64), (self.env_n, self.num_actions)
         if array.shape != shape or not (array >= 0).all() or not np.allclose(array.sum(1), 1.0, atol=1e-3):
             got = f"shape {array.shape}"
             if array.shape == shape:
                 got = f"rows that sum to {array.sum(1).min():g} … {array.sum(1).max():g}, the least number {array.min():g}"
             raise ValueError(f"thinker: step: action_prob has {got}; expected {shape}, rows of probabilities that sum to 1")
         return array
+
+
+def _numpy(value: Any) -> Array:
+    return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)

@@ -17,33 +17,31 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from parl_like.data.disk import clean_partial, replace_file
-from parl_like.envs.make import make_env
 from parl_like.envs.thinker.augmented import check_envs
-from parl_like.envs.vector import EnvFailed, make_vector_env
 from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file, resolve
 from parl_like.robot import Robot
 from parl_like.robots.thinker.agent import ThinkerAgent
-from parl_like.robots.thinker.build import make_envs, network, planning, world_model
-from parl_like.robots.thinker.config import Config, ThinkerOptions, published
+from parl_like.robots.thinker.build import REFUSALS, network, planning, same_step_envs, world_model
+from parl_like.robots.thinker.config import ThinkerOptions, published
 from parl_like.robots.thinker.env import LearningEnv, ThinkerEnv
 from parl_like.robots.thinker.ray import Maker, SharedModel, ray_init, seeds
 
+__all__ = ["LearningEnv", "ThinkerEnv", "ThinkerOptions", "make", "ray_init"]
 FREE = {
     "ckp", "savedir", "xpid", "parallel", "train_model", "total_steps", "model_learning_rate", "test_rec_t", "return_h",
     "return_x", "return_double",
 }  # fmt: skip
 """Options that may change where a run goes on: nothing in a checkpoint depends on them."""
-__all__ = ["LearningEnv", "ThinkerEnv", "ThinkerOptions", "make", "ray_init"]
 
 
 def make(
@@ -72,29 +70,18 @@ def make(
         options: Options by name, before those of `config`.
 
     Raises:
-        ConfigError: an option is unknown (the nearest name is said), not built, out of its range, or not that of the checkpoint;
-        an
+        ConfigError: an option is unknown (the nearest name is said), out of its range, or not that of the checkpoint; an
             environment does not fit; it is not that of the shared model.
     """
     layer = {} if config is None else dict(config) if isinstance(config, Mapping) else load_yaml_file(Path(config))
-    own = {key: layer.pop(key, None) for key in ("name", "env_n", "spaces")}  # of a `config_c.yaml`
-    given = {**published(layer), **published(options)}
-    saved: dict[str, Any] = {}
-    if given.get("ckp") and given.get("xpid"):
-        saved = _saved(Path(given.get("savedir", "logs"), given["xpid"]))
-    run: dict[str, Any] = {"name": own["name"] if name is None else name, "env_n": own["env_n"] if env_n is None else env_n}
-    kept = {key: value for key, value in saved.items() if key not in ("name", "env_n", "spaces", "preload")}
+    words = {key: value for key, value in (("name", name), ("env_n", env_n)) if value is not None}
+    given = {**published(_plain(layer)), **published(options), **words}
+    saved = _saved(Path(given.get("savedir", "logs"), given["xpid"])) if given.get("ckp") and given.get("xpid") else {}
+    kept = {key: value for key, value in _plain(saved).items() if key != "preload"}
     o = resolve(ThinkerOptions, kept, given)
     for key in given:
         if key in kept and key not in FREE and (value := getattr(o, key)) != kept[key]:
             raise ConfigError(_differs(o, key, kept[key], value))
-    for key, value in run.items():
-        if saved and value not in (None, saved[key]):
-            raise ConfigError(_differs(o, key, saved[key], value))
-        run[key] = saved.get(key) if value is None else value
-    n = 1 if run["env_n"] is None else run["env_n"]
-    if not isinstance(n, int) or n < 1:
-        raise ConfigError(f"thinker.make: env_n is {n!r}; expected a number of environments, at least 1")
     if o.wrapper_type == 1 and any(given.get(key) for key in ("has_model", "train_model")):
         raise ConfigError("thinker.make: wrapper_type 1 has no tree, and no model is learned beside it; leave has_model and "
                           "train_model out")
@@ -102,50 +89,43 @@ def make(
         raise ConfigError("thinker.make: gpu is True, but torch sees no CUDA device; use gpu=False, or leave it out")
     if ray_obj is not None and o.wrapper_type == 1:
         raise ConfigError("thinker.make: wrapper_type 1 has no model to share; leave ray_obj out")
-    maker = None if ray_obj is None else Maker(ray_obj, o)
-    try:
-        return _make(o, run, n, env_fn, gpu, given, saved, maker)
-    except BaseException:
-        if maker is not None:
-            maker.leave()
-        raise
-
-
-def _make(
-    o: ThinkerOptions, run: dict[str, Any], n: int, env_fn: Callable[[], Any] | None, gpu: bool | None, given: Mapping[str, Any],
-    saved: Mapping[str, Any], maker: Maker | None,
-) -> ThinkerEnv:
-    learns = o.train_model and o.wrapper_type != 1
-    folder = None
-    if learns and given.keys() & {"xpid", "savedir"} and (maker is None or maker.rank == 0):
-        folder = Path(o.savedir, o.xpid or f"thinker-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    if folder is not None and not o.ckp and _holds_run(folder):
-        raise ConfigError(f"thinker.make: there is a run in {folder}; ckp=True goes on with it, another xpid begins a new one")
     device = torch.device("cuda" if gpu or (gpu is None and torch.cuda.is_available()) else "cpu")
-    stacks: list[int] = []
+    with ExitStack() as undo:
+        maker = None if ray_obj is None else Maker(ray_obj, o)
+        if maker is not None:
+            undo.callback(maker.leave)
+        folder = None
+        if o.learns and given.keys() & {"xpid", "savedir"} and (maker is None or maker.rank == 0):
+            folder = Path(o.savedir, o.xpid or f"thinker-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        if folder is not None and not o.ckp and _holds_run(folder):
+            raise ConfigError(f"thinker.make: there is a run in {folder}; ckp=True goes on with it, another xpid begins a new "
+                              "one")
+        stacks: list[int] = []  # frames in an observation of each environment that env_fn made
 
-    def one() -> Any:
-        env = env_fn()  # type: ignore[misc]  # only called where there is one
-        stacks.append(int(getattr(env, "frame_stack_n", 1)))
-        return env
+        def one() -> Any:
+            env = env_fn()  # type: ignore[misc]  # only called where there is one
+            stacks.append(int(getattr(env, "frame_stack_n", 1)))
+            return env
 
-    again = partial(_environments, run["name"], None if env_fn is None else one, n, o)
-    envs = again()
-    try:
+        again = partial(_environments, o, None if env_fn is None else one)
+        envs = again()
+        undo.callback(envs.close)
         spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
         if saved and saved["spaces"] != spaces:
             raise ConfigError(_differs(o, "name" if env_fn is None else "env_fn", saved["spaces"], spaces))
-        robot = None if o.wrapper_type == 1 else _robot(o, envs, again, device, n, stacks[0] if stacks else 1, maker)
-        vector = LearningEnv(envs if robot is None else robot, o, folder, maker)
-    except BaseException:
-        envs.close()
-        raise
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        clean_partial(folder)
-        text = dump_yaml({**run, "env_n": n, "spaces": spaces, **o.given()})
-        replace_file(folder / "config_c.yaml", text.encode())
+        source = envs if o.wrapper_type == 1 else _robot(o, envs, again, device, stacks[0] if stacks else 1, maker)
+        vector = LearningEnv(source, o, folder, maker)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            clean_partial(folder)
+            replace_file(folder / "config_c.yaml", dump_yaml({"spaces": spaces, **o.given()}).encode())
+        undo.pop_all()
     return ThinkerEnv(vector, o, device)
+
+
+def _plain(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a `config_c.yaml`: not what was only noted, and not the `name: null` that earlier versions wrote."""
+    return {key: value for key, value in layer.items() if key != "spaces" and not (key in ("name", "env_n") and value is None)}
 
 
 def _holds_run(folder: Path) -> bool:
@@ -165,19 +145,16 @@ def _differs(o: ThinkerOptions, key: str, there: Any, here: Any) -> str:
             "as it was, or begin a new run with another xpid and ckp=False")
 
 
-def _environments(name: str | None, env_fn: Callable[[], Any] | None, n: int, o: ThinkerOptions) -> VectorEnv[Any, Any, Any]:
+def _environments(o: ThinkerOptions, env_fn: Callable[[], Any] | None) -> VectorEnv[Any, Any, Any]:
     which = "name" if env_fn is None else "env_fn"
-    if env_fn is None and name is None:
+    if env_fn is None and not o.name:
         raise ConfigError("thinker.make: there is no environment; give name (a gymnasium id) or env_fn (a function that makes "
                           "one)")
-    if o.sokoban_pomdp and not (env_fn is None and str(name).startswith("Sokoban-")):
+    if o.sokoban_pomdp and not (env_fn is None and o.name.startswith("Sokoban-")):
         raise ConfigError(f"thinker.make: sokoban_pomdp is for the names Sokoban-…; leave it out for {which}")
     try:
-        if env_fn is not None:
-            envs = make_vector_env(partial(make_env, env_fn), n, "sync", autoreset=AutoresetMode.SAME_STEP)
-        else:
-            envs = make_envs(Config(env=str(name), env_options={"pomdp": True} if o.sokoban_pomdp else {}), n, {})
-    except (EnvFailed, gym.error.Error, ValueError, TypeError) as error:
+        envs = same_step_envs(o.name if env_fn is None else env_fn, o.env_n, **({"pomdp": True} if o.sokoban_pomdp else {}))
+    except REFUSALS as error:
         raise ConfigError(f"thinker.make: {which}: {str(error).splitlines()[0]}") from error
     try:
         check_envs(envs)
@@ -199,22 +176,20 @@ class _Caller(ThinkerAgent):
 
 
 def _robot(
-    o: ThinkerOptions, envs: VectorEnv[Any, Any, Any], again: Callable[[], Any], device: torch.device, n: int, frame_stack: int,
+    o: ThinkerOptions, envs: VectorEnv[Any, Any, Any], again: Callable[[], Any], device: torch.device, frame_stack: int,
     maker: Maker | None,
 ) -> Robot:
-    rows = o.model_unroll_len + o.model_return_n + 3
+    n, rows, perfect = o.env_n, o.model_unroll_len + o.model_return_n + 3, o.wrapper_type == 2
     if o.train_model and o.model_buffer_n // n < rows:
         raise ConfigError(f"thinker.make: model_buffer_n is {o.model_buffer_n}; expected at least {rows * n}: {n} environments, "
                           "and what model_unroll_len and model_return_n look at")
-    perfect = o.wrapper_type == 2
     net = network(o, envs.single_observation_space, envs.single_action_space, perfect=perfect, frame_stack=frame_stack)
     shown = {"return_h": o.return_h, "return_x": o.return_x}
     tree = {**planning(o, net, **shown), "test_K": o.test_rec_t if o.test_rec_t > 0 else None}
     # A lesson that fails in its thread is told by the next step that teaches, so nothing is stopped for it.
     task = world_model(o, net, perfect=perfect, learns=o.train_model, on_error="fail_batch",
                        device=device if maker is None else torch.device(maker.model.device), **shown)
-    seed = o.base_seed
-    made = [envs]
+    seed, made = o.base_seed, [envs]
     if maker is not None:
         task, seed = maker.share(task, o, envs), seeds(o.base_seed, maker.rank)[0]
     try:
@@ -223,7 +198,7 @@ def _robot(
             agent=partial(_Caller, n, perfect=perfect, planning=tree), driver="threads" if o.parallel else "cooperative",
             mode="async" if o.parallel else "sync")  # fmt: skip
     except TypeError as error:
-        if o.wrapper_type != 2:
+        if not perfect:
             raise
         raise ConfigError(f"thinker.make: wrapper_type=2: {str(error).removeprefix('perfect model: ')}") from error
     if (o.ckp or o.preload) and (maker is None or maker.rank == 0):

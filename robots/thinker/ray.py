@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -27,6 +27,9 @@ from parl_like.drivers.ray_tasks import LESSONS, RayTask, TaskActor, start
 from parl_like.lab.config import ConfigError
 from parl_like.robots.thinker.agent import Places
 from parl_like.robots.thinker.config import ThinkerOptions
+
+OWN = {"ckp", "savedir", "xpid", "preload", "parallel", "name", "env_n"}
+"""Options in which makers of one shared model may differ."""
 
 
 class ModelActor(TaskActor):
@@ -43,26 +46,24 @@ class ModelActor(TaskActor):
         if not self.steps and not hasattr(self, "task"):
             self.options = options
         rank = next(number for number in count() if number not in self.steps)
-        self.steps[rank] = 0
+        self.steps[rank], self.places[rank] = 0, []
         return rank, self.options
 
     def leave(self, rank: int) -> None:
         self.left += self.steps.pop(rank)
-        self.places.pop(rank, None)
+        del self.places[rank]
 
     def claim_nodes(self, rank: int, n: int) -> int:
         """See `WorldModel.claim_nodes`; they are the maker's until it leaves."""
-        owner = Places()
-        self.places.setdefault(rank, []).append(owner)
-        algorithm: Any = self.task.algorithm
+        owner, algorithm = Places(), cast(Any, self.task.algorithm)
+        self.places[rank].append(owner)
         return int(algorithm.claim_nodes(owner, n))
 
-    def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any,
-                                                                                                                         Any]:
+    def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...],
+              options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call of a maker that has made so many real steps: the learning rate follows those of all."""
         self.steps[rank] = steps
-        algorithm: Any = self.task.algorithm
-        algorithm.real_steps = self.real_steps
+        cast(Any, self.task.algorithm).real_steps = self.real_steps
         if method == "load_state_dict":
             self.left = arguments[0].get("others", 0)
         out, facts = self.call(method, arguments, options)
@@ -99,8 +100,8 @@ class SharedAlgorithm(AlgorithmCard):
 class SharedTask(RayTask):
     """One maker's face of the shared model."""
 
-    def __init__(self, task: ComputationTask, model: SharedModel, rank: int) -> None:
-        super().__init__(task, model.actor)
+    def __init__(self, task: ComputationTask, actor: Any, rank: int) -> None:
+        super().__init__(task, actor)
         self.rank, self.own_steps, self.others, self.makers = rank, 0, 0, 1
 
     def _face(self, card: AlgorithmCard) -> SharedAlgorithm:
@@ -122,24 +123,11 @@ class SharedModel:
         device: Where the model computes.
     """
 
-    def __init__(self, actor: Any, device: str) -> None:
-        self.actor, self.device = actor, device
-        self._open = False  # here is the connection that it ends with
+    def __init__(self, actor: Any, device: str, open_here: bool = False) -> None:
+        self.actor, self.device, self._open = actor, device, open_here  # open: here is the connection that it ends with
 
     def __reduce__(self) -> Any:
         return SharedModel, (self.actor, self.device)
-
-    def enter(self, options: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """A rank for a new maker, and the options of the first one."""
-        rank, first = the_ray().get(self.actor.enter.remote(dict(options)))
-        return int(rank), first
-
-    def leave(self, rank: int) -> None:
-        """Ends what `enter` began; where the model is gone, nothing happens."""
-        ray = the_ray()
-        with suppress(ray.exceptions.RayError):
-            if ray.is_initialized():
-                ray.get(self.actor.leave.remote(rank))
 
     def close(self) -> None:
         """Ends the model, after its makers; a local instance of Ray that `ray_init` started ends, too, unless others use it."""
@@ -156,10 +144,6 @@ class SharedModel:
         self.close()
 
 
-OWN = {"ckp", "savedir", "xpid", "preload", "parallel"}
-"""Options in which makers of one shared model may differ."""
-
-
 class Maker:
     """One maker's place at a shared model.
 
@@ -170,7 +154,7 @@ class Maker:
     def __init__(self, model: SharedModel, o: ThinkerOptions) -> None:
         self.model = model
         mine = {key: value for key, value in o.given().items() if key not in OWN}
-        self.rank, first = model.enter(mine)
+        self.rank, first = the_ray().get(model.actor.enter.remote(mine))
         for key, value in mine.items():
             if value != first[key]:
                 self.leave()
@@ -180,17 +164,22 @@ class Maker:
     def share(self, task: ComputationTask, o: ThinkerOptions, envs: VectorEnv[Any, Any, Any]) -> SharedTask:
         """The task as it is shared; built now, if this maker is the first to."""
         task.name = "model"
-        shared = SharedTask(task, self.model, self.rank)
+        shared = SharedTask(task, self.model.actor, self.rank)
         shared.build(seeds(o.base_seed, self.rank)[1])
-        for kind, there, here in (("observations", shared.algorithm.model.obs_space, envs.single_observation_space),
-                                  ("actions", shared.algorithm.model.act_space, envs.single_action_space)):
+        model = shared.algorithm.model
+        for kind, there, here in (("observations", model.obs_space, envs.single_observation_space),
+                                  ("actions", model.act_space, envs.single_action_space)):
             if there != here:
                 raise ConfigError(f"thinker.make: the shared model has {kind} {there}, these environments {here}; makers of one "
                                   f"model have the same")
         return shared
 
     def leave(self) -> None:
-        self.model.leave(self.rank)
+        """Gives the place back; where the model is gone, nothing happens."""
+        ray = the_ray()
+        with suppress(ray.exceptions.RayError):
+            if ray.is_initialized():
+                ray.get(self.model.actor.leave.remote(self.rank))
 
 
 def ray_init(
@@ -217,10 +206,7 @@ def ray_init(
     size = {"num_cpus": ray_cpu, "num_gpus": ray_gpu, "object_store_memory": int(ray_mem * 1e9)}
     CONNECTION.open(address, **{name: n for name, n in size.items() if n >= 0})
     share = (0.5 if ray.cluster_resources().get("GPU", 0) >= 0.5 else 0.0) if gpu_learn is None else gpu_learn
-    actor = start(ModelActor, num_gpus=share)
-    model = SharedModel(actor, "cuda" if share else "cpu")
-    model._open = True
-    return model
+    return SharedModel(start(ModelActor, num_gpus=share), "cuda" if share else "cpu", open_here=True)
 
 
 def seeds(base_seed: int, rank: int) -> tuple[int, np.random.SeedSequence]:

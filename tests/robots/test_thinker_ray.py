@@ -174,7 +174,7 @@ def test_makers_of_one_model_must_fit(ray_obj):
             make(ray_obj=ray_obj, wrapper_type=1)
         with make(ray_obj=ray_obj, env_n=1) as other:
             assert (env.robot.tasks["model"].rank, other.robot.tasks["model"].rank) == (0, 1)  # those that were refused have left
-    with pytest.raises(ConfigError, match="'ray_gpu' is published.*give it to thinker.ray_init"):
+    with pytest.raises(ConfigError, match="no option 'ray_gpu'.*docs/thinker.md"):
         make(ray_gpu=1)
 
 
