@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from parl_like.batch import Batch
 from parl_like.data.files import Savable
-from parl_like.data.lanes import Positions
-from parl_like.data.replay_buffer import Random, ReplayBuffer
+from parl_like.data.lanes import Buffer, Positions, Random
+from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.row_specs import FLAGS, check_saved, in_words, is_part
 from parl_like.spec import Array, Spec
 
@@ -21,7 +21,7 @@ FEW = 16
 """Rows that memory which grows begins with."""
 
 
-class _ByEpisode(Savable, ABC):
+class _ByEpisode(Savable):
     """The writing calls of ReplayBuffer, for a buffer that takes an episode as a whole: its rows wait, lane by lane, for its end.
 
     Args:
@@ -208,7 +208,7 @@ def _columns(rows: list[tuple[Any, ...]], specs: Sequence[Spec]) -> dict[str, Ar
     return {spec.name: np.array([(*row, *zeros[len(row) :])[i] for row in rows], spec.dtype) for i, spec in enumerate(specs)}
 
 
-class EpisodeBuffer(_ByEpisode):
+class EpisodeBuffer(_ByEpisode, Buffer):
     """Whole episodes, oldest first, as many as there are or as the bounds allow.
 
     Rows are written as into a ReplayBuffer. Those of an open episode wait in their lane, unseen; with its last row an episode
@@ -231,6 +231,8 @@ class EpisodeBuffer(_ByEpisode):
     Raises:
         ValueError: a number is below 1.
     """
+
+    _nothing = "without a finished episode; ask n_episodes first"
 
     def __init__(
         self, max_rows: int | None = None, max_episodes: int | None = None, n_lanes: int = 1, rng: Random = None,
@@ -362,42 +364,23 @@ class EpisodeBuffer(_ByEpisode):
         """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
         return self._kept.get(self._slots(index), key)
 
-    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None) -> Positions:
-        """Positions of rows, int64 [n]: n > 0 uniform over the rows, with replacement; 0 all of them, in order.
-
-        None draws as many as there are rows; n < 0, or a buffer without a finished episode, gives none.
-        """
-        n = len(self) if n is None else n
-        if n < 0 or not len(self):
-            return np.empty(0, np.int64)
-        return self._draw(n, len(self), rng) if n else np.arange(len(self))
-
-    def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
-        """Rows as `sample_indices` chooses them, leaves [n, …], and their positions: `batch == buffer[indices]`.
-
-        Raises:
-            ValueError: n > 0 and there is no finished episode.
-        """
-        self._check_sample(n, "rows")
-        indices = self.sample_indices(n, rng)
-        return self._kept[indices + self._first], indices
-
     def sample_episodes(self, n: int, rng: np.random.Generator | None = None) -> list[Batch]:
         """n episodes, each of them as likely as any other whatever its length, with replacement; as from `episode`.
 
         Raises:
             ValueError: n > 0 and there is no finished episode.
         """
-        self._check_sample(n, "episodes")
-        return [self.episode(i) for i in self._draw(n, self.n_episodes, rng).tolist()]
+        if n > 0 and not self._lengths:
+            raise ValueError(f"{self!r}: cannot sample {n} episodes {self._nothing}")
+        drawn = (self.rng if rng is None else rng).random(n) * self.n_episodes
+        return [self.episode(int(i)) for i in drawn]
 
-    def _draw(self, n: int, total: int, rng: np.random.Generator | None) -> Positions:
-        drawn: Positions = ((self.rng if rng is None else rng).random(n) * total).astype(np.int64)  # as ReplayBuffer draws
+    def _draw(self, n: int, rng: np.random.Generator) -> Positions:
+        drawn: Positions = (rng.random(n) * len(self)).astype(np.int64)  # as ReplayBuffer draws
         return drawn
 
-    def _check_sample(self, n: int | None, what: str) -> None:
-        if n is not None and n > 0 and not self._lengths:
-            raise ValueError(f"{self!r}: cannot sample {n} {what} without a finished episode; ask n_episodes first")
+    def _batch(self, positions: Positions) -> Batch:
+        return self._kept[positions + self._first]
 
     def _slots(self, index: Any) -> Positions:
         if isinstance(index, slice):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from parl_like.batch import Batch
+from parl_like.data.files import Savable
 from parl_like.data.frames import next_stack
 from parl_like.data.row_specs import FLAGS, is_part
 from parl_like.data.rows import Ring
@@ -15,9 +18,57 @@ from parl_like.data.stored_fields import FinalObservations, StoredFields
 from parl_like.spec import Array
 
 Positions = npt.NDArray[np.int64]
+Random = np.random.Generator | np.random.SeedSequence | int | None
 
 
-class Lanes:
+class Buffer(Savable, ABC):
+    """What all buffers do: draw rows, read those that were drawn, and go into files.
+
+    Attributes:
+        rng: Draws rows, where no other generator is given.
+    """
+
+    rng: np.random.Generator
+    _nothing = "from an empty buffer; add rows first, or ask len(buffer)"
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _draw(self, n: int, rng: np.random.Generator) -> Positions:
+        """n > 0 positions, of a buffer with rows."""
+
+    @abstractmethod
+    def _batch(self, positions: Positions) -> Batch:
+        """The rows at these positions."""
+
+    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None) -> Positions:
+        """Positions of rows, int64 [n]: n > 0 uniform over the rows, with replacement; 0 all of them, in order of positions.
+
+        None draws as many as there are rows; n < 0, or a buffer without a row, gives none.
+
+        Args:
+            n: How many.
+            rng: Instead of the buffer's own generator.
+        """
+        n = len(self) if n is None else n
+        if n < 0 or not len(self):
+            return np.empty(0, np.int64)
+        return self._draw(n, self.rng if rng is None else rng) if n else np.arange(len(self))
+
+    def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
+        """Rows as `sample_indices` chooses them, leaves [n, …], and their positions: `batch == buffer[indices]`.
+
+        Raises:
+            ValueError: n > 0 and the buffer is empty.
+        """
+        if n is not None and n > 0 and not len(self):
+            raise ValueError(f"{self!r}: cannot sample {n} rows {self._nothing}")
+        indices = self.sample_indices(n, rng)
+        return self._batch(indices), indices
+
+
+class Lanes(Buffer):
     """The reading half of `ReplayBuffer`, which says what lanes and positions are."""
 
     n_lanes: int
@@ -26,7 +77,6 @@ class Lanes:
     columns: dict[str, Array]
     stack_num: int
     sample_avail: bool
-    rng: np.random.Generator
     _ring: Ring
     _plan: StoredFields
     _finals: FinalObservations | None

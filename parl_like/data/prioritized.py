@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.data.lanes import Positions
-from parl_like.data.replay_buffer import LOCKED, Random, ReplayBuffer
+from parl_like.data.lanes import Positions, Random
+from parl_like.data.replay_buffer import LOCKED, ReplayBuffer
 from parl_like.data.segment_tree import SegmentTree
 from parl_like.spec import Array, Spec
 

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch, ready_batch
-from parl_like.data.files import Savable
-from parl_like.data.lanes import Lanes, Positions
+from parl_like.data.lanes import Lanes, Positions, Random
 from parl_like.data.row_specs import (
     FLAGS,
     as_array,
@@ -31,8 +30,6 @@ from parl_like.data.rows import Ring
 from parl_like.data.stored_fields import EpisodeCounts, FinalObservations, StoredFields
 from parl_like.spec import Array, Spec, SpecError, leaves
 
-Random = np.random.Generator | np.random.SeedSequence | int | None
-
 RESERVED = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
 REQUIRED = ("obs", "act", "rew", "terminated", "truncated")
 OWNER = "replay buffer"
@@ -44,7 +41,7 @@ LOCKED = (
 )  # fmt: skip
 
 
-class ReplayBuffer(Lanes, Savable):
+class ReplayBuffer(Lanes):
     """Rows in circular lanes: a lane is one environment's rows in time order, and a full lane gives up its oldest row.
 
     A *position* is a slot of the memory, 0 … capacity − 1; lane k owns the slots k · lane_size … (k + 1) · lane_size − 1.
@@ -361,19 +358,6 @@ class ReplayBuffer(Lanes, Savable):
         self._open.starts[lane] = lane * self.lane_size
         if self._finals is not None:
             self._finals.clear(lane, range(lane * self.lane_size, (lane + 1) * self.lane_size))
-
-    # ---- choosing rows
-
-    def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
-        """Rows as `sample_indices` chooses them, and their positions: `batch == buffer[indices]`.
-
-        Raises:
-            ValueError: n > 0 and the buffer is empty.
-        """
-        if n is not None and n > 0 and not len(self):
-            raise ValueError(f"{self!r}: cannot sample {n} rows from an empty buffer; add rows first, or ask len(buffer)")
-        indices = self.sample_indices(n, rng)
-        return self._batch(indices), indices
 
     # ---- reading rows
 

@@ -8,24 +8,19 @@ from typing import Any, Never
 import numpy as np
 
 from parl_like.batch import Batch
-from parl_like.data.files import Savable
-from parl_like.data.lanes import Positions
-from parl_like.data.replay_buffer import Random
+from parl_like.data.lanes import Buffer, Positions, Random
 from parl_like.data.row_specs import check_numbers, check_saved, in_words, infer, loaded_specs, saved_specs
 from parl_like.data.rows import RowBlock
 from parl_like.spec import Array, Spec, SpecError, leaves
 
-__all__ = ["ReservoirBuffer"]
-
 OWNER = "reservoir buffer"
-
 
 IN_TIME = frozenset((
     "prev", "next", "n_step", "window", "done", "unfinished_index", "episode_start", "truncate_open", "lane_rows", "clear_lane"))
 """What ReplayBuffer has and a reservoir cannot have."""
 
 
-class ReservoirBuffer(Savable):
+class ReservoirBuffer(Buffer):
     """Keeps each row seen so far with the same probability, size / seen: Vitter 1985, "Random Sampling with a Reservoir",
     algorithm R.
 
@@ -43,9 +38,9 @@ class ReservoirBuffer(Savable):
         rng: Generator, or what seeds one; None seeds with 0, so that runs repeat. It decides what is kept, and what is sampled.
 
     Attributes:
-        size: As given.
         seen: Rows pushed so far, kept or not.
         specs: The stored fields, in the order in which `push` takes their values; () before the first row.
+        columns: Dotted name -> [size, …], the memory itself. To be read; rows are written with push and add.
 
     Raises:
         ValueError: size is below 1.
@@ -57,9 +52,12 @@ class ReservoirBuffer(Savable):
         self.size = size
         self.rng = np.random.default_rng(0 if rng is None else rng)
         self.seen = 0
-        self.specs: tuple[Spec, ...] = ()
-        self._block: RowBlock | None = None
-        self._spare: RowBlock | None = None
+        self._use(())
+
+    def _use(self, specs: Sequence[Spec]) -> None:
+        self.specs = tuple(specs)
+        self._block, self._spare = RowBlock(specs, self.size), RowBlock(specs, 1)
+        self.columns: dict[str, Array] = self._block.arrays
 
     # ---- writing
 
@@ -78,8 +76,7 @@ class ReservoirBuffer(Savable):
         if not specs or len({spec.name for spec in specs}) != len(specs):
             raise ValueError(f"ReservoirBuffer: the fields are {in_words(specs)}; expected at least one, and each name once")
         check_numbers("ReservoirBuffer", specs)
-        self._block, self._spare = RowBlock(specs, self.size), RowBlock(specs, 1)
-        self.specs = tuple(specs)
+        self._use(specs)
 
     def push(self, values: tuple[Any, ...]) -> int:
         """Sees one row: `values` in the order of `specs`. Returns its position, or −1 where it is not kept.
@@ -90,21 +87,19 @@ class ReservoirBuffer(Savable):
             IndexError: another number of values than of fields.
             ValueError: `allocate` was not called.
         """
-        block, spare, seen = self._block, self._spare, self.seen
-        if block is None or spare is None:
+        if not self.specs:
             raise ValueError("ReservoirBuffer: push needs to know the fields; call allocate(specs) first, or write with add")
-        if seen < self.size:
-            block.write(seen, values)  # a row that fails half way is not counted
-            self.seen = seen + 1
-            return seen
-        # Checked in a spare row first: a bad row must not be found out only when chance keeps it, nor damage the row it replaces.
-        spare.write(0, values)
-        position = int(self.rng.integers(seen + 1))
-        self.seen = seen + 1
-        if position >= self.size:
-            return -1
-        block.write(position, values)
-        return position
+        position = self.seen
+        if position < self.size:
+            self._block.write(position, values)  # a row that fails half way is not counted
+        else:
+            # In a spare row first: a bad row must not be found out only when chance keeps it, nor damage the one it replaces.
+            self._spare.write(0, values)
+            position = int(self.rng.integers(self.seen + 1))
+            if position < self.size:
+                self._block.write(position, values)
+        self.seen += 1
+        return position if position < self.size else -1
 
     def add(self, row: Batch | Mapping[str, Any]) -> int:
         """Sees one row, nested or not, whose leaves have no row axis; the first one says which fields there are. Returns as
@@ -116,59 +111,31 @@ class ReservoirBuffer(Savable):
             ValueError: the row is empty.
         """
         flat = dict(leaves(row, "", loose=True))
-        if self.specs:
-            names = {spec.name for spec in self.specs}
-            for name in sorted(names ^ flat.keys()):
-                what = "is missing in this row" if name in names else "is not stored here"
-                raise SpecError(f"{OWNER}, field {name!r}: {what}; all rows have the fields of the first one: "
-                                f"{in_words(self.specs)}")
-            return self.push(tuple(flat[spec.name] for spec in self.specs))
-        specs = [infer(OWNER, name, value) for name, value in flat.items()]
-        values = tuple(spec.convert(flat[spec.name]) for spec in specs)  # raises before memory is taken
-        self.allocate(specs)
-        return self.push(values)
+        if not self.specs:
+            specs = [infer(OWNER, name, value) for name, value in flat.items()]
+            for spec in specs:
+                spec.convert(flat[spec.name])  # raises before memory is taken
+            self.allocate(specs)
+        names = {spec.name for spec in self.specs}
+        for name in sorted(names ^ flat.keys()):
+            what = "is missing in this row" if name in names else "is not stored here"
+            raise SpecError(f"{OWNER}, field {name!r}: {what}; all rows have the fields of the first one: {in_words(self.specs)}")
+        return self.push(tuple(flat[spec.name] for spec in self.specs))
 
     # ---- reading rows
 
     def __len__(self) -> int:
         return min(self.seen, self.size)
 
-    @property
-    def columns(self) -> dict[str, Array]:
-        """Dotted name -> [size, …], the memory itself. To be read; rows are written with push and add."""
-        return {} if self._block is None else self._block.arrays
-
     def take(self, positions: Positions) -> dict[str, Array]:
         """Rows as flat arrays: dotted name -> [N, …], a copy. Positions are not checked."""
         return {name: column.take(positions, axis=0) for name, column in self.columns.items()}
 
-    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None) -> Positions:
-        """Positions of rows, int64 [n]: n > 0 uniform over the kept rows, with replacement; 0 all of them, in order of positions.
+    def _draw(self, n: int, rng: np.random.Generator) -> Positions:
+        return rng.integers(len(self), size=n)
 
-        None draws as many as there are rows; n < 0, or an empty buffer, gives none.
-
-        Args:
-            n: How many.
-            rng: Instead of the buffer's own generator.
-        """
-        count = len(self)
-        n = count if n is None else n
-        if n < 0 or not count:
-            return np.empty(0, np.int64)
-        if n == 0:
-            return np.arange(count)
-        return (self.rng if rng is None else rng).integers(count, size=n)
-
-    def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
-        """Rows as `sample_indices` chooses them, leaves [n, …], and their positions.
-
-        Raises:
-            ValueError: n > 0 and the buffer is empty.
-        """
-        if n is not None and n > 0 and not len(self):
-            raise ValueError(f"{self!r}: cannot sample {n} rows from an empty buffer; add rows first, or ask len(buffer)")
-        positions = self.sample_indices(n, rng)
-        return Batch.nest(self.take(positions)), positions
+    def _batch(self, positions: Positions) -> Batch:
+        return Batch.nest(self.take(positions))
 
     def __getattr__(self, name: str) -> Never:
         if name in IN_TIME:
@@ -184,11 +151,8 @@ class ReservoirBuffer(Savable):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the kept rows."""
-        return {
-            "size": self.size,
-            "seen": self.seen, "specs": saved_specs(self.specs), "columns": self.take(np.arange(len(self))),
-            "rng": self.rng.bit_generator.state,
-        }
+        return {"size": self.size, "seen": self.seen, "specs": saved_specs(self.specs),
+                "columns": self.take(np.arange(len(self))), "rng": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave. This buffer may have no fields yet, or those saved.
