@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -358,6 +358,12 @@ class Crew:
             self._started = self._unsound = False  # last: until here the next call begins once more
         if late:  # last, for the user may have made an error of warnings
             warnings.warn(f"still busy 5 s after the stop: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self, drain: bool = False) -> None:
         """Stops the agents and closes their environments. May be called twice.

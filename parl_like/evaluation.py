@@ -14,7 +14,7 @@ from parl_like.agent import Agent
 from parl_like.crew import Crew
 from parl_like.env_source import EnvSource, is_made
 from parl_like.spec import SpecError, leaves, specs_of
-from parl_like.stages import Hook, StopAfterSteps
+from parl_like.stages import Hook
 
 
 @dataclass(repr=False)
@@ -71,15 +71,14 @@ class Quotas(Hook):
     def post_episode(self, agent: Agent, interrupted: bool) -> None:
         if interrupted or agent.quota_episodes == 0:
             return
-        stored = ((helper.buffer,
-                   helper.lanes[agent.env.env_index]) for helper in agent.helpers.values() if helper.buffer is not None)
+        stored = ((h.buffer, h.lanes[agent.env.env_index]) for h in agent.helpers.values() if h.buffer is not None)
         first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
         self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row))
         if agent.quota_episodes is not None:
             agent.quota_episodes -= 1
 
 
-def gather(crew: Crew, n_step: int | None, n_episode: int | None) -> Episodes:
+def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) -> Episodes:
     """Runs every agent for its own share of steps or episodes (exactly one is given), and reports the episodes that ended.
 
     Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
@@ -102,7 +101,7 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None) -> Episodes:
                               stacklevel=3)
             for agent in agents:
                 agent.quota_steps = share * agent.n_envs
-        crew._observe(quotas)
+        crew._observe(quotas, *hooks)
         try:
             while crew._advance():
                 pass
@@ -115,49 +114,22 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None) -> Episodes:
         return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin)
 
 
-class EvaluationCrew(Crew):
-    """Agents, environments and queues that play a robot's tasks in test mode, greedily; nothing is stored or counted.
+def evaluators(robot: Crew, source: EnvSource, n: int, seed: np.random.SeedSequence, explore: bool) -> Crew:
+    """Agents, environments and queues that play a robot's tasks in test mode; nothing is stored or counted.
 
     Args:
-        robot: Whose tasks.
         source: A factory of environments; or an environment itself, which one agent uses, and which is not closed.
         seed: Of the environments.
-        explore: Draw actions as training does.
+        explore: Draw actions as training does, else the best ones are taken.
     """
-
-    def __init__(self, robot: Crew, source: EnvSource, n: int, seed: np.random.SeedSequence, explore: bool) -> None:
-        borrowed = is_made(source)
-        # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
-        seed = np.random.SeedSequence(entropy=seed.entropy, spawn_key=seed.spawn_key)
-        super().__init__(robot.tasks, source, robot._make_agent, 1 if borrowed else n, seed, "cooperative", True, "test",
-                         "evaluator",
-                         robot.transforms, robot.told)
-        self._borrowed = borrowed
-        if explore:
-            for agent in self.agents:
-                for helper in agent.helpers.values():
-                    helper.explore()
-
-    def __enter__(self) -> EvaluationCrew:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def watch(self, hook: Hook, max_steps: int) -> float:
-        """The only agent plays one episode before the eyes of a hook, or `max_steps` of it (0: all); returns its return so
-        far."""
-        if max_steps:
-            self._stop = StopAfterSteps(max_steps)
-            self._stop.begin(self)
-        (agent,) = self.agents
-        agent.quota_episodes = 1
-        quotas = Quotas(self.agents)
-        self._observe(quotas, hook)
-        while self._advance():
-            pass
-        finished = quotas.seen[agent.index]
-        return float(finished[0][0] if finished else agent.env.episode_return)
+    # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
+    seed = np.random.SeedSequence(entropy=seed.entropy, spawn_key=seed.spawn_key)
+    crew = Crew(robot.tasks, source, robot._make_agent, 1 if is_made(source) else n, seed, "cooperative", True, "test",
+                "evaluator", robot.transforms, robot.told)
+    crew._borrowed = is_made(source)
+    for helper in (helper for agent in crew.agents for helper in agent.helpers.values() if explore):
+        helper.explore()
+    return crew
 
 
 def greedy_action(crew: Crew, name: str, obs: Any) -> Any:

@@ -15,46 +15,39 @@ WAY_OUT = ("give play an environment that renders 'rgb_array' (env=), or the rob
            "`def make(render_mode=None): return MyEnv(render_mode=render_mode)`")
 
 
-class Film(Hook):
-    """The pictures of an episode, from its reset on; of a vector environment those of its first one.
+class NotDrawable(ValueError):
+    """An environment does not draw itself."""
 
-    Attributes:
-        pictures: [H, W, 3] uint8 each.
-        fault: Why there is none.
-    """
+
+class Film(Hook):
+    """`pictures` of an episode, [H, W, 3] uint8 each, from its reset on; of a vector environment those of its first one."""
 
     def __init__(self) -> None:
         self.pictures: list[Array] = []
-        self.fault: ValueError | None = None
-
-    def pre_episode(self, agent: Any) -> None:
-        self.post_act(agent)
 
     def post_act(self, agent: Any) -> None:
-        try:
-            self.pictures.append(picture_of(agent.env))
-        except ValueError as error:
-            self.fault = error
-            raise
+        self.pictures.append(picture_of(agent.env))
+
+    pre_episode = post_act
 
 
 def picture_of(env: Any) -> Array:
     """What `env.render()` gives now, the first of several: [H, W, 3] or [H, W], uint8.
 
     Raises:
-        ValueError: the environment does not draw itself.
+        NotDrawable: the environment does not draw itself.
     """
     name = str(getattr(env, "unwrapped", env))
     try:
         given = env.render()
     except Exception as error:
-        raise ValueError(f"{name} cannot be drawn, its render() raised {type(error).__name__}: {error}; {WAY_OUT}") from error
+        raise NotDrawable(f"{name} cannot be drawn, its render() raised {type(error).__name__}: {error}; {WAY_OUT}") from error
     if isinstance(given, (tuple, list)) and given:
         given = given[0]
     if not isinstance(given, np.ndarray) or given.dtype != np.uint8 or given.ndim not in (2, 3):
         what = f"{given.shape} {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__
         mode = getattr(env, "render_mode", None)
-        raise ValueError(f"{name} cannot be drawn: expected render() to give a picture (height, width, 3) uint8, got {what} "
+        raise NotDrawable(f"{name} cannot be drawn: expected render() to give a picture (height, width, 3) uint8, got {what} "
                          f"(its render_mode is {mode!r}); {WAY_OUT}")
     return given.copy()
 

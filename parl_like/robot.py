@@ -21,8 +21,8 @@ from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
 from parl_like.env_source import EnvSource, again, drawable, factory_of, is_made
 from parl_like.errors import AgentFailed, unknown
-from parl_like.evaluation import Episodes, EvaluationCrew, gather, greedy_action
-from parl_like.film import Film, write_gif
+from parl_like.evaluation import Episodes, evaluators, gather, greedy_action
+from parl_like.film import Film, NotDrawable, write_gif
 from parl_like.model import Model
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
@@ -383,9 +383,9 @@ class Robot(Crew):
         with self._evaluators(min(n_agents or len(self.agents), episodes), seed, env) as crew:
             return gather(crew, None, episodes)
 
-    def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> EvaluationCrew:
+    def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> Crew:
         sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
-        return EvaluationCrew(self, self._evaluation_source(env), n, sequence, self.eval_explore)
+        return evaluators(self, self._evaluation_source(env), n, sequence, self.eval_explore)
 
     def _evaluation_source(self, env: EnvSource) -> Any:
         """Of what evaluations make their environments: a factory, or an environment of the caller that is theirs for the time."""
@@ -407,7 +407,11 @@ class Robot(Crew):
                 far.
         """
         with self._evaluators(1, seed, env) as crew:
-            return crew.watch(hook, max_steps)
+            if max_steps:
+                crew._stop = StopAfterSteps(max_steps)
+                crew._stop.begin(crew)
+            seen = gather(crew, None, 1, hook)
+            return float(seen.returns[0] if seen.returns else crew.agents[0].env.episode_return)
 
     def play(
         self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30, env: EnvSource = None,
@@ -428,9 +432,9 @@ class Robot(Crew):
         film = Film()
         try:
             total = self.watch(film, seed=seed, env=source if is_made(source) else drawable(source), max_steps=max_steps)
-        except AgentFailed:
-            if film.fault is not None:
-                raise film.fault from None
+        except AgentFailed as error:
+            if isinstance(error.__cause__, NotDrawable):
+                raise error.__cause__ from None
             raise
         write_gif(path, film.pictures, frames_per_second)
         return total
@@ -570,12 +574,6 @@ class Robot(Crew):
             return []
         known = {name: state[f"task.{name}"] for name in self.tasks if f"task.{name}" in state}
         return [f"{name} {left}" for name, saved in known.items() for left in self.tasks[name].load_fitting(saved)]
-
-    def __enter__(self) -> Robot:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def run_policy(

@@ -4,17 +4,14 @@
             was left, the steps that took.
     RL      sees {obs, goal}, gives an action; one row per step.
 
-Both tasks learn whenever their own helper says so, and nothing but the goal passes from one to the other. A robot with it:
+Both tasks learn whenever their own helper says so, and nothing but the goal passes from one to the other. A robot with it
+(`choose` and `follow` build algorithms over these observations, with `goal_space` and the environment's actions):
 
-    goal_space = env.observation_space
     tasks = {
         "goal": ComputationTask(choose, lambda: OffPolicyHelper(learn_every=1, batch_size=32, extras=GOAL_EXTRAS)),
         "RL": ComputationTask(follow, lambda: OnPolicyHelper(unroll=64)),
     }
     robot = Robot(make_env, agent=GoalAgent, tasks=tasks)
-
-where `choose` builds an algorithm over obs `Dict(obs=…, prev_goal=goal_space)` and act `goal_space`, and `follow` one over obs
-`Dict(obs=…, goal=goal_space)` and the environment's actions.
 """
 
 from __future__ import annotations
@@ -61,8 +58,6 @@ class GoalAgent(Agent):
     goal_horizon: int | None = None
     goal_gamma: float | None = None
 
-    # ------------------------------------------------------------------------------------------------------ what users override
-
     def goal_achieved(self, obs: Any, goal: Any) -> bool:
         """Whether `obs`, after a step towards it, is the goal. Default: equal to it."""
         return bool(np.array_equal(obs, goal))
@@ -88,8 +83,6 @@ class GoalAgent(Agent):
         space = self.helpers["goal"].model.act_space
         return int(space.start) if isinstance(space, gym.spaces.Discrete) else np.zeros(space.shape, space.dtype)
 
-    # ----------------------------------------------------------------------------------------------------------------- the loop
-
     def run_one_episode(self) -> None:
         obs, _ = self.env.reset()
         prev_goal = self.first_goal()
@@ -102,8 +95,9 @@ class GoalAgent(Agent):
     def follow(self, start: Any, goal: Any, prev_goal: Any) -> tuple[Any, bool]:
         """Acts under one goal until it is left, and stores both levels' rows. Returns the observation then, and whether the
         episode ended."""
-        worker = self.helpers["RL"]
-        gamma = self._gamma()
+        worker, gamma = self.helpers["RL"], self.goal_gamma
+        if gamma is None:
+            gamma = float(getattr(self.helpers["goal"].task.algorithm, "gamma", 1.0))
         obs, rew, scale, steps = start, 0.0, 1.0, 0
         while True:
             act = worker.predict(self.worker_obs(obs, goal))
@@ -124,8 +118,3 @@ class GoalAgent(Agent):
             extra={"duration": steps, "left": int(left)},
         )
         return obs, terminated or truncated
-
-    def _gamma(self) -> float:
-        if self.goal_gamma is not None:
-            return self.goal_gamma
-        return float(getattr(self.helpers["goal"].task.algorithm, "gamma", 1.0))

@@ -23,8 +23,8 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Algorithm → the robot that has it, and defaults for whoever gives none."""
 
-ROBOT_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
-                 "torch_threads", "tensorboard")
+RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
+               "torch_threads", "tensorboard")
 """Keys of a configuration that are about a run directory, of which there is none here."""
 
 
@@ -40,7 +40,7 @@ def build(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> 
     module = import_module(f"parl_like.robots.{module_name}")
     if is_made(env):
         defaults = {**defaults, "n_agents": 1}
-    for key in ("env", "algorithm", *ROBOT_OPTIONS):
+    for key in ("env", "algorithm", *RUN_OPTIONS):
         if key in options:
             raise ValueError(f"Robot.of: {key} is no option of a robot{'; give the environment itself' * (key == 'env')}")
     try:
@@ -50,5 +50,4 @@ def build(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> 
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from None
     if name == "DQN" and not isinstance(space, gym.spaces.Discrete):
         raise ValueError(f"Robot.of: DQN chooses one of several actions, this environment takes {space}; use PPO, A2C or IMPALA")
-    robot: Robot = module.build(config, None if isinstance(env, str) else env)
-    return robot
+    return module.build(config, None if isinstance(env, str) else env)  # type: ignore[no-any-return]
