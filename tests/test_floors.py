@@ -9,8 +9,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-# The first version without known ways to harm whoever opens a crafted file.
-MENDED = {"pillow": "12.1.1", "h5py": "3.14", "protobuf": "6.33.5", "torch": "2.10", "pyyaml": "6.0.1", "ray": "2.52"}
+# The first version without known ways to harm whoever opens a crafted file; of h5py the one with the fewest.
+MENDED = {"pillow": "12.2", "h5py": "3.16", "protobuf": "6.33.5", "torch": "2.10", "pyyaml": "6.0.1", "ray": "2.52"}
 
 pytestmark = pytest.mark.checkout
 
