@@ -124,31 +124,24 @@ class OffPolicyHelper(AgentHelper):
 
     def rows_at(self, indices: Array) -> dict[str, Array]:
         """The rows at these positions of the buffer with what the algorithm's window asks for."""
-        buffer = self.buffer
+        buffer, window = self.buffer, self.window
         assert buffer is not None
         if self._changes:
             self._prepare()
-        window = self.window
         if window.sequence > 1 or window.burn_in:
-            return self._sequences(indices)
+            positions, valid = buffer.sequences(indices, window.sequence, window.burn_in)
+            flat = positions.ravel()
+            rows = self._replayed(buffer.gather(flat), flat, flat, valid.ravel())
+            out = {name: column.reshape(*positions.shape, *column.shape[1:]) for name, column in rows.items()}
+            out |= {name: out[name][:, 0] for name in self._state_specs if name in out}
+            if isinstance(buffer, PrioritizedReplayBuffer):
+                out["weight"] = buffer.weights(indices)  # of the sequence
+            return {**out, "valid": valid}
         if window.n_step == 1:
             return self._replayed(buffer.gather(indices), indices, indices)
         ahead = buffer.n_step(indices, window.n_step)
         last = ahead["last_index"]
-        rows = buffer.gather(indices, last)
-        return self._replayed({**rows, "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
-
-    def _sequences(self, indices: Array) -> dict[str, Array]:
-        buffer, window = self.buffer, self.window
-        assert buffer is not None
-        positions, valid = buffer.sequences(indices, window.sequence, window.burn_in)
-        flat = positions.ravel()
-        rows = self._replayed(buffer.gather(flat), flat, flat, valid.ravel())
-        out = {name: column.reshape(*positions.shape, *column.shape[1:]) for name, column in rows.items()}
-        out |= {name: column[:, 0] for name, column in out.items() if name in self._state_specs}
-        if isinstance(buffer, PrioritizedReplayBuffer):
-            out["weight"] = buffer.weights(indices)  # of the sequence
-        return {**out, "valid": valid}
+        return self._replayed({**buffer.gather(indices, last), "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "since": self._since}
@@ -177,6 +170,8 @@ class OnPolicyHelper(AgentHelper):
 
     learns = True
     acts_in_step = True
+    _nothing = "nothing was stored since the last learning"
+    _whole = False  # whether rows wait for the end of their episode
 
     def __init__(self, *, unroll: int = 32, **options: Any) -> None:
         super().__init__(**options)
@@ -188,7 +183,7 @@ class OnPolicyHelper(AgentHelper):
         # Lane → rows at its front that were learned from, and are kept for the frames of later ones.
         self._context: dict[int, int] = {}
         self._learns = 0  # the task's updates when the newest row was stored
-        self._renewed: list[int] = []  # values of `_unrolled` at which the task was found updated
+        self._renewed = 0, 0  # values of `_unrolled` at which the task was found updated, the last two times
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
         # One more: what was collected may fill the unroll already.
@@ -218,15 +213,12 @@ class OnPolicyHelper(AgentHelper):
     def _after_store(self, rows: int, ended: int) -> None:
         if self.task.learns != self._learns:
             self._learns = self.task.learns
-            self._renewed.append(self._unrolled)
+            self._renewed = self._renewed[1], self._unrolled
         self._unrolled += 1
-        if self.collecting:
-            self._check_room()
-        elif self._unrolled >= self.unroll:
-            self._learn()
-
-    def _check_room(self) -> None:
-        if self._unrolled > self.unroll:
+        if not self.collecting:
+            if self._unrolled >= self.unroll:
+                self._learn()
+        elif self._unrolled > self.unroll:
             raise ValueError(f"{self.where}: collected more than {self.unroll} steps, all that this helper holds; "
                              "give it a larger unroll (max_steps), or call update() in between")
 
@@ -243,25 +235,22 @@ class OnPolicyHelper(AgentHelper):
         Raises:
             NotEnoughRows: there are none.
         """
-        segments_and_stale = self._segments()
-        dropped = sum(stale for _, _, stale in segments_and_stale)
+        found = self._segments()
+        dropped = sum(stale for _, _, stale in found)
         self.dropped += dropped
-        found = [(at, rows) for at, rows, _ in segments_and_stale if len(at)]
-        self.agent.robot.rows.count(self.name, sum(len(at) for at, _ in found), dropped)
-        if not found:
+        self.agent.robot.rows.count(self.name, sum(len(at) for at, _, _ in found), dropped)
+        if not any(len(at) for at, _, _ in found):
             raise NotEnoughRows(f"{self.where}: {self._nothing}; store more steps before learning")
+        assert self.buffer is not None
         if self._changes:
-            assert self.buffer is not None
             self._prepare()
-            with self.buffer.lock:
-                segments = [self._replayed(rows, at, at) for at, rows in found]
-        else:
-            segments = [rows for _, rows in found]
+        with self.buffer.lock:
+            segments = [self._replayed(rows, at, at) for at, rows, _ in found if len(at)]
         for segment in segments:
             segment["last"] = segment["terminated"] | segment["truncated"]
             segment["last"][-1] = True
         # The lanes are overwritten while an asynchronous request waits, and rows that are kept move to their front.
-        copy = copy or len(segments) > 1 or self._keeps()
+        copy = copy or len(segments) > 1 or self._keeps
         out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]} if copy else segments[0]
         self._forget()
         if self._keeps_policy and not self.store_policy:
@@ -273,23 +262,20 @@ class OnPolicyHelper(AgentHelper):
         return any(len(at) for at, _, _ in self._segments())
 
     def _segments(self) -> list[tuple[Array, dict[str, Array], int]]:
-        """What would be learned from now, per environment: positions, raw rows, perhaps views of the buffer, and how many are too
-        old."""
+        """What would be learned from now, per environment: positions, raw rows, perhaps views of the buffer, and how many were
+        too old."""
         buffer = self.buffer
-        old = self._renewed[-2] if self.wait and not self.store_policy and len(self._renewed) > 1 else 0
+        old = self._renewed[0] if self.wait and not self.store_policy else 0
         found = []
         for lane in self.lanes if buffer is not None else ():
             assert buffer is not None
             rows = buffer.lane_rows(lane)
             begin, end = self._context.get(lane, 0), self._to_take(rows)
             stale = min(max(len(rows["rew"]) - (self._unrolled - old) - begin, 0), max(end - begin, 0)) if old else 0
-            begin += stale
-            if end > begin or stale:
-                found.append((buffer.lane_positions(lane)[begin:end], {name: column[begin:end] for name, column in rows.items()},
-                              stale))
+            if end > begin:
+                part = slice(begin + stale, end)
+                found.append((buffer.lane_positions(lane)[part], {name: column[part] for name, column in rows.items()}, stale))
         return found
-
-    _nothing = "nothing was stored since the last learning"
 
     def _to_take(self, rows: Mapping[str, Array]) -> int:
         """How many rows of a lane are learned from now."""
@@ -297,41 +283,38 @@ class OnPolicyHelper(AgentHelper):
 
     def _forget(self) -> None:
         """Drops the rows that were taken, but for those of an open episode that the frames of later ones look back to."""
-        buffer = self.buffer
+        buffer, behind = self.buffer, self.transforms.behind
         assert buffer is not None
-        kept = [self._kept(lane) for lane in self.lanes] if self._keeps() else [(0, None)] * len(self.lanes)
-        self._unrolled = 0
-        self._renewed.clear()
-        for lane, (context, rows) in zip(self.lanes, kept, strict=True):
+        unrolled = 0
+        for lane in self.lanes:
+            kept: list[Array] = []
+            if self._keeps:
+                rows = buffer.lane_rows(lane)
+                n = self._to_take(rows)
+                ends = np.flatnonzero(rows["terminated"][:n] | rows["truncated"][:n])
+                self._context[lane] = learned = min(behind, n - (int(ends[-1]) + 1 if len(ends) else 0))
+                kept = [column[n - learned :].copy() for column in rows.values()]
             buffer.clear_lane(lane)
-            self._context[lane] = context
-            if rows is not None and len(rows[0]):
-                buffer.push_rows([lane] * len(rows[0]), rows)
-                self._unrolled = max(self._unrolled, len(rows[0]) - context)
+            if kept and len(kept[0]):
+                buffer.push_rows([lane] * len(kept[0]), kept)
+                unrolled = max(unrolled, len(kept[0]) - learned)
+        self._unrolled, self._renewed = unrolled, (0, 0)
 
+    @property
     def _keeps(self) -> bool:
         """Whether rows stay when others are dropped."""
-        return self.transforms.behind > 0
-
-    def _kept(self, lane: int) -> tuple[int, list[Array]]:
-        """The rows of a lane that stay, and how many of them were learned from."""
-        assert self.buffer is not None
-        rows = self.buffer.lane_rows(lane)
-        n = self._to_take(rows)
-        ends = np.flatnonzero(rows["terminated"][:n] | rows["truncated"][:n])
-        context = min(self.transforms.behind, n - (int(ends[-1]) + 1 if len(ends) else 0))
-        return context, [column[n - context :].copy() for column in rows.values()]
+        return self._whole or self.transforms.behind > 0
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "store_policy": self.store_policy, "unrolled": self._unrolled, "learns": self._learns,
-                "renewed": list(self._renewed),
-                "dropped": self.dropped, "context": {str(lane): rows for lane, rows in self._context.items()}}
+                "renewed": list(self._renewed), "dropped": self.dropped,
+                "context": {str(lane): rows for lane, rows in self._context.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.store_policy = state.get("store_policy", self.store_policy)
         self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
-        self._renewed = list(state["renewed"])
+        self._renewed = (0, 0, *state["renewed"])[-2:]
         self._context = {int(lane): rows for lane, rows in state.get("context", {}).items()}
 
 
@@ -346,6 +329,7 @@ class EpisodicHelper(OnPolicyHelper):
     """
 
     _nothing = "no episode has ended since the last learning"
+    _whole = True
 
     def __init__(self, *, episodes: int = 1, max_steps: int = 1000, **options: Any) -> None:
         super().__init__(unroll=max_steps, **options)
@@ -360,8 +344,6 @@ class EpisodicHelper(OnPolicyHelper):
         if self._ended >= self.episodes and not self.collecting:
             self._learn()
 
-    def _keeps(self) -> bool:
-        return True  # those of open episodes
 
     def _to_take(self, rows: Mapping[str, Array]) -> int:
         n = len(rows["rew"])
