@@ -12,7 +12,7 @@ import operator
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -23,48 +23,17 @@ from parl_like.spec import Array
 RESTARTS = 20  # of one reset; a game that is over sooner than it can begin, this often in a row, is not going to begin
 
 
-class Emulator(Protocol):
-    """What `Atari` asks of a console; `Ale` is the real one.
-
-    Attributes:
-        actions: What each action means: "NOOP", "FIRE", ….
-        shape: Rows and columns of a screen.
-    """
-
-    actions: Sequence[str]
-    shape: tuple[int, int]
-
-    def seed(self, seed: int) -> None:
-        """Seeds what is random in the console, 0 ≤ seed < 2³¹; a `reset` follows."""
-
-    def reset(self) -> None:
-        """Starts a game."""
-
-    def act(self, action: int) -> float:
-        """Holds an action, an index of `actions`, for one raw frame, 1/60 s; returns the points."""
-        ...
-
-    def over(self) -> bool: ...
-
-    def lives(self) -> int: ...
-
-    def screen(self, out: Array) -> None:
-        """Writes the screen into [rows, columns, 3] uint8."""
-
-    def clone(self) -> Array:
-        """Everything that later frames depend on, [n] uint8. The screen need not be in it."""
-        ...
-
-    def restore(self, state: Array) -> None: ...
-
-
 class Ale:
-    """A game of the Arcade Learning Environment.
+    """A game of the Arcade Learning Environment, and what `Atari` asks of an emulator.
 
     Args:
         game: "space_invaders", "SpaceInvaders", "ALE/SpaceInvaders-v5" or "SpaceInvadersNoFrameskip-v4".
         full_actions: All 18 actions, not only those that the game knows.
         mode, difficulty: Variants of the game, Machado et al. 2018; None: its own default.
+
+    Attributes:
+        actions: What each action means: "NOOP", "FIRE", ….
+        shape: Rows and columns of a screen.
 
     Raises:
         ImportError: ale-py is not installed. ValueError: unknown game, mode or difficulty.
@@ -97,6 +66,7 @@ class Ale:
         self.shape = (int(rows), int(columns))
 
     def seed(self, seed: int) -> None:
+        """Seeds what is random in the console, 0 ≤ seed < 2³¹; a `reset` follows."""
         self.ale.setInt("random_seed", seed)
         self.ale.loadROM(self.rom)  # the seed is read only here
         if self.mode is not None and self.mode in self.ale.getAvailableModes():
@@ -105,9 +75,11 @@ class Ale:
             self.ale.setDifficulty(self.difficulty)
 
     def reset(self) -> None:
+        """Starts a game."""
         self.ale.reset_game()
 
     def act(self, action: int) -> float:
+        """Holds an action, an index of `actions`, for one raw frame, 1/60 s; returns the points."""
         return float(self.ale.act(self._actions[action]))
 
     def over(self) -> bool:
@@ -117,9 +89,11 @@ class Ale:
         return int(self.ale.lives())
 
     def screen(self, out: Array) -> None:
+        """Writes the screen into [rows, columns, 3] uint8."""
         self.ale.getScreenRGB(out)
 
     def clone(self) -> Array:
+        """Everything that later frames depend on, [n] uint8. The screen need not be in it."""
         return np.frombuffer(self.ale.cloneState(include_rng=True).serialize(), np.uint8).copy()
 
     def restore(self, state: Array) -> None:
@@ -144,7 +118,7 @@ class Atari(gym.Env[Any, Any]):
     `real_return` and `real_length` (steps) of the whole game, all lives together; points made inside of resets are in it.
 
     Args:
-        game: Name or id, see `Ale`; or an emulator.
+        game: Name or id, see `Ale`; or an emulator, with the methods and attributes of `Ale`.
         size: Rows and columns, or one number for both; pictures are averaged over areas. None: as the console has them.
         grey: Luminance, after the maximum of colours, instead of colours.
         stack: Frames in an observation.
@@ -168,11 +142,10 @@ class Atari(gym.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
 
     def __init__(
-        self, game: str | Emulator, size: int | tuple[int, int] | None = 96, *, grey: bool = False, stack: int = 4,
-        frame_skip: int = 4,
-        noop_max: int = 30, fire: bool = True, life_loss: bool = True, sticky: float = 0.0, clip_reward: float | None = None,
-        max_frames: int | None = 108_000, full_actions: bool = False, mode: int | None = None, difficulty: int | None = None,
-        render_mode: str | None = None,
+        self, game: str | Any, size: int | tuple[int, int] | None = 96, *, grey: bool = False, stack: int = 4,
+        frame_skip: int = 4, noop_max: int = 30, fire: bool = True, life_loss: bool = True, sticky: float = 0.0,
+        clip_reward: float | None = None, max_frames: int | None = 108_000, full_actions: bool = False, mode: int | None = None,
+        difficulty: int | None = None, render_mode: str | None = None,
     ) -> None:  # fmt: skip
         for name, value, least in (("stack", stack, 1), ("frame_skip", frame_skip, 1), ("noop_max", noop_max, 0)):
             if operator.index(value) < least:
@@ -188,7 +161,7 @@ class Atari(gym.Env[Any, Any]):
             raise ValueError(f"Atari: render_mode is {render_mode!r}; expected 'rgb_array' or None")
         if not isinstance(game, str) and (full_actions or mode is not None or difficulty is not None):
             raise ValueError("Atari: full_actions, mode and difficulty are for a game's name; this emulator is there already")
-        self.emulator: Emulator = Ale(game, full_actions, mode, difficulty) if isinstance(game, str) else game
+        self.emulator: Ale = Ale(game, full_actions, mode, difficulty) if isinstance(game, str) else game
         rows, columns = self.emulator.shape
         self.size = (rows, columns) if size is None else (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         if min(self.size) < 1:
@@ -240,7 +213,7 @@ class Atari(gym.Env[Any, Any]):
         self._lives = self.emulator.lives()
         self._open, self._life_lost = True, False
         self._stack.extend([picture] * self.frame_stack_n)
-        return self._observation(), info | {"lives": self._lives, "frames": self._frames}
+        return np.concatenate(self._stack), info | {"lives": self._lives, "frames": self._frames}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if not self._open:
@@ -260,9 +233,9 @@ class Atari(gym.Env[Any, Any]):
         self._open = not (lost or real_done)
         info = {"lives": lives, "frames": self._frames, "raw_reward": points, "real_done": real_done}
         if real_done:
-            info |= self._whole_game()
+            info |= {"real_return": self._return, "real_length": self._length}
         reward = points if self.clip_reward is None else min(max(points, -self.clip_reward), self.clip_reward)
-        return self._observation(), reward, over or lost, truncated, info
+        return np.concatenate(self._stack), reward, over or lost, truncated, info
 
     def render(self) -> Any:
         return self._screens[0].copy() if self.render_mode == "rgb_array" else None
@@ -289,7 +262,7 @@ class Atari(gym.Env[Any, Any]):
         picture = self._repeat(action)[1]
         done = self.emulator.over() or self._at_limit()
         if done:
-            info |= {"real_done": True} | self._whole_game()
+            info |= {"real_done": True, "real_return": self._return, "real_length": self._length}
         return picture, done
 
     def _repeat(self, action: int) -> tuple[float, Array]:
@@ -318,16 +291,10 @@ class Atari(gym.Env[Any, Any]):
     def _at_limit(self) -> bool:
         return self.max_frames is not None and self._frames >= self.max_frames
 
-    def _whole_game(self) -> dict[str, Any]:
-        return {"real_return": self._return, "real_length": self._length}
-
     def _picture(self, screen: Array) -> Array:
         """[channels, rows, columns] of a screen, in memory of its own."""
         return area_resize((luminance(screen) if self.grey else screen).reshape(*screen.shape[:2], -1).transpose(2, 0, 1),
                            self.size)
-
-    def _observation(self) -> Array:
-        return np.concatenate(self._stack)
 
     # ---- state
 

@@ -16,10 +16,9 @@ from gymnasium import spaces
 
 from parl_like.errors import unknown
 
-__all__ = ["ActionBounds", "DmEnv", "Layers", "OldStyle", "TimeLimit", "adapt", "load", "make_env", "plan_eval_env"]
 
-
-# ------------------------------------------------------------------------------------------------------------------ wrappers
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
 
 
 class TimeLimit(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -34,7 +33,7 @@ class TimeLimit(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs
     def __init__(self, env: gym.Env[Any, Any], max_steps: int) -> None:
         gym.utils.RecordConstructorArgs.__init__(self, max_steps=max_steps)
         super().__init__(env)
-        if isinstance(max_steps, bool) or not isinstance(max_steps, (int, np.integer)) or max_steps < 1:
+        if not _is_count(max_steps):
             raise ValueError(f"TimeLimit: max_steps is {max_steps!r}; expected a number of steps, at least 1")
         self.max_steps = int(max_steps)
         self.elapsed: int | None = None
@@ -80,20 +79,17 @@ class ActionBounds(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
 
 def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Space[Any], Callable[[Any], Any] | None]:
     """The space outside, and the way of an action inwards; None: as it is."""
-    if isinstance(space, spaces.Dict):
-        parts = {name: _bounded(sub, clip, rescale) for name, sub in space.spaces.items()}
-        if all(way is None for _, way in parts.values()):
-            return space, None
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        subs: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        parts = {name: _bounded(sub, clip, rescale) for name, sub in subs}
         ways = {name: way for name, (_, way) in parts.items() if way is not None}
-        return (spaces.Dict({name: sub for name, (sub, _) in parts.items()}),
-                lambda action: {name: ways[name](value) if name in ways else value for name, value in action.items()})
-    if isinstance(space, spaces.Tuple):
-        listed = [_bounded(sub, clip, rescale) for sub in space.spaces]
-        if all(way is None for _, way in listed):
+        if not ways:
             return space, None
-        return (spaces.Tuple([sub for sub, _ in listed]),
-                lambda action: tuple(value if way is None else way(value) for value,
-                                     (_, way) in zip(action, listed, strict=True)))
+        if isinstance(space, spaces.Dict):
+            return (spaces.Dict({name: sub for name, (sub, _) in parts.items()}),
+                    lambda action: {name: ways[name](value) if name in ways else value for name, value in action.items()})
+        return (spaces.Tuple([sub for sub, _ in parts.values()]),
+                lambda action: tuple(ways[i](value) if i in ways else value for i, value in enumerate(action)))
     if not isinstance(space, spaces.Box):
         return space, None
     low, high, dtype = space.low, space.high, space.dtype
@@ -119,9 +115,6 @@ def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Spac
         return np.clip(action, low, high) if clip else action  # rounding may have left the bounds by a bit
 
     return outside, inward
-
-
-# ----------------------------------------------------------------------------------------------------------- other APIs
 
 
 class OldStyle(gym.Env[Any, Any]):
@@ -192,22 +185,23 @@ class OldStyle(gym.Env[Any, Any]):
             self.old.close()
 
 
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    """What a function takes; none of an id, which is no function, and where it cannot be seen."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
 def _takes(method: Any) -> set[str]:
     """Those of `seed`, `options`, `mode` that a method takes as keyword; one that takes any, the first two."""
-    try:
-        parameters = inspect.signature(method).parameters.values()
-    except (TypeError, ValueError):
-        return set()
+    parameters = _parameters(method)
     named = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY} & {"seed", "options", "mode"}
     return named | {"seed", "options"} if any(p.kind is p.VAR_KEYWORD for p in parameters) else named
 
 
 def _space(space: Any) -> gym.Space[Any]:
-    """A space of the package `gym` as one of gymnasium; that one itself.
-
-    Raises:
-        TypeError: A kind that is not known.
-    """
+    """A space of the package `gym` as one of gymnasium; that one itself."""
     if isinstance(space, gym.Space):
         return space
     kind = type(space).__name__
@@ -255,8 +249,8 @@ class DmEnv(gym.Env[Any, Any]):
         now = self.dm.step(action)
         self._over, discount = bool(now.last()), float(now.discount)
         ends = self._over and discount == 0
-        return _arrays(self.observation_space,
-                       now.observation), float(now.reward), ends, self._over and not ends, {"discount": discount}
+        obs = _arrays(self.observation_space, now.observation)
+        return obs, float(now.reward), ends, self._over and not ends, {"discount": discount}
 
     def close(self) -> None:
         if hasattr(self.dm, "close"):
@@ -264,11 +258,6 @@ class DmEnv(gym.Env[Any, Any]):
 
 
 def _spec_space(spec: Any) -> gym.Space[Any]:
-    """The space of a spec of dm_env's.
-
-    Raises:
-        TypeError: A kind that is not known.
-    """
     if isinstance(spec, Mapping):
         return spaces.Dict({name: _spec_space(sub) for name, sub in spec.items()})
     if isinstance(spec, (tuple, list)):
@@ -288,15 +277,11 @@ def _spec_space(spec: Any) -> gym.Space[Any]:
 
 
 def _arrays(space: gym.Space[Any], obs: Any) -> Any:
-    """An observation of dm_env's as its space has it."""
     if isinstance(space, spaces.Dict):
         return {name: _arrays(sub, obs[name]) for name, sub in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_arrays(sub, part) for sub, part in zip(space.spaces, obs, strict=True))
     return np.asarray(obs, space.dtype)
-
-
-# -------------------------------------------------------------------------------------------------------------------- layers
 
 
 def load(id_or_factory: str | Callable[..., Any] | Any, **options: Any) -> tuple[Any, int | None]:
@@ -372,15 +357,12 @@ def wrap(env: gym.Env[Any, Any], clip: bool, rescale: bool,
 
 @dataclass(frozen=True)
 class Layers:
-    """The six steps from somebody's environment to what an agent drives; each may be replaced by a function of your own.
-
-    They are applied in this order. Numbers are those of ALF's list, which converts after wrapping: ours wraps gymnasium
-    environments, so the conversion comes before.
+    """The six steps from somebody's environment to what an agent drives, in this order (numbers as in ALF's list); each may be
+    replaced by a function of your own.
 
     Attributes:
         load: 1. Id, factory or environment, and options → (environment, its registered time limit or None).
-        adapt: 3. Environment → gymnasium environment. What is stored of a step (`TimeStep`) is made of its five values by the
-            agent.
+        adapt: 3. Environment → gymnasium environment.
         limit: 4. (environment, steps or None) → environment with a time limit.
         wrap: 2. (environment, clip, rescale, wrappers) → wrapped environment.
         host: 5. Where environments live: a kind of `make_vector_env`, or a `parl_like.envs.vector.Host`.
@@ -419,13 +401,11 @@ def make_env(
             a factory. Else, and ImportError: see `load` and `adapt`.
     """
     layers = layers or Layers()
-    if time_limit is not None and (
-        isinstance(time_limit, bool) or not isinstance(time_limit, (int, np.integer)) or time_limit != -1 and time_limit < 1
-    ):
+    if time_limit not in (None, -1) and not _is_count(time_limit):
         raise ValueError(f"make_env: time_limit is {time_limit!r}; expected at least 1, None for the registered limit, or -1 "
                          "for none")
     own = [name for name, parameter in inspect.signature(make_env).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
-    taken = _parameters(id_or_factory)
+    taken = {parameter.name for parameter in _parameters(id_or_factory)}
     for name in options:
         if name not in taken and get_close_matches(name, own, 1, 0.85):  # a constructor that takes any keyword would not complain
             raise TypeError(f"make_env: {unknown('option', name, own)} To the constructor it goes by a factory, as "
@@ -445,14 +425,6 @@ def make_env(
     steps = registered if time_limit is None else None if time_limit == -1 else time_limit
     env = layers.limit(layers.adapt(raw), steps)
     return layers.wrap(env, clip_actions, rescale_actions, tuple(wrappers))
-
-
-def _parameters(factory: Any) -> set[str]:
-    """What a factory takes by name; of an id, which is no function, nothing."""
-    try:
-        return set(inspect.signature(factory).parameters)
-    except (TypeError, ValueError):
-        return set()
 
 
 def plan_eval_env(no_thread_env_for_conf: bool = True, evaluate: bool = True, training_kind: str = "process") -> str | None:

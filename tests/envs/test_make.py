@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from agent_fakes import Corridor
 
-from parl_like.envs import make
 from parl_like.envs.make import ActionBounds, DmEnv, Layers, OldStyle, TimeLimit, make_env, plan_eval_env
 
 
@@ -525,7 +524,3 @@ def test_the_table_knows_its_kinds_and_prefers_a_process():
     assert plan_eval_env() == "process"
     with pytest.raises(ValueError, match="expected 'sync', 'thread' or 'process'"):
         plan_eval_env(training_kind="fork")
-
-
-def test_everything_named_is_there():
-    assert all(hasattr(make, name) for name in make.__all__)
