@@ -104,11 +104,11 @@ class Game(ABC):
 
 
 class State(ABC):
-    """One position of a game, changed in place.
+    """One position of a game: all moves so far, from which everything else follows.
 
     Attributes:
         game: Its rules.
-        history: All moves so far, those of chance included.
+        history: Those moves, of chance included; changed in place.
     """
 
     def __init__(self, game: Game) -> None:
@@ -147,14 +147,6 @@ class State(ABC):
         """What a player knows, as [tensor_size] float32 of 0 and 1, newly allocated; for one player equal exactly where the keys
         are."""
 
-    @abstractmethod
-    def _play(self, action: int) -> None:
-        """Makes a legal move; `history` already ends with it."""
-
-    @abstractmethod
-    def _take_back(self, action: int) -> None:
-        """Undoes the last move; `history` no longer holds it."""
-
     # What every game has ------------------------------------------------------------------------------------------------
 
     @property
@@ -169,13 +161,12 @@ class State(ABC):
             raise ValueError(f"{self.game}: move {action} of {self._name(self.player)} after {self.history} is not legal; "
                              f"{'legal are ' + ', '.join(map(str, legal)) if legal else 'the game is over'}")
         self.history.append(action)
-        self._play(action)
 
     def undo(self) -> None:
         """Takes the last move back. Raises IndexError where there is none."""
         if not self.history:
             raise IndexError(f"{self.game}: there is no move to take back")
-        self._take_back(self.history.pop())
+        self.history.pop()
 
     def clone(self) -> State:
         """A state of its own in the same position."""

@@ -31,31 +31,31 @@ class TicTacToe(Game):
 
 
 class TicTacToeState(State):
-    """A position of tic-tac-toe. `board`: nine of ".", "x", "o". `won`: the player who moved last has a line."""
+    """A position of tic-tac-toe."""
 
-    def __init__(self, game: TicTacToe) -> None:
-        super().__init__(game)
-        self.board = ["."] * 9
-        self.won = False
+    @property
+    def board(self) -> list[str]:
+        """Nine of ".", "x", "o"."""
+        board = ["."] * 9
+        for turn, cell in enumerate(self.history):
+            board[cell] = "xo"[turn % 2]
+        return board
+
+    @property
+    def won(self) -> bool:
+        """Whether the player who moved last has a line."""
+        board = self.board
+        return any(board[a] == board[b] == board[c] != "." for a, b, c in LINES)
 
     @property
     def player(self) -> int:
-        return TERMINAL if self.won or len(self.history) == 9 else len(self.history) % 2
+        return TERMINAL if len(self.history) == 9 or self.won else len(self.history) % 2
 
     def legal(self) -> Sequence[int]:
-        return () if self.won else [cell for cell in range(9) if self.board[cell] == "."]
+        return () if self.won else [cell for cell in range(9) if cell not in self.history]
 
     def chance(self) -> list[tuple[int, float]]:
         return []
-
-    def _play(self, action: int) -> None:
-        stone = "ox"[len(self.history) % 2]
-        board = self.board
-        board[action] = stone
-        self.won = any(board[a] == board[b] == board[c] == stone for a, b, c in LINES)
-
-    def _take_back(self, action: int) -> None:
-        self.board[action], self.won = ".", False
 
     def returns(self) -> tuple[float, ...]:
         if not self.won:
@@ -67,7 +67,9 @@ class TicTacToeState(State):
 
     def tensor(self, player: int | None = None) -> Array:
         own, other = "xo" if self._viewer(player) == 0 else "ox"
-        return np.array([[cell == stone for cell in self.board] for stone in (own, other)], np.float32).reshape(18)
+        board = self.board
+        return np.array([[cell == stone for cell in board] for stone in (own, other)], np.float32).reshape(18)
 
     def __str__(self) -> str:
-        return "\n".join("".join(self.board[row : row + 3]) for row in (0, 3, 6)) + "\n"
+        key = self.key()
+        return "".join(f"{key[row:row + 3]}\n" for row in (0, 3, 6))

@@ -30,7 +30,7 @@ from parl_like.envs.games import (
 )
 from parl_like.envs.pettingzoo import AECPlayer, game_to_aec, random_choice
 
-GAMES = {"kuhn": Kuhn, "kuhn3": lambda: Kuhn(3), "leduc": Leduc, "leduc suits": lambda: Leduc(suits=True),
+GAMES = {"kuhn": Kuhn, "kuhn3": lambda: Kuhn(3), "leduc": Leduc,
          "tic-tac-toe": TicTacToe}
 each_game = pytest.mark.parametrize("make", GAMES.values(), ids=GAMES)
 
@@ -147,7 +147,7 @@ def test_the_longest_and_dearest_hand_of_leduc():
     assert len(end.history) - 3 == Leduc().max_moves
 
 
-@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc(), Leduc(suits=True)], ids=str)
+@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc()], ids=str)
 def test_tensors_tell_apart_what_keys_tell_apart(game):
     state, tensors, keys = game.start(), {}, {}
 
@@ -164,7 +164,7 @@ def test_tensors_tell_apart_what_keys_tell_apart(game):
     assert len(keys) == len(information_sets(game))
 
 
-@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc(), Leduc(suits=True)], ids=str)
+@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc()], ids=str)
 def test_who_is_asked_and_what_is_legal_follow_from_what_is_known(game):
     sets, state = information_sets(game), game.start()
 
@@ -183,7 +183,7 @@ def test_who_is_asked_and_what_is_legal_follow_from_what_is_known(game):
     walk({player: () for player in range(game.n_players)})
 
 
-@pytest.mark.parametrize(("game", "sets"), [(Kuhn(), 12), (Kuhn(3), 48), (Leduc(), 288), (Leduc(suits=True), 936)], ids=str)
+@pytest.mark.parametrize(("game", "sets"), [(Kuhn(), 12), (Kuhn(3), 48), (Leduc(), 288)], ids=str)
 def test_the_number_of_information_sets(game, sets):
     assert len(information_sets(game)) == sets
 
@@ -272,7 +272,7 @@ def test_beyond_the_family_there_is_something_to_win():
 
 @pytest.mark.parametrize(("game", "value", "gain"), [
     (Kuhn(), 0.125, 11 / 12), (Kuhn(3), None, 2.0625), (Kuhn(4), None, 3.476042),
-    (Leduc(), -0.078125, 4.747222), (Leduc(suits=True), -0.078125, 4.747222),
+    (Leduc(), -0.078125, 4.747222),
 ], ids=str)
 def test_the_uniform_policy(game, value, gain):
     returns = expected_returns(game.start(), uniform)
@@ -302,11 +302,9 @@ def test_best_answers_to_uniform_play_in_kuhn():
     ((1, 0, 1), "rrc", "crrf", (9, -9)), ((1, 0, 1), "rrc", "crf", (-5, 5)), ((1, 0, 1), "rrc", "rrc", (13, -13)),
 ])
 def test_the_pot_of_leduc(cards, first, second, returns):
-    for game, card in ((Leduc(), lambda rank, i: rank), (Leduc(suits=True), lambda rank, i: 2 * rank + i % 2)):
-        dealt = [card(rank, i if rank != cards[0] else bool(i)) for i, rank in enumerate(cards) if rank is not None]
-        acts = [["fcr".index(a) for a in text] for text in (first, second)]
-        state = game.replay([*dealt[:2], *acts[0], *dealt[2:], *acts[1]])
-        assert state.is_terminal and state.returns() == returns
+    acts = [["fcr".index(a) for a in text] for text in (first, second)]
+    state = Leduc().replay([*cards[:2], *acts[0], *(card for card in cards[2:] if card is not None), *acts[1]])
+    assert state.is_terminal and state.returns() == returns
 
 
 def test_the_tensor_of_leduc():
@@ -506,7 +504,7 @@ class Alone(Game):
             def returns(self):
                 return (0.0, 0.0)
 
-            chance = key = _play = _take_back = lambda self, *_: None
+            chance = key = lambda self, *_: None
 
         return Only(self)
 
