@@ -301,7 +301,8 @@ class ComputationTask:
                 else:
                     steps = taken
                     self._new_version()
-            values = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in out.items()}
+            values = {name: value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
+                      for name, value in out.items()}
             if steps is taken:
                 values["loss"] = loss
             steps.append((values, minibatch.get(ROW)))

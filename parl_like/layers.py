@@ -23,7 +23,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -49,9 +49,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": fast_tanh,
 }
 
-# Standard deviation of a standard normal that is cut off at ±2.
-TRUNCATED_STD = 0.87962566103423978
-
 
 class UnbuiltError(ValueError):
     """The parameters of a layer were asked for before its first call, when their shape was not known yet."""
@@ -72,22 +69,19 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def variance_scaling_(
-    weight: Tensor,
-    gain: float = 1.0, mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in",
-    nonlinearity: str = "linear", distribution: Literal["truncated_normal", "normal", "uniform"] = "truncated_normal",
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Fills `weight` in place with mean 0 and standard deviation gain · g / √fan (ALF; `gain` = √`scale` of TensorFlow).
+def variance_scaling_(weight: Tensor, gain: float = 1.0, mode: Literal["fan_in", "fan_out", "fan_avg"] = "fan_in",
+                      nonlinearity: str = "linear", generator: torch.Generator | None = None) -> Tensor:
+    """Fills `weight` in place from a truncated normal of mean 0 and standard deviation gain · g / √fan (ALF; `gain` = √`scale`
+    of TensorFlow).
 
-    g is torch's gain of the `nonlinearity` that follows (1 linear, √2 relu, 5/3 tanh). The truncated normal is cut at two of its
-    own standard deviations and widened by 1 / 0.8796, so that the values drawn have the standard deviation of the formula.
+    g is torch's gain of the `nonlinearity` that follows (1 linear, √2 relu, 5/3 tanh). The normal is cut at two of its own
+    standard deviations and widened by 1 / 0.8796, so that the values drawn have the standard deviation of the formula.
 
     Args:
         weight: [out, in] or [out, in, height, width]; fan_in = in · height · width, fan_out = out · height · width.
 
     Raises:
-        ValueError: unknown mode or distribution, or fewer than two axes.
+        ValueError: unknown mode, or fewer than two axes.
     """
     if weight.ndim < 2:
         raise ValueError(f"variance_scaling_: weight has shape {tuple(weight.shape)}; expected [out, in, ...], at least two axes")
@@ -97,15 +91,8 @@ def variance_scaling_(
     if mode not in fans:
         raise ValueError("variance_scaling_: " + unknown("mode", mode, fans))
     std = gain * nn.init.calculate_gain(nonlinearity) / math.sqrt(fans[mode])  # type: ignore[arg-type]
-    wide, half = std / TRUNCATED_STD, math.sqrt(3) * std
-    fill: dict[str, Callable[[], Tensor]] = {
-        "truncated_normal": lambda: nn.init.trunc_normal_(weight, 0.0, wide, -2 * wide, 2 * wide, generator=generator),
-        "normal": lambda: nn.init.normal_(weight, 0.0, std, generator=generator),
-        "uniform": lambda: nn.init.uniform_(weight, -half, half, generator=generator),
-    }
-    if distribution not in fill:
-        raise ValueError("variance_scaling_: " + unknown("distribution", distribution, fill))
-    return fill[distribution]()
+    wide = std / 0.87962566103423978  # the standard deviation of a standard normal that is cut off at ±2
+    return nn.init.trunc_normal_(weight, 0.0, wide, -2 * wide, 2 * wide, generator=generator)
 
 
 @torch.no_grad()
@@ -158,8 +145,8 @@ class LayerFunc(nn.Module, metaclass=Brief):
                 raise TypeError(f"layer {self.name!r}: w is {w!r}; expected a layer that has a weight `w`")
             self._lent["w"] = (w,)
         for key in parameters:
-            lent = self._lent[key][0]._parameters[key] if key in self._lent else UninitializedParameter()
-            self.register_parameter(key, cast(nn.Parameter, lent))
+            lent: Any = self._owner(key)._parameters[key] if key in self._lent else UninitializedParameter()
+            self.register_parameter(key, lent)
 
     def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all parameters and buffers for inputs of `in_size`."""
@@ -168,10 +155,6 @@ class LayerFunc(nn.Module, metaclass=Brief):
     def initialise(self, key: str, value: Tensor) -> None:
         """Fills parameter or buffer `key` in place with its initial value."""
         raise TypeError(f"{type(self).__name__} has no initialise(key, value): fill the value in place")
-
-    @property
-    def built(self) -> bool:
-        return self.in_size is not None
 
     @property
     def param_names(self) -> tuple[str, ...]:
@@ -194,10 +177,8 @@ class LayerFunc(nn.Module, metaclass=Brief):
                     self._owner(key).initialise(key, value)
                 elif value is not None and tuple(value.shape) != shape:
                     lent = f" shared with {self._owner(key).name!r}" if key in self._lent else ""
-                    raise ValueError(
-                        f"layer {self.name!r}: for inputs of size {in_size} its {key}{lent} must be {shape}, "
-                        f"but it is {tuple(value.shape)}; share between layers of equal shape"
-                    )
+                    raise ValueError(f"layer {self.name!r}: for inputs of size {in_size} its {key}{lent} must be {shape}, but it "
+                                     f"is {tuple(value.shape)}; share between layers of equal shape")
         self.in_size = in_size
 
     def _owner(self, key: str) -> LayerFunc:
@@ -206,7 +187,7 @@ class LayerFunc(nn.Module, metaclass=Brief):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws new initial values, from torch's current generator; nothing to do before the build."""
-        if self.built:
+        if self.in_size is not None:
             for key, value in (*self._parameters.items(), *self._buffers.items()):
                 if value is not None:
                     self._owner(key).initialise(key, value)
@@ -232,11 +213,9 @@ class LayerFunc(nn.Module, metaclass=Brief):
     # Whoever asks for parameters that do not exist would train, save or copy nothing, silently.
 
     def _require_built(self) -> None:
-        if not self.built:
-            raise UnbuiltError(
-                f"layer {self.name!r} has no parameters yet: their shape comes with its first input; call it once, "
-                "or give the size of its input (in_size=, in_channels= or size=)"
-            )
+        if self.in_size is None:
+            raise UnbuiltError(f"layer {self.name!r} has no parameters yet: their shape comes with its first input; call it "
+                               "once, or give the size of its input (in_size=, in_channels= or size=)")
 
     def __getattr__(self, key: str) -> Any:
         value = super().__getattr__(key)
@@ -265,7 +244,7 @@ def require_built(module: nn.Module) -> None:
 
 
 def has_unbuilt(module: nn.Module) -> bool:
-    return any(isinstance(part, LayerFunc) and not part.built for part in module.modules())
+    return any(isinstance(part, LayerFunc) and part.in_size is None for part in module.modules())
 
 
 # ----------------------------------------------------------------------------------------------------------- the kinds of layer

@@ -3,11 +3,11 @@ them returns."""
 
 from __future__ import annotations
 
-import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 
 from parl_like.algorithm import Algorithm
 from parl_like.errors import Diverged
+from parl_like.leaf import to_numpy
 from parl_like.spec import Array
 
 ROW = "lesson_row"
@@ -83,14 +84,16 @@ class Optimization:
             raise ValueError(f"{self.owner()}: learn returned {what}; expected 'loss', a scalar tensor with a gradient (not "
                              "detached)")
         value = float(loss.detach())
-        self._check_finite("loss", value)
+        if not isfinite(value):
+            raise self._diverged("loss", value)
         algorithm, optimizers = self.algorithm, self.optimizers
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
         norm = clip_gradients(self.parameters, algorithm.max_grad_norm)
-        self._check_finite("norm of the gradient", norm)
+        if not isfinite(norm):
+            raise self._diverged("norm of the gradient", norm)
         if not norm and all(parameter.grad is None for parameter in self.parameters):
             raise ValueError(f"{self.owner()}: the loss of {type(algorithm).__name__} reaches none of the task's parameters, so "
                              "nothing would be learned; compute it with the algorithm's own model, without detach() or no_grad()")
@@ -104,10 +107,9 @@ class Optimization:
         algorithm.updates += 1
         return value
 
-    def _check_finite(self, what: str, value: float) -> None:
-        if not math.isfinite(value):
-            raise Diverged(f"{self.owner()}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are "
-                           "unchanged. Lower the learning rate, set max_grad_norm, or look for extreme rewards")
+    def _diverged(self, what: str, value: float) -> Diverged:
+        return Diverged(f"{self.owner()}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are "
+                        "unchanged. Lower the learning rate, set max_grad_norm, or look for extreme rewards")
 
 
 def claim(task: Any) -> Optimization:
@@ -180,7 +182,7 @@ def _in_order(owner: str, name: str, n: int, parts: list[tuple[Any, Any]]) -> Ar
     out: Any = None
     said = np.zeros(n, bool)
     for value, places in parts:
-        array, where = to_numpy(value), slice(None) if places is None else to_numpy(places)
+        array, where = np.asarray(to_numpy(value)), slice(None) if places is None else to_numpy(places)
         if len(array) != len(said[where]):
             raise ValueError(f"{owner}: learn returned {name!r} with {len(array)} rows; expected one for each of "
                              f"{len(said[where])}. Of minibatches they are put together by the field {ROW!r}: let "
@@ -199,21 +201,11 @@ def _mean(values: list[Any]) -> float:
     return float(torch.stack(values).mean() if isinstance(values[0], torch.Tensor) else np.mean(values))
 
 
-def to_numpy(value: Any) -> Array:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-
-
 def has_modes(networks: Mapping[str, torch.nn.Module]) -> bool:
-    """Whether a module among them does something else while it learns."""
-    return any(_reads_mode(type(module)) for network in networks.values() for module in network.modules())  # type: ignore[arg-type]
-
-
-@cache
-def _reads_mode(kind: type[torch.nn.Module]) -> bool:
-    """Whether one of the class's methods reads `training`, or is `train`."""
-    bases = [base for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module]
+    """Whether a module among them does something else while it learns: one of its methods reads `training`, or is `train`."""
+    kinds = {base for network in networks.values() for module in network.modules() for base in type(module).__mro__}
     return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ())
-               for base in bases for name, value in vars(base).items())
+               for kind in kinds - {torch.nn.Module} if issubclass(kind, torch.nn.Module) for name, value in vars(kind).items())
 
 
 def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +25,7 @@ from parl_like.spec import Array, Spec, SpecError
 INFINITE = float("inf")
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One request and, once it is served, its reply.
 
@@ -40,49 +42,55 @@ class Ticket:
         waiter, state, after: The driver's own.
     """
 
-    __slots__ = ("abandoned", "acts", "after", "agent", "error", "out", "queue", "rows", "start", "state", "version", "waiter")
+    agent: Any
+    waiter: Any
+    queue: Any = None
+    rows: int = 0
+    start: int = 0
+    out: Any = None
+    acts: Any = None
+    error: BaseException | None = None
+    version: int = 0
+    state: int = 0
+    abandoned: bool = False
+    after: Ticket | None = None
 
-    def __init__(self, agent: Any, waiter: Any) -> None:
-        self.agent, self.waiter = agent, waiter
-        self.queue: Any = None
-        self.rows = self.start = self.version = self.state = 0
-        self.out: Any = None
-        self.acts: Any = None
-        self.error: BaseException | None = None
-        self.abandoned = False
-        self.after: Ticket | None = None
 
-
+@dataclass
 class Counters:
     """What a queue has done. Times are seconds; wait is that of a batch's first request, compute that of its whole service.
 
     `late` counts replies that nobody waited for any more, `dropped` the rows that a full queue gave up.
     """
 
-    NAMES = ("requests", "rows", "batches", "errors", "late", "dropped")
+    requests: int = 0
+    rows: int = 0
+    batches: int = 0
+    errors: int = 0
+    late: int = 0
+    dropped: int = 0
 
-    def __init__(self) -> None:
-        self.requests = self.rows = self.batches = self.errors = self.late = self.dropped = 0
+    def __post_init__(self) -> None:
         self.waits: deque[float] = deque(maxlen=1024)
         self.computes: deque[float] = deque(maxlen=1024)
 
     def state_dict(self) -> dict[str, int]:
         """What was counted; the times are this process's own."""
-        return {name: getattr(self, name) for name in self.NAMES}
+        return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.__dict__.update(state)
 
     def summary(self, queued_rows: int) -> dict[str, float]:
         """The counts, 'mean_batch' (rows), 'queue_depth' (rows), and 'wait_p50_s' … 'compute_p99_s' of the last 1,024 batches."""
-        out: dict[str, float] = {**self.state_dict(), "mean_batch": self.rows / self.batches if self.batches else 0.0,
-                                 "queue_depth": queued_rows}
+        out: dict[str, float] = {**asdict(self), "mean_batch": self.rows / max(self.batches, 1), "queue_depth": queued_rows}
         for name, times in (("wait", self.waits), ("compute", self.computes)):
             p50, p99 = np.percentile(list(times), [50, 99]) if times else (0.0, 0.0)
             out |= {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99)}
         return out
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """Requests that are served together.
 
@@ -91,13 +99,11 @@ class Batch:
         born: When the first request came, in `perf_counter` seconds.
     """
 
-    __slots__ = ("tickets", "rows", "block", "parts", "born")
-
-    def __init__(self, block: RowBlock | None = None) -> None:
-        self.tickets: list[Ticket] = []
-        self.block: Any = block
-        self.parts: list[Mapping[str, Array]] = []
-        self.rows, self.born = 0, 0.0
+    block: Any = None
+    tickets: list[Ticket] = field(default_factory=list)
+    rows: int = 0
+    parts: list[Mapping[str, Array]] = field(default_factory=list)
+    born: float = 0.0
 
 
 class RequestQueue:
@@ -243,7 +249,6 @@ class RequestQueue:
             ticket.error.__cause__ = error
 
     def _run(self, batch: Batch) -> None:
-        """Answers the requests of a batch."""
         raise NotImplementedError
 
     def recycle(self, batch: Batch) -> None:
@@ -293,10 +298,8 @@ class PredictionQueue(RequestQueue):
             if explorer.noise is not None:
                 self.specs = [*self.specs, explorer.noise.owned_by(f"task {self.task.name!r}")]
         elif self.explorer.kind() != explorer.kind():
-            raise ValueError(
-                f"{agent}, task {self.task.name!r}: explorer {explorer.kind()} differs from {self.explorer.kind()} of the other "
-                "agents; one batch has one kind of explorer, so give all helpers of a task the same"
-            )
+            raise ValueError(f"{agent}, task {self.task.name!r}: explorer {explorer.kind()} differs from {self.explorer.kind()} "
+                             "of the other agents; one batch has one kind of explorer, so give all helpers of a task the same")
 
     def _new_batch(self) -> Batch:
         while self._free:
@@ -318,7 +321,7 @@ class PredictionQueue(RequestQueue):
         start = batch.rows
         if start + rows > batch.block.capacity:
             self._capacity = max(self._capacity, 2 * batch.block.capacity, start + rows)
-            batch.block = self._copy(batch, slice(0, start), self.make_block(self.specs, self._capacity))
+            batch.block = _copy(batch.block, slice(0, start), self.make_block(self.specs, self._capacity))
         try:
             if ticket.rows:
                 batch.block.write_rows(start, rows, values)
@@ -332,13 +335,6 @@ class PredictionQueue(RequestQueue):
         batch.tickets.append(ticket)
         ticket.start = start
         self.rows += rows
-
-    @staticmethod
-    def _copy(batch: Batch, rows: slice, block: RowBlock) -> RowBlock:
-        """Some rows of a batch, at the beginning of another block."""
-        for name, column in batch.block.arrays.items():
-            block.arrays[name][: rows.stop - rows.start] = column[rows]
-        return block
 
     def _run(self, batch: Batch) -> None:
         try:
@@ -364,10 +360,9 @@ class PredictionQueue(RequestQueue):
         middle, out = len(batch.tickets) // 2, []
         row = batch.tickets[middle].start
         for tickets, rows in ((batch.tickets[:middle], slice(0, row)), (batch.tickets[middle:], slice(row, batch.rows))):
-            half = Batch(self._copy(batch, rows, RowBlock(self.specs, rows.stop - rows.start)))
-            half.tickets, half.rows, half.born = tickets, rows.stop - rows.start, batch.born
+            n = rows.stop - rows.start
+            out.append(Batch(_copy(batch.block, rows, RowBlock(self.specs, n)), tickets, n, born=batch.born))
             _number(tickets)
-            out.append(half)
         return out
 
     def _ask(self, batch: Batch) -> None:
@@ -392,12 +387,17 @@ class PredictionQueue(RequestQueue):
             else:  # Python numbers; of a Box of shape () arrays, as its environment expects
                 acts = [act[i, ...] for i in range(len(act))] if self._one_number else act.tolist()
         for ticket in tickets:
-            ticket.out = out
-            ticket.acts = acts
-            ticket.version = version
+            ticket.out, ticket.acts, ticket.version = out, acts, version
 
     def recycle(self, batch: Batch) -> None:
         self._free.append(batch.block)
+
+
+def _copy(block: RowBlock, rows: slice, other: RowBlock) -> RowBlock:
+    """Some rows of a block, at the beginning of another."""
+    for name, column in block.arrays.items():
+        other.arrays[name][: rows.stop - rows.start] = column[rows]
+    return other
 
 
 def _number(tickets: Sequence[Ticket]) -> None:

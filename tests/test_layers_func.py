@@ -325,8 +325,6 @@ def test_batch_norm_statistics_move_only_while_learning():
     ({"mode": "fan_out"}, 1 / 2000**0.5),
     ({"mode": "fan_avg"}, 1 / 1250**0.5),
     ({"nonlinearity": "relu"}, (2 / 500) ** 0.5),
-    ({"distribution": "normal"}, 1 / 500**0.5),
-    ({"distribution": "uniform"}, 1 / 500**0.5),
 ])
 def test_a_million_weights_have_the_standard_deviation_of_the_formula(options, std):
     weight = torch.empty(2000, 500)
@@ -345,12 +343,9 @@ def test_the_fans_of_a_convolution_count_its_window():
     assert weight.std().item() == pytest.approx((64 * 8 * 8) ** -0.5, rel=0.01)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"mode": "fan_inn"}, "did you mean 'fan_in'"), ({"distribution": "gaussian"}, "no distribution 'gaussian'"),
-])
-def test_variance_scaling_refuses_what_it_does_not_know(options, message):
-    with pytest.raises(ValueError, match=message):
-        variance_scaling_(torch.empty(2, 2), **options)
+def test_variance_scaling_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="did you mean 'fan_in'"):
+        variance_scaling_(torch.empty(2, 2), mode="fan_inn")
     with pytest.raises(ValueError, match=r"expected \[out, in"):
         variance_scaling_(torch.empty(2))
 
