@@ -30,6 +30,7 @@ POLICIES = {"world model": "0.6", "imagining, at the root": "#ffcf70", "rollouts
             "real action": COLOURS["real"]}
 SIDE, EDGE, CAPTION = 180, 6, 16  # pixels of the video: a frame (about), the border around it, the text below
 NODE, CELL = 0.85, 1.2  # inches of a picture: a leaf of the tree, an imagined frame
+BLACK = np.zeros((1, 1, 3), np.uint8)
 
 
 class Node(NamedTuple):
@@ -225,7 +226,7 @@ def video_frames(stage: Stage, names: Sequence[str]) -> Iterator[Image.Image]:
     shown.append((stage.after, foreseen, "real", f" real: {names[stage.act]} reward {number(stage.rew)} {stage.end}"))
     for real, node_id, end, text in shown:
         page = Image.new("RGB", (2 * width + 3 * EDGE, height + 2 * EDGE + CAPTION), COLOURS[end])
-        for k, image in enumerate((real, stage.frames.get(node_id, np.zeros((1, 1, 3), np.uint8)))):
+        for k, image in enumerate((real, stage.frames.get(node_id, BLACK))):
             page.paste(Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST),
                        (EDGE + k * (width + EDGE), EDGE))
         draw = ImageDraw.Draw(page)
@@ -235,35 +236,30 @@ def video_frames(stage: Stage, names: Sequence[str]) -> Iterator[Image.Image]:
 
 
 def draw_plan(stage: Stage, names: Sequence[str], path: Path) -> None:
-    """Writes the picture of a stage; needs matplotlib. Top: real frame and policies; middle: the tree; bottom: what was
-    imagined."""
+    """Writes the picture of a stage; needs matplotlib. Top: real frame, policies; middle: the tree; bottom: imagined frames."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no window
     places = tree_places(stage.nodes)
     leaves, levels = max(x for x, _ in places.values()) + 1, max(depth for _, depth in places.values()) + 1
-    width = max(11.0, min(NODE * leaves, 20.0), *(CELL * len(rollout) + 0.2 for rollout in stage.rollouts if stage.frames))
-    cells = _cells(stage.rollouts, (width - 0.2) / CELL) if stage.frames else []
-    heights = 2.8, NODE * levels + 0.2, CELL * (1.25 * cells[-1][1] + 1.5) if cells else 0.0
+    width = max(11.0, min(NODE * leaves, 20.0))
+    rows = -(-len(sum(stage.rollouts, [])) // int(width / CELL)) if stage.frames else 0
+    heights = [2.8, NODE * levels + 0.2, 1.3 * CELL * rows + 0.3][: 3 if rows else 2]
     figure = Figure(figsize=(width, sum(heights)))
-
-    def area(x: float, row: int, w: float, margin: float) -> Any:  # axes in one of the three rows, from x inches on, w wide
-        return figure.add_axes((x / width, (sum(heights[row + 1 :]) + margin) / sum(heights), w / width,
-                                (heights[row] - 2 * margin) / sum(heights)))
-
-    axes = area(0.2, 0, 2.4, 0.35)
-    axes.imshow(stage.before, interpolation="nearest")
-    axes.set_title(f"real step {stage.number}: {names[stage.act]}", fontsize=9, color=COLOURS["real"])
-    axes.set_axis_off()
-    axes = area(3.2, 0, width - 3.5, 0.4)
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights)
+    margins = {"left": 0.02, "right": 0.97, "top": 0.85, "wspace": 0.1}
+    real, policies = parts[0].subplots(1, 2, width_ratios=(1, 3), gridspec_kw=margins)
+    real.imshow(stage.before, interpolation="nearest")
+    real.set_title(f"real step {stage.number}: {names[stage.act]}", fontsize=9, color=COLOURS["real"])
+    real.set_axis_off()
     for k, (name, colour) in enumerate(POLICIES.items()):
-        axes.bar(np.arange(len(names)) + 0.2 * k - 0.3, stage.policies.get(name, 0.0), 0.2, label=name, color=colour)
+        policies.bar(np.arange(len(names)) + 0.2 * k - 0.3, stage.policies.get(name, 0.0), 0.2, label=name, color=colour)
     ticks = [f"[{name}]" if i == stage.act else name for i, name in enumerate(names)]
-    axes.set(ylim=(0, 1), xticks=range(len(names)), xticklabels=ticks)
+    policies.set(ylim=(0, 1), xticks=range(len(names)), xticklabels=ticks)
     # above the bars, which may fill the axes
-    axes.legend(fontsize=7, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    axes.set_title("policies", fontsize=9, loc="left")
-    _draw_tree(area(0.0, 1, width, 0.1), stage, names, places, width / NODE)
-    if cells:
-        _draw_rollouts(area(0.1, 2, width - 0.2, 0.05), stage, names, cells, (width - 0.2) / CELL)
+    policies.legend(fontsize=7, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    policies.set_title("policies", fontsize=9, loc="left")
+    _draw_tree(parts[1].add_axes((0.0, 0.05, 1.0, 0.9)), stage, names, places, width / NODE)
+    if rows:
+        _draw_rollouts(parts[2], stage, names, rows, int(width / CELL))
     figure.savefig(path, dpi=100)
 
 
@@ -302,35 +298,24 @@ def _draw_tree(axes: Any, stage: Stage, names: Sequence[str], places: Mapping[in
     axes.set_axis_off()
 
 
-def _cells(rollouts: Sequence[Rollout], columns: float) -> list[tuple[float, int, Node, str, str]]:
-    """Column, row, node, end and heading of every imagined frame: rollouts side by side, as many as fit."""
-    out: list[tuple[float, int, Node, str, str]] = []
-    x, row = 0.0, 0
-    for k, rollout in enumerate(rollouts, 1):
-        if x and x + len(rollout) > columns:
-            x, row = 0.0, row + 1
-        out += [(x + j, row, node, end, "" if j else f"{k}: ") for j, (node, end) in enumerate(rollout)]
-        x += len(rollout) + 0.25
-    return out
-
-
-def _draw_rollouts(axes: Any, stage: Stage, names: Sequence[str], cells: Sequence[tuple[float, int, Node, str, str]],
-                   columns: float) -> None:
-    h, w = (0.9 * n / max(stage.before.shape[:2]) for n in stage.before.shape[:2])
-    for column, row, node, end, heading in cells:
-        x, y = column + 0.05, 1.25 * row + 0.2
-        if node.id in stage.frames:
-            axes.imshow(stage.frames[node.id], extent=(x, x + w, y + h, y), interpolation="nearest")
-        axes.plot([x, x + w, x + w, x, x], [y, y, y + h, y + h, y], color=COLOURS[end], linewidth=3.0 if end else 1.0)
-        axes.text(x, y - 0.04, f"{heading}{names[node.action]}{' †' if node.done else ''}", fontsize=8, weight="bold" if heading
-                  else "normal")
-        axes.text(x, y + h + 0.03, f"r {number(node.r)}  v {number(node.v)}", fontsize=7, va="top")
-    bottom = 1.25 * (cells[-1][1] + 1) + 0.08
-    for k, (end, name) in enumerate((("reset", "■ chosen reset"), ("forced reset", "■ forced reset"), ("", "■ goes on"),
-                                     ("", "† episode over"))):
-        axes.text(0.05 + 1.1 * k, bottom, name, fontsize=7, color=COLOURS[end], va="center")
-    axes.set(xlim=(0.0, columns), ylim=(bottom + 0.12, -0.05), aspect="equal", anchor="NW")
-    axes.set_axis_off()
+def _draw_rollouts(part: Any, stage: Stage, names: Sequence[str], rows: int, columns: int) -> None:
+    from matplotlib.patches import Patch
+    margins = {"left": 0.01, "right": 0.99, "top": 0.94, "hspace": 0.4}
+    bare = {"xticks": (), "yticks": (), "frame_on": False}
+    grid = part.subplots(rows, columns, squeeze=False, gridspec_kw=margins, subplot_kw=bare)
+    height, width = stage.before.shape[:2]
+    steps = ((k if j == 0 else 0, *step) for k, rollout in enumerate(stage.rollouts, 1) for j, step in enumerate(rollout))
+    for axes, (begins, node, end) in zip(grid.flat, steps, strict=False):
+        axes.imshow(stage.frames.get(node.id, BLACK), extent=(0, width, height, 0), interpolation="nearest")
+        axes.set(frame_on=True)
+        axes.spines[:].set(color=COLOURS[end], linewidth=3.0 if end else 1.0)
+        head = f"{begins}: " if begins else ""
+        axes.set_title(f"{head}{names[node.action]}{' †' if node.done else ''}", fontsize=8, loc="left", pad=3.0,
+                       weight="bold" if begins else "normal")
+        axes.set_xlabel(f"r {number(node.r)}  v {number(node.v)}", fontsize=7, loc="left", labelpad=2.0)
+    meaning = {"reset": "chosen reset", "forced reset": "forced reset", "": "goes on (†: episode over)"}
+    patches = [Patch(color=COLOURS[end], label=name) for end, name in meaning.items()]
+    part.legend(handles=patches, loc="lower left", fontsize=7, ncols=3, frameon=False)
 
 
 def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0, stream: TextIO | None = None) -> dict[str, Any]:

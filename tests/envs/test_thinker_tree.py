@@ -1,4 +1,4 @@
-"""Thinker's tree: recorded numbers, the compiled trees against the plain one of reference.py, memory, state, arguments."""
+"""Thinker's tree: recorded numbers, the compiled trees against the plain one of tree_twin.py, memory, state, arguments."""
 
 import importlib.util
 import json
@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_twin import ReferenceTree
 
 from parl_like.envs.thinker.layout import ENCODED, Layout, decode, encode
-from parl_like.envs.thinker.reference import ReferenceTree
 from parl_like.envs.thinker.tree import Tree
 
 SHARED = Path(os.environ["PARL_LIKE_SHARED"]) if os.environ.get("PARL_LIKE_SHARED") else None
