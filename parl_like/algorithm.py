@@ -14,11 +14,11 @@ from parl_like.batch import Batch
 from parl_like.explorer import Explorer
 from parl_like.leaf import same
 from parl_like.model import Model, reinitialise, sync
+from parl_like.optim import Exponential as Exponential
 from parl_like.optim import FusedAdam
-from parl_like.rates import Exponential as Exponential
-from parl_like.rates import Linear as Linear
-from parl_like.rates import Schedule as Schedule
-from parl_like.rates import value_of as value_of
+from parl_like.optim import Linear as Linear
+from parl_like.optim import Schedule as Schedule
+from parl_like.optim import value_of as value_of
 from parl_like.task_state import Attributes
 
 
@@ -104,8 +104,7 @@ class Algorithm:
         raise TypeError(f"{type(self).__name__} has no predict(inputs): write it to act or compute with this algorithm")
 
     def check_model(self, inputs: Batch) -> None:
-        """Calls the model on two rows of `inputs`, in eval mode, and raises `ContractError` where an answer has the wrong
-        shape."""
+        """Calls the model on two rows of `inputs`, in eval mode; raises `ContractError` where an answer has the wrong shape."""
 
     def process(self, batch: Batch) -> Batch:
         """Whole learning batch → what `learn` reads. Runs without gradients; targets and advantages are made here."""

@@ -67,8 +67,8 @@ class Batch:
     `b += 1` changes the array that the batch was made from, unless `copy=True`. A field that holds an empty Batch is *reserved*:
     its name is known and its data is still to come.
 
-    A field may have the name of a method (`keys`, `shape`: an observation space may have such a key). Then `b["keys"]` is the
-    field and `b.keys` is still the method.
+    A field may have the name of a method (an observation space may have a key `keys`): `b["keys"]` is the field, `b.keys` the
+    method.
 
     Args:
         data: A mapping, another Batch (its fields are shared), or a list of these (stacked on a new axis 0).
@@ -186,8 +186,7 @@ class Batch:
     # ---- rows
 
     def __getitem__(self, index: Index) -> Any:
-        """A field by its name, or a Batch of the rows at `index`: of every leaf, on the leading axes. Slices are views, as in
-        numpy.
+        """A field by its name, or a Batch of the rows at `index` of every leaf, on the leading axes. Slices are views.
 
         Raises:
             KeyError: no such field.
@@ -215,8 +214,7 @@ class Batch:
         return self._of(out)
 
     def __setitem__(self, index: Index, value: Any) -> None:
-        """Sets a field by its name, or the rows at `index` of every leaf. A field missing in `value` becomes 0 or None at these
-        rows.
+        """Sets a field by its name, or the rows at `index` of every leaf, to 0 or None where `value` has no such field.
 
         Raises:
             ValueError: `value` is no Batch or mapping, has fields that this batch lacks, or differs in a leaf without rows.
@@ -226,9 +224,8 @@ class Batch:
             self._put(index, value)
             return
         if not isinstance(value, (Batch, *MAPPINGS)):
-            raise ValueError(  # noqa: TRY004
-                f"Batch: rows are set from a Batch or mapping, got a {type(value).__name__}; name the field: b.x[index] = value"
-            )
+            raise ValueError(f"Batch: rows are set from a Batch or mapping, got a {type(value).__name__}; name the field: "  # noqa: TRY004
+                             "b.x[index] = value")
         new = list(_rows_for(self, value if isinstance(value, Batch) else Batch(value)))
         for leaf, rows in zip(_values(self[index]), new, strict=True):  # a trial: all fits before the first leaf changes
             _set(spare(leaf), ..., rows)
@@ -259,9 +256,8 @@ class Batch:
         """The rows."""
         return (self[i] for i in range(len(self)))
 
-    def split(
-        self, size: int, shuffle: bool = True, merge_last: bool = False, rng: np.random.Generator | None = None
-    ) -> Iterator[Self]:
+    def split(self, size: int, shuffle: bool = True, merge_last: bool = False,
+              rng: np.random.Generator | None = None) -> Iterator[Self]:
         """Yields every row exactly once, in parts of `size` rows.
 
         Args:
@@ -305,9 +301,8 @@ class Batch:
             if axis == 0:
                 return _from_list([blank(template) if isinstance(value, Batch) else value for value in values])
             if any(isinstance(value, Batch) for value in values):
-                raise ValueError(
-                    f"Batch.stack: field {name!r} is missing in some parts, which only axis 0 can fill; got axis {axis}"
-                )
+                raise ValueError(f"Batch.stack: field {name!r} is missing in some parts, which only axis 0 can fill; got axis "
+                                 f"{axis}")
             return join_leaves(name, values, axis, new_axis=True)
 
         return cls._of(_merge(_parts(batches, "stack"), join))
@@ -332,9 +327,8 @@ class Batch:
             if shape_of(template) is None:
                 if all(isinstance(value, Batch) or same(value, template) for value in values):
                     return template
-                raise ValueError(
-                    f"Batch.cat: field {name!r} has no row axis and differs between the parts; stack it into an array first"
-                )
+                raise ValueError(f"Batch.cat: field {name!r} has no row axis and differs between the parts; stack it into an "
+                                 "array first")
             filled = [blank(template, len(part)) if isinstance(v, Batch) else v for v, part in zip(values, parts, strict=True)]
             return join_leaves(name, filled, axis=0, new_axis=False)
 
@@ -373,8 +367,7 @@ class Batch:
         return self
 
     def empty_(self, index: Index = None) -> Self:
-        """Sets the rows at `index`, or everything, to 0 or None, in place. Other rows and leaves without rows keep their
-        values."""
+        """Sets the rows at `index`, or everything, to 0 or None, in place; leaves without rows only with everything."""
         return self._apply_(lambda value: clear(value, ... if index is None else index))
 
     def empty(self, index: Index = None) -> Self:
@@ -453,8 +446,7 @@ class Batch:
         return {key: value.to_dict() if isinstance(value, Batch) else value for key, value in self.__dict__.items()}
 
     def leaves(self) -> dict[str, Leaf]:
-        """The leaves under flat, dotted names: the form in which a batch crosses a link. Reserved fields have no leaf and are
-        left out.
+        """The leaves under flat, dotted names: the form in which a batch crosses a link. Reserved fields have none.
 
         Raises:
             ValueError: a field name is empty or has a dot in it.

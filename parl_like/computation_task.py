@@ -84,8 +84,7 @@ class ComputationTask:
         train: False: this task never learns (its helpers predict only).
         serve: Where worker processes get their predictions: 'central' from the robot's process, all workers' rows in one batch,
             or 'replica' from networks of their own, which get the parameters after every `sync_every` optimiser steps (and when
-            the agents start). Training is central. Where agents are in the robot's process, they are always served by the task
-            itself.
+            the agents start). Training is central. Agents in the robot's process are always served by the task itself.
 
     Attributes:
         name: The robot's name for it.
@@ -140,8 +139,6 @@ class ComputationTask:
         self.sharers: weakref.WeakSet[ComputationTask] = weakref.WeakSet()
         if isinstance(algorithm, Algorithm):
             self._adopt(algorithm)
-
-    # ------------------------------------------------------------------------------------------------------- construction
 
     def owner(self) -> str:
         """How messages name it."""
@@ -200,8 +197,6 @@ class ComputationTask:
         if self.train and type(self.algorithm).learn is not Algorithm.learn:
             self._optimization.report_unheld()
 
-    # ---------------------------------------------------------------------------------------------------------- prediction
-
     def predict(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> dict[str, Array]:
         """Serves one packed batch.
 
@@ -244,22 +239,19 @@ class ComputationTask:
         """Gives the parameters as they are now to the acting copies, which are made where there are none."""
         if self.acting is None:
             self.acting = ActingCopies(self.algorithm.clone(), self.version)
-            return
-        with self.lock:
-            self.acting.publish(tensors_of(self.networks_state()), self.version, self.algorithm.updates)
+        else:
+            with self.lock:
+                self.acting.publish(tensors_of(self.networks_state()), self.version, self.algorithm.updates)
 
     def networks_state(self) -> dict[str, dict[str, Any]]:
         """The state dicts of all networks, not copied."""
         return {name: network.state_dict() for name, network in self.algorithm.networks().items()}
 
-    # ------------------------------------------------------------------------------------------------------------ learning
-
     def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.
 
         A step whose loss or gradient is no finite number is left out: parameters, optimiser, and what the forward pass had put
-        into the networks' own statistics are as before it, bit for bit. It is counted (`skipped`) and logged, and the lesson goes
-        on.
+        into the networks' own statistics are as before it, bit for bit. It is counted (`skipped`) and logged; the lesson goes on.
 
         Args:
             rows: Flat field name → [N, ...] array.
@@ -275,14 +267,14 @@ class ComputationTask:
         algorithm, optimization = self.algorithm, self._optimization
         assert optimization is not None
         n = len(next(iter(rows.values())))
-        batch = Batch.nest(send(rows, self.device))
+        batch, places = Batch.nest(send(rows, self.device)), torch.arange(n, device=self.device)
         divided = type(algorithm).minibatches is not Algorithm.minibatches
         if divided:
-            batch[ROW] = torch.arange(n, device=self.device)
+            batch[ROW] = places
         with self._updating(), torch.no_grad():
             batch = algorithm.process(batch)
         if divided and ROW not in batch and len(batch) == n:
-            batch[ROW] = torch.arange(n, device=self.device)
+            batch[ROW] = places
         taken: list[Step] = []
         left_out: list[Step] = []
         for minibatch in algorithm.minibatches(batch):
@@ -353,8 +345,6 @@ class ComputationTask:
         for sharer in self.sharers:
             sharer.version += 1
 
-    # --------------------------------------------------------------------------------------------------------------- state
-
     def sync_from(self, other: ComputationTask, decay: float = 0.0) -> None:
         """Every network of this task ← decay · own + (1 − decay) · other's."""
         first, second = sorted((self.lock, other.lock), key=id)  # in one order, so that two tasks may follow each other
@@ -365,11 +355,8 @@ class ComputationTask:
             self._new_version()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that learning depends on: networks, optimiser, counters, generators, and what else of the algorithm has
-        changed.
-
-        Copies, so that later learning leaves it as it is.
-        """
+        """Copies of all that learning depends on: networks, optimiser, counters, generators, and what else of the algorithm has
+        changed."""
         with self.lock:
             return task_state(self)
 
@@ -377,7 +364,7 @@ class ComputationTask:
         """Restores `state_dict()`.
 
         Raises:
-            ValueError: it is of another model (with the names of all tensors that differ), has wrong types, or weights that are
+            ValueError: it is of another model (with the names of the tensors that differ), has wrong types, or weights that are
                 no numbers; nothing has been changed.
         """
         with self.lock:

@@ -1,5 +1,4 @@
-"""What an algorithm calls of its model: that it is there, and that it answers in the right shapes, tried out when the task is
-built."""
+"""What an algorithm calls of its model: that it is there and answers in the right shapes, tried out when the task is built."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from parl_like.data import _sample
 from parl_like.data.generators import rng_state, set_rng_state
-from parl_like.rates import Schedule, value_of
+from parl_like.optim import Schedule, value_of
 from parl_like.spec import Array, Spec
 
 GREEDY = -1.0
@@ -90,11 +90,9 @@ def n_logits(act: gym.Space[Any]) -> int:
 
 
 def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:
-    """Which actions count as legal, a new bool array or tensor of the mask's shape: the one rule for predictions, targets and
-    explorers.
+    """Which actions count as legal, a new bool array or tensor of the mask's shape: the one rule wherever masks are used.
 
-    A row that allows nothing allows everything: a time limit may fall on a state for which the environment names no action, and
-    what comes after it is still to be valued.
+    A row that allows nothing allows everything: a time limit may fall on a state without an action, which is still to be valued.
 
     Args:
         mask: [..., A], an array or a tensor, of any numbers; 0 is illegal.

@@ -49,11 +49,7 @@ def object_array(values: Sequence[Any]) -> Array:
 
 
 def stacked(values: Sequence[Any]) -> Leaf:
-    """The values of several rows as one leaf: a tensor of tensors, an array of what numpy takes, else an array of objects.
-
-    Raises:
-        TypeError: tensors of different shapes.
-    """
+    """The values of several rows as one leaf: a tensor of tensors, an array of what numpy takes, else an array of objects."""
     tensors = [is_tensor(value) for value in values]
     if all(tensors) and tensors:
         shapes = {tuple(value.shape) for value in values}
@@ -135,10 +131,8 @@ def distribution_rows(value: torch.distributions.Distribution, index: Index) -> 
     kinds = {distributions.Normal: ("loc", "scale"), distributions.Categorical: ("logits",), distributions.Bernoulli: ("logits",)}
     names = kinds.get(type(value))
     if names is None:
-        raise TypeError(
-            f"Batch: rows of a {type(value).__name__} distribution cannot be taken; expected Normal, Categorical, Bernoulli or "
-            "Independent of these: store its parameters instead"
-        )
+        raise TypeError(f"Batch: rows of a {type(value).__name__} distribution cannot be taken; expected Normal, Categorical, "
+                        "Bernoulli or Independent of these: store its parameters instead")
     return type(value)(**{name: getattr(value, name)[index] for name in names}, validate_args=False)
 
 
@@ -150,8 +144,7 @@ def spare(value: Leaf) -> Leaf:
 
 
 def clear(value: Leaf, index: Index) -> Leaf:
-    """0 or None at the rows `index` (`...` for all), in place where there is a place; a leaf without rows changes with all
-    only."""
+    """0 or None at the rows `index` (`...` for all), in place where that can be; a leaf without rows changes with all only."""
     if isinstance(value, np.ndarray):
         value[index] = _zero_of(value.dtype)
     elif is_tensor(value):

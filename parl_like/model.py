@@ -1,8 +1,7 @@
 """Model: the problem-dependent part of a computation. What it sees, what it gives out, and its parameters.
 
 What algorithms call, by the kind of model. `obs` is a tensor [N, ...], or a nested mapping of them for Dict spaces, in the dtypes
-of the space: Discrete int64 [N], images uint8 as they are stored. The model itself scales, embeds and flattens: that is its
-perception.
+of the space: Discrete int64 [N], images uint8 as they are stored. The model itself scales, embeds and flattens them.
 
 value-based
     q(obs) -> [N, A]                                Value of every action. Illegal ones (observation `mask`) −1e9.
@@ -73,10 +72,8 @@ class Model(nn.Module, metaclass=Brief):
         super().__init__()
         for name, space in (("obs", obs), ("act", act)):
             if not isinstance(space, gym.Space):
-                raise TypeError(
-                    f"{type(self).__name__}: {name} is {type(space).__name__}; expected a gymnasium space "
-                    "(env.observation_space, env.action_space)"
-                )
+                raise TypeError(f"{type(self).__name__}: {name} is {type(space).__name__}; expected a gymnasium space "
+                                "(env.observation_space, env.action_space)")
         self.obs_space, self.act_space = obs, act
         self.obs_specs, self.act_specs = specs_of(obs, "obs"), specs_of(act, "act")
 
@@ -88,8 +85,6 @@ class Model(nn.Module, metaclass=Brief):
         """Everything that prediction needs, by flat name: `obs` or `obs.*`, then `state.*`."""
         states = {f"state.{name}": replace(spec, name=f"state.{name}") for name, spec in self.state_specs().items()}
         return {**self.obs_specs, **states}
-
-    # ------------------------------------------------------------------------------------------------------------ parameters
 
     def build(self) -> None:
         """Sizes the lazy layers by one pass of a row of zeros through `q`, `policy`, `value` and `evaluate`, where they exist.
@@ -132,8 +127,7 @@ class Model(nn.Module, metaclass=Brief):
         sync(self, other, decay)
 
     def clone(self, copy: bool = True) -> Self:
-        """A model with storage of its own: equal values (`copy=True`), or newly initialised (`copy=False`), see
-        `reinitialise`."""
+        """A model with storage of its own: equal values, or without `copy` newly initialised, see `reinitialise`."""
         other = copying.deepcopy(self)
         if not copy:
             reinitialise(other)
@@ -157,8 +151,7 @@ def sync(target: nn.Module, source: nn.Module, decay: float = 0.0) -> None:
         decay: In [0, 1]. 0 copies; 0.995 lets target follow slowly (τ = 0.005).
 
     Raises:
-        ValueError: decay out of range, a layer without parameters yet, or the first key in which the two differ, with both
-            shapes.
+        ValueError: decay out of range, a layer without parameters yet, or the first key whose shapes differ.
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"sync: decay is {decay}; expected a number in [0, 1] (0 copies, 0.995 follows slowly)")
@@ -208,8 +201,7 @@ def _tensors(module: nn.Module) -> dict[str, tuple[Tensor, bool]]:
 def reinitialise(module: nn.Module) -> None:
     """Draws new initial values for every parameter, from torch's current generator.
 
-    Calls each submodule's `reset_parameters`, children first, so that a container's own rule (orthogonal, a small last layer) has
-    the last word.
+    Calls each submodule's `reset_parameters`, children first: a container's own rule (a small last layer) has the last word.
 
     Raises:
         TypeError: a submodule holds parameters but has no `reset_parameters`.
@@ -220,8 +212,7 @@ def reinitialise(module: nn.Module) -> None:
         if callable(getattr(part, "reset_parameters", None)):
             resettable.add(id(part))
         elif part._parameters:
-            raise TypeError(
-                f"{type(module).__name__}: part {name or 'itself'!r} ({type(part).__name__}) has parameters "
-                f"({', '.join(part._parameters)}) but no reset_parameters(); write it, so that the model can be drawn anew"
-            )
+            raise TypeError(f"{type(module).__name__}: part {name or 'itself'!r} ({type(part).__name__}) has parameters "
+                            f"({', '.join(part._parameters)}) but no reset_parameters(); write it, so that the model can be "
+                            "drawn anew")
     module.apply(lambda part: part.reset_parameters() if id(part) in resettable else None)  # type: ignore[operator]

@@ -67,9 +67,8 @@ class Optimization:
         unheld = [name for name, parameter in parameters.items() if parameter.requires_grad and id(parameter) not in held]
         if unheld:
             warnings.warn(f"{self.owner()}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them "
-                          "from parameters() of "
-                          f"{type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not to learn",
-                          RuntimeWarning, stacklevel=2)
+                          f"from parameters() of {type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are "
+                          "not to learn", RuntimeWarning, stacklevel=2)
 
     def step(self, out: Mapping[str, Any]) -> float:
         """Backward pass and one optimiser step for the `loss` of what `learn` returned. Returns its value.
@@ -162,9 +161,6 @@ def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -
     """What a lesson of `n` rows returns: of each number the mean over the steps, as a float, and arrays [n, ...].
 
     Steps that were left out count where no other says anything, with 0 for what is no number in their arrays.
-
-    Raises:
-        ValueError: an array leaves rows of the lesson out.
     """
     result: dict[str, Any] = {}
     for name in dict.fromkeys(name for out, _ in (*taken, *left_out) for name in out):
@@ -178,7 +174,7 @@ def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -
 
 
 def _in_order(owner: str, name: str, n: int, parts: list[tuple[Any, Any]]) -> Array:
-    """The values of all rows, in the order of the lesson; of several for one row the last."""
+    """The values of all rows, in the order of the lesson; of several for one row the last. Each must have one."""
     out: Any = None
     said = np.zeros(n, bool)
     for value, places in parts:
@@ -209,11 +205,9 @@ def has_modes(networks: Mapping[str, torch.nn.Module]) -> bool:
 
 
 def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
-    """`train(training)` of each, without `Module.__setattr__`: its checks cost 2 µs a module, and every prediction comes through
-    here.
+    """`train(training)` of each, without the checks of `Module.__setattr__` (2 µs a module, and every prediction comes here).
 
-    All modules are walked each time: who keeps a list, or remembers the mode, misses a layer replaced or a mode set by others
-    since.
+    All modules are walked each time: a list or a mode that is kept misses layers replaced or modes set by others since.
     """
     waiting: list[torch.nn.Module | None] = [*networks]
     for module in waiting:  # grows meanwhile
@@ -229,6 +223,5 @@ def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
 
 @cache
 def _changes_mode_plainly(kind: type[torch.nn.Module]) -> bool:
-    """Whether `train` of this class does no more than torch's, and attributes are kept where torch keeps them (torch.jit's are
-    not)."""
+    """Whether `train` of this class is torch's, and attributes are where torch keeps them (torch.jit's are not)."""
     return kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__

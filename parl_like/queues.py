@@ -355,8 +355,7 @@ class PredictionQueue(RequestQueue):
                 raise
 
     def halves(self, batch: Batch) -> list[Batch]:
-        """The requests of a batch that failed, as two batches with copies of their rows: asked again, they tell whose rows are
-        bad."""
+        """The requests of a batch that failed, as two with copies of their rows: asked again, they tell whose rows are bad."""
         middle, out = len(batch.tickets) // 2, []
         row = batch.tickets[middle].start
         for tickets, rows in ((batch.tickets[:middle], slice(0, row)), (batch.tickets[middle:], slice(row, batch.rows))):

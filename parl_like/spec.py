@@ -52,8 +52,7 @@ class Spec:
     def error(self, got: str, mend: str, rows: bool = False) -> SpecError:
         shape = ("N", *self.shape) if rows else self.shape
         where = f"{self.owner}, " if self.owner else ""
-        text = "(" + ", ".join(map(repr, shape)) + ("," if len(shape) == 1 else "") + ")"
-        return SpecError(f"{where}field {self.name!r}: expected {text} {self.dtype}, got {got}; {mend}")
+        return SpecError(f"{where}field {self.name!r}: expected {shape} {self.dtype}, got {got}; {mend}")
 
     def convert(self, value: Any, rows: bool = False) -> Array:
         """`value` as an array of this spec, or a `SpecError`.
@@ -180,17 +179,16 @@ def _spec_of(space: gym.Space[Any], name: str) -> Spec:
     if isinstance(space, gym.spaces.Discrete):
         low = int(space.start)
         return Spec(name, (), np.dtype(np.int64), low, low + int(space.n) - 1)
-    shape, dtype = tuple(space.shape or ()), space.dtype
     if isinstance(space, gym.spaces.Box):
-        return Spec(name, shape, np.dtype(dtype), space.low, space.high)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return Spec(name, shape, np.dtype(dtype), space.start, space.start + space.nvec - 1)
-    if isinstance(space, gym.spaces.MultiBinary):
-        return Spec(name, shape, np.dtype(dtype))
-    raise TypeError(
-        f"space of {name!r} is {type(space).__name__}, which has no fixed shape; wrap the environment so that it gives "
-        "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
-    )
+        bounds: tuple[Any, ...] = space.low, space.high
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        bounds = space.start, space.start + space.nvec - 1
+    elif isinstance(space, gym.spaces.MultiBinary):
+        bounds = ()
+    else:
+        raise TypeError(f"space of {name!r} is {type(space).__name__}, which has no fixed shape; wrap the environment so that it "
+                        "gives Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these")
+    return Spec(name, tuple(space.shape), np.dtype(space.dtype), *bounds)
 
 
 def leaf_spaces(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:

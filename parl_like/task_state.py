@@ -26,12 +26,8 @@ COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "row
 """Name in a checkpoint → attribute of the task; `updates` is the algorithm's."""
 
 
-# -------------------------------------------------------------------------------------------------------------------- the whole
-
-
 def task_state(task: Any) -> dict[str, Any]:
-    """Everything that learning depends on; copies, so that later learning leaves it as it is. The caller holds the task's
-    lock."""
+    """Copies of everything that learning depends on. The caller holds the task's lock."""
     algorithm = task.algorithm
     return {
         "networks": {name: {key: _copied(value) for key, value in network.state_dict().items()}
@@ -69,9 +65,6 @@ def load_task_state(task: Any, state: Any) -> None:
     set_rng_state(algorithm.rng, state["rng"])
     set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
     algorithm.load_state_dict(state.get("algorithm", {}))
-
-
-# --------------------------------------------------------------------------------------------------------------------- networks
 
 
 def _load_network(owner: str, network: torch.nn.Module, saved: Any) -> None:
@@ -118,9 +111,6 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-# -------------------------------------------------------------------------------------------------------------------- optimisers
-
-
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """State of each parameter by its number, and the numbers among the options of each group; copies."""
     state = optimizer.state_dict()
@@ -131,11 +121,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
-    """Restores `_optimizer_state`.
-
-    Raises:
-        ValueError: it is no such state, that of other parameters, or not of finite numbers; the optimiser is as before.
-    """
+    """Restores `_optimizer_state`; raises ValueError, and changes nothing, for what is none of these parameters."""
     own, parameters = optimizer.state_dict(), [p for group in optimizer.param_groups for p in group["params"]]
     states, groups = (saved.get("state"), saved.get("groups")) if isinstance(saved, Mapping) else (None, None)
     if not isinstance(states, Mapping) or not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
@@ -159,21 +145,10 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     optimizer.load_state_dict(own)
 
 
-# --------------------------------------------------------------------------------------------------- attributes of the algorithm
-
-
 class Attributes:
-    """The attributes of an algorithm beside its networks, as they were when its task was built.
+    """The attributes of an algorithm beside its networks, packed as they were when its task was built (`start`).
 
-    Args:
-        owner: Gives the name for messages, such as "task 'RL'".
-        strict: Refuse what cannot be saved; else leave it out.
-
-    Attributes:
-        start: Name → packed value.
-
-    Raises:
-        TypeError: an attribute that cannot be saved.
+    With `strict` an attribute that cannot be saved is a TypeError; else it is left out. `owner` gives the task's name.
     """
 
     def __init__(self, algorithm: Any, owner: Callable[[], str], strict: bool = True) -> None:
@@ -214,11 +189,8 @@ class Attributes:
         return out
 
     def load(self, algorithm: Any, state: Any) -> None:
-        """Sets the attributes that `changed` gave, and all others to what they were at the start.
-
-        Raises:
-            ValueError: something does not fit; what came before it has been set.
-        """
+        """Sets the attributes that `changed` gave, and all others to what they were at the start; raises ValueError at the first
+        that does not fit."""
         if not isinstance(state, Mapping):
             raise ValueError(f"{self.owner()}, algorithm: expected attributes by name, got {type(state).__name__}")
         now, kind = vars(algorithm), type(algorithm)
@@ -255,15 +227,8 @@ def _kind(packed: Any) -> Any:
 
 
 def _pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
-    """`value` as a tree; copies. What JSON lacks becomes a dict with its `kind`.
-
-    Args:
-        at: Name of the value, for messages.
-        known: Ids of the tensors that are saved elsewhere (those of the networks), which are left alone.
-
-    Raises:
-        TypeError: it, or something in it, cannot be saved.
-    """
+    """A copy of `value`, which messages call `at`, as a tree; what JSON lacks becomes a dict with its `kind`. Tensors of which
+    `known` has the ids are saved elsewhere. Raises TypeError for what cannot be saved."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.nn.Module) and any(id(t) not in known for t in (*value.parameters(), *value.buffers())):
@@ -290,13 +255,8 @@ def _pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
 
 
 def _unpack(saved: Any, now: Any, at: str) -> Any:
-    """The inverse of `_pack`: the value, where `now` is the one that is there.
-
-    What holds a state (a generator, an optimiser, a tensor of the same shape) stays the same object and is changed.
-
-    Raises:
-        ValueError: what is saved does not fit; parts of `now` may have been changed.
-    """
+    """The inverse of `_pack`, where `now` is the value that is there: what holds a state (a generator, an optimiser, a tensor of
+    the same shape) stays the same object and is changed. Raises ValueError for what does not fit."""
     kind, items = (_kind(saved), saved.get("items")) if isinstance(saved, Mapping) else (None, None)
     if isinstance(saved, torch.Tensor):
         if isinstance(now, torch.nn.Parameter):
