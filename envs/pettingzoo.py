@@ -56,8 +56,7 @@ class AECPlayer(gym.Env[Any, Any]):
 
     def __init__(self, env: Any, player: str | int = 0, others: Choice | Mapping[str, Choice] | None = None, *,
                  mask: bool = False) -> None:
-        missing = [name for name in ("agent_iter", "last", "possible_agents", "observe") if not hasattr(env, name)]
-        if missing:
+        if missing := [name for name in ("agent_iter", "last", "possible_agents", "observe") if not hasattr(env, name)]:
             raise TypeError(f"AECPlayer: {type(env).__name__} is no AEC environment, it has no {', '.join(missing)}; of a "
                             "parallel one use pettingzoo.utils.parallel_to_aec")
         self.env = env
@@ -77,14 +76,14 @@ class AECPlayer(gym.Env[Any, Any]):
         self.metadata = {"render_modes": [], "render_fps": 2} | dict(getattr(env, "metadata", None) or {})
         self.action_space: Any = env.action_space(player)
         inner = env.observation_space(player)
-        self._named = isinstance(inner, gym.spaces.Dict) and set(inner.spaces) == {"observation", "action_mask"}
-        self._masked = mask or self._named
-        if self._named:
+        named = isinstance(inner, gym.spaces.Dict) and set(inner.spaces) == {"observation", "action_mask"}
+        self._masked = mask or named
+        if named:
             inner = inner["observation"]
-        if self._masked and not isinstance(self.action_space, gym.spaces.Discrete):
-            raise TypeError(f"AECPlayer: a mask of legal actions needs Discrete actions, not {self.action_space}")
         self.observation_space = inner
         if self._masked:
+            if not isinstance(self.action_space, gym.spaces.Discrete):
+                raise TypeError(f"AECPlayer: a mask of legal actions needs Discrete actions, not {self.action_space}")
             self.observation_space = gym.spaces.Dict({"mask": gym.spaces.MultiBinary(int(self.action_space.n)), "obs": inner})
         self._over = True
         self._early = 0.0
@@ -115,36 +114,31 @@ class AECPlayer(gym.Env[Any, Any]):
         while env.agents:
             agent = env.agent_selection
             obs, reward, terminated, truncated, info = env.last()
-            over = bool(terminated or truncated)
+            mask, bare = _mask_of(obs, info)
             if agent == self.player:
-                return self._converted(obs, info, bool(terminated)), float(reward), bool(terminated), bool(truncated), info
-            env.step(None if over else self.rules[agent](self._plain(agent, obs, info), self.np_random))
+                if self._masked:
+                    # After a true end nothing is legal, whatever the environment says; a game that was only cut keeps its mask,
+                    # for its value is asked for.
+                    none = np.zeros(int(self.action_space.n), np.int8)
+                    obs = {"mask": none if terminated or mask is None else mask, "obs": bare}
+                return obs, float(reward), bool(terminated), bool(truncated), info
+            seen = obs if mask is None else {"mask": mask, "obs": bare}
+            env.step(None if terminated or truncated else self.rules[agent](seen, self.np_random))
         raise RuntimeError(f"AECPlayer: {env} ended without a last turn of {self.player}, so its last reward is unknown; agents "
                            "that are done must be stepped once more, with None")
-
-    def _converted(self, obs: Any, info: Mapping[str, Any], terminated: bool) -> Any:
-        """What the player sees. After a true end nothing is legal, whatever the environment says; a game that was only cut keeps
-        its mask, for its value is asked for."""
-        if not self._masked:
-            return obs
-        if terminated or (not self._named and "action_mask" not in info):
-            mask = np.zeros(int(self.action_space.n), np.int8)
-        else:
-            mask = np.asarray(obs["action_mask"] if self._named else info["action_mask"], np.int8)
-        return {"mask": mask, "obs": obs["observation"] if self._named else obs}
-
-    @staticmethod
-    def _plain(agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
-        """What another agent sees, called as ours is."""
-        if isinstance(obs, dict) and obs.keys() == {"observation", "action_mask"}:
-            return {"mask": np.asarray(obs["action_mask"], np.int8), "obs": obs["observation"]}
-        return {"mask": np.asarray(info["action_mask"], np.int8), "obs": obs} if "action_mask" in info else obs
 
     def render(self) -> Any:
         return self.env.render()
 
     def close(self) -> None:
         self.env.close()
+
+
+def _mask_of(obs: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The mask of an observation, from itself or from the infos, None where there is none; and the observation without it."""
+    if isinstance(obs, dict) and obs.keys() == {"observation", "action_mask"}:
+        return np.asarray(obs["action_mask"], np.int8), obs["observation"]
+    return np.asarray(info["action_mask"], np.int8) if "action_mask" in info else None, obs
 
 
 def game_to_aec(game: Game, render_mode: str | None = None) -> Any:
@@ -178,23 +172,16 @@ def game_to_aec(game: Game, render_mode: str | None = None) -> Any:
                 "action_mask": gym.spaces.Box(0, 1, (game.n_actions,), np.int8),
             }) for agent in self.possible_agents}
             self.action_spaces = {agent: gym.spaces.Discrete(game.n_actions) for agent in self.possible_agents}
+            self.observation_space, self.action_space = self.observation_spaces.__getitem__, self.action_spaces.__getitem__
             self.np_random = np.random.default_rng()
             self.agents: list[str] = []
-
-        def observation_space(self, agent: str) -> Any:
-            return self.observation_spaces[agent]
-
-        def action_space(self, agent: str) -> Any:
-            return self.action_spaces[agent]
 
         def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
             if seed is not None:
                 self.np_random = np.random.default_rng(seed)
             self.agents = self.possible_agents[:]
-            self.rewards = dict.fromkeys(self.agents, 0.0)
-            self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
-            self.terminations = dict.fromkeys(self.agents, False)
-            self.truncations = dict.fromkeys(self.agents, False)
+            self.rewards, self._cumulative_rewards = (dict.fromkeys(self.agents, 0.0) for _ in range(2))
+            self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
             self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
             self._skip_agent_selection = None
             self.state_now = game.start()
@@ -207,27 +194,25 @@ def game_to_aec(game: Game, render_mode: str | None = None) -> Any:
                 state.apply(draw(state.chance(), self.np_random))
             if state.is_terminal:
                 self.terminations = dict.fromkeys(self.agents, True)
-                first = self.agents[(self.agents.index(mover) + 1) % len(self.agents)]
+                self.agent_selection = self.agents[(self.agents.index(mover) + 1) % len(self.agents)]
             else:
-                first = self.possible_agents[state.player]
-            self.agent_selection = first
+                self.agent_selection = self.possible_agents[state.player]
 
         def step(self, action: Any) -> None:
             agent = self.agent_selection
-            if self.terminations[agent] or self.truncations[agent]:
+            if self.terminations[agent]:
                 self._was_dead_step(action)
                 return
             before = self.state_now.returns()
             self.state_now.apply(operator.index(action))
             self._cumulative_rewards[agent] = 0.0
             self._move_on(agent)
-            after = self.state_now.returns()
-            self.rewards = {name: after[i] - before[i] for i, name in enumerate(self.possible_agents)}
+            gains = np.subtract(self.state_now.returns(), before).tolist()
+            self.rewards = dict(zip(self.possible_agents, gains, strict=True))
             self._accumulate_rewards()
 
         def observe(self, agent: str) -> dict[str, Any]:
-            player = self.possible_agents.index(agent)
-            state = self.state_now
+            player, state = self.possible_agents.index(agent), self.state_now
             mask = state.mask() if state.player == player else np.zeros(game.n_actions, np.int8)
             return {"observation": state.tensor(player), "action_mask": mask}
 
