@@ -64,17 +64,14 @@ class TableEnv(gym.Env[Any, Any]):
             raise ValueError(f"TableEnv: P of shape [S, A] holds {P.dtype}; expected integers, the next states")
         if wrong := ends - set(range(n)):
             raise ValueError(f"TableEnv: terminal state {min(wrong)} does not exist; there are {n}")
-        outcomes: list[list[list[Outcome]]] = []
-        for s in range(n):
-            rows: list[list[Outcome]] = []
-            for a in range(n_actions):
-                if s in ends:
-                    rows.append([(1.0, s, 0.0, True)])
-                    continue
-                nexts = [(1.0, int(P[s, a]))] if P.ndim == 2 else [(float(P[s, a, t]), int(t)) for t in np.flatnonzero(P[s, a])]
-                rows.append([(p, t, float(R[s, a] if R.ndim == 2 else R[s, a, t % n]), t in ends) for p, t in nexts])
-            outcomes.append(rows)
-        self._build(outcomes, start, render_mode)
+
+        def outcomes(s: int, a: int) -> list[Outcome]:
+            if s in ends:
+                return [(1.0, s, 0.0, True)]
+            nexts = [(1.0, int(P[s, a]))] if P.ndim == 2 else [(float(P[s, a, t]), int(t)) for t in np.flatnonzero(P[s, a])]
+            return [(p, t, float(R[s, a] if R.ndim == 2 else R[s, a, t % n]), t in ends) for p, t in nexts]
+
+        self._build([[outcomes(s, a) for a in range(n_actions)] for s in range(n)], start, render_mode)
 
     @classmethod
     def from_outcomes(cls, outcomes: Any, start: Any = 0, *, render_mode: str | None = None) -> TableEnv:
@@ -128,10 +125,7 @@ class TableEnv(gym.Env[Any, Any]):
                 self._nexts[s].append(follows)
         first = np.asarray(start, np.float64)
         if first.ndim == 0:
-            s = operator.index(start)
-            if not 0 <= s < n:
-                raise ValueError(f"TableEnv: start state {s} does not exist; there are {n}")
-            first = np.eye(n)[s]
+            first = np.eye(n)[self._existing(start, "start state")]
         if first.shape != (n,) or not (first >= 0).all() or abs(first.sum() - 1.0) > 1e-9:
             raise ValueError(f"TableEnv: start is {start!r}; expected a state or {n} probabilities")
         self.start = first
@@ -151,15 +145,18 @@ class TableEnv(gym.Env[Any, Any]):
         if unknown := set(options or {}) - {"state"}:
             raise ValueError(f"{type(self).__name__}: reset has no option {', '.join(map(repr, sorted(unknown)))}; there is "
                              "'state'")
-        if options and "state" in options:
-            state = operator.index(options["state"])
-            if not 0 <= state < self.n_states:
-                raise ValueError(f"{type(self).__name__}: state {state} does not exist; there are {self.n_states}")
-            self.state = state
+        if options:
+            self.state = self._existing(options["state"], "state")
         else:
             self.state = self._firsts[self._draw(self._first_bounds)]
         self._over = False
         return self.state, {}
+
+    def _existing(self, state: Any, what: str, where: str = "") -> int:
+        s = operator.index(state)
+        if not 0 <= s < self.n_states:
+            raise ValueError(f"{type(self).__name__}: {what} {s} does not exist{where}; there are {self.n_states}")
+        return s
 
     def _draw(self, bounds: list[float]) -> int:
         return bisect_right(bounds, self.np_random.random()) if bounds else 0
@@ -183,11 +180,9 @@ class TableEnv(gym.Env[Any, Any]):
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Goes back to a cloned state, also one of another environment with the same tables."""
-        if not 0 <= state["state"] < self.n_states:
-            raise ValueError(f"{type(self).__name__}: cloned state {state['state']} does not exist here; there are "
-                             f"{self.n_states}")
+        self.state = self._existing(state["state"], "cloned state", " here")
         set_rng_state(self.np_random, state["rng"])
-        self.state, self._over = state["state"], state["over"]
+        self._over = state["over"]
 
     # ------------------------------------------------------------------------------------------------------ exact values
 
@@ -214,19 +209,14 @@ class TableEnv(gym.Env[Any, Any]):
             for _ in range(horizon):
                 v = rewards + gamma * (moves @ v)
             return v
-        v = np.zeros(self.n_states)
-        live = np.ones(self.n_states, bool)
-        if gamma == 1.0:
-            live = ~_endless(moves)
-            v[~live] = np.nan
-        kept = np.flatnonzero(live)
+        v = np.full(self.n_states, np.nan)
+        kept = np.flatnonzero(~_endless(moves)) if gamma == 1.0 else np.arange(self.n_states)
         v[kept] = np.linalg.solve(np.eye(len(kept)) - gamma * moves[np.ix_(kept, kept)], rewards[kept])
         return v
 
     def q_values(self, values: Any, gamma: float = 1.0) -> Array:
         """[S, A] float64: what each action is worth where the next state is worth `values` [S]."""
-        q: Array = self.R + gamma * (self.goes_on @ np.asarray(values, np.float64))
-        return q
+        return np.asarray(self.R + gamma * (self.goes_on @ np.asarray(values, np.float64)))
 
     def optimal(self, gamma: float = 1.0, horizon: int | None = None) -> Array:
         """Exact value [S] float64 of every state under the best policy; `greedy(q_values(...))` is such a policy.
@@ -264,8 +254,7 @@ class TableEnv(gym.Env[Any, Any]):
     def greedy(q: Any) -> Array:
         """[S] int64: the first best action of each row of q [S, A]; values within 1e-9 are equal."""
         q = np.asarray(q)
-        best: Array = (q >= q.max(1, keepdims=True) - 1e-9).argmax(1)
-        return best
+        return np.asarray((q >= q.max(1, keepdims=True) - 1e-9).argmax(1))
 
     def _check_gamma(self, gamma: float) -> None:
         if not 0.0 <= gamma <= 1.0:
@@ -276,8 +265,7 @@ class TableEnv(gym.Env[Any, Any]):
             return self.uniform()
         pi = np.asarray(policy)
         if pi.shape == (self.n_states,) and pi.dtype.kind in "iu" and ((pi >= 0) & (pi < self.n_actions)).all():
-            chosen: Array = np.eye(self.n_actions)[pi]
-            return chosen
+            return np.asarray(np.eye(self.n_actions)[pi])
         pi = pi.astype(np.float64)
         if pi.shape != (self.n_states, self.n_actions) or not ((pi >= 0).all() and np.allclose(pi.sum(1), 1.0, atol=1e-9)):
             raise ValueError(f"{type(self).__name__}: policy of shape {pi.shape}; expected {self.n_states} actions or "
