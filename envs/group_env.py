@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -71,10 +71,10 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _face(self, greetings: list[tuple[Any, ...]]) -> None:
         first = greetings[0]
-        for host, greeting in zip(self.hosts, greetings, strict=True):
-            if greeting[:2] != first[:2]:
-                raise ValueError(f"make_vector_env: environment {host.options.lo} has the spaces {greeting[0]} and "
-                                 f"{greeting[1]}, environment 0 {first[0]} and {first[1]}; expected equal ones")
+        for rows, (obs, act, *_) in zip(self._rows, greetings, strict=True):
+            if (obs, act) != first[:2]:
+                raise ValueError(f"make_vector_env: environment {rows.start} has the spaces {obs} and {act}, environment 0 "
+                                 f"{first[0]} and {first[1]}; expected equal ones")
         self.single_observation_space, self.single_action_space, metadata, self.render_mode = first
         self._obs, self._act = Layout(self.single_observation_space), Layout(self.single_action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -127,15 +127,10 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         given = [int(seed) + i for i in range(n)] if one else np.atleast_1d(np.array(seed, object)).tolist()
         if np.iterable(seed) and len(given) != n:
             raise ValueError(f"{self}: {len(given)} seeds; expected {n}, one for each environment, or a single number")
-        seeds: list[int | None] = []
         for each in given:
-            try:
-                seeds.append(None if each is None else operator.index(each))
-            except TypeError:
-                raise ValueError(f"{self}: a seed is {each!r}; expected an integer of at least 0, or None") from None
-            if (seeds[-1] or 0) < 0:
-                raise ValueError(f"{self}: a seed is {each}; expected an integer of at least 0, or None")
-        return seeds
+            if each is not None and not (isinstance(each, (int, np.integer)) and each >= 0):
+                raise ValueError(f"{self}: a seed is {each!r}; expected an integer of at least 0, or None")
+        return [None if each is None else int(each) for each in given]
 
     def _infos(self, infos: dict[str, Any], told: Reply) -> dict[str, Any]:
         """`infos` with what environments told, and what happened to them."""
@@ -352,10 +347,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         self.closed = True
         try:
             for host in self.hosts:
-                try:
+                with suppress(Exception):  # the error that is being raised says why; a second one would hide it
                     host.kill()
-                except Exception:  # noqa: BLE001 - the error that is being raised says why; a second one would hide it
-                    pass
         finally:
             self.close_extras()
 

@@ -38,12 +38,11 @@ FORK_SERVER = ForkServer("parl_like.envs.hosts:serve")
 
 class Host(ABC):
     """Where a group of environments lives: layer 5 of six. `send` starts an operation of `Group`, `receive` waits for what it
-    returns.
+    returns, until the deadline in `status` that the sender set and the group moves on, environment by environment.
 
     Args:
         options: The group's.
-        status: What the groups say of themselves. Who sends says there until when the operation may take; the group goes on with
-            that, environment by environment.
+        status: What the groups say of themselves.
         memory: File descriptor of the columns' file; −1: they lie in this process.
 
     Attributes:
@@ -67,11 +66,7 @@ class Host(ABC):
 
     @abstractmethod
     def receive(self) -> Any:
-        """What the operation returned, or raised.
-
-        Raises:
-            EnvFailed: An environment failed; or the host is `lost`, and has ended then.
-        """
+        """What the operation returned, or raised; an EnvFailed that says `lost` where the host is, which has ended then."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -175,17 +170,14 @@ class ThreadHost(Host):
                 break
             except queue.Empty:
                 if left <= 0:
-                    failed = self.hung(self._stack())
+                    frame = sys._current_frames().get(self.thread.ident or 0) if self.thread is not None else None
+                    failed = self.hung("".join(traceback.format_stack(frame)) if frame is not None else "")
                     self.kill()
                     self.thread = None
                     raise failed from None
         if error is not None:
             raise error
         return answer
-
-    def _stack(self) -> str:
-        frame = sys._current_frames().get(self.thread.ident or 0) if self.thread is not None else None
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def kill(self) -> None:
         if self.thread is not None:
@@ -197,11 +189,8 @@ class ThreadHost(Host):
         if thread is None or thread.ident is None:  # it was left behind, or an interruption came before it had begun
             return
         thread.join(max(0.0, self.left()))
-        error = None
-        while not self._out.empty():
-            _, error = self._out.get()
-        if error is not None and not self._group.abandoned:
-            raise error
+        if not self._group.abandoned and not self._out.empty():
+            self.receive()
 
 
 # ------------------------------------------------------------------------------------------------------------------ processes
@@ -222,14 +211,7 @@ class Channel:
         self.sock.sendall(_SIZE.pack(len(payload)) + payload)
 
     def receive(self, wait: Callable[[], None] = lambda: None) -> bytes:
-        """The next message.
-
-        Args:
-            wait: Returns when there is something to read, and raises to give up.
-
-        Raises:
-            EOFError: The other end is gone.
-        """
+        """The next message; `wait` returns when there is something to read, or raises. Raises EOFError: the other end is gone."""
         return self._read(_SIZE.unpack(self._read(_SIZE.size, wait))[0], wait)
 
     def _read(self, size: int, wait: Callable[[], None]) -> bytes:
@@ -248,12 +230,8 @@ class Channel:
 
 
 def serve(payload: bytes, sock: int, memory: int, trace: int) -> None:
-    """The life of a worker process.
-
-    Args:
-        payload: Options and generation of its group, pickled.
-        sock: File descriptor of a connected socket. memory: of the file that columns lie in. trace: of the file for last words.
-    """
+    """The life of a worker process: options and generation of its group, pickled; file descriptors of a connected socket, of the
+    file that columns lie in, and of the file for last words."""
     faulthandler.enable(trace)
     faulthandler.register(signal.SIGUSR1, trace)
     channel = Channel(socket.socket(fileno=sock))
@@ -364,12 +342,12 @@ class ProcessHost(Host):
 
     def _died(self) -> EnvFailed:
         assert self.process is not None
-        if not self.process.wait(CLOSE_TIMEOUT) or self.process.code is None:
-            return self.lost("died", f"was lost: its worker process {self.process.pid} closed the connection")
-        code = self.process.code
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        how += " while it was made" if self.status.at[self.options.number] < 0 else ""
-        return self.lost("died", f"was lost: its worker process {self.process.pid} {how}", self._last_words())
+        what = f"was lost: its worker process {self.process.pid} "
+        if not self.process.wait(CLOSE_TIMEOUT) or (code := self.process.code) is None:
+            return self.lost("died", what + "closed the connection")
+        what += f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        what += " while it was made" if self.status.at[self.options.number] < 0 else ""
+        return self.lost("died", what, self._last_words())
 
     def _last_words(self) -> str:
         return os.pread(self.trace, 1 << 16, 0).decode(errors="replace")
@@ -386,8 +364,7 @@ class ProcessHost(Host):
         return ""
 
     def kill(self) -> None:
-        process = self.process
-        if process is not None:
+        if (process := self.process) is not None:
             process.kill()
             process.wait(CLOSE_TIMEOUT)  # then what the environments have started is gone, too
             self.process = None  # last: who is interrupted before can kill again

@@ -237,6 +237,29 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
                          i in zip(self._values, choices, strict=True)]).reshape(self._shape).astype(self._dtype)
 
 
+class NoisyObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """Appends `n` fresh standard normal numbers, from the environment's own generator, to every observation vector."""
+
+    def __init__(self, env: gym.Env[Any, Any], n: int) -> None:
+        RecordConstructorArgs.__init__(self, n=n)
+        super().__init__(env)
+        if n < 0 or len(env.observation_space.shape or ()) != 1:
+            raise ValueError(f"NoisyObservation: n is {n}, observations {env.observation_space}; expected n ≥ 0 and a vector")
+        self.n = n
+        size = env.observation_space.shape[0]  # type: ignore[index]
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size + n,), np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return np.concatenate([observation, self.unwrapped.np_random.standard_normal(self.n)]).astype(np.float32)
+
+    def own_state(self) -> dict[str, Any]:
+        """The generator: environments whose own chance comes from elsewhere do not have it in their state."""
+        return {"rng": self.unwrapped.np_random.bit_generator.state}
+
+    def restore_own(self, state: Mapping[str, Any]) -> None:
+        self.unwrapped.np_random.bit_generator.state = state["rng"]
+
+
 class RecordVideo(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Writes episodes as GIF files, `folder/name-000012.gif` for the 12th reset, counted from 0. Frames are held until the
     episode ends.

@@ -22,7 +22,7 @@ from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.computation_task import ComputationTask
 from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.envs.noisy import NoisyObservation
+from parl_like.envs.wrappers import NoisyObservation
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot

@@ -16,11 +16,18 @@ from parl_like.envs.atari import Atari
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.games import GameEnv, Kuhn, Leduc, TicTacToe
 from parl_like.envs.make import ActionBounds, DmEnv, OldStyle, TimeLimit, make_env
-from parl_like.envs.noisy import NoisyObservation
 from parl_like.envs.pettingzoo import AECPlayer, game_to_aec
 from parl_like.envs.sokoban import SokobanEnv
 from parl_like.envs.tabular import RandomWalk, TableEnv
-from parl_like.envs.wrappers import ActionRepeat, Discretize, FrameStack, NormalizeObservation, NormalizeReward, RecordVideo
+from parl_like.envs.wrappers import (
+    ActionRepeat,
+    Discretize,
+    FrameStack,
+    NoisyObservation,
+    NormalizeObservation,
+    NormalizeReward,
+    RecordVideo,
+)
 
 
 class Drift(gym.Env):

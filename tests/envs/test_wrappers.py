@@ -13,7 +13,6 @@ from parl_like.data.transforms import Moments
 from parl_like.envs.atari import Atari
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.make import ActionBounds, TimeLimit
-from parl_like.envs.noisy import NoisyObservation
 from parl_like.envs.sokoban import SokobanEnv
 from parl_like.envs.wrappers import (
     BARE,
@@ -21,6 +20,7 @@ from parl_like.envs.wrappers import (
     ActionRepeat,
     Discretize,
     FrameStack,
+    NoisyObservation,
     NormalizeObservation,
     NormalizeReward,
     RecordVideo,

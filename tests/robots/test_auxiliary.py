@@ -7,7 +7,7 @@ import torch
 
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.batch import Batch
-from parl_like.envs.noisy import NoisyObservation
+from parl_like.envs.wrappers import NoisyObservation
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.robots.auxiliary import Config, build
 
