@@ -48,6 +48,7 @@ class Agent:
     on_bad_value: Literal["raise", "drop", "replace"] = "raise"
     n_envs = 1
     vector = False
+    env: Any = None
 
     def __init__(
         self, *, max_episode_steps: int | None = None, action_repeat: int | None = None, repeat_discount: float | None = None,
@@ -87,7 +88,7 @@ class Agent:
         """Makes the agent's environment."""
         with watched(self, "made"):
             env = make()
-        self.env: Any = EnvFace(env, self)
+        self.env = EnvFace(env, self)
 
     def count_bad(self, text: str) -> None:
         """Counts a value that was dropped or replaced."""

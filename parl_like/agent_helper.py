@@ -320,7 +320,7 @@ class AgentHelper:
         """
         if self.agent.signal is not None:
             self.agent.obey()
-        names = [spec.name for spec in self.comm.wrapper.request_specs]
+        names = [spec.name for spec in self.comm.wrapper.predictions.specs]
         if rows.keys() != set(names):
             raise SpecError(f"{self.agent}: task {self.name!r}, ask: expected {', '.join(names)}, got {', '.join(rows)}")
         return _joined(self.comm.predict_rows(tuple(rows[name] for name in names), len(rows[names[0]])))

@@ -9,7 +9,7 @@ from typing import Any
 from parl_like.computation_task import BatchRule, ComputationTask, Mode
 from parl_like.driver import Driver
 from parl_like.queues import PredictionQueue, Ticket, TrainingQueue
-from parl_like.spec import Array, Spec
+from parl_like.spec import Array
 
 
 class ComputationWrapper:
@@ -31,11 +31,6 @@ class ComputationWrapper:
         self.predictions = PredictionQueue(task, task.predict_rule or BatchRule(), lock, mode, specs)
         self.trainings = TrainingQueue(task, task.training_rule or training_rule or BatchRule(), lock)
         self.communicators: dict[str, Communicator] = {}
-
-    @property
-    def request_specs(self) -> list[Spec]:
-        """The fields of one prediction request, in order."""
-        return self.predictions.specs
 
     def create_communicator(self, agent: Any, driver: Driver) -> Communicator:
         """The agent's end of the queues; agents may join while others run.
@@ -89,7 +84,7 @@ class Communicator:
         return ticket
 
     def predict(self, values: tuple[Any, ...]) -> Ticket:
-        """Asks for one row, `values` in the order of `wrapper.request_specs`, and waits.
+        """Asks for one row, `values` in the order of `wrapper.predictions.specs`, and waits.
 
         Raises:
             SpecError: a value does not fit its field; nothing was sent.

@@ -151,9 +151,7 @@ class Crew:
             raise ValueError(f"Robot: agent() gave one {type(member).__name__} several times; expected a new one at every call, "
                              "such as its class")
         member.bind(self, index, np.random.default_rng(seed), self._label)
-        if self._env is None:
-            member.env = None
-        else:
+        if self._env is not None:
             member.join(partial(make_one, self._env))
         return member
 

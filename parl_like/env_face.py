@@ -3,6 +3,7 @@ changing, and watches what the environment's code does to the process."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -16,26 +17,23 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from parl_like.acceptance import Acceptance
 from parl_like.batch import Batch
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.errors import AgentFailed, Interrupted, Stopped, TaskFailed
 from parl_like.owned import copied, own
-from parl_like.spec import SpecError
+from parl_like.spec import Spec, SpecError, leaves, nest, specs_of
 from parl_like.stages import Hook, overridden
 
 PASSED = (Stopped, TaskFailed)
 """What an environment that asks a task (`AgentHelper.ask`) may hear from it: no failure of its own."""
 
 DIRECTORY, CTRL_C = "the working directory", "the handler of Ctrl-C"
-_PUT_BACK, _SHARED = "put back", "not put back: other threads share it"
 _LEFT = "left so: nothing of the framework draws from it, but then reset(seed=...) does not decide what the environment does"
 
 
 class EnvFace:
-    """The agent's environment: the user's gymnasium one behind a face that everything passes.
-
-    `reset` and `step` return what gymnasium returns. Any other attribute is the environment's own.
+    """The user's gymnasium environment behind a face that everything passes. `reset` and `step` return what gymnasium returns;
+    any other attribute is the environment's own.
 
     Attributes:
         last: (observation, action, reward, terminated, truncated, info) of the last step; action None after a reset.
@@ -272,17 +270,67 @@ class EnvFace:
             self._env.close()
 
 
+class Acceptance:
+    """What an environment's observations and rewards must be like, and what can be mended.
+
+    Args:
+        env: Its `observation_space` and, where rewards are vectors, `reward_space` are what is declared. What has no fixed shape
+            is not looked at.
+        mend: Numbers that are not finite become 0, and those outside the bounds the nearest legal ones. Else they are refused.
+    """
+
+    def __init__(self, env: Any, mend: bool) -> None:
+        self.mend = mend
+        try:
+            self.specs = specs_of(env.observation_space, "obs")
+        except (AttributeError, TypeError):
+            self.specs = {}
+        rewards = getattr(getattr(env, "unwrapped", env), "reward_space", None)
+        self.reward = Spec("rew", rewards.shape if isinstance(rewards, gym.spaces.Box) else (), np.dtype(np.float64))
+
+    def observation(self, obs: Any) -> Any:
+        """`obs` itself where it is as declared, else mended.
+
+        Raises:
+            SpecError: what it is not.
+        """
+        if not self.specs:
+            return obs
+        flat = dict(leaves(obs, "obs"))
+        if flat.keys() != self.specs.keys():
+            raise SpecError(f"field 'obs': expected {', '.join(self.specs)}, got {', '.join(flat) or 'nothing'}; give the keys "
+                            "of the space")
+        mended = {name: self.value(spec, flat[name]) for name, spec in self.specs.items()}
+        return obs if all(mended[name] is flat[name] for name in flat) else nest(mended)["obs"]
+
+    def value(self, spec: Spec, value: Any) -> Any:
+        """The same for one array."""
+        if type(value) is float and math.isfinite(value) and spec is self.reward and not spec.shape:
+            return value  # what nearly all rewards are
+        array = value
+        try:
+            numbers = np.asarray(value)
+        except (TypeError, ValueError):
+            numbers = spec.convert(value)  # which says what is wrong with it
+        if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+            if not self.mend:
+                raise spec.error(f"{value!r:.60}", "give finite numbers")
+            array = np.nan_to_num(numbers, nan=0, posinf=0, neginf=0)
+        row = spec.convert(array)
+        if spec.low is not None and not ((row >= spec.low) & (row <= spec.high)).all():
+            if not self.mend:
+                raise spec.error(f"{value!r:.60}", "stay within the bounds of the space")
+            array = np.clip(row, spec.low, spec.high).astype(row.dtype)
+        return array
+
+
 @contextmanager
 def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
     """Around code of an environment: tells, once per robot and thing, what it changed that belongs to the whole process.
 
     The working directory and the handler of Ctrl-C are put back, except in a thread beside others that may rely on them. The
-    global random generators are left as they are: an environment that draws from them would else repeat itself in every episode.
-    Ours never do, so whatever happens to them, what we draw stays the same.
-
-    Args:
-        doing: What the environment is doing, for the warning.
-        generators: Whether to look at the generators too, which costs 0.1 ms instead of 10 µs.
+    global random `generators`, at which to look costs 0.1 ms instead of 10 µs, are left as they are: an environment that draws
+    from them would else repeat itself in every episode. What we draw comes from others.
     """
     alone = threading.current_thread() is threading.main_thread()
     before = _belongings(alone, generators)
@@ -299,19 +347,15 @@ def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
         new = sorted(changed - agent.robot.told)
         if new:
             agent.robot.told.update(new)
-            done = _PUT_BACK if alone else _SHARED
+            done = "put back" if alone else "not put back: other threads share it"
             hints = [f"{name} ({done if name in (DIRECTORY, CTRL_C) else _LEFT})" for name in new]
             warnings.warn(f"{agent}: while its environment was {doing}, something changed {' and '.join(hints)}", RuntimeWarning,
                           stacklevel=4)
 
 
 def _belongings(alone: bool, generators: bool) -> dict[str, Any]:
-    """What environments shall not change, by name; None where it cannot be told.
-
-    Args:
-        alone: This is the main thread. In another one, handlers and torch's generator tell nothing: the main thread holds Ctrl-C
-            off at times, and lessons with dropout borrow the generator.
-    """
+    """What environments shall not change, by name; None where it cannot be told. Beside other threads, handlers and torch's
+    generator tell nothing: the main thread holds Ctrl-C off at times, and lessons with dropout borrow the generator."""
     out: dict[str, Any] = {DIRECTORY: None}
     with suppress(OSError):  # it was deleted
         out[DIRECTORY] = os.getcwd()

@@ -12,7 +12,6 @@ import numpy as np
 
 from parl_like.agent import Agent
 from parl_like.crew import Crew
-from parl_like.env_source import EnvSource, is_made
 from parl_like.spec import SpecError, leaves, specs_of
 from parl_like.stages import Hook
 
@@ -112,24 +111,6 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) 
         seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
         returns, lengths, idxs = ([episode[i] for episode in seen] for i in range(3))
         return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin)
-
-
-def evaluators(robot: Crew, source: EnvSource, n: int, seed: np.random.SeedSequence, explore: bool) -> Crew:
-    """Agents, environments and queues that play a robot's tasks in test mode; nothing is stored or counted.
-
-    Args:
-        source: A factory of environments; or an environment itself, which one agent uses, and which is not closed.
-        seed: Of the environments.
-        explore: Draw actions as training does, else the best ones are taken.
-    """
-    # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
-    seed = np.random.SeedSequence(entropy=seed.entropy, spawn_key=seed.spawn_key)
-    crew = Crew(robot.tasks, source, robot._make_agent, 1 if is_made(source) else n, seed, "cooperative", True, "test",
-                "evaluator", robot.transforms, robot.told)
-    crew._borrowed = is_made(source)
-    for helper in (helper for agent in crew.agents for helper in agent.helpers.values() if explore):
-        helper.explore()
-    return crew
 
 
 def greedy_action(crew: Crew, name: str, obs: Any) -> Any:

@@ -21,7 +21,7 @@ from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
 from parl_like.env_source import EnvSource, again, drawable, factory_of, is_made
 from parl_like.errors import AgentFailed, unknown
-from parl_like.evaluation import Episodes, evaluators, gather, greedy_action
+from parl_like.evaluation import Episodes, gather, greedy_action
 from parl_like.film import Film, NotDrawable, write_gif
 from parl_like.model import Model
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
@@ -52,9 +52,8 @@ class Robot(Crew):
 
     def __init__(
         self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent,
-        n_agents: int = 1,
-        driver: str | DriverOptions = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0, trace: bool = False,
-        eval_env: EnvSource = None, eval_explore: bool = False,
+        n_agents: int = 1, driver: str | DriverOptions = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0,
+        trace: bool = False, eval_env: EnvSource = None, eval_explore: bool = False,
     ) -> None:
         if n_agents < 1:
             raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
@@ -287,9 +286,9 @@ class Robot(Crew):
         """
         if (n_step is None) == (n_episode is None):
             raise ValueError(f"collect: give exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
-        for name, value in (("n_step", n_step), ("n_episode", n_episode)):
-            if value is not None and value < 1:
-                raise ValueError(f"collect: {name} is {value}; expected at least 1")
+        name, n = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
+        if n is not None and n < 1:
+            raise ValueError(f"collect: {name} is {n}; expected at least 1")
         if any(agent.env is None for agent in self.agents):
             raise ValueError("collect: this robot has no environment")
         if n_episode is not None and self._started:
@@ -384,8 +383,19 @@ class Robot(Crew):
             return gather(crew, None, episodes)
 
     def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> Crew:
-        sequence = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
-        return evaluators(self, self._evaluation_source(env), n, sequence, self.eval_explore)
+        """Agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the caller
+        is used by one agent, and not closed."""
+        source = self._evaluation_source(env)
+        root = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
+        # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
+        root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
+        crew = Crew(self.tasks, source, self._make_agent, 1 if is_made(source) else n, root, "cooperative", True, "test",
+                    "evaluator", self.transforms, self.told)
+        crew._borrowed = is_made(source)
+        if self.eval_explore:
+            for helper in (helper for agent in crew.agents for helper in agent.helpers.values()):
+                helper.explore()
+        return crew
 
     def _evaluation_source(self, env: EnvSource) -> Any:
         """Of what evaluations make their environments: a factory, or an environment of the caller that is theirs for the time."""
@@ -403,8 +413,7 @@ class Robot(Crew):
 
         Args:
             seed, env: As for `evaluate`.
-            max_steps: Environment steps after which it stops; 0: at the end of the episode. The return is then what there was so
-                far.
+            max_steps: Environment steps after which it stops, with the return so far; 0: at the end of the episode.
         """
         with self._evaluators(1, seed, env) as crew:
             if max_steps:
@@ -413,10 +422,7 @@ class Robot(Crew):
             seen = gather(crew, None, 1, hook)
             return float(seen.returns[0] if seen.returns else crew.agents[0].env.episode_return)
 
-    def play(
-        self, path: str | Path, *, seed: int | None = None, frames_per_second: int = 30, env: EnvSource = None,
-        max_steps: int = 0,
-    ) -> float:
+    def play(self, path: str | Path, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
         """One episode as `evaluate` plays them, as an animated GIF at `path`; returns its return.
 
         The factory is called as for `evaluate`, with `render_mode="rgb_array"` where it takes a render mode; an environment that
@@ -436,7 +442,7 @@ class Robot(Crew):
             if isinstance(error.__cause__, NotDrawable):
                 raise error.__cause__ from None
             raise
-        write_gif(path, film.pictures, frames_per_second)
+        write_gif(path, film.pictures, 30)
         return total
 
     # ----------------------------------------------------------------------------------------------------------- observing
@@ -457,13 +463,12 @@ class Robot(Crew):
         if self.recent_returns:
             returns = np.asarray(self.recent_returns, dtype=np.float64)
             out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()),
-                    "return/last": float(np.mean(returns[-1])),
-                    "episode/length": float(np.mean(self.recent_lengths))}
+                    "return/last": float(returns[-1].mean()), "episode/length": float(np.mean(self.recent_lengths))}
         if self.bad_values:
             out["bad_values"] = float(self.bad_values)
         for name, wrapper in self.wrappers.items():
-            out |= {f"{name}/{key}": float(value) for key, value in wrapper.trainings.last_result.items()}
-            out |= {f"{name}/{key}": float(value) for key, value in wrapper.summary().items()}
+            counted = {**wrapper.trainings.last_result, **wrapper.summary()}
+            out |= {f"{name}/{key}": float(value) for key, value in counted.items()}
         out |= {f"{name}/dropped": float(dropped) for name, dropped in self.rows.dropped().items()}
         return {**out, **{key: float(value) for key, value in self.counters().items()}}
 
@@ -486,18 +491,19 @@ class Robot(Crew):
     # --------------------------------------------------------------------------------------------------------------- state
 
     def checkpoint_boundary(self) -> None:
-        """Ends all open episodes, with seams in the buffers, so that nothing outside `state_dict` is alive.
-
-        A Python frame cannot be saved. A run that is to be resumed exactly therefore restarts its episodes at every checkpoint,
-        whether it is interrupted there or not; the environments are seeded anew from the agents' generators.
-        """
+        """Ends all open episodes, with seams in the buffers, so that nothing outside `state_dict` is alive: a Python frame cannot
+        be saved. A run that is to be resumed exactly restarts its episodes at every checkpoint, whether it is interrupted there
+        or not; the environments are seeded anew from the agents' generators."""
         self._cut()
+
+    def _saved_parts(self) -> dict[str, Any]:
+        """What of a saved state is a task's, or statistics of transforms."""
+        chains = {f"transforms.{name}": chain for name, chain in self.transforms.items() if len(chain)}
+        return {f"task.{name}": task for name, task in self.tasks.items()} | chains
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
-        out: dict[str, Any] = {f"task.{name}": task.state_dict() for name, task in self.tasks.items()}
-        out |= {f"transforms.{name}": chain.state_dict() for name, chain in self.transforms.items() if len(chain)}
-        out |= self._driver.state_dict()
+        out = {key: part.state_dict() for key, part in self._saved_parts().items()} | self._driver.state_dict()
         out["counters"] = {
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
             "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
@@ -513,18 +519,15 @@ class Robot(Crew):
         Raises:
             ValueError: tasks, agents, buffers or shapes differ; the message names the first difference.
         """
-        expected = {f"task.{n}" for n in self.tasks} | self._driver.state_keys() | {"counters"}
-        expected |= {f"transforms.{n}" for n, chain in self.transforms.items() if len(chain)}
+        parts = self._saved_parts()
+        expected = {*parts, *self._driver.state_keys(), "counters"}
         if state.keys() != expected:
             raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it "
                              "was saved")
         self._driver.check_state(state)
         self._halt()
-        for name, task in self.tasks.items():
-            task.load_state_dict(state[f"task.{name}"])
-        for name, chain in self.transforms.items():
-            if len(chain):
-                chain.load_state_dict(state[f"transforms.{name}"])
+        for key, part in parts.items():
+            part.load_state_dict(state[key])
         self._driver.load_state_dict(state)
         counters = state["counters"]
         self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
@@ -543,11 +546,8 @@ class Robot(Crew):
         write_archive(Path(path), self.state_dict())
 
     def request_save(self, path: str | Path) -> None:
-        """`save` at the end of the running iteration. For hooks and agents, which cannot save at once: they would wait for
-        themselves.
-
-        Where the disk refuses, there is a warning and the run goes on.
-        """
+        """`save` at the end of the running iteration, for hooks and agents, which cannot save at once: they would wait for
+        themselves. Where the disk refuses, there is a warning and the run goes on."""
         self._saves.append(Path(path))
 
     def _save_as_asked(self) -> None:
@@ -590,10 +590,8 @@ def run_policy(
     class PolicyAgent(Agent):
         def run_one_episode(self) -> None:
             obs, _ = self.env.reset()
-            done = False
-            while not done:
-                obs, _, terminated, truncated, _ = self.env.step(policy(obs))
-                done = terminated or truncated
+            while not self.env.is_over:
+                obs = self.env.step(policy(obs))[0]
 
     with Robot(env, tasks={}, agent=PolicyAgent, seed=seed) as robot:
         robot._borrowed = is_made(env)
