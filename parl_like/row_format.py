@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.action_map import stored_spec
+from parl_like.data.row_specs import FLAGS, is_part
 from parl_like.data.transforms import Transforms
 from parl_like.spec import Spec, SpecError, leaves, specs_of
 
@@ -36,16 +37,15 @@ class RowFormat:
 
     def __init__(self, agent: str, task: str, model: Any, env: Any, transforms: Transforms,
                  obs_space: gym.Space[Any] | None) -> None:
-        inputs = model.inputs()
+        inputs: dict[str, Spec] = model.inputs()
         self.agent, self.task, self._model, self._env = agent, task, model, env
-        self.inputs = [n for n in inputs if n == "obs" or n.startswith("obs.")]
-        self.state: dict[str, Spec] = {n: s for n, s in inputs.items() if n.startswith("state")}
-        self.raw: dict[str, Spec] = self._behind(transforms, obs_space,
-                                                 inputs) if len(transforms) else {n: inputs[n] for n in self.inputs}
+        self.inputs = [n for n in inputs if is_part(n, "obs")]
+        self.state = {n: s for n, s in inputs.items() if n.startswith("state")}
+        self.raw = self._raw(transforms, obs_space, inputs) if len(transforms) else {n: inputs[n] for n in self.inputs}
         self.raw_names = list(self.raw)
         self.plain = self.inputs == ["obs"] and not len(transforms)
 
-    def _behind(self, transforms: Transforms, space: gym.Space[Any] | None, inputs: dict[str, Spec]) -> dict[str, Spec]:
+    def _raw(self, transforms: Transforms, space: gym.Space[Any] | None, inputs: dict[str, Spec]) -> dict[str, Spec]:
         """What the transforms make the model's inputs from."""
         where = f"{self.agent}, task {self.task!r}"
         space = getattr(self._env, "observation_space", None) if space is None else space
@@ -55,8 +55,7 @@ class RowFormat:
         made = specs_of(transforms.space(space), "obs")
         if made.keys() != set(self.inputs):
             raise SpecError(f"{where}, transforms: the model takes {', '.join(self.inputs)}, the transforms make "
-                            f"{', '.join(made)}; build "
-                            "it for Transforms([…]).space(env.observation_space)")
+                            f"{', '.join(made)}; build it for Transforms([…]).space(env.observation_space)")
         for name, spec in made.items():
             if (spec.shape, spec.dtype) != (inputs[name].shape, inputs[name].dtype):
                 raise inputs[name].owned_by(where).error(f"{spec.shape} {spec.dtype} from {transforms!r}",
@@ -73,8 +72,8 @@ class RowFormat:
         if flat.keys() != set(names):
             missing, extra = sorted(set(names) - flat.keys()), sorted(flat.keys() - set(names))
             raise SpecError(f"{self.agent}: task {self.task!r}, field 'obs': expected {', '.join(names)}, got "
-                            f"{', '.join(flat) or 'nothing'} (missing "
-                            f"{missing}, unexpected {extra}); give the keys of the model's observation space")
+                            f"{', '.join(flat) or 'nothing'} (missing {missing}, unexpected {extra}); give the keys of the "
+                            "model's observation space")
         return tuple([flat[name] for name in names])
 
     def columns(self, policy: bool, version: bool, extras: Sequence[Spec]) -> list[Spec]:
@@ -88,7 +87,7 @@ class RowFormat:
         specs = [Spec(n, s.shape, s.dtype) for n, s in self.raw.items()]  # without bounds: those were checked when predict asked
         specs += [stored_spec(self._model.act_space, s) for s in self._model.act_specs.values()]
         specs += [Spec("rew", rewards.shape if isinstance(rewards, gym.spaces.Box) else (), np.dtype(np.float64))]
-        specs += [Spec(name, (), np.dtype(bool)) for name in ("terminated", "truncated")]
+        specs += [Spec(name, (), np.dtype(bool)) for name in FLAGS]
         specs += [Spec("obs_next" + n[3:], s.shape, s.dtype) for n, s in self.raw.items()]
         specs += self.state.values()
         specs += [Spec("policy.log_prob", (), np.dtype(np.float32))] * policy
