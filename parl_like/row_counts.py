@@ -54,10 +54,10 @@ class RowCounts:
         if total < ENOUGH or dropped <= MANY * total:
             return ""
         return (f"task {task!r}: {100 * dropped / total:.0f} % of its rows ({dropped:,} of {total:,}) were dropped unlearned, "
-                "because the task had learned more than once since their actions were taken: its agents learn at different times, "
-                "such as when they wait for another task. Give its helper store_policy=True, so that old rows can be learned from "
-                "(where its explorer has log-probabilities), or give all its agents the same unroll, a multiple of the other "
-                "tasks'")
+                "because the task had learned more than once since their actions were taken: its agents learn at different "
+                "times, such as when they wait for another task. Give its helper store_policy=True, so that old rows can be "
+                "learned from (where its explorer has log-probabilities), or give all its agents the same unroll, a multiple of "
+                "the other tasks'")
 
     def state_dict(self) -> dict[str, list[int]]:
         return {task: list(counts) for task, counts in self._counts.items()}

@@ -1,4 +1,4 @@
-# cython: boundscheck=False, wraparound=False
+# cython: boundscheck=False, wraparound=False, cdivision=True
 """RowBlock: preallocated columns that take one row, or a few, of named values per call. Ring: circular lanes of such rows.
 
 The one place where rows are written: requests of many agents are packed with a RowBlock, and replay buffers store in a Ring.
@@ -28,23 +28,17 @@ cdef enum Kind:
 
 cdef int nan_in(const char* data, Py_ssize_t nbytes, char code) noexcept nogil:
     cdef Py_ssize_t i
-    cdef const unsigned short* h
-    cdef const float* f
-    cdef const double* d
     if code == b"e":
-        h = <const unsigned short*> data
         for i in range(nbytes // 2):
-            if (h[i] & 0x7FFF) > 0x7C00:
+            if ((<const unsigned short*> data)[i] & 0x7FFF) > 0x7C00:
                 return 1
     elif code == b"f":
-        f = <const float*> data
         for i in range(nbytes // 4):
-            if f[i] != f[i]:
+            if (<const float*> data)[i] != (<const float*> data)[i]:
                 return 1
     elif code == b"d":
-        d = <const double*> data
         for i in range(nbytes // 8):
-            if d[i] != d[i]:
+            if (<const double*> data)[i] != (<const double*> data)[i]:
                 return 1
     return 0
 
@@ -114,12 +108,22 @@ cdef class RowBlock:
         # The addresses are those of this process; the copy finds its own. (Cython's own way would copy them as texts.)
         return RowBlock, (self.specs, self.capacity, self.arrays)
 
+    cdef bint fits(self, Py_buffer* view, int i, int rows) noexcept nogil:
+        """Whether a value, or with rows = 1 several, has the field's dtype and shape, and no NaN. Bounds are not looked at."""
+        cdef int k
+        if view.ndim != self.ndim[i] + rows or view.format[0] != self.code[i] or view.format[1] != 0:
+            return False
+        for k in range(self.ndim[i]):
+            if view.shape[k + rows] != self.shape[i][k]:
+                return False
+        return not nan_in(<const char*> view.buf, view.len, self.code[i])
+
     cdef int put(self, Py_ssize_t row, int i, object value) except -1:
         cdef char* target = self.base[i] + row * self.nbytes[i]
         cdef int kind = self.kind[i]
         cdef Py_buffer view
         cdef double number
-        cdef int fits, k
+        cdef int fits
         cdef long long integer
         if kind == FLOAT64 or kind == FLOAT32:
             if PyFloat_Check(value):
@@ -148,14 +152,7 @@ cdef class RowBlock:
                 PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
             except (BufferError, ValueError):
                 return self.put_checked(row, i, value)
-            fits = view.len == self.nbytes[i] and view.ndim == self.ndim[i] and view.format[0] == self.code[i] \
-                and view.format[1] == 0
-            if fits:
-                for k in range(view.ndim):
-                    if view.shape[k] != self.shape[i][k]:
-                        fits = 0
-            if fits and nan_in(<const char*> view.buf, view.len, self.code[i]):
-                fits = 0
+            fits = self.fits(&view, i, 0)
             if fits and self.bounded[i]:
                 integer = (<const long long*> view.buf)[0] if kind == INT64 else 0
                 fits = kind == INT64 and self.lowest[i] <= integer <= self.highest[i]
@@ -187,12 +184,6 @@ cdef class RowBlock:
             raise IndexError(f"RowBlock: row {row} of {self.capacity}, {len(values)} values for fields {self.names}")
         for i in range(self.n_fields):
             self.put(row, i, values[i])
-
-    cpdef put_field(self, Py_ssize_t row, int i, object value):
-        """Writes field `i` of one row."""
-        if row < 0 or row >= self.capacity or i < 0 or i >= self.n_fields:
-            raise IndexError(f"RowBlock: row {row} of {self.capacity}, field {i} of {self.n_fields}")
-        self.put(row, i, value)
 
     def write_rows(self, Py_ssize_t start, Py_ssize_t n, tuple values):
         """Writes rows start … start + n − 1: `values[i]` is an array [n, *shape]. Nothing is written when one does not fit."""
@@ -278,10 +269,9 @@ cdef class Ring:
         self.count, self.cursor, self.written = (np.array(x, np.int64) for x in (count, cursor, written))
         if not (len(self.count) == len(self.cursor) == len(self.written) == self.n_lanes):
             raise ValueError(f"Ring: books of {len(self.count)} lanes; expected {self.n_lanes}")
-        first = np.arange(self.n_lanes) * self.lane_size
-        full = self.count == self.lane_size
+        ahead = self.cursor - np.arange(self.n_lanes) * self.lane_size
         sound = (self.count >= 0) & (self.count <= self.lane_size) & np.where(
-            full, (self.cursor >= first) & (self.cursor < first + self.lane_size), self.cursor == first + self.count)
+            self.count == self.lane_size, (ahead >= 0) & (ahead < self.lane_size), ahead == self.count)
         if not sound.all():
             lane = int(np.flatnonzero(~sound)[0])
             raise ValueError(f"Ring: lane {lane} has {self.count[lane]} rows of {self.lane_size} and its next at {self.cursor[lane]}; damaged books")
@@ -340,7 +330,7 @@ cdef class Ring:
         cdef const long long[::1] lanes = np.ascontiguousarray(into, np.int64)
         cdef RowBlock block = self.block
         cdef Py_ssize_t n = lanes.shape[0], i
-        cdef int f, k, opened = 0
+        cdef int f, opened = 0
         cdef bint fits
         cdef Py_buffer views[MAX_FIELDS]
         if len(values) != block.n_fields:
@@ -360,14 +350,7 @@ cdef class Ring:
                         fits = False
                 if fits:
                     opened = f + 1
-                    fits = views[f].ndim == block.ndim[f] + 1 and views[f].shape[0] == n and views[f].len == n * block.nbytes[f] \
-                        and views[f].format[0] == block.code[f] and views[f].format[1] == 0
-                    if fits:
-                        for k in range(block.ndim[f]):
-                            if views[f].shape[k + 1] != block.shape[f][k]:
-                                fits = False
-                    if fits and nan_in(<const char*> views[f].buf, views[f].len, block.code[f]):
-                        fits = False
+                    fits = block.fits(&views[f], f, 1) and views[f].shape[0] == n
                     if not fits:
                         PyBuffer_Release(&views[f])
                         opened = f
@@ -388,18 +371,33 @@ cdef class Ring:
                 PyBuffer_Release(&views[f])
         return positions
 
-    def serials(self, positions):
-        """[N]: the numbers of rows in the history of their lane, from 0; negative where the position is no row's."""
+    cdef inline Py_ssize_t age(self, Py_ssize_t position) noexcept nogil:
+        """How many rows of its lane are newer; -1 where the position is no row's."""
+        if position < 0 or position >= self.n_lanes * self.lane_size:
+            return -1
+        cdef Py_ssize_t lane = position // self.lane_size, age = self.cursors[lane] - 1 - position
+        age += self.lane_size if age < 0 else 0
+        return age if age < self.counts[lane] else -1
+
+    def first_empty(self, positions):
+        """The first of [N] positions that is no row's, by its place among them; -1 where all are."""
         cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef Py_ssize_t i, n = at.shape[0], lane, age
+        cdef Py_ssize_t i
+        for i in range(at.shape[0]):
+            if self.age(at[i]) < 0:
+                return i
+        return -1
+
+    def serials(self, positions):
+        """[N]: the numbers of rows in the history of their lane, from 0; -1 where the position is no row's."""
+        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t i, n = at.shape[0], age
         out = np.full(n, -1, np.int64)
         cdef long long[::1] to = out
         for i in range(n):
-            if at[i] >= 0 and at[i] < self.n_lanes * self.lane_size:
-                lane = at[i] // self.lane_size
-                age = (self.cursors[lane] - 1 - at[i] + self.lane_size) % self.lane_size
-                if age < self.counts[lane]:
-                    to[i] = self.writes[lane] - 1 - age
+            age = self.age(at[i])
+            if age >= 0:
+                to[i] = self.writes[at[i] // self.lane_size] - 1 - age
         return out
 
     def count_episodes(self, into, positions, const double[:, ::1] rew, const unsigned char[::1] done, double[:, ::1] totals,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parl_like.batch import Batch
+from parl_like.data.row_specs import is_part
 from parl_like.data.timestep import StepType, TimeStep, discount_of
 from parl_like.spec import Array, leaves
 
@@ -51,18 +52,13 @@ def experience(step: TimeStep, next_step: TimeStep, state: Any = None, policy: A
         ValueError: the steps are not consecutive: after LAST or before FIRST there is no row; or two environments.
     """
     if step.is_last or next_step.is_first:
-        raise ValueError(
-            f"experience: {step.step_type.name} followed by {next_step.step_type.name} crosses an episode's border, where no "
-            "action is stored; pair each step with its successor inside the episode"
-        )
+        raise ValueError(f"experience: {step.step_type.name} followed by {next_step.step_type.name} crosses an episode's border, "
+                         "where no action is stored; pair each step with its successor inside the episode")
     if step.env_id != next_step.env_id:
         raise ValueError(f"experience: steps of environments {step.env_id} and {next_step.env_id}; pair steps of one environment")
     terminated = next_step.is_last and next_step.discount == 0
-    truncated = next_step.is_last and not terminated
-    return Experience(
-        step.observation, next_step.prev_action, next_step.reward, terminated, truncated, next_step.observation,
-        state, policy, next_step.env_info, step.env_id,
-    )  # fmt: skip
+    return Experience(step.observation, next_step.prev_action, next_step.reward, terminated, next_step.is_last and not terminated,
+                      next_step.observation, state, policy, next_step.env_info, step.env_id)
 
 
 def as_parl_record(rows: Batch | Mapping[str, Any]) -> Batch:
@@ -83,13 +79,11 @@ def as_parl_record(rows: Batch | Mapping[str, Any]) -> Batch:
     Raises:
         ValueError: no rows, a field is missing, or rows are not consecutive.
     """
-    flat = _rows(rows)
-    layout = _Layout(flat)
+    layout = _Layout(flat := _rows(rows))
     status = np.where(flat["terminated"], TERMINATED, np.where(flat["truncated"], TRUNCATED, RUNNING))
-    out = layout.with_final(flat, "obs", "inputs")
-    out |= layout.at_own(flat, "state", "states")
-    out |= layout.at_own(flat, "act", "actions")
-    out |= layout.at_own(flat, "rew", "rewards")
+    out = layout.inputs("inputs")
+    for key, name in (("state", "states"), ("act", "actions"), ("rew", "rewards")):
+        out |= layout.put(layout.own, key, name)
     out["has_action"] = layout.place(layout.own, np.ones(len(status), bool))
     out["game_over"] = layout.place(layout.final, status[layout.ends])
     return _read_only(out)
@@ -108,22 +102,18 @@ def as_alf(rows: Batch | Mapping[str, Any]) -> Batch:
     Raises:
         ValueError: as `as_parl_record`.
     """
-    flat = _rows(rows)
-    layout = _Layout(flat)
+    layout = _Layout(flat := _rows(rows))
     step_type = np.full(layout.n, StepType.MID, np.int64)
     step_type[layout.first] = StepType.FIRST
     step_type[layout.final[_done(flat)[layout.ends]]] = StepType.LAST
     discount = np.ones(layout.n)
     discount[layout.own + 1] = discount_of(flat["terminated"])
-    out = {"step_type": step_type, "discount": discount}
-    out |= layout.at_next(flat, "rew", "reward")
-    out |= layout.with_final(flat, "obs", "observation")
-    out |= layout.at_next(flat, "act", "prev_action")
-    out["env_id"] = np.zeros(layout.n, np.int64)
-    if "env_id" in flat:
-        out["env_id"][layout.own] = flat["env_id"]
-        out["env_id"][layout.final] = flat["env_id"][layout.ends]
-    out |= layout.at_next(flat, "info", "env_info")
+    env_id = np.zeros(layout.n, np.int64)
+    env_id[layout.own] = flat.get("env_id", 0)
+    env_id[layout.final] = env_id[layout.final - 1]
+    out = {"step_type": step_type, "discount": discount, **layout.inputs("observation"), "env_id": env_id}
+    for key, name in (("rew", "reward"), ("act", "prev_action"), ("info", "env_info")):
+        out |= layout.put(layout.own + 1, key, name)
     batch = _read_only(out)
     for name in ("untransformed", "env_info"):
         if name not in batch:
@@ -174,10 +164,9 @@ class _Layout:
     """
 
     def __init__(self, flat: dict[str, Array]) -> None:
-        self.ends = _done(flat)
+        self.flat, self.ends = flat, _done(flat)
         self.ends[-1] = True
-        episodes_before = np.cumsum(self.ends) - self.ends
-        self.own = np.arange(len(self.ends)) + episodes_before
+        self.own = np.arange(len(self.ends)) + np.cumsum(self.ends) - self.ends
         self.final = self.own[self.ends] + 1
         self.first = np.append(0, self.final[:-1] + 1)
         self.n = len(self.ends) + len(self.final)
@@ -188,15 +177,14 @@ class _Layout:
         out[at] = values
         return out
 
-    def at_own(self, flat: dict[str, Array], key: str, name: str) -> dict[str, Array]:
-        return {name + tail: self.place(self.own, column) for tail, column in _group(flat, key)}
+    def put(self, at: Array, key: str, name: str) -> dict[str, Array]:
+        """A field of the rows, nested or not, at records `at` [T], under another name."""
+        return {name + tail: self.place(at, column) for tail, column in _group(self.flat, key)}
 
-    def at_next(self, flat: dict[str, Array], key: str, name: str) -> dict[str, Array]:
-        return {name + tail: self.place(self.own + 1, column) for tail, column in _group(flat, key)}
-
-    def with_final(self, flat: dict[str, Array], key: str, name: str) -> dict[str, Array]:
-        out = self.at_own(flat, key, name)
-        for tail, column in _group(flat, f"{key}_next"):
+    def inputs(self, name: str) -> dict[str, Array]:
+        """obs, and in final records obs_next."""
+        out = self.put(self.own, "obs", name)
+        for tail, column in _group(self.flat, "obs_next"):
             out[name + tail][self.final] = column[self.ends]
         return out
 
@@ -216,17 +204,15 @@ def _rows(rows: Batch | Mapping[str, Any]) -> dict[str, Array]:
             raise ValueError(f"rows have 'obs{tail}' but no 'obs_next{tail}'; both need the same fields")
         differs = (flat[f"obs_next{tail}"][:-1] != column[1:]).any(axis=tuple(range(1, column.ndim))) & inner
         if differs.any():
-            i = int(np.flatnonzero(differs)[0])
-            raise ValueError(
-                f"rows {i} and {i + 1} are not consecutive: obs_next{tail} of the first is not obs{tail} of the second; give "
-                "rows of one lane in time order, and mark interrupted episodes with truncate_open"
-            )
+            i = int(differs.argmax())
+            raise ValueError(f"rows {i} and {i + 1} are not consecutive: obs_next{tail} of the first is not obs{tail} of the "
+                             "second; give rows of one lane in time order, and mark interrupted episodes with truncate_open")
     return flat
 
 
 def _group(flat: dict[str, Array], key: str) -> list[tuple[str, Array]]:
     """The leaves of a field, by what follows its name: [("", column)], or [(".camera", column), …] if it is nested."""
-    return [(name[len(key) :], column) for name, column in flat.items() if name == key or name.startswith(key + ".")]
+    return [(name[len(key) :], column) for name, column in flat.items() if is_part(name, key)]
 
 
 def _done(flat: dict[str, Array]) -> Array:

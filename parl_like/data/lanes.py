@@ -127,9 +127,8 @@ class Lanes(Buffer):
         if array.dtype.kind not in "iu":
             raise IndexError(f"{self!r}: index {index!r}; expected a slice, integers, or a bool mask")
         positions = array.astype(np.int64, copy=False)
-        known = self._ring.serials(positions.reshape(-1))
-        if known.min() < 0:
-            raise IndexError(f"{self!r}: position {array.reshape(-1)[known.argmin()]} holds no row; positions with rows are "
+        if (wrong := self._ring.first_empty(positions.reshape(-1))) >= 0:
+            raise IndexError(f"{self!r}: position {array.reshape(-1)[wrong]} holds no row; positions with rows are "
                              "buffer.sample_indices(0)")
         return positions
 

@@ -56,8 +56,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _trees(self) -> None:
         self._sum = SegmentTree(self.capacity)
-        self._leaves = self._view()
         self._min: SegmentTree | None = None  # of normalised weights the smallest cancels
+        self._look()
+
+    def _look(self) -> None:
+        self._leaves: Array = self._sum.nodes[len(self._sum.nodes) // 2 :][: self.capacity]  # the weights, a view of the tree
 
     @property
     def beta(self) -> float:
@@ -70,11 +73,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._leaves = self._view()
-
-    def _view(self) -> Array:
-        """The weights, as a view of the tree."""
-        return self._sum.nodes[len(self._sum.nodes) // 2 :][: self.capacity]
+        self._look()
 
     def push(self, lane: int, values: tuple[Any, ...]) -> int:
         position = super().push(lane, values)
@@ -181,17 +180,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def weights(self, positions: Positions) -> Array:
         """Importance weights of rows, [N] float32."""
-        if not len(positions):
-            return np.zeros(0, np.float32)
         weights = self._leaves.take(positions)
-        smallest = weights.min()
-        if not smallest > 0:  # rows that can never be drawn, asked for by position, count for nothing
+        if not (smallest := weights.min(initial=np.inf)) > 0:  # rows that can never be drawn, asked for by position
             out, drawn = np.zeros(len(weights), np.float32), weights > 0
-            out[drawn] = self._importance(weights[drawn], weights[drawn].min(initial=np.inf))
+            out[drawn] = self.weights(positions[drawn])
             return out
-        return self._importance(weights, smallest)
-
-    def _importance(self, weights: Array, smallest: float) -> Array:
         least = smallest if self.weight_norm else self._least()  # a batch's largest importance is that of its smallest weight
         importance: Array = ((weights / least) ** -self.beta).astype(np.float32)
         return importance

@@ -107,7 +107,5 @@ def _flag(name: str, value: Any) -> bool:
         return value
     if isinstance(value, np.bool_) or (isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.ndim == 0):
         return bool(value)
-    raise TypeError(
-        f"`{name}` is {value!r} ({type(value).__name__}); expected a bool as in gymnasium's env.step; "
-        f"write bool(...), or index one environment's flag out of a vector's"
-    )
+    raise TypeError(f"`{name}` is {value!r} ({type(value).__name__}); expected a bool as in gymnasium's env.step; write "
+                    "bool(...), or index one environment's flag out of a vector's")

@@ -161,18 +161,13 @@ def test_numpy_scalars_are_numbers_too(act, end):
         assert rows.arrays["act"].tolist() == [0, int(act)] and rows.arrays["end"].tolist() == [False, True]
 
 
-def test_row_numbers_and_field_numbers_are_checked():
+def test_row_numbers_are_checked():
     rows = RowBlock(SPECS, 2)
     for row, values in [(2, (OBS, 1, True)), (-1, (OBS, 1, True)), (0, (OBS, 1))]:
         with pytest.raises(IndexError, match="RowBlock"):
             rows.write(row, values)
-    for row, field in [(2, 0), (-1, 0), (0, 3), (0, -1)]:
-        with pytest.raises(IndexError, match="RowBlock"):
-            rows.put_field(row, field, 0)
     with pytest.raises(IndexError, match="RowBlock"):
         rows.write_rows(1, 2, (np.ones((2, 2), np.float32), [1, 2], [True, True]))
-    rows.put_field(1, 1, 7)
-    assert rows.arrays["act"].tolist() == [0, 7]
 
 
 def test_write_rows_with_too_few_rows_writes_nothing():
