@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
 from parl_like.data.transforms import Moments
-from parl_like.film import write_gif
+from parl_like.env_source import write_gif
 from parl_like.spec import Array
 
 MAX_ACTIONS = 100_000  # of a discretised space

@@ -1,20 +1,28 @@
-"""Of what a robot makes its environments: a registered id, a factory, or an environment itself."""
+"""Of what a robot makes its environments, a registered id, a factory, or an environment itself; and how they are drawn."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+
+from parl_like.spec import Array
+from parl_like.stages import Hook
 
 EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
 
 DRAWN = "rgb_array"
 """The render mode of environments that give pictures."""
+
+WAY_OUT = ("give play an environment that renders 'rgb_array' (env=), or the robot a factory that takes the mode: "
+           "`def make(render_mode=None): return MyEnv(render_mode=render_mode)`")
 
 
 def is_made(env: Any) -> bool:
@@ -44,10 +52,8 @@ def again(env: Any) -> Callable[..., Any]:
             spec = copy.deepcopy(env.spec)
     if spec is None or any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
         why = "is not registered with gymnasium" if spec is None else "has a wrapper that does not say how it was made"
-        raise ValueError(
-            f"the robot's environment {why}, so it cannot be made a second time; give the robot a factory "
-            "(`lambda: MyEnv()`), or this call an environment of its own (env=)"
-        )
+        raise ValueError(f"the robot's environment {why}, so it cannot be made a second time; give the robot a factory "
+                         "(`lambda: MyEnv()`), or this call an environment of its own (env=)")
     spec.disable_env_checker = True
     return partial(gym.make, spec)
 
@@ -75,3 +81,44 @@ def _switched(env: Any) -> Any:
         if getattr(one, "render_mode", None) != DRAWN and DRAWN in metadata.get("render_modes", ()):
             getattr(one, "unwrapped", one).render_mode = DRAWN
     return env
+
+
+class NotDrawable(ValueError):
+    """An environment does not draw itself."""
+
+
+class Film(Hook):
+    """`pictures` of an episode, [H, W, 3] or [H, W] uint8, from its reset on; of a vector environment those of its first one."""
+
+    def __init__(self) -> None:
+        self.pictures: list[Array] = []
+
+    def post_act(self, agent: Any) -> None:
+        env = agent.env
+        try:
+            given = env.render()
+        except Exception as error:
+            raise NotDrawable(f"{env.unwrapped} cannot be drawn, its render() raised {type(error).__name__}: {error}; "
+                              f"{WAY_OUT}") from error
+        if isinstance(given, (tuple, list)) and given:
+            given = given[0]
+        if not isinstance(given, np.ndarray) or given.dtype != np.uint8 or given.ndim not in (2, 3):
+            what = f"{given.shape} {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__
+            raise NotDrawable(f"{env.unwrapped} cannot be drawn: expected render() to give a picture (height, width, 3) uint8, "
+                              f"got {what} (its render_mode is {getattr(env, 'render_mode', None)!r}); {WAY_OUT}")
+        self.pictures.append(given.copy())
+
+    pre_episode = post_act
+
+
+def write_gif(path: str | Path, pictures: Sequence[Any], frames_per_second: float) -> None:
+    """Writes an animated GIF that repeats for ever.
+
+    Args:
+        pictures: At least one: arrays [H, W, 3] or [H, W] uint8, or images of Pillow.
+        frames_per_second: A GIF counts hundredths of a second, and viewers slow down what is below two, so 50 is the most.
+    """
+    from PIL import Image
+
+    first, *rest = [Image.fromarray(p) if isinstance(p, np.ndarray) else p for p in pictures]
+    first.save(path, save_all=True, append_images=rest, duration=10 * max(2, round(100 / frames_per_second)), loop=0)

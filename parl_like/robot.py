@@ -19,10 +19,9 @@ from parl_like.agent_helper import AgentHelper
 from parl_like.computation_task import ComputationTask
 from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
-from parl_like.env_source import EnvSource, again, drawable, factory_of, is_made
+from parl_like.env_source import EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, write_gif
 from parl_like.errors import AgentFailed, unknown
 from parl_like.evaluation import Episodes, gather, greedy_action
-from parl_like.film import Film, NotDrawable, write_gif
 from parl_like.model import Model
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden

@@ -16,8 +16,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from parl_like.agent import Agent
+from parl_like.env_source import write_gif
 from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
-from parl_like.film import write_gif
 from parl_like.lab import plots
 from parl_like.robot import Robot
 from parl_like.robots.thinker.build import make_envs
