@@ -12,6 +12,7 @@ header.
 from __future__ import annotations
 
 import struct
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -21,7 +22,8 @@ import msgspec
 import numpy as np
 
 from parl_like.data import encoding
-from parl_like.spec import Array
+from parl_like.errors import AgentFailed, Dropped, NotEnoughRows, Stopped, TaskFailed
+from parl_like.spec import Array, SpecError
 
 MAGIC = b"PLK"
 VERSION = 3  # of all that follows it; a peer with another one is refused at its first message
@@ -74,7 +76,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     request: int
     rows: int
     arrays: dict[str, Array]
-    notes: dict[str, Note]
+    notes: dict[str, Any]
 
 
 _Header = tuple[Kind, str, int, int, list[tuple[str, _Dtype, tuple[int, ...]]], dict[str, Note]]
@@ -209,3 +211,27 @@ def unpack_state(arrays: Mapping[str, Array]) -> Any:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         said = str(error).partition("; the archive is damaged")[0]  # advice for files
         raise WireError(f"{said}; send the arrays that pack_state made, all of them and unchanged") from None
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+ERRORS: dict[str, type[Exception]] = {
+    e.__name__: e for e in (AgentFailed, Dropped, NotEnoughRows, SpecError, Stopped, TaskFailed, ValueError)
+}
+"""Errors that keep their type between processes; others arrive as `AgentFailed` or `TaskFailed`, with a traceback in the text."""
+
+
+class RemoteError(Exception):
+    """The traceback of an error in another process; the `__cause__` of what is raised here."""
+
+
+def pack_error(error: BaseException) -> dict[str, Array]:
+    """What an error says ('text') and its traceback ('trace'), as arrays of a message."""
+    said = error.args[0] if isinstance(error, KeyError) and error.args else error
+    texts = {"text": str(said), "trace": "".join(traceback.format_exception(error))}
+    return {name: np.frombuffer(text.encode(errors="replace"), np.uint8) for name, text in texts.items()}
+
+
+def text_of(message: Message, name: str = "text") -> str:
+    """A text of `pack_error`."""
+    return message.arrays[name].tobytes().decode(errors="replace")

@@ -1,5 +1,5 @@
-"""What stands for a task and its algorithm where the networks are not: in a worker; where the robot is, if a Ray actor has
-them."""
+"""What stands for something that is in another process: for a task and its algorithm, in a worker or beside a Ray actor; for an
+agent and its environment, where the robot is."""
 
 from __future__ import annotations
 
@@ -77,3 +77,46 @@ class TaskCard:
         task.build(seed)
         task.acting = ActingCopies(task.algorithm, self.version)
         return task
+
+
+class RemoteAgent:
+    """An agent of a worker; `steps` as of the last stop or checkpoint.
+
+    Args:
+        like: An agent that was made where the robot is.
+        observe: Called with the robot's hooks.
+    """
+
+    def __init__(self, crew: Any, index: int, like: Any, observe: Any) -> None:
+        self.robot, self.index, self._label = crew, index, f"{crew._label} {index}"
+        self.n_envs, self.vector, self.learns = like.n_envs, like.vector, like.learns
+        self.helpers: dict[str, Any] = {}
+        self.steps = 0
+        self.env: Any = None if like.env is None else RemoteEnv(self._label, observe)
+        self.fresh = True
+        self.signal: str | None = None
+        self.quota_steps: int | None = None
+        self.quota_episodes: int | None = None
+
+    def __str__(self) -> str:
+        return self._label
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name}: {self.__dict__.get('_label', 'an agent')} is in a worker process; here it has index, "
+                             "steps and, in hooks, its environment's last episode")
+
+
+class RemoteEnv:
+    """What hooks may ask of an environment that is in a worker: the episode that has just ended there."""
+
+    def __init__(self, agent: str, observe: Any) -> None:
+        self._agent, self.observe = agent, observe
+        self.episode_return: Any = 0.0
+        self.episode_length = self.time_steps = self.env_index = 0
+
+    def close(self) -> None:
+        """The worker closes it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"env.{name}: {self._agent}'s environment is in a worker process; here it has episode_return, "
+                             "episode_length and env_index")

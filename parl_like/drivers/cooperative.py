@@ -36,91 +36,82 @@ class CooperativeDriver(Driver):
         sync: Training is served only when every learning agent waits for it (unroll, then train). Else as soon as it may close.
         failed: Called with an agent and what its code raised.
         on_error: Called with the tickets' error when a training batch failed.
+
+    Attributes:
+        queues: Of all tasks, in their order: `predictions` and `trainings` by turns.
+        lessons: Queues whose task learns at this moment, where learning runs beside the agents.
+        patience: Seconds that predictions wait for more where their rule says nothing, and somebody could still come; None: as
+            long as that is so.
     """
+
+    patience: float | None = None
 
     def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None],
                  on_error: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync
         self._failed, self._on_error = failed, on_error
         self.ready: deque[greenlet] = deque()
-        self.wrappers: Sequence[ComputationWrapper] = ()
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
         self._fibers: dict[int, greenlet] = {}
-        self._schooled = False  # whether helpers say when to learn; else any agent may come to train
         self._hub = getcurrent()
         self.stopping = False
-        self.lessons: dict[RequestQueue,
-                           Any] = {}  # queues whose task learns at this moment, where learning runs beside the agents
+        self.lessons: dict[RequestQueue, Any] = {}
+        self._begin([], [])
 
-    # ------------------------------------------------------------------------------------------- the agents' side (Link)
+    def _begin(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
+        """A run begins."""
+        self.agents = list(agents)
+        self._any_learns = any(agent.learns for agent in agents)  # else any agent may come to train
+        self.predictions = [wrapper.predictions for wrapper in wrappers]
+        self.trainings = [wrapper.trainings for wrapper in wrappers]
+        self.queues: list[RequestQueue] = [queue for pair in zip(self.predictions, self.trainings, strict=True) for queue in pair]
+        for queue in self.queues:
+            queue.begin(self.sync, self.patience if queue.kind == "predict" else None)
+
+    # --------------------------------------------------------------------------------------------------- the agents' side
 
     def waiter(self) -> Any:
         return None
 
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
-        ticket.error = None
-        ticket.waiter = None
+        ticket.error = ticket.waiter = None
         dropped = queue.put(ticket, values)
         if dropped:
             self._wake(dropped)
-        if not wait:
-            return
-        current = getcurrent()
-        if current is self._hub or not self.agents:
-            self._serve_inline(ticket)
-        else:
-            ticket.waiter = current
-            self._hub.switch()
-        if ticket.error is not None:
-            raise ticket.error
+        if wait:
+            self.wait(ticket)
 
     def wait(self, ticket: Ticket) -> None:
         if ticket.waiter is not SERVED:
             current = getcurrent()
-            if current is self._hub or not self.agents:
-                self._serve_inline(ticket)
-            else:
+            if current is not self._hub and self.agents:
                 ticket.waiter = current
                 self._hub.switch()
+            else:  # a call from outside of the agents: its queue is served, whatever its rule
+                while ticket.waiter is not SERVED and ticket.queue.batches:
+                    self._wake(ticket.queue.serve())
         if ticket.error is not None:
             raise ticket.error
 
     def is_served(self, ticket: Ticket) -> bool:
         return ticket.waiter is SERVED
 
-    def _serve_inline(self, ticket: Ticket) -> None:
-        """For a call from outside of the agents: serves the ticket's queue, whatever its rule, until the reply is there."""
-        while ticket.waiter is not SERVED and ticket.queue.batches:
-            self._wake(ticket.queue.serve())
-
     def park(self, agent: Agent) -> None:
         self.parked.append(agent)
         self._hub.switch()
 
-    # ------------------------------------------------------------------------------------------------------- the robot's side
+    # ---------------------------------------------------------------------------------------------------- the robot's side
 
     def start(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
         self._hub = getcurrent()
-        self.wrappers = list(wrappers)
-        self.agents = list(agents)
         self._fibers = {}
         self.ready.clear()
-        self._schooled = any(agent.learns for agent in agents)
-        self.begin_queues()
+        self._begin(agents, wrappers)
         for agent in agents:
             agent.signal = None
             fiber = self._fibers[id(agent)] = greenlet(partial(self._main, agent), self._hub)
             self.ready.append(fiber)
-
-    def begin_queues(self) -> None:
-        for wrapper in self.wrappers:
-            wrapper.predictions.begin(self.sync, self.patience)
-            wrapper.trainings.begin(self.sync)
-
-    patience: float | None = None
-    """Seconds that predictions wait for more where their rule says nothing, and somebody could still come; None: as long as that
-    is so."""
 
     def _main(self, agent: Agent) -> None:
         try:
@@ -191,7 +182,7 @@ class CooperativeDriver(Driver):
     def _can_still_come(self, queue: RequestQueue) -> bool:
         """The hub looks when nobody else can run, so all who could ask for a prediction have; lessons of sync mode wait for their
         round."""
-        return queue.kind == "learn" and (self.sync or not self._schooled or self._learner_acts())
+        return queue.kind == "learn" and (self.sync or not self._any_learns or self._learner_acts())
 
     def _choose(self) -> RequestQueue | None:
         """The due queue with most rows, ties in task order; None when only training in a round is left.
@@ -199,7 +190,7 @@ class CooperativeDriver(Driver):
         A queue's rows count once more each time another is served before it: so no queue waits for ever behind a fuller one,
         whose agents come back before each choice.
         """
-        due = [queue for w in self.wrappers for queue in (w.predictions, w.trainings) if queue.rows and self._due(queue) <= 0]
+        due = [queue for queue in self.queues if queue.rows and self._due(queue) <= 0]
         if not due:
             return None
         best = due[0]
@@ -208,19 +199,19 @@ class CooperativeDriver(Driver):
             for queue in due:
                 queue.passed += 1
             best.passed = 1
-        if self.sync and best.kind == "predict" and any(w.trainings.rows for w in self.wrappers) and not self._learner_acts():
+        if self.sync and best.kind == "predict" and any(queue.rows for queue in self.trainings) and not self._learner_acts():
             return None
         return best
 
     def _learner_acts(self) -> bool:
         """Whether any waiting prediction is a learning agent's; else nobody is left who could still come to train."""
-        return any(t.agent.learns for w in self.wrappers for b in w.predictions.batches for t in b.tickets)
+        return any(t.agent.learns for queue in self.predictions for batch in queue.batches for t in batch.tickets)
 
     def _train_round(self) -> bool:
         served = False
-        for wrapper in self.wrappers:
-            while wrapper.trainings.batches:
-                self._serve(wrapper.trainings)
+        for queue in self.trainings:
+            while queue.batches:
+                self._serve(queue)
                 served = True
                 if self.stopping:
                     return False
@@ -232,28 +223,28 @@ class CooperativeDriver(Driver):
             raise RuntimeError(CALLED_BY_AGENT)
 
     def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
+        """See `Driver.halt`. Greenlets cannot be waited for, they run."""
         self.refuse_agents()
         self._hub = getcurrent()
         self.stopping = False
         for agent in agents:
             agent.signal = signal
         if signal == "stop":
-            for wrapper in self.wrappers:
-                for queue in (wrapper.predictions, wrapper.trainings):
-                    self._wake(queue.fail_all("the robot stopped"))
+            for queue in self.queues:
+                self._wake(queue.fail_all("the robot stopped"))
         self.resume(list(self.parked))
-        if signal == "stop":
-            while self.ready:
-                self.ready.popleft().switch()
-            for agent in list(self.agents):
-                # Ctrl-C struck between taking this fiber, or its batch, from a queue and going on with it; or before it was made.
-                fiber = self._fibers.get(id(agent))
-                if fiber is None:
-                    self.agents.remove(agent)
-                else:
-                    fiber.throw(Interrupted) if fiber else fiber.switch()
+        if signal != "stop":
+            self._finish()
             return []
-        self._finish()
+        while self.ready:
+            self.ready.popleft().switch()
+        for agent in list(self.agents):
+            # Ctrl-C struck between taking this fiber, or its batch, from a queue and going on with it; or before it was made.
+            fiber = self._fibers.get(id(agent))
+            if fiber is None:
+                self.agents.remove(agent)
+            else:
+                fiber.throw(Interrupted) if fiber else fiber.switch()
         return []
 
     def _finish(self) -> None:
@@ -265,15 +256,13 @@ class CooperativeDriver(Driver):
                 self._serve(choice)
             elif not self._train_round():
                 break
-        for wrapper in self.wrappers:
-            wrapper.predictions.passed = wrapper.trainings.passed = 1  # as in a robot that is made anew and loads this moment
+        for queue in self.queues:
+            queue.passed = 1  # as in a robot that is made anew and loads this moment
 
     def reopen(self) -> None:
-        for wrapper in self.wrappers:
-            wrapper.predictions.stopped = wrapper.trainings.stopped = None
+        for queue in self.queues:
+            queue.stopped = None
 
     def join(self, timeout: float | None = None) -> list[Agent]:
-        """Agents that have not ended. Greenlets cannot outlive their hub's patience, so after a stop there are none."""
+        """Greenlets run to their end in `halt`, so after a stop there are none."""
         return list(self.agents)
-
-

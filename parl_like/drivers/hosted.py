@@ -1,8 +1,9 @@
 """The robot's side of drivers whose agents are in other processes: worker processes of this machine, or Ray actors.
 
-A worker (`parl_like.drivers.worker`) sends what all its agents wait for as one message per task and turn, over a link. Here the
-rows go into the same queues as everywhere, and are served by the rules of the cooperative driver: sync, when every worker waits,
-in the order of the workers, so that two runs with one seed and as many workers are the same; async, as soon as something waits.
+A worker (`parl_like.drivers.worker`) sends what all its agents wait for as one message per task and turn, over a link. What it
+has sent is kept in its handle until it goes into the same queues as everywhere, in the order of the workers; these are served by
+the rules of the cooperative driver: sync, when every worker waits, so that two runs with one seed and as many workers are the
+same; async, as soon as something waits.
 """
 
 from __future__ import annotations
@@ -10,27 +11,26 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from parl_like.driver import CALLED_BY_AGENT, same_agents
-from parl_like.drivers.cards import TaskCard
+from parl_like.drivers.cards import RemoteAgent, TaskCard
+from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.lessons import Lessons
-from parl_like.drivers.links import Link
-from parl_like.drivers.publisher import Publication, Publisher
-from parl_like.drivers.remote_agent import RemoteAgent
-from parl_like.drivers.supervisor import LISTEN_S
+from parl_like.drivers.shared import Publication, Publisher
+from parl_like.drivers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
 from parl_like.drivers.worker_crew import Recipe
-from parl_like.drivers.worker_handle import WorkerHandle
-from parl_like.drivers.worker_messages import WorkerMessages
 from parl_like.errors import AgentFailed
 from parl_like.process.budget import RestartBudget
 from parl_like.process.child import readable
-from parl_like.queues import INFINITE, RequestQueue
-from parl_like.wire import Kind, pack_state
+from parl_like.queues import INFINITE, Counters, RequestQueue, Ticket
+from parl_like.stages import overridden
+from parl_like.wire import ERRORS, Kind, Message, RemoteError, pack_error, pack_state, text_of
 
 STOP_PATIENCE = 3.0
 """Seconds that a stop waits for a worker that is busy in an environment; then it is ended, and replaced at the next start."""
@@ -44,7 +44,7 @@ def _end_all() -> None:
         driver.close()
 
 
-class HostedDriver(WorkerMessages):
+class HostedDriver(CooperativeDriver):
     """Agents in other processes, the tasks here. See `CooperativeDriver` for the other arguments.
 
     Args:
@@ -63,14 +63,30 @@ class HostedDriver(WorkerMessages):
         self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
         options: Any, link: Link,
     ) -> None:
-        super().__init__(sync, failed, on_error, options, link)
-        self.options = options
-        self.publisher, self._lessons = Publisher(), Lessons()
+        super().__init__(sync, failed, on_error)
+        self.options, self.link = options, link
+        self.supervisor = Supervisor(link, options, self._recipe, lambda worker, why: self._lost(worker, why),
+                                     self._agent_failed, "all others wait for it" if sync else "nobody waits for it")
+        self.agent_restarts = 0
+        self._lessons = Lessons()
         self.lessons = self._lessons.running
         self._owner = 0  # the process that opened the link; 0: it is closed
         self._halting = False  # whether agents are being interrupted
+        self._calling = False  # a hook or a stop condition is being called
         self._known_collecting = False  # what the workers know of `collecting`
         self._robots_turn = False  # before paused workers go on
+        self._lesson_replies: list[Ticket] = []  # sync: given when the run goes on
+        self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
+        self._post_steps: Sequence[Callable[..., None]] = ()
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        return self.supervisor.workers
+
+    @property
+    def restarts(self) -> int:
+        """Of workers."""
+        return self.supervisor.restarts
 
     # ----------------------------------------------------------------------------------------------------------- making agents
 
@@ -78,7 +94,7 @@ class HostedDriver(WorkerMessages):
         """Divides agents over the workers, in blocks; they are made when the robot starts."""
         self.crew = crew
         like, seeds = crew.make_example(), crew.new_seeds(n)
-        agents = [RemoteAgent(crew, index, crew._label, like, self.check_hooks) for index, _ in seeds]
+        agents = [RemoteAgent(crew, index, like, self.observe) for index, _ in seeds]
         options, blocks = self.options, np.array_split(np.arange(n), min(self.options.workers or os.cpu_count() or 1, n))
         self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
                                                 RestartBudget(options.max_restarts, options.period, 0.0))
@@ -95,7 +111,7 @@ class HostedDriver(WorkerMessages):
         again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
         seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
         return Recipe(
-            worker.number, worker.incarnation, self._cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync, seeds,
+            worker.name, self._cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None,
             self.options.agent_restarts,
         )
@@ -103,19 +119,35 @@ class HostedDriver(WorkerMessages):
     def _open(self) -> None:
         if not self._owner:
             self.link.open()
+            self.publisher = Publisher()
             self._owner = os.getpid()
             _open.add(self)
 
     def need_local(self, what: str, why: str) -> None:
         raise ValueError(f"{what}: under driver={self.crew.driver_name!r} {why}")
 
+    def observe(self, hooks: list[Any]) -> None:
+        """The robot's hooks, from now on.
+
+        Raises:
+            ValueError: one listens to what happens in the workers.
+        """
+        hooks = [hook for hook in hooks if hook is not self.crew.trace]  # the workers have their own
+        for hook in hooks:
+            heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
+            if heard and not getattr(hook, "counts_only", False):
+                raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under "
+                                 f"driver={self.crew.driver_name!r} hooks hear "
+                                 "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use "
+                                 "another driver")
+        self._post_steps = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
+        self._post_episode = overridden(hooks, "post_episode")
+
     # ----------------------------------------------------------------------------------------------------------------- running
 
     def start(self, agents: Sequence[Any], wrappers: Sequence[Any]) -> None:
-        self.wrappers = list(wrappers)
-        self.agents, self.parked = list(agents), []
-        self._schooled = any(agent.learns for agent in agents)
-        self.begin_queues()
+        self.parked = []
+        self._begin(agents, wrappers)
         self._open()
         for worker in self.workers:
             worker.running = False
@@ -135,30 +167,30 @@ class HostedDriver(WorkerMessages):
 
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""
-        self._hello = self._halting
+        starting = [worker for worker in self.workers if worker.up and not worker.running and not self._halting]
+        if not starting:
+            return
         if not self.sync and not self.lessons:
             self._lessons.make_copies(self._tasks())
-        starting = [worker for worker in self.workers if worker.up and not worker.running and not self._halting]
-        if starting:
-            self._publish(self._unpublished(always=True, to_all=len(starting) == len(self.workers)), starting)
-            for worker in starting:
-                worker.running = True
-                self.agents += [agent for agent in worker.agents if agent not in self.agents]
-                self._with_quotas("start", worker, worker.agents)
+        self._publish(self._unpublished(always=True, to_all=len(starting) == len(self.workers)), starting)
+        for worker in starting:
+            worker.running = True
+            self.agents += [agent for agent in worker.agents if agent not in self.agents]
+            self._order_agents("start", worker, worker.agents)
 
     def resume(self, agents: Sequence[Any]) -> None:
         for worker in self.workers:
             mine = [agent for agent in worker.agents if agent in agents and agent in self.parked]
             if mine:
                 self.parked = [agent for agent in self.parked if agent not in mine]
-                self._with_quotas("resume", worker, mine)
+                self._order_agents("resume", worker, mine)
             others = [agent for agent in worker.agents if agent not in mine and agent not in self.parked]
             if others and worker.running and self.collecting != self._known_collecting:
-                self._with_quotas("limit", worker, others)
+                self._order_agents("limit", worker, others)
         self._known_collecting = self.collecting
 
     def iterate(self) -> bool:
-        """See `CooperativeDriver.iterate`; between pauses of agents with replicas the robot has its turn, too."""
+        """Between pauses of agents with replicas the robot has its turn, too."""
         return super().iterate() or (self._robots_turn and not self.stopping)
 
     def _run_ready(self) -> None:
@@ -169,8 +201,7 @@ class HostedDriver(WorkerMessages):
             self._publish(self._unpublished())  # before the replies, after which the agents act
             self._reply(replies)
         while not self.stopping:
-            if self._hello:
-                self._start_agents()
+            self._start_agents()
             quiet = all(worker.quiet for worker in self.workers)
             paused = []
             if quiet or not self.sync:
@@ -179,21 +210,20 @@ class HostedDriver(WorkerMessages):
             if self.stopping:
                 break
             if paused:
-                if self.sync and any(wrapper.predictions.rows for wrapper in self.wrappers):
-                    self._order("go", paused)
+                if self.sync and any(queue.rows for queue in self.predictions):
+                    self.supervisor.order("go", paused)
                     break
-                if self.sync and not (had or self._halting or any(wrapper.trainings.rows for wrapper in self.wrappers)):
+                if self.sync and not (had or self._halting or any(queue.rows for queue in self.trainings)):
                     self._robots_turn = True
                     break
-                self._order("go", paused)
+                self.supervisor.order("go", paused)
                 had = False
                 if not self.sync and not self._halting:
                     self._robots_turn = True
                     break
-            elif quiet and (self._something_waits() or not self._coming()):
+            elif quiet and (any(queue.rows and queue not in self.lessons for queue in self.queues) or not self._coming()):
                 break
-            left = LISTEN_S if self.sync else min([self._due(q) for w in self.wrappers for q in (w.predictions, w.trainings)],
-                                                  default=INFINITE)
+            left = LISTEN_S if self.sync else min(map(self._due, self.queues), default=INFINITE)
             if left <= 0:
                 break
             self._pump(min(left, LISTEN_S))
@@ -202,54 +232,46 @@ class HostedDriver(WorkerMessages):
     def _pump(self, seconds: float = 0.5) -> None:
         """Takes in everything that is there; where that is nothing, waits for a message or the end of a worker."""
         ended = False
-        if not self._drain() and seconds > 0:
-            # Some descriptors (of ZeroMQ) tell of changes only, so `_drain` came first.
+        if not self.supervisor.drain() and seconds > 0:
+            # Some descriptors (of ZeroMQ) tell of changes only, so `drain` came first.
             told = readable([*self.link.descriptors(), *(self._lessons.descriptors if self.lessons else [])],
                             min(seconds, LISTEN_S))
-            ended = not self._drain() and bool(told)
+            ended = not self.supervisor.drain() and bool(told)
         if self.lessons:
             for queue, tickets, publications in self._lessons.ended():
                 self._publish(publications)
                 self._answer(queue, tickets)
         if ended or monotonic() - self.supervisor.looked > 0.05:
-            self.supervisor.look(self._drain)
+            self.supervisor.look()
 
     def _can_still_come(self, queue: RequestQueue) -> bool:
-        """See `CooperativeDriver._can_still_come`; in async mode agents that are busy in their workers may come, too."""
+        """In async mode agents that are busy in their workers may come, too."""
         if queue.kind == "predict":
             return not self.sync and self._busy()
         return super()._can_still_come(queue)
 
     def _learner_acts(self) -> bool:
-        """See `CooperativeDriver._learner_acts`; in async mode also agents that are busy in their workers may still come."""
-        waiting = (ticket for w in self.wrappers for batch in w.predictions.batches for ticket in batch.tickets)
+        waiting = (ticket for queue in self.predictions for batch in queue.batches for ticket in batch.tickets)
         return (not self.sync and self._busy()) or any(ticket.state for ticket in waiting)
 
     def _busy(self) -> bool:
         return any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
 
-    def _something_waits(self) -> bool:
-        return any(w.predictions.rows or (w.trainings.rows and w.trainings not in self.lessons) for w in self.wrappers)
-
     def _coming(self) -> bool:
         """Whether a lesson is being given, or a worker is being replaced, whose agents will act again."""
-        if self.lessons or self._halting:
-            return bool(self.lessons)
-        return any(worker.taken and not worker.running for worker in self.workers)
+        return bool(self.lessons) or (not self._halting and any(worker.taken and not worker.running for worker in self.workers))
 
-    # ---------------------------------------------------------------------------------------- lessons, parameters, lost workers
+    # ---------------------------------------------------------------------------------------------- lessons and lost workers
 
     def _lost(self, worker: WorkerHandle, why: str) -> None:
         """A worker has ended: what it had sent is still served, and nobody waits for it; another takes its place."""
         self._take_in()
         self.supervisor.forget(worker)
-        for wrapper in self.wrappers:
-            for queue in (wrapper.predictions, wrapper.trainings):
-                for batch in queue.batches:
-                    for ticket in batch.tickets:
-                        if ticket.agent is worker and not ticket.abandoned:
-                            ticket.abandoned = True
-                            queue.abandoned += 1
+        for queue in self.queues:
+            for ticket in (ticket for batch in queue.batches for ticket in batch.tickets):
+                if ticket.agent is worker and not ticket.abandoned:
+                    ticket.abandoned = True
+                    queue.abandoned += 1
         self.parked = [agent for agent in self.parked if agent not in worker.agents]
         self.agents = [agent for agent in self.agents if agent not in worker.agents]
         if not self.supervisor.replace(worker, why):
@@ -270,7 +292,7 @@ class HostedDriver(WorkerMessages):
             self._lessons.give(queue, batch, self._tasks(), self._unpublished)
 
     def _tasks(self) -> list[Any]:
-        return [wrapper.task for wrapper in self.wrappers]
+        return [queue.task for queue in self.trainings]
 
     def _unpublished(self, always: bool = False, to_all: bool = True) -> list[Publication]:
         return self.publisher.due(self._tasks(), self.link.folder, always, to_all)
@@ -278,56 +300,204 @@ class HostedDriver(WorkerMessages):
     def _publish(self, due: Sequence[Publication], workers: Sequence[WorkerHandle] | None = None) -> None:
         for task, notes, arrays in due:
             for worker in self.workers if workers is None else workers:
-                self._send(worker, Kind.STATE, task=task, notes=notes, arrays=arrays)
+                self.supervisor.send(worker, Kind.STATE, task=task, notes=notes, arrays=arrays)
 
     def _train_round(self) -> bool:
         """In async mode without those that are given already, for which nobody else shall wait, and not while agents could still
         come."""
         if self.sync:
             return super()._train_round()
-        if self._robots_turn:
-            return False
-        served = False
-        for wrapper in self.wrappers:
-            if wrapper.trainings.batches and wrapper.trainings not in self.lessons:
-                self._serve(wrapper.trainings)
-                served = True
-        return served
+        waiting = [] if self._robots_turn else [queue for queue in self.trainings if queue.batches and queue not in self.lessons]
+        for queue in waiting:
+            self._serve(queue)
+        return bool(waiting)
+
+    # ---------------------------------------------------------------------------------------------------------------- messages
+
+    def _order_agents(self, order: str, worker: WorkerHandle, agents: Sequence[Any]) -> None:
+        """An order to some agents of a worker, with what they may do of steps and episodes; -1: no bound."""
+        def numbers(name: str) -> list[int]:
+            return [-1 if getattr(agent, name) is None else getattr(agent, name) for agent in agents]
+
+        self.supervisor.order(order, [worker], agents=[agent.index for agent in agents], steps=numbers("quota_steps"),
+                    episodes=numbers("quota_episodes"), collecting=self.collecting)
+
+    def _agent_failed(self, worker: WorkerHandle, message: Message) -> None:
+        notes = message.notes
+        index, name, text, trace = notes["agent"], notes["type"], text_of(message), text_of(message, "trace")
+        agent = worker.agents[index - worker.agents[0].index] if index >= 0 else worker.agents[0]
+        said = text.removeprefix(f"{agent}: ")
+        if notes["again"]:
+            self.agent_restarts += 1
+            self.supervisor.warn_once(f"{name}: {said}", f"{agent} begins anew after {name}: {text}\n{trace}")
+            return
+        if name in ERRORS and name != "ValueError":
+            error: BaseException = ERRORS[name](text)
+        else:
+            what = f"{agent}: run_one_episode" if index >= 0 else f"{worker}: building its agents"
+            error = AgentFailed(f"{what} raised {name}: {said}")
+        error.__cause__ = RemoteError(f"in {worker}:\n{trace}")
+        if index < 0:  # those that are still being built would fail likewise, and tell it to the next run
+            for other in self.workers:
+                if other.taken and not other.up:
+                    self.supervisor.end(other)
+        self._failed(agent, error)
+
+    def _take_in(self, requests: bool = True) -> None:
+        """Counts what has happened and puts requests into the queues, in the order of the workers.
+
+        Args:
+            requests: False after a stop: nobody waits for them any more.
+        """
+        for worker in self.workers:
+            while worker.inbox:
+                message = worker.inbox.popleft()
+                if message.kind is Kind.EVENT:
+                    self._note_events(worker, message)
+                if "turn" in message.notes:
+                    self._count(worker, message.notes)
+                if requests and message.kind is not Kind.EVENT:
+                    self._put_request(worker, message)
+
+    def _put_request(self, worker: WorkerHandle, message: Message) -> None:
+        notes = message.notes
+        ticket = Ticket(worker, (worker.incarnation, message.request, notes["n"]))
+        ticket.rows, ticket.state = message.rows, "learner" in notes
+        try:
+            wrapper = self.crew.wrappers[message.task]
+            if message.kind is Kind.PREDICT:
+                specs = wrapper.predictions.specs
+                shared = "block" in notes
+                arrays = self.link.rows(worker, specs, notes["block"], message.rows) if shared else message.arrays
+                wrapper.predictions.put(ticket, tuple(arrays[spec.name] for spec in specs))
+            else:
+                # Copies: a frame is read-only, and tensors are made of these.
+                dropped = wrapper.trainings.put(ticket, {name: value.copy() for name, value in message.arrays.items()})
+                if dropped:
+                    self._wake(dropped)
+        except Exception as error:  # noqa: BLE001  the sender's fault, and to be told to it alone
+            ticket.error = error
+            self._wake([ticket])
+
+    def _count(self, worker: WorkerHandle, notes: Mapping[str, Any]) -> None:
+        """What the agents of a worker have done in a turn, and what its queues have."""
+        crew, agent = self.crew, worker.agents[0]
+        for queue in self.queues:
+            counters = queue.counters
+            for name, n in zip(Counters.NAMES, notes.get(f"{queue.kind} {queue.task.name}", ()), strict=False):
+                setattr(counters, name, getattr(counters, name) + n)
+            if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
+                crew.rows.count(queue.task.name, *rows)
+        crew.bad_values += notes.get("bad", 0)
+        if "steps" in notes:
+            if agent.env is not None:
+                agent.env.time_steps += notes["time"]
+            crew.env_steps += notes["steps"]
+            with self._called(agent):
+                for call in self._post_steps:
+                    call(agent)
+                if crew._stop is not None and crew._stop(crew):
+                    crew.request_stop()
+        if "stop" in notes:
+            crew.request_stop()
+
+    @contextmanager
+    def _called(self, agent: Any) -> Iterator[None]:
+        """Around calls of hooks and stop conditions, whose errors are as if the agent had raised them."""
+        self._calling = True
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001  as in an agent
+            self._failed(agent, error)
+        finally:
+            self._calling = False
+
+    def _note_events(self, worker: WorkerHandle, message: Message) -> None:
+        """Which agents have parked or ended, their steps, and episodes that have ended."""
+        notes = message.notes
+        if "alive" in notes:
+            self.agents = [agent for agent in self.agents if agent not in worker.agents or agent.index in notes["alive"]]
+            for agent in worker.agents:
+                if agent.index in notes["parked"] and agent not in self.parked:
+                    self.parked.append(agent)
+                    if agent.quota_steps is not None:
+                        agent.quota_steps = 0
+                elif agent.index not in notes["parked"] and agent in self.parked:
+                    self.parked.remove(agent)
+        for agent, steps in zip(worker.agents, notes.get("agent_steps", ()), strict=False):
+            agent.steps = steps
+        for index, env, episode_return, length in zip(*(column.tolist() for column in message.arrays.values()), strict=True):
+            value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
+            if index < 0:
+                self.crew.count_episode(value, length)
+                continue
+            agent = worker.agents[index - worker.agents[0].index]
+            agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env
+            with self._called(agent):
+                for call in self._post_episode:
+                    call(agent, False)
+
+    def _wake(self, tickets: list[Ticket]) -> None:
+        """In sync mode those who learn hear when the run goes on: agents would act at once, some before and some after what comes
+        between."""
+        for ticket in tickets:
+            if ticket.queue is not None:
+                ticket.queue.counters.requests += ticket.waiter[2] - 1  # of as many agents
+        if self.sync and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
+            self._lesson_replies += tickets
+        else:
+            self._reply(tickets)
+
+    def _reply(self, tickets: list[Ticket]) -> None:
+        tickets = [t for t in tickets if not t.abandoned and t.waiter[0] == t.agent.incarnation]
+        last = {ticket.agent: ticket for ticket in tickets}
+        for ticket in tickets:
+            worker, request = ticket.agent, ticket.waiter[1]
+            more = {} if last[worker] is ticket else {"more": True}  # the agents of a worker go on together
+            if ticket.error is not None:
+                self.supervisor.send(worker, Kind.FAILED, request=request, notes={"type": type(ticket.error).__name__, **more},
+                           arrays=pack_error(ticket.error))
+                continue
+            rows = slice(ticket.start, ticket.start + ticket.rows)
+            arrays = {}
+            for name, value in ticket.out.items():
+                array = np.asarray(value)
+                arrays[name] = array[rows] if array.ndim else array
+            notes = {"version": ticket.version, "learns": ticket.queue.task.learns, **more}
+            self.supervisor.send(worker, Kind.REPLY, request=request, rows=ticket.rows, arrays=arrays, notes=notes)
 
     # ------------------------------------------------------------------------------------------------------------------ ending
 
     def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
-        """See `CooperativeDriver.halt`."""
         self.refuse_agents()
         self.stopping = False
         if signal == "stop":
-            for wrapper in self.wrappers:
-                for queue in (wrapper.predictions, wrapper.trainings):
-                    queue.fail_all("the robot stopped")
+            for queue in self.queues:
+                queue.fail_all("the robot stopped")
             self._lesson_replies.clear()
-            self._order("stop")
+            self.supervisor.order("stop")
             while self.lessons:  # as everywhere, a lesson that has begun is finished
                 self._pump()
-            for wrapper in self.wrappers:
-                wrapper.task.acting = None  # nothing learns beside predictions now
+            for task in self._tasks():
+                task.acting = None  # nothing learns beside predictions now
             self._until_quiet(STOP_PATIENCE)
             self._take_in(requests=False)
             for worker in self.workers:
                 worker.running = False
             self.agents.clear()
             self.parked.clear()
-            return []
-        self.parked = []
-        self._halting = True  # a worker that is replaced meanwhile begins when the run goes on
-        try:
-            self._order("interrupt")
-            self._finish()
-        finally:
-            self._halting, self._hello = False, True
-        self._publish(self._unpublished(always=True))  # as in a robot that is made anew and loads this moment
-        self._order("settle")
-        self._until_quiet(60.0, again=True)
-        self._take_in(requests=False)
+        else:
+            self.parked = []
+            self._halting = True  # a worker that is replaced meanwhile begins when the run goes on
+            try:
+                self.supervisor.order("interrupt")
+                self._finish()
+            finally:
+                self._halting = False
+            self._publish(self._unpublished(always=True))  # as in a robot that is made anew and loads this moment
+            self.supervisor.order("settle")
+            self._until_quiet(60.0, again=True)
+            self._take_in(requests=False)
         return []
 
     def _until_quiet(self, seconds: float, again: bool = False) -> None:
@@ -340,22 +510,37 @@ class HostedDriver(WorkerMessages):
                 late = left <= 0  # and what came while this process stood still is read first
                 self._pump(max(left, 0.0))
                 continue
+            why = f"did not obey within {seconds:g} s"
             for worker in busy:
-                why = f"did not obey within {seconds:g} s"
                 if again:
                     self.supervisor.kill(worker, why)
                 else:
-                    self.supervisor.warn_once(f"{why}; at the end", f"{worker} {why}; it is ended")
-                    self.supervisor.end(worker)
+                    self.supervisor.end(worker, why)
             return
 
     def refuse_agents(self) -> None:
-        """See `CooperativeDriver.refuse_agents`; here the callers are hooks and stop conditions."""
+        """The callers that would wait for themselves are hooks and stop conditions here."""
         if self._calling:
             raise RuntimeError(CALLED_BY_AGENT)
 
     def join(self, timeout: float | None = None) -> list[Any]:
         return []
+
+    def close(self) -> None:
+        if self._owner != os.getpid():  # never opened; or this is a forked copy of the process, which has no workers
+            return
+        self.supervisor.order("end")
+        end = monotonic() + 5.0
+        for worker in self.workers:
+            if worker.up and self.link.wait(worker, end - monotonic()):
+                self.supervisor.forget(worker)
+            elif worker.taken:  # else it has not heard of the end
+                self.supervisor.end(worker, "did not close its environments within 5 s" if worker.up else "")
+        self.supervisor.sum_up()
+        self._lessons.close()
+        self.link.close()
+        self._owner = 0
+        _open.discard(self)
 
     # ------------------------------------------------------------------------------------------------------------------- state
 
@@ -366,18 +551,17 @@ class HostedDriver(WorkerMessages):
             if not worker.taken:
                 self.supervisor.begin(worker)
         self._await_hello()
-        workers = self.workers
-        for worker in workers:
+        for worker in self.workers:
             worker.states.clear()
         asked: dict[WorkerHandle, int] = {}
-        while not all(worker.states for worker in workers):
-            for worker in workers:
+        while not all(worker.states for worker in self.workers):
+            for worker in self.workers:
                 if worker.up and asked.get(worker) != worker.incarnation:  # again, where another has taken its place meanwhile
                     asked[worker] = worker.incarnation
-                    self._order(order, [worker], None if states is None else pack_state(states[worker.number]))
+                    self.supervisor.order(order, [worker], None if states is None else pack_state(states[worker.number]))
             self._pump()
             self.crew._raise()
-        return [worker.states.popleft() for worker in workers]
+        return [worker.states.popleft() for worker in self.workers]
 
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
@@ -403,25 +587,3 @@ class HostedDriver(WorkerMessages):
         for worker, part in zip(self.workers, states, strict=True):
             if worker.agents[0].env is not None:
                 worker.agents[0].env.time_steps = sum(agent.get("time_steps", 0) for agent in part["agents"].values())
-
-    def close(self) -> None:
-        """Ends the workers."""
-        if self._owner != os.getpid():  # never opened; or this is a forked copy of the process, which has no workers
-            return
-        self._order("end")
-        end = monotonic() + 5.0
-        for worker in self.workers:
-            if worker.taken:
-                if not worker.up:  # it has not heard of the end
-                    self.link.kill(worker)
-                elif not self.link.wait(worker, end - monotonic()):
-                    why = "did not close its environments within 5 s"
-                    self.supervisor.warn_once(why, f"{worker} {why}; it is ended")
-                    self.link.kill(worker)
-                self.supervisor.forget(worker)
-        self.supervisor.sum_up()
-        self._lessons.close()
-        self.link.close()
-        self.publisher.close()
-        self._owner = 0
-        _open.discard(self)

@@ -18,16 +18,15 @@ from typing import Any
 import torch
 
 from parl_like.computation_task import ComputationTask
-from parl_like.drivers.links import Link
-from parl_like.drivers.processes import Processes, ProcessesDriver, refuses_gone
+from parl_like.drivers.processes import Processes, ProcessesDriver
 from parl_like.drivers.ray_connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.ray_tasks import RayTask
+from parl_like.drivers.supervisor import Link, WorkerHandle
 from parl_like.drivers.worker import Worker
 from parl_like.errors import unknown
 from parl_like.process.child import shielded
 
 
-@refuses_gone
 @dataclass(frozen=True, kw_only=True)
 class Ray(Processes):
     """Options of the driver: `Robot(driver=Ray(workers=8, address="auto"))`; `driver="ray"` takes them as they are here.
@@ -93,37 +92,37 @@ class RayLink(Link):
 
     def __init__(self, address: str | None, num_cpus: float) -> None:
         self._address, self._num_cpus = address, num_cpus
-        self._actors: dict[Any, Any] = {}
-        self._calls: dict[Any, deque[Future[Any]]] = {}  # whose results have not been taken, in their order
-        self._ended: dict[Any, str] = {}
+        self._actors: dict[WorkerHandle, Any] = {}
+        self._calls: dict[WorkerHandle, deque[Future[Any]]] = {}  # whose results have not been taken, in their order
+        self._ended: dict[WorkerHandle, str] = {}
 
     def open(self) -> None:
         CONNECTION.open(self._address)
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._errors = the_ray().exceptions.RayError
 
-    def begin(self, worker: Any, recipe: Any) -> None:
+    def begin(self, worker: WorkerHandle, recipe: Any) -> None:
         payload = packed("Robot: the environment, agent or helpers", recipe)
         with shielded():  # a worker that nobody knew of would never be ended
             actor = the_ray().remote(WorkerActor).options(num_cpus=CONNECTION.cpus(self._num_cpus), max_restarts=0).remote()
             self._actors[worker], self._calls[worker] = actor, deque()
             self._await(worker, actor.begin.remote(payload))
 
-    def send(self, worker: Any, frames: list[Any]) -> None:
+    def send(self, worker: WorkerHandle, frames: list[Any]) -> None:
         with shielded():
             self._await(worker, self._actors[worker].tell.remote([bytes(frame) for frame in frames]))
 
-    def _await(self, worker: Any, reference: Any) -> None:
+    def _await(self, worker: WorkerHandle, reference: Any) -> None:
+        def notify(call: Future[Any]) -> None:
+            """In a thread of Ray's."""
+            with suppress(OSError):  # closed meanwhile
+                os.eventfd_write(self._news, 1)
+
         call = reference.future()
         self._calls[worker].append(call)
-        call.add_done_callback(self._notify)
+        call.add_done_callback(notify)
 
-    def _notify(self, call: Future[Any]) -> None:
-        """In a thread of Ray's."""
-        with suppress(OSError):  # closed meanwhile
-            os.eventfd_write(self._news, 1)
-
-    def receive(self) -> Sequence[tuple[Any, list[Any]]]:
+    def receive(self) -> Sequence[tuple[WorkerHandle, list[Any]]]:
         with suppress(BlockingIOError):
             os.eventfd_read(self._news)  # before looking, so that what comes meanwhile is told again
         out = []
@@ -142,17 +141,17 @@ class RayLink(Link):
     def descriptors(self) -> Sequence[int]:
         return [self._news]
 
-    def ended(self) -> Sequence[tuple[Any, str]]:
+    def ended(self) -> Sequence[tuple[WorkerHandle, str]]:
         return list(self._ended.items())
 
-    def kill(self, worker: Any) -> None:
+    def kill(self, worker: WorkerHandle) -> None:
         with suppress(self._errors):
             the_ray().kill(self._actors[worker])
 
-    def wait(self, worker: Any, seconds: float) -> bool:
+    def wait(self, worker: WorkerHandle, seconds: float) -> bool:
         return not wait(self._calls[worker], max(seconds, 0.0)).not_done
 
-    def forget(self, worker: Any) -> None:
+    def forget(self, worker: WorkerHandle) -> None:
         self.kill(worker)
         del self._actors[worker], self._calls[worker]
         self._ended.pop(worker, None)

@@ -17,9 +17,9 @@ import torch
 from parl_like.computation_task import ComputationTask, Mode
 from parl_like.drivers.cards import AlgorithmCard, plain_of
 from parl_like.drivers.ray_connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
-from parl_like.drivers.remote_errors import RemoteError
 from parl_like.errors import TaskFailed
 from parl_like.spec import Array
+from parl_like.wire import RemoteError
 
 LESSONS = "lessons"
 COUNTS = ("version", "learns", "rows_learned", "skipped", "skips")

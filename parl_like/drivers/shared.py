@@ -12,12 +12,15 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from parl_like.acting import tensors_of
 from parl_like.data.rows import RowBlock
-from parl_like.process.shared_memory import Column, offsets, size_of, views
+from parl_like.process.shared_memory import offsets, size_of, views
 from parl_like.spec import Array, Spec
+from parl_like.wire import pack_state
 
 LARGE = 1 << 18
 """Bytes of a block from which on it is shared. (Measured: 32 rows of 2 KB take as long by socket.)"""
@@ -30,30 +33,25 @@ def folder() -> str | None:
     return path if path and os.access(path, os.W_OK) else None
 
 
-def _columns_of(specs: Sequence[Spec], capacity: int) -> list[Column]:
-    return [((capacity, *spec.shape), spec.dtype) for spec in specs]
+def _size(specs: Sequence[Spec], capacity: int) -> int:
+    return size_of([((capacity, *spec.shape), spec.dtype) for spec in specs])
 
 
 def _columns(memory: mmap.mmap, specs: Sequence[Spec], capacity: int) -> dict[str, Array]:
-    return dict(zip((spec.name for spec in specs), views(memory, _columns_of(specs, capacity)), strict=True))
+    columns = views(memory, [((capacity, *spec.shape), spec.dtype) for spec in specs])
+    return {spec.name: column for spec, column in zip(specs, columns, strict=True)}
 
 
 class Blocks:
-    """A worker's shared blocks.
-
-    Args:
-        where: The folder.
-        owner: The worker's own name in it.
-    """
+    """A worker's shared blocks, in the folder `where`, under its own name there."""
 
     def __init__(self, where: str, owner: str) -> None:
         self._where, self._owner = Path(where), owner
-        self._numbers: dict[int, int] = {}  # by the block's id
-        self._blocks: list[RowBlock] = []  # so that no id is another's later
+        self._blocks: list[RowBlock] = []
 
     def make(self, specs: Sequence[Spec], capacity: int) -> RowBlock:
         """A block, which is shared if it is large and there is room."""
-        size = size_of(_columns_of(specs, capacity))
+        size = _size(specs, capacity)
         if size < LARGE:
             return RowBlock(specs, capacity)
         path = self._where / f"{self._owner}.{len(self._blocks)}"
@@ -64,12 +62,12 @@ class Blocks:
         except OSError:
             path.unlink(missing_ok=True)
             return RowBlock(specs, capacity)
-        self._numbers[id(block)] = len(self._blocks)
         self._blocks.append(block)
         return block
 
     def number_of(self, block: RowBlock) -> int | None:
-        return self._numbers.get(id(block))
+        """Its number; None: it is not shared."""
+        return next((number for number, shared in enumerate(self._blocks) if shared is block), None)
 
 
 class Reader:
@@ -84,7 +82,7 @@ class Reader:
         columns = self._columns.get((owner, number))
         if columns is None:
             path = self._where / f"{owner}.{number}"
-            size = size_of(_columns_of(specs, capacity))
+            size = _size(specs, capacity)
             with open(path, "rb") as file:
                 columns = _columns(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), specs, capacity)
             path.unlink()  # the memory stays for who has mapped it
@@ -95,11 +93,6 @@ class Reader:
         self._columns = {key: columns for key, columns in self._columns.items() if key[0] != owner}
 
 
-def task_file(name: str) -> str:
-    """The file of a task's parameters; names of tasks may have any characters."""
-    return f"task.{name.encode().hex()[:100]}"
-
-
 class Parameters:
     """The parameters of one task, in two slots by turns, which the robot writes and its workers read.
 
@@ -107,11 +100,13 @@ class Parameters:
     and throws away what two publications were written over meanwhile; the second of them is on its way.
 
     Args:
-        path: The file; made where it is missing, which is the robot's to do first.
+        where: The folder of their file, which is made where it is missing; that is the robot's to do first.
+        task: The task's name, which may have any characters.
         like: Tensors of the shapes and dtypes that will be published, by network and name; both sides have the same.
     """
 
-    def __init__(self, path: Path, like: Mapping[tuple[str, str], torch.Tensor]) -> None:
+    def __init__(self, where: str, task: str, like: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        path = Path(where, f"task.{task.encode().hex()[:100]}")
         sizes = [tensor.numel() * tensor.element_size() for tensor in like.values()]
         (_, *begins), end = offsets([8, *sizes])  # the publication's number comes first
         with open(path, "a+b") as file:
@@ -136,3 +131,52 @@ class Parameters:
     def holds(self, number: int) -> bool:
         """Whether its slot has not been written over."""
         return bool(struct.unpack_from("<q", self._memory, number % 2 * self._size)[0] == number)
+
+
+Publication = tuple[str, dict[str, Any], dict[str, Array]]
+"""Name of the task, notes and arrays of a message."""
+
+
+class Publisher:
+    """When replicas in the workers get the parameters of their task, and by which way."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, int] = {}
+        self._areas: dict[str, Parameters | None] = {}
+        self._numbers = 0
+
+    def due(self, tasks: Sequence[Any], folder: str, always: bool = False, to_all: bool = True) -> list[Publication]:
+        """What is to be sent of tasks whose replicas are `sync_every` optimiser steps behind.
+
+        Args:
+            folder: Where memory lies that the workers share; empty: they share none.
+            always: Also of those that are not.
+            to_all: All workers are to get it; else only some, and the others are as far behind as they were.
+        """
+        out: list[Publication] = []
+        for task in tasks:
+            if task.serve != "replica" or not (always or task.version - self._versions.get(task.name, 0) >= task.sync_every):
+                continue
+            with task.lock:
+                if to_all:
+                    self._versions[task.name] = task.version
+                notes = {"version": task.version, "updates": task.algorithm.updates}
+                area = self._area(task, folder)
+                if area is None:
+                    out.append((task.name, notes, pack_state(task.networks_state())))
+                else:
+                    self._numbers += 1
+                    area.write(tensors_of(task.networks_state()), self._numbers)
+                    out.append((task.name, {**notes, "number": self._numbers}, {}))
+        return out
+
+    def _area(self, task: Any, folder: str) -> Parameters | None:
+        """Shared memory for its parameters; None: they go in messages, for they are small, or there is no such memory."""
+        if task.name not in self._areas:
+            like = tensors_of(task.networks_state())
+            large = sum(tensor.numel() * tensor.element_size() for tensor in like.values()) >= LARGE
+            try:
+                self._areas[task.name] = Parameters(folder, task.name, like) if large and folder else None
+            except OSError:  # no room
+                self._areas[task.name] = None
+        return self._areas[task.name]

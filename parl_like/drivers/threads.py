@@ -1,7 +1,8 @@
 """The threads driver: a thread per agent, two per wrapper (prediction, training), for environments that wait or release the GIL.
 
 One lock guards all queues and counts. Every wait says above it what ends it; a stop answers every open request, so no wait
-outlives the run. The counts `_acting` and `_learners` tell when nobody is left who could still come, which closes a batch.
+outlives the run. The counts `_acting` and `_learners` tell when nobody is left who could still come, which closes a batch;
+whoever changes them calls `_look`, which wakes the threads that have something to do.
 
 The agent whose request completes a prediction batch serves it in its own thread: it would wait anyway, and two switches of
 threads per batch are saved. A wrapper's prediction thread serves what the clock closes, and what waits behind `max_rows`.
@@ -50,45 +51,51 @@ def _end_all() -> None:
         driver.join(5.0)
 
 
-def _has_ended(thread: threading.Thread | None, end: float = 0.0) -> bool:
+def _has_ended(thread: threading.Thread, end: float = 0.0) -> bool:
     """Whether a thread has ended or was never started; waits for that until the time `end`.
 
     Ctrl-C waits meanwhile, 50 ms at most: struck by it, `Thread.join` and `is_alive` take a running thread for an ended one.
     """
-    if thread is None or thread.ident is None:
-        return True
-    while True:
+    while thread.ident is not None:
         with shielded():
             thread.join(min(max(end - monotonic(), 0.0), 0.05))
             if not thread.is_alive():
-                return True
+                break
         if monotonic() >= end:
             return False
+    return True
+
+
+def _locked() -> threading.Lock:
+    """What a thread sleeps on until another releases it. (A Condition that Ctrl-C strikes while it takes its lock back leaves
+    with a lock that is not its own.)"""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def _release(lock: threading.Lock) -> None:
+    """Wakes who sleeps on it, or the next who would; the caller holds the driver's lock."""
+    if lock.locked():
+        lock.release()
 
 
 class _Server:
     """How one queue is served in one run.
 
     Attributes:
-        bell: Lock that the thread sleeps on; released to wake it.
+        bell: What its thread sleeps on.
         asleep: The thread sleeps until the bell, so the first request of a batch must ring; else it wakes by the clock.
         busy: A batch is being computed, by the thread or by an agent.
     """
 
     __slots__ = ("asleep", "bell", "busy", "queue", "thread", "training")
 
-    def __init__(self, queue: RequestQueue) -> None:
-        self.queue = queue
-        self.training = queue.kind == "learn"
-        self.bell = threading.Lock()
-        self.bell.acquire()
+    def __init__(self, queue: RequestQueue, serve_forever: Callable[[_Server], None]) -> None:
+        self.queue, self.training = queue, queue.kind == "learn"
+        self.bell = _locked()
         self.asleep = self.busy = False
-        self.thread: threading.Thread | None = None
-
-    def ring(self) -> None:
-        """Wakes the thread; the caller holds the driver's lock."""
-        if self.bell.locked():
-            self.bell.release()
+        self.thread = threading.Thread(target=serve_forever, args=(self,), name=f"{queue.task.name} {queue.kind}", daemon=True)
 
 
 class ThreadsDriver(Driver):
@@ -99,31 +106,26 @@ class ThreadsDriver(Driver):
         self.sync = sync
         self._failed, self._on_error = failed, on_error
         self.lock = threading.Lock()
-        # What the robot's thread waits on. A plain lock, for Ctrl-C strikes that thread anywhere, and a Condition struck while it
-        # takes its lock back leaves with a lock that is not its own.
-        self._news = self.waiter()
-        self._run: object | None = None  # this run; threads of an earlier one that come late see another
+        self._news = _locked()  # what the robot's thread sleeps on
+        self._run: object | None = None  # this run; agents of an earlier one that come late see another
         self._owner = 0  # the thread that started it, the robot's
         self._servers: list[_Server] = []
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
-        self._gates: dict[int, threading.Semaphore] = {}
+        self._gates: dict[int, threading.Lock] = {}  # what parked agents sleep on
         self._threads: list[tuple[Agent, threading.Thread]] = []
         self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
-        self._schooled = False  # whether helpers say when to learn; else any agent may come to train
         self._learners = 0  # learning agents that are neither waiting for training, nor parked, nor ended
+        self._any_learns = False  # else any agent may come to train
         self._phase = "unroll"  # sync: unroll → train → done → unroll …
-        self._told = False  # `iterate` has returned for the round that is done; else it is the next call's
-        self._early = False  # sync: a training batch was closed by its own rule, before everybody came, since `iterate` returned
+        self._trained = False  # sync: a round is done, or a batch was closed by its own rule, and `iterate` has not said so
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
         self.stopping = False
 
-    # ------------------------------------------------------------------------------------------- the agents' side (Link)
+    # --------------------------------------------------------------------------------------------------- the agents' side
 
     def waiter(self) -> Any:
-        lock = threading.Lock()
-        lock.acquire()
-        return lock
+        return _locked()
 
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
@@ -136,15 +138,18 @@ class ThreadsDriver(Driver):
             if wait and server is not None:
                 ticket.state = WAITED
                 self._acting = acting = self._acting - 1
-                if acting <= 0 or queue.rows >= queue.enough:
-                    mine = self._closes(server)
-                elif server.asleep:
-                    server.ring()
                 if server.training:
-                    self._count_learner(ticket.agent)
+                    self._learners -= ticket.agent.learns
+                    self._look()
+                elif acting <= 0 or queue.rows >= queue.enough:
+                    if not (server.busy or self.stopping):  # whoever is at it looks again afterwards
+                        mine = server.busy = True
+                    if acting <= 0:
+                        self._look()
+                elif server.asleep:
+                    _release(server.bell)
             elif server is not None:
-                server.ring()
-                self._begin_round()
+                self._look()
         if first:
             self._wake(first)
         if mine:
@@ -152,28 +157,19 @@ class ThreadsDriver(Driver):
         if wait:
             self.wait(ticket)
 
-    def _closes(self, server: _Server) -> bool:
-        """After a request: whether its agent shall serve the queue; rings for every other queue that may close now."""
-        if self._acting <= 0:
-            for other in self._servers:
-                if other is not server and other.queue.rows and not other.busy:
-                    other.ring()
-        if server.busy or self.stopping:
-            return False  # whoever is at it looks again afterwards; after a request to stop nothing more is served
-        if server.training:
-            server.ring()
-            return False
-        server.busy = True
-        return True
-
     def wait(self, ticket: Ticket) -> None:
         if ticket.state == OPEN:
             if ticket.queue.server is None or threading.get_ident() == self._owner:
-                self._serve_inline(ticket)
+                # No run is on; or no round would begin while the robot's thread waits: the queue is served, whatever its rule.
+                while ticket.state < SERVED and ticket.queue.batches:
+                    tickets = ticket.queue.serve()
+                    with self.lock:
+                        first = self._count_in(tickets)
+                    self._wake(first)
             with self.lock:
                 if ticket.state == OPEN:
                     ticket.state = WAITED
-                    self._leave(ticket.agent, ticket.queue.kind == "learn")
+                    self._leave(ticket.queue.kind == "learn" and ticket.agent.learns)
         if ticket.state != READ:
             try:
                 # Ended by `_count_in`: the batch was served, the run stopped, or the server broke.
@@ -192,15 +188,6 @@ class ThreadsDriver(Driver):
     def is_served(self, ticket: Ticket) -> bool:
         return ticket.state >= SERVED
 
-    def _serve_inline(self, ticket: Ticket) -> None:
-        """For a call while no run is on, or from the robot's thread, where no round would begin while it waits: serves the
-        ticket's queue, whatever its rule, until the reply is there."""
-        while ticket.state < SERVED and ticket.queue.batches:
-            tickets = ticket.queue.serve()
-            with self.lock:
-                first = self._count_in(tickets)
-            self._wake(first)
-
     def _give_up(self, ticket: Ticket) -> None:
         """The caller of `wait` was interrupted: whoever it should wake must not wait for it."""
         with self.lock:
@@ -213,50 +200,36 @@ class ThreadsDriver(Driver):
                 ticket.after = None
 
     def park(self, agent: Agent) -> None:
-        """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
         with self.lock:
             if agent.signal is not None:
                 return  # `halt` came between the agent's last look and this
             self.parked.append(agent)
-            self._leave(agent, True)
-            self._tell()
+            self._leave(agent.learns)
+            _release(self._news)
         self._gates[id(agent)].acquire()  # ended by `resume` or `halt`
 
-    def _leave(self, agent: Agent, training: bool) -> None:
-        """The agent stops acting; wakes whoever waited for nobody to be left. The caller holds the lock."""
+    def _leave(self, learner: bool) -> None:
+        """An agent stops acting; `learner`: and will send no training request for now. The caller holds the lock."""
         self._acting -= 1
-        if self._acting <= 0:
-            self._ring_all()
-        if training:
-            self._count_learner(agent)
+        self._learners -= learner
+        if self._acting <= 0 or learner:
+            self._look()
 
-    def _ring_all(self) -> None:
-        """Nobody acts any more: wakes whoever waited for that. The caller holds the lock."""
-        waiting = [server for server in self._servers if server.queue.rows]
-        for server in waiting:
-            server.ring()
-        if not waiting:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Makes the robot's thread look; the caller holds the lock."""
-        if self._news.locked():
-            self._news.release()
-
-    def _count_learner(self, agent: Agent) -> None:
-        """The agent will send no training request for now; the caller holds the lock."""
-        if agent.learns:
-            self._learners -= 1
-        self._begin_round()
-
-    def _begin_round(self) -> None:
-        """Training begins when no learning agent is left who could still come; sync: a round of it. The caller holds the lock."""
-        if self._learners <= 0 and self._phase == "unroll" and (self.sync or self._schooled):
-            due = [server for server in self._servers if server.training and server.queue.rows]
-            if due and self.sync:
+    def _look(self) -> None:
+        """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock."""
+        if self.sync and self._learners <= 0 and self._phase == "unroll":  # no learning agent is left who could still come
+            if any(server.training and server.queue.rows for server in self._servers):
                 self._phase = "train"
-            for server in due:
-                server.ring()
+        for server in self._servers:
+            left = self._due(server)
+            if left <= 0 or (left < INFINITE and server.asleep):
+                _release(server.bell)
+        if self._idle():
+            _release(self._news)
+
+    def _idle(self) -> bool:
+        """Nothing can happen any more without the robot: every agent is parked or has ended, and no request is open."""
+        return len(self.parked) == len(self.agents) and not any(server.busy or server.queue.rows for server in self._servers)
 
     # ----------------------------------------------------------------------------------------------------- the wrappers' side
 
@@ -271,33 +244,32 @@ class ThreadsDriver(Driver):
             can_still_come = self._phase != "train"
         else:  # whoever waits for a prediction acts again before anybody need wait for nobody
             predicting = any(other.busy or other.queue.rows for other in self._servers if not other.training)
-            can_still_come = (self._acting > 0 or predicting) and not (self._schooled and self._learners <= 0)
+            can_still_come = (self._acting > 0 or predicting) and not (self._any_learns and self._learners <= 0)
         return queue.due(perf_counter(), can_still_come)
 
-    def _serve_forever(self, server: _Server, run: object) -> None:
+    def _serve_forever(self, server: _Server) -> None:
         torch.get_num_threads()  # see `_main`
-        bell = server.bell
-        served = -1
+        queue, served = server.queue, -1
         while True:
             with self.lock:
-                if self._run is not run:
+                if queue.server is not server:
                     return
                 left = self._due(server)
                 if left <= 0:
                     server.busy = True
-                elif left == INFINITE and server.queue.patience and served != server.queue.counters.batches:
+                elif left == INFINITE and queue.patience and served != queue.counters.batches:
                     # Batches come and go meanwhile: a nap as long as the next batch may wait costs less than a bell for each.
-                    left = min(server.queue.patience, PATIENCE_S)
+                    left = min(queue.patience, PATIENCE_S)
                 server.asleep = left == INFINITE
-                served = server.queue.counters.batches
+                served = queue.counters.batches
             if left <= 0:
                 try:
                     self._serve(server)
                 except BaseException:  # noqa: BLE001  `_serve` has reported it, and answered everybody
                     return
             else:
-                # Ended by an agent that stops acting, by a request that completes or opens a batch, by join(), or by the clock.
-                bell.acquire(timeout=-1 if left == INFINITE else left)
+                # Ended by `_look`, by a request that opens a batch, by join(), or by the clock.
+                server.bell.acquire(timeout=-1 if left == INFINITE else left)
 
     def _serve(self, server: _Server, own: Ticket | None = None) -> None:
         """Serves the oldest batch, in the server's thread or in that of the agent with the ticket `own`; the caller has set
@@ -313,17 +285,15 @@ class ThreadsDriver(Driver):
                 if server.training and self._phase == "train" and not self.stopping:
                     self._held += tickets
                     tickets = []
-                    if not any(s.busy or s.queue.rows for s in self._servers if s.training):
-                        self._phase = "done"
-                        self._tell()
+                    if not any(other.busy or other.queue.rows for other in self._servers if other.training):
+                        self._phase, self._trained = "done", True
+                        _release(self._news)
                 elif server.training and self.sync:
-                    self._early = True
-                    self._tell()
+                    self._trained = True
+                    _release(self._news)
                 first = self._count_in(tickets, own)
-                if queue.rows:
-                    server.ring()
-                elif self._acting <= 0:  # nobody had waited for it
-                    self._ring_all()
+                if queue.rows or self._acting <= 0:
+                    self._look()
         except BaseException as error:
             self._break(server, tickets, error)
             raise
@@ -373,19 +343,14 @@ class ThreadsDriver(Driver):
         return waited[:2]
 
     @staticmethod
-    def _wake(tickets: list[Ticket]) -> None:
+    def _wake(tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             ticket.waiter.release()
 
     # ------------------------------------------------------------------------------------------------------- the robot's side
 
     def start(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
-        """Starts all threads. Where it raises, `halt` and `join` end those that have started.
-
-        Raises:
-            RuntimeError: an agent (in its environment) or a task is still busy since before the last stop, or the system gives no
-                more threads.
-        """
+        """Starts all threads. Where it raises, `halt` and `join` end those that have started."""
         late = self._late()
         if late:
             raise RuntimeError(f"still busy since the last stop: {', '.join(map(str, late))}; nobody can start twice, so wait "
@@ -394,24 +359,21 @@ class ThreadsDriver(Driver):
         run = self._run = object()
         self._owner = threading.get_ident()
         self.agents, self.parked, self._held = list(agents), [], []
-        self._phase, self._told, self._early = "unroll", False, False
+        self._phase, self._trained = "unroll", False
         self._acting = len(agents)
         self._learners = sum(agent.learns for agent in agents)
-        self._schooled = self._learners > 0
-        self._servers = [_Server(queue) for wrapper in wrappers for queue in (wrapper.predictions, wrapper.trainings)]
-        self._gates = {id(agent): threading.Semaphore(0) for agent in agents}
-        threads = []
+        self._any_learns = self._learners > 0
+        queues = [queue for wrapper in wrappers for queue in (wrapper.predictions, wrapper.trainings)]
+        self._servers = [_Server(queue, self._serve_forever) for queue in queues]
         for server in self._servers:
             server.queue.server = server
             server.queue.begin(self.sync, PATIENCE_S)
-            name = f"{server.queue.task.name} {server.queue.kind}"
-            server.thread = threading.Thread(target=self._serve_forever, args=(server, run), name=name, daemon=True)
-            threads.append(server.thread)
-        self._threads = [(a, threading.Thread(target=self._main, args=(a, run), name=str(a), daemon=True)) for a in agents]
+        self._gates = {id(agent): _locked() for agent in agents}
         for agent in agents:
             agent.signal = None
+        self._threads = [(a, threading.Thread(target=self._main, args=(a, run), name=str(a), daemon=True)) for a in agents]
         with shielded():
-            for thread in threads + [thread for _, thread in self._threads]:
+            for thread in [*(server.thread for server in self._servers), *(thread for _, thread in self._threads)]:
                 thread.start()
 
     def _main(self, agent: Agent, run: object) -> None:
@@ -426,14 +388,14 @@ class ThreadsDriver(Driver):
         finally:
             with self.lock:
                 self.agents.remove(agent)
-                self._leave(agent, True)
-                self._tell()
+                self._leave(agent.learns)
+                _release(self._news)
 
     def request_stop(self) -> None:
         self.stopping = True
         # Called by agents and by hooks in agents' threads, never with the lock held.
         with self.lock:
-            self._tell()
+            _release(self._news)
 
     def resume(self, agents: Sequence[Agent]) -> None:
         with shielded(), self.lock:
@@ -447,43 +409,27 @@ class ThreadsDriver(Driver):
                 self._learners += agent.learns
                 self._gates[id(agent)].release()
 
-    def _next_unroll(self) -> None:
-        with shielded():
-            with self.lock:
-                first = self._release()
-            self._wake(first)
-
-    def _release(self) -> list[Ticket]:
+    def _next_unroll(self) -> list[Ticket]:
         """Ends a finished round: the next unroll begins. The caller holds the lock, and gives the result to `_wake` when it no
         longer does."""
         held, self._held = self._held, []
-        self._phase, self._told = "unroll", False
+        self._phase, self._trained = "unroll", False
         first = self._count_in(held)
-        self._begin_round()
+        self._look()
         return first
-
-    def _idle(self) -> bool:
-        """Nothing can happen any more without the robot: every agent is parked or has ended, and no request is open."""
-        return len(self.parked) == len(self.agents) and not any(server.busy or server.queue.rows for server in self._servers)
-
-    def _ended(self) -> bool:
-        return self._phase == "done" or self._early or self.stopping or self._idle()
 
     def _rounds(self) -> bool:
         """Whether a learning agent is left, so that a round of training ends the iteration."""
         return self.sync and sum(agent.learns for agent in self.agents) > sum(agent.learns for agent in self.parked)
 
     def iterate(self) -> bool:
-        """Runs until one round of training is done (sync), or 50 ms (async, or when nobody learns); False when all are idle.
-
-        A training batch that its own rule closed before everybody came ends the iteration, too.
-        """
-        if self._told:
-            self._next_unroll()
+        """Where no round of training ends it, it takes 50 ms. A training batch that its own rule closed before everybody came
+        ends it, too."""
+        self._go_on()
         end = monotonic() + 0.05
         while True:
             with self.lock:
-                if self._ended():
+                if self._trained or self.stopping or self._idle():
                     break
                 left = INFINITE if self._rounds() else end - monotonic()
             if left <= 0:
@@ -491,9 +437,16 @@ class ThreadsDriver(Driver):
             # Ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
             self._news.acquire(timeout=-1 if left == INFINITE else left)
         with self.lock:
-            trained = self._phase == "done" or self._early
-            self._told, self._early = self._phase == "done", False
+            trained, self._trained = self._trained, False
             return not self.stopping and (trained or not self._idle())
+
+    def _go_on(self) -> None:
+        """The next unroll begins, where a round is done that `iterate` has told of."""
+        if self._phase == "done" and not self._trained:
+            with shielded():
+                with self.lock:
+                    first = self._next_unroll()
+                self._wake(first)
 
     def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
         self.refuse_agents()
@@ -506,15 +459,13 @@ class ThreadsDriver(Driver):
             if signal == "stop":
                 failed = [ticket for server in self._servers for ticket in server.queue.fail_all("the robot stopped")]
             with self.lock:
-                first = self._release() + self._count_in(failed) if signal == "stop" else []
+                first = self._next_unroll() + self._count_in(failed) if signal == "stop" else []
                 self._open_gates(list(self.parked))
-                self._begin_round()
-                for server in self._servers:  # what waited while `stopping` was set
-                    server.ring()
+                self._look()  # also at what waited while `stopping` was set
             self._wake(first)
         while signal == "interrupt":
-            if self._phase == "done":
-                self._next_unroll()
+            self._trained = False
+            self._go_on()
             with self.lock:
                 if self._phase != "done" and self._idle():
                     return []
@@ -534,8 +485,7 @@ class ThreadsDriver(Driver):
     def _late(self) -> list[Any]:
         """Agents, and names of the wrappers' threads, that are alive."""
         agents: list[Any] = [agent for agent, thread in self._threads if not _has_ended(thread)]
-        threads = [server.thread for server in self._servers if server.thread is not None]
-        return agents + [thread.name for thread in threads if not _has_ended(thread)]
+        return agents + [server.thread.name for server in self._servers if not _has_ended(server.thread)]
 
     def join(self, timeout: float | None = None) -> list[Any]:
         """Ends the wrappers' threads once the agents have ended.
@@ -550,7 +500,7 @@ class ThreadsDriver(Driver):
             self._run = None
             for server in self._servers:
                 server.queue.server = None
-                server.ring()
+                _release(server.bell)
         for server in self._servers:
             _has_ended(server.thread, max(end, monotonic() + 0.1))
         return self._late()

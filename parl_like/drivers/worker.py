@@ -7,13 +7,10 @@ itself: if the robot's process ends, in whatever way, so does this one (`parl_li
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,13 +19,11 @@ import numpy as np
 import zmq
 
 from parl_like.acting import tensors_of
-from parl_like.agent import Agent
-from parl_like.drivers.remote_errors import as_text, as_trace
-from parl_like.drivers.shared import Blocks, Parameters, task_file
-from parl_like.drivers.worker_crew import EpisodeReport, Recipe, WorkerCrew
+from parl_like.drivers.shared import Blocks, Parameters
+from parl_like.drivers.worker_crew import Recipe, WorkerCrew
 from parl_like.spec import Array
-from parl_like.stages import Hook, TraceHash
-from parl_like.wire import Kind, Message, pack, pack_state, unpack, unpack_state
+from parl_like.stages import TraceHash
+from parl_like.wire import Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 
 ROUNDS = 16
 """Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the
@@ -48,49 +43,43 @@ class Worker:
     def __init__(self, recipe: Recipe, send: Callable[[list[Any]], object]) -> None:
         self.recipe, self._send = recipe, send
         self.seen = 0  # messages of the robot taken in
+        self.turned = -1  # how many of them at the last turn
+        self.rounds = 0  # served here since then
+        self.more = False  # another reply comes with the last one
         self.steps = self.time_steps = 0  # reported so far
         self.told: Any = (0, 0)  # how many parked and living agents the robot knows of
         self.tell_steps = False
         self.blocks: Blocks | None = None
         self.areas: dict[str, Parameters] = {}
-        self.more = False  # another reply comes with the last one
-        self.turned = -1  # what had been seen at the last turn
-        self.rounds = 0  # served here since then
-        self.served: Counter[tuple[str, str]] = Counter()  # requests, rows and batches served here and not reported, by task
         self.spoke = 0.0
         self._copying: threading.Thread | None = None
         self.trace = TraceHash() if recipe.trace else None
-        self.reporter = EpisodeReport()
-        self.hooks: list[Hook] = [self.reporter] if self.trace is None else [self.reporter, self.trace]
 
-    def send(self, kind: Kind, *, arrays: Mapping[str, Array] | None = None, notes: Mapping[str, Any] | None = None,
-             **rest: Any) -> None:
-        self._send(pack(kind, arrays=arrays, notes=notes, **rest))
+    def send(self, kind: Kind, **parts: Any) -> None:
+        self._send(pack(kind, **parts))
         self.spoke = monotonic()
 
     def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
-        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again},
-                  arrays={"text": as_text(error), "trace": as_trace(error)})
+        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays=pack_error(error))
 
     def begin(self) -> bool:
         """Makes the agents, and says hello; False where that failed, which the robot was told."""
         try:
-            self.crew = WorkerCrew(self.recipe, self.report_failure, self.hooks)
+            self.crew = WorkerCrew(self.recipe, self.report_failure, [] if self.trace is None else [self.trace])
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises is the robot's to report
             self.report_failure(-1, error)
             return False
-        self.agents = {agent.index: agent for agent in self.crew.agents}
+        self.driver = self.crew._driver
         if self.recipe.shared:
-            self.blocks = Blocks(self.recipe.shared, self.recipe.identity.decode())
+            self.blocks = Blocks(self.recipe.shared, self.recipe.name)
             for wrapper in self.crew.wrappers.values():
                 if wrapper.task.serve == "central":
                     wrapper.predictions.make_block = self.blocks.make
-        for agent in self.crew.agents:
-            if agent.env is not None:
-                agent.env.observe(self.hooks)
-        self.driver = self.crew._driver
-        self.send(Kind.HELLO, notes={"pid": os.getpid()})
+        self.send(Kind.HELLO)
         return True
+
+    def _time_steps(self) -> int:
+        return sum(agent.env.time_steps for agent in self.crew.agents if agent.env is not None)
 
     # --------------------------------------------------------------------------------------------------------------- a turn
 
@@ -102,7 +91,7 @@ class Worker:
             True: some of them waited for a replica, which has answered, so there is more to do before the robot is heard; at most
                 ROUNDS times.
         """
-        crew, driver = self.crew, self.driver
+        driver = self.driver
         if self.seen == self.turned or self.more:
             return False  # only parameters have come, or some of several replies
         driver._run_ready()
@@ -111,36 +100,19 @@ class Worker:
             self.rounds += 1
             for request, queue, batch in batches:
                 self._ask(request, queue, batch, {})
-            self._serve(max(here, key=lambda queue: queue.rows))
+            driver._wake(max(here, key=lambda queue: queue.rows).serve())
             if monotonic() - self.spoke > SIGN_OF_LIFE:
                 self.send(Kind.EVENT)
             return True
         self.rounds, self.turned = 0, self.seen
-        notes: dict[str, Any] = {"turn": self.seen}
+        notes = self._counts()
         if here:
             notes["paused"] = True
-        if crew.env_steps != self.steps:
-            time_steps = sum(agent.env.time_steps for agent in crew.agents if agent.env is not None)
-            notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
-            self.steps, self.time_steps = crew.env_steps, time_steps
-        if crew.bad_values:
-            notes["bad"], crew.bad_values = crew.bad_values, 0
-        for name, (learned, dropped) in crew.rows.take().items():
-            notes[f"learned.{name}"], notes[f"dropped.{name}"] = learned, dropped
-        if crew.wants_stop:
-            notes["stop"], crew.wants_stop = True, False
-        if driver.late:
-            notes["late"] = True
-            notes |= {f"late.{kind}.{task}": n for (task, kind), n in driver.late.items()}
-            driver.late.clear()
-        for (task, what), n in self.served.items():
-            notes[f"served.{what}.{task}"] = n
-        self.served.clear()
-        news = self._news()
-        if news or not batches:
-            self.send(Kind.EVENT, arrays=news, notes={} if batches else notes)
-        for i, (request, queue, batch) in enumerate(batches):
-            self._ask(request, queue, batch, notes if i == len(batches) - 1 else {})
+        events, episodes = self._events()
+        if events or episodes or not batches:
+            self.send(Kind.EVENT, arrays=episodes, notes=events if batches else events | notes)
+        for i, (request, queue, batch) in enumerate(batches, 1):
+            self._ask(request, queue, batch, notes if i == len(batches) else {})
         return False
 
     def _ask(self, request: int, queue: Any, batch: Any, notes: Mapping[str, Any]) -> None:
@@ -158,38 +130,42 @@ class Worker:
         self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n,
                   arrays=rows, notes=said)
 
-    def _serve(self, queue: Any) -> None:
-        tickets = queue.serve()
-        name = queue.task.name
-        self.served[name, "requests"] += len(tickets)
-        self.served[name, "rows"] += sum(ticket.rows or 1 for ticket in tickets)
-        self.served[name, "batches"] += 1
-        self.served[name, "errors"] += tickets[0].error is not None
-        self.driver._wake(tickets)
+    def _counts(self) -> dict[str, Any]:
+        """What is to be added to the robot's counts: steps, and by queue and task what the queues have counted here."""
+        crew = self.crew
+        notes: dict[str, Any] = {"turn": self.seen}
+        if crew.env_steps != self.steps:
+            time_steps = self._time_steps()
+            notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
+            self.steps, self.time_steps = crew.env_steps, time_steps
+        if crew.bad_values:
+            notes["bad"], crew.bad_values = crew.bad_values, 0
+        for name, rows in crew.rows.take().items():
+            notes[f"rows {name}"] = list(rows)
+        for queue in self.driver.queues:
+            counted = queue.counters.state_dict()
+            if any(counted.values()):
+                notes[f"{queue.kind} {queue.task.name}"] = list(counted.values())
+                queue.counters.load_state_dict(dict.fromkeys(counted, 0))
+        if crew.wants_stop:
+            notes["stop"], crew.wants_stop = True, False
+        return notes
 
-    def _news(self) -> dict[str, Array]:
-        """Episodes, and what has changed of the agents."""
-        out: dict[str, Array] = {}
-        episodes = self.reporter.episodes
-        if episodes:
-            agents, envs, returns, lengths = zip(*episodes, strict=True)
-            out |= {"episode.agent": np.array(agents, np.int32), "episode.env": np.array(envs, np.int32),
-                    "episode.return": np.array(returns, np.float64), "episode.length": np.array(lengths, np.int64)}
-            episodes.clear()
-        if self.crew.counted:
-            returns, lengths = zip(*self.crew.counted, strict=True)
-            out |= {"count.return": np.array(returns, np.float64), "count.length": np.array(lengths, np.int64)}
-            self.crew.counted.clear()
+    def _events(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """What has changed of the agents; and the columns of their episodes."""
+        notes: dict[str, Any] = {}
         # Their numbers suffice: between two orders agents only park and end.
         parked, alive = self.driver.parked, self.driver.agents
         if (len(parked), len(alive)) != self.told:
-            out["parked"] = np.array(sorted(agent.index for agent in parked), np.int32)
-            out["alive"] = np.array(sorted(agent.index for agent in alive), np.int32)
+            notes["parked"], notes["alive"] = [agent.index for agent in parked], [agent.index for agent in alive]
             self.told = len(parked), len(alive)
         if self.tell_steps:
-            out["steps"] = np.array([agent.steps for agent in self.crew.agents], np.int64)
-            self.tell_steps = False
-        return out
+            notes["agent_steps"], self.tell_steps = [agent.steps for agent in self.crew.agents], False
+        kinds = {"agent": np.int32, "env": np.int32, "return": np.float64, "length": np.int64}
+        columns = zip(*self.crew.ended, strict=True)
+        episodes = {name: np.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=False)}
+        self.crew.ended.clear()
+        return notes, episodes
 
     # --------------------------------------------------------------------------------------------------------------- orders
 
@@ -201,10 +177,10 @@ class Worker:
             return True
         self.seen += 1
         self.more = "more" in message.notes
-        self.told = None if message.kind is Kind.ORDER else self.told  # an order may make agents go on, and park where they had
-        if message.kind in (Kind.REPLY, Kind.FAILED):
+        if message.kind is not Kind.ORDER:
             self.driver.answer(message)
             return True
+        self.told = None  # an order may make agents go on, and park where they had
         order = message.notes["order"]
         if order == "end":
             for agent in self.crew.agents:
@@ -216,13 +192,11 @@ class Worker:
 
     def _parameters(self, message: Message) -> None:
         """Of a replica's networks, as they are in the robot's process."""
-        acting = self.crew.tasks[message.task].acting
+        acting, notes = self.crew.tasks[message.task].acting, message.notes
         assert acting is not None
-        version, updates = int(message.notes["version"]), int(message.notes["updates"])  # type: ignore[arg-type]
-
-        number: Any = message.notes.get("number")
+        version, updates, number = notes["version"], notes["updates"], notes.get("number")
         if number is not None and message.task not in self.areas:
-            self.areas[message.task] = Parameters(Path(self.recipe.shared, task_file(message.task)), acting.tensors)
+            self.areas[message.task] = Parameters(self.recipe.shared, message.task, acting.tensors)
 
         def copy() -> None:
             if number is None:
@@ -244,30 +218,26 @@ class Worker:
     def _go(self, message: Message) -> None:
         """After a pause."""
 
-    def _quotas(self, message: Message) -> list[Agent]:
+    def _limit(self, message: Message) -> list[Any]:
         """Sets how far the agents named go, -1 for no bound, and returns them."""
-        out = []
-        collecting = bool(message.notes["collecting"])
-        for index, steps, episodes in zip(*(message.arrays[name].tolist() for name in ("agents", "steps", "episodes")),
-                                          strict=True):
-            agent = self.agents[index]
+        notes, agents, named = message.notes, {agent.index: agent for agent in self.crew.agents}, []
+        for index, steps, episodes in zip(notes["agents"], notes["steps"], notes["episodes"], strict=True):
+            agent = agents[index]
             agent.quota_steps, agent.quota_episodes = None if steps < 0 else steps, None if episodes < 0 else episodes
-            out.append(agent)
+            named.append(agent)
         for agent in self.crew.agents:
             for helper in agent.helpers.values():
-                helper.collecting = collecting
-        return out
+                helper.collecting = notes["collecting"]
+        return named
 
     def _start(self, message: Message) -> None:
-        self._quotas(message)
+        self._limit(message)
         self.driver.reopen()
         self.driver.stopping = False
         self.driver.start(self.crew.agents, list(self.crew.wrappers.values()))
 
-    _limit = _quotas
-
     def _resume(self, message: Message) -> None:
-        self.driver.resume(self._quotas(message))
+        self.driver.resume(self._limit(message))
 
     def _interrupt(self, message: Message) -> None:
         self.driver.halt(self.crew.agents, "interrupt")
@@ -299,26 +269,21 @@ class Worker:
     def _answer(self, state: Any) -> None:
         self.send(Kind.STATE, arrays=pack_state(state), notes={"answer": self.seen})
 
-    def _state(self, message: Message) -> None:
-        state = {
-            "agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents},
-            "buffers": {name: buffer.state_dict() for name, buffer in self.crew.buffers.items()},
-            "trace": {} if self.trace is None else {str(i): d.hex() for i, d in self.trace.digests.items()},
-        }
-        self._answer(state)
+    def _digests(self) -> dict[str, str]:
+        return {} if self.trace is None else {str(i): digest.hex() for i, digest in self.trace.digests.items()}
 
     def _trace(self, message: Message) -> None:
-        digests = {} if self.trace is None else {str(i): d.hex() for i, d in self.trace.digests.items()}
-        self._answer(digests)
+        self._answer(self._digests())
+
+    def _state(self, message: Message) -> None:
+        self._answer({"agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents}, "trace": self._digests(),
+                      "buffers": {name: buffer.state_dict() for name, buffer in self.crew.buffers.items()}})
 
     def _load(self, message: Message) -> None:
         state = unpack_state(message.arrays)
-        for name, buffer in self.crew.buffers.items():
-            buffer.load_state_dict(state["buffers"][name])
-        for agent in self.crew.agents:
-            agent.load_state_dict(state["agents"][str(agent.index)])
-            agent.fresh = True
-        self.time_steps = sum(agent.env.time_steps for agent in self.crew.agents if agent.env is not None)
+        self.driver.load_state_dict({"agents": state["agents"],
+                                     **{f"buffer.{name}": buffer for name, buffer in state["buffers"].items()}})
+        self.time_steps = self._time_steps()
         for name, learns in state["learns"].items():
             self.crew.tasks[name].learns = learns
         if self.trace is not None:
@@ -341,7 +306,7 @@ def work(payload: bytes) -> None:
     recipe: Recipe = cloudpickle.loads(packed)
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, recipe.identity)
+    socket.setsockopt(zmq.IDENTITY, recipe.name.encode())
     for option, value in ((zmq.LINGER, 1000), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):  # bounded by the agents, who wait
         socket.setsockopt(option, value)
     socket.connect(address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ from parl_like.crew import Crew
 from parl_like.driver import CALLED_BY_AGENT
 from parl_like.drivers.cards import TaskCard
 from parl_like.drivers.cooperative import CooperativeDriver
-from parl_like.drivers.remote_errors import ERRORS, text_of
 from parl_like.env_source import make_one
 from parl_like.errors import Interrupted, Stopped, TaskFailed
 from parl_like.process.budget import RestartBudget
 from parl_like.queues import Ticket
 from parl_like.stages import Hook
-from parl_like.wire import Kind, Message
+from parl_like.wire import ERRORS, Kind, Message, text_of
 
 BACK_OFF, PERIOD = 0.1, 60.0
 """Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are
@@ -34,13 +32,13 @@ class Recipe:
     """Everything that a worker's process needs to know.
 
     Attributes:
+        name: Of the worker, and no other of this robot.
         agents: Index and seed (entropy, spawn key) of each of its agents.
         seed: Of the worker's own generators, such as its buffers'.
         shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
     """
 
-    worker: int
-    incarnation: int
+    name: str
     tasks: dict[str, TaskCard]
     env: Any
     agent: Callable[[], Agent]
@@ -52,10 +50,6 @@ class Recipe:
     trace: bool
     agent_restarts: int
     shared: str = ""
-
-    @property
-    def identity(self) -> bytes:
-        return f"{self.worker}.{self.incarnation}".encode()
 
 
 class RemoteDriver(CooperativeDriver):
@@ -70,34 +64,29 @@ class RemoteDriver(CooperativeDriver):
         super().__init__(False, failed, lambda agent, error: None)
         self._again = again
         self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
-        self.late: Counter[tuple[str, str]] = Counter()  # replies that nobody waited for any more, by task and kind
         self._requests = 0
 
     def _main(self, agent: Agent) -> None:
         try:
-            going = True
-            while going:
-                going = False
+            while True:
                 try:
                     agent.run()
+                    return
                 except (Stopped, TaskFailed):
                     raise
                 except Exception as error:  # noqa: BLE001  of the agent or its environment, whatever it is
                     if not self._again(agent, error):
                         raise
-                    going = True
         except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported
             self._failed(agent, error)
         finally:
             self.agents.remove(agent)
 
     def batches(self) -> list[tuple[int, Any, Any]]:
-        """Takes what waits: request number, queue and batch, in the order of tasks."""
+        """Takes what waits for the robot: request number, queue and batch, in the order of tasks."""
         out = []
-        for wrapper in self.wrappers:
-            for queue in (wrapper.predictions, wrapper.trainings):
-                if queue.kind == "predict" and wrapper.task.serve == "replica":
-                    continue
+        for queue in self.queues:
+            if queue.kind == "learn" or queue.task.serve != "replica":
                 while (batch := queue.take()) is not None:
                     self._requests += 1
                     self.sent[self._requests] = queue, batch
@@ -106,7 +95,7 @@ class RemoteDriver(CooperativeDriver):
 
     def waiting_here(self) -> list[Any]:
         """Queues of replicas with requests."""
-        return [w.predictions for w in self.wrappers if w.task.serve == "replica" and w.predictions.rows]
+        return [queue for queue in self.predictions if queue.rows and queue.task.serve == "replica"]
 
     def answer(self, message: Message) -> None:
         """Takes over a reply. One that nobody waits for, of before a stop, is dropped."""
@@ -121,22 +110,18 @@ class RemoteDriver(CooperativeDriver):
                     queue.rows += half.rows
                 queue.recycle(batch)
                 return
-            kind = ERRORS.get(str(message.notes["type"]), TaskFailed)
+            kind = ERRORS.get(message.notes["type"], TaskFailed)
             for ticket in tickets:
                 ticket.error = kind(text_of(message))
         else:
-            queue.task.learns = int(message.notes["learns"])  # type: ignore[arg-type]
-            version = int(message.notes["version"])  # type: ignore[arg-type]
+            queue.task.learns = message.notes["learns"]
             if queue.kind == "predict":
-                queue.answer(tickets, message.arrays, version)
+                queue.answer(tickets, message.arrays, message.notes["version"])
             else:
                 result = {name: value if value.ndim else value[()] for name, value in message.arrays.items()}
                 for ticket in tickets:
-                    ticket.out, ticket.version = result, version
-        queue.counters.requests += len(tickets)
-        late = queue.count_late(tickets)
-        if late:
-            self.late[queue.task.name, queue.kind] += late
+                    ticket.out, ticket.version = result, message.notes["version"]
+        queue.counters.late += queue.count_late(tickets)
         queue.recycle(batch)
         self._wake(tickets)
 
@@ -156,10 +141,10 @@ class RemoteDriver(CooperativeDriver):
 
 
 class EpisodeReport(Hook):
-    """Episodes that ended since the last turn, for hooks: agent, environment, return, length."""
+    """Tells the robot's hooks of episodes that have ended: agent, environment, return, length."""
 
-    def __init__(self) -> None:
-        self.episodes: list[tuple[int, int, Any, int]] = []
+    def __init__(self, episodes: list[tuple[int, int, Any, int]]) -> None:
+        self.episodes = episodes
 
     def post_episode(self, agent: Agent, interrupted: bool) -> None:
         if not interrupted:
@@ -173,23 +158,30 @@ class WorkerCrew(Crew):
 
     Args:
         report: Called with an agent's index, what its code raised, and whether it begins anew.
-        watching: The worker's own hooks.
+        watching: The worker's own hooks, beside `EpisodeReport`.
+
+    Attributes:
+        ended: Episodes since the last turn, as `EpisodeReport` has them; those that the robot is to count have −1 for the agent.
     """
 
     remote = True
     _driver: RemoteDriver
 
     def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None], watching: list[Hook]) -> None:
-        self.recipe, self._report, self._watching = recipe, report, watching
+        self.recipe, self._report = recipe, report
         entropy, key = recipe.seed
         seed = np.random.SeedSequence(entropy, spawn_key=key)
         self.wants_stop = False
         self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
-        self.counted: list[tuple[Any, int]] = []  # return and length of episodes since the last turn
+        self.ended: list[tuple[int, int, Any, int]] = []
+        self._watching = [EpisodeReport(self.ended), *watching]
         tasks = {card.name: card.make(child) for card,
                  child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
         super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
                          recipe.label)
+        for agent in self.agents:
+            if agent.env is not None:
+                agent.env.observe(self._watching)
 
     def _make_driver(self, *options: Any) -> Any:
         return RemoteDriver(self._agent_failed, self._again)
@@ -222,7 +214,7 @@ class WorkerCrew(Crew):
         return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.agents]
 
     def count_episode(self, episode_return: Any, length: int) -> None:
-        self.counted.append((episode_return, length))
+        self.ended.append((-1, 0, episode_return, length))
 
     def request_stop(self) -> None:
         self.wants_stop = True

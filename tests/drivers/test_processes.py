@@ -26,9 +26,7 @@ from drivers.transport_fakes import BAD, Drift, Elementwise, Programmed, echo_ta
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithms import DQN
 from parl_like.computation_task import ComputationTask
-from parl_like.drivers import links
-from parl_like.drivers.links import FORK_SERVER
-from parl_like.drivers.processes import Processes
+from parl_like.drivers.processes import FORK_SERVER, LocalLink, Processes
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.models import MLPQ
 from parl_like.process.fork_server import ForkServer
@@ -327,8 +325,8 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
         robot._driver._lost = lost
         steps_of = Counter()
         counted = robot._driver._count
-        robot._driver._count = lambda worker, steps, time: (steps_of.update({(worker.number, worker.incarnation): steps}),
-                                                            counted(worker, steps, time))
+        robot._driver._count = lambda worker, notes: (
+            steps_of.update({(worker.number, worker.incarnation): notes.get("steps", 0)}), counted(worker, notes))
         robot.run(StopAfterSteps(5000))
         (worker, _), = gone
         assert steps_of[worker.number, 0] <= 6 and steps_of[worker.number, 1] > 0 and steps_of[1 - worker.number, 0] > 0
@@ -669,7 +667,7 @@ def test_a_worker_killed_while_its_state_is_asked_for_is_asked_again(tmp_path):
     with drifting(TWO, unrolling) as robot:
         robot.run(StopAfterSteps(200))
         robot.checkpoint_boundary()
-        driver, send = robot._driver, links.LocalLink.send
+        driver, send = robot._driver, LocalLink.send
         killed = []
 
         def kill(link, seat, frames):

@@ -372,15 +372,15 @@ def test_an_answer_to_a_question_that_was_given_up_is_nobodys(tmp_path):
         robot.run(StopAfterSteps(50))
         robot.checkpoint_boundary()
         driver = robot._driver
-        order = driver._order
+        order = driver.supervisor.order
 
         def struck(what, *rest, **notes):
             order(what, *rest, **notes)
             if what == "trace":
-                driver._order = order
+                driver.supervisor.order = order
                 raise KeyboardInterrupt
 
-        driver._order = struck
+        driver.supervisor.order = struck
         with pytest.raises(KeyboardInterrupt):
             robot.trace_hash()
         robot.save(tmp_path / "state")

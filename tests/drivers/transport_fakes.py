@@ -180,7 +180,7 @@ class Drift(gym.Env):
 def no_fork_server_stays():
     """Of modules that import it; other tests count this process's children."""
     yield
-    from parl_like.drivers.links import FORK_SERVER
+    from parl_like.drivers.processes import FORK_SERVER
 
     FORK_SERVER.close()
 
