@@ -20,7 +20,7 @@ from parl_like.envs.columns import BadOutput, Columns, Layout, Status
 from parl_like.envs.group import EnvFailed, GroupOptions, Reply, faults, fresh_seed
 from parl_like.envs.hosts import CLOSE_TIMEOUT, Host
 from parl_like.owned import copied
-from parl_like.process.budget import RestartBudget
+from parl_like.process.child import RestartBudget
 from parl_like.process.shared_memory import nameless_file
 from parl_like.spec import Array
 

@@ -26,8 +26,7 @@ from parl_like.drivers.shared import Publication, Publisher
 from parl_like.drivers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
 from parl_like.drivers.worker_crew import Recipe
 from parl_like.errors import AgentFailed
-from parl_like.process.budget import RestartBudget
-from parl_like.process.child import readable
+from parl_like.process.child import RestartBudget, readable
 from parl_like.queues import INFINITE, Counters, RequestQueue, Ticket
 from parl_like.stages import overridden
 from parl_like.wire import ERRORS, Kind, Message, RemoteError, pack_error, pack_state, text_of

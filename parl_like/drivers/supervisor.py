@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parl_like.process.budget import RestartBudget
-from parl_like.process.child import shielded
+from parl_like.process.child import RestartBudget, shielded
 from parl_like.spec import Array, Spec
 from parl_like.wire import Kind, Message, WireError, pack, unpack, unpack_state
 

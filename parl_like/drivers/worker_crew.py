@@ -17,7 +17,7 @@ from parl_like.drivers.cards import TaskCard
 from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.env_source import make_one
 from parl_like.errors import Interrupted, Stopped, TaskFailed
-from parl_like.process.budget import RestartBudget
+from parl_like.process.child import RestartBudget
 from parl_like.queues import Ticket
 from parl_like.stages import Hook
 from parl_like.wire import ERRORS, Kind, Message, text_of

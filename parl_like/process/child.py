@@ -1,17 +1,13 @@
-"""One child process: what its parent asks of it, and how it begins and ends.
-
-A child leads a process group, so that what it starts ends with it, and gets a death signal when the fork server ends that made it
-(`parl_like.process.fork_server`), also while it hangs in C and holds the interpreter's lock.
-"""
+"""What the parent of a child process needs: to wait for it, to end it, and to know how often it may be started again."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
-import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -87,53 +83,36 @@ class Child:
             self.pidfd = -1
 
 
-def end_group(pid: int) -> None:
-    """Kills a child that leads a process group, and the processes that it has started. It must not have been waited for."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-        os.killpg(pid, signal.SIGKILL)
+MAX_RESTARTS, PERIOD = 10, 60.0
+"""By default more than `MAX_RESTARTS` restarts within `PERIOD` seconds are too many."""
 
 
-def run_forked(parent: int, closing: Sequence[int], output: Sequence[int], path: list[str], environment: dict[str, str],
-               directory: str, work: Callable[[], None]) -> None:
-    """What a fork does from its first moment to its last; never returns.
+class RestartBudget:
+    """Counts the restarts of one thing: an environment, a worker, an agent.
 
     Args:
-        parent: Process id of the fork server, with which it ends.
-        closing: File descriptors of the fork server that are none of its business.
-        output: What is to be its standard output and its standard error.
-        path, environment, directory: `sys.path`, `os.environ` and the working directory of who asked for it.
-        work: Its work; an exception is printed and makes the exit code 1.
+        limit: Restarts within `period` seconds that are allowed; 0: none.
+        period: Seconds after which a restart is forgotten.
+        pause: Seconds that the second restart within `period` waits; each further one waits twice as long. The first never waits.
+            0: none does.
+        max_pause: Seconds that no restart waits longer than.
     """
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Ctrl-C is for the process at the top. Not SIG_IGN: what an environment starts would inherit that.
-        signal.signal(signal.SIGINT, lambda *_: None)
-        # PR_SET_PDEATHSIG, which fires when the thread ends that forked: the fork server's only one.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended in between
-            os._exit(1)
-        for fd in closing:
-            os.close(fd)
-        for fd, number in zip(output, (1, 2), strict=True):
-            os.dup2(fd, number)
-            os.close(fd)
-        sys.path[:] = path
-        os.environ.clear()
-        os.environ.update(environment)
-        with suppress(OSError):  # it was deleted
-            os.chdir(directory)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed()  # an environment may draw from the global generator, which all forks share else
-        work()
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001  printed, as at the end of any program
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # not back into the fork server's loop
+
+    def __init__(self, limit: int = MAX_RESTARTS, period: float = PERIOD, pause: float = 0.05, max_pause: float = 1.0) -> None:
+        self.limit, self.period, self.pause, self.max_pause = limit, period, pause, max_pause
+        self._times: deque[float] = deque()
+
+    def spend(self) -> float | None:
+        """Counts one restart; returns the seconds to wait before it. None: `limit` are spent, and this one is not counted."""
+        now = time.monotonic()
+        while self._times and now - self._times[0] >= self.period:
+            self._times.popleft()
+        n = len(self._times)
+        if n >= self.limit:
+            return None
+        self._times.append(now)
+        return min(self.pause * 2 ** (n - 1), self.max_pause) if n else 0.0
+
+    def clear(self) -> None:
+        """Forgets all restarts."""
+        self._times.clear()

@@ -3,16 +3,18 @@
 A child so begins in some 10 ms instead of the seconds that imports take, and shares their memory with its siblings. The server
 runs none of the user's code and has one thread, so a fork of it is clean. It ends, kills its children and removes the folders
 that it was told of, when its parent ends, whatever that dies of: then the socket between them closes, or, where another process
-has inherited that, the parent's pidfd tells.
+has inherited that, the parent's pidfd tells. A child leads a process group, so that what it starts ends with it, and gets a death
+signal when the server ends, also while it hangs in C and holds the interpreter's lock.
 
-To the server goes `_HEAD` with the child's file descriptors, then a JSON text and the child's payload; or a text alone, which
-names a folder that is about to be made. From it comes `_REPORT`: the process id of a child that was made and 0, with its pidfd;
-or, when it has ended, minus its id and its exit code.
+To the server goes `_TWO` with the child's file descriptors, then a JSON text and the child's payload, of so many bytes each; or a
+text alone, which names a folder that is about to be made. From it comes `_TWO`: the process id of a child that was made and 0,
+with its pidfd; or, when it has ended, minus its id and its exit code.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import json
 import os
@@ -25,17 +27,14 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import Any
 
-from parl_like.process.child import Child, end_group, readable, run_forked, shielded
+from parl_like.process.child import Child, readable, shielded
 
-_HEAD = struct.Struct("<qq")
-"""Bytes of the JSON text and of the payload."""
-_REPORT = struct.Struct("<qq")
+_TWO = struct.Struct("<qq")
 _MAX_FDS = 16
 
 START_LIMIT = 60.0
@@ -46,17 +45,7 @@ IDLE = 30.0
 that."""
 
 
-def _read(sock: socket.socket, size: int) -> bytes:
-    """`size` bytes. Raises EOFError where the other end was closed before."""
-    parts = []
-    while size:
-        part = sock.recv(min(size, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
+# ---------------------------------------------------------------------------------------------------------------- the server
 
 
 def serve(control_fd: int, parent: int, target: str) -> None:
@@ -77,8 +66,15 @@ def serve(control_fd: int, parent: int, target: str) -> None:
         parent_fd = os.open(os.devnull, os.O_RDONLY)
     module, _, function = target.partition(":")
     work = getattr(importlib.import_module(module), function)  # what takes long
+    me = os.getpid()
     children: dict[int, int] = {}  # pidfd → process id
     folders: set[str] = set()
+
+    def end_group(pid: int) -> None:
+        """Kills a child that has not been waited for, and what it has started."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
 
     def end() -> None:
         for pid in children.values():
@@ -89,7 +85,7 @@ def serve(control_fd: int, parent: int, target: str) -> None:
 
     def report(*numbers: int, fds: Sequence[int] = ()) -> None:
         try:
-            socket.send_fds(control, [_REPORT.pack(*numbers)], fds)
+            socket.send_fds(control, [_TWO.pack(*numbers)], fds)
         except OSError:  # the parent has ended
             end()
 
@@ -108,17 +104,20 @@ def serve(control_fd: int, parent: int, target: str) -> None:
                 end()
             continue
         try:
-            head, fds, *_ = socket.recv_fds(control, _HEAD.size, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-            text, payload = (_read(control, size) for size in _HEAD.unpack(head))
-        except (OSError, EOFError, struct.error):  # the other end was closed, in the middle of a message or before
+            head, fds, *_ = socket.recv_fds(control, _TWO.size, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            sizes = _TWO.unpack(head)
+            text, payload = (control.recv(size, socket.MSG_WAITALL) if size else b"" for size in sizes)
+        except (OSError, struct.error):  # the other end was closed, in the middle of a message or before
+            end()
+        if (len(text), len(payload)) != sizes:
             end()
         order = json.loads(text)
         if "folder" in order:
             folders.add(order["folder"])
             continue
-        me, pid = os.getpid(), os.fork()
+        pid = os.fork()
         if not pid:
-            run_forked(me, [control_fd, parent_fd, *children], fds[:2], **order, work=partial(work, payload, *fds[2:]))
+            _run_child(me, [control_fd, parent_fd, *children], fds, order, work, payload)
         pidfd = os.pidfd_open(pid)
         children[pidfd] = pid
         for fd in fds:
@@ -126,7 +125,55 @@ def serve(control_fd: int, parent: int, target: str) -> None:
         report(pid, 0, fds=[pidfd])
 
 
+def _run_child(server: int, closing: Sequence[int], fds: Sequence[int], order: Mapping[str, Any], work: Callable[..., None],
+               payload: bytes) -> None:
+    """What a fork does from its first moment to its last; never returns.
+
+    Args:
+        server: Process id of the fork server, with which it ends.
+        closing: File descriptors of the fork server that are none of its business.
+        fds: Its standard output and error, and those for its work.
+        order: `sys.path`, `os.environ` and the working directory of who asked for it.
+        work: Called with payload and file descriptors; an exception is printed and makes the exit code 1.
+    """
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # Ctrl-C is for the process at the top. Not SIG_IGN: what an environment starts would inherit that.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        # PR_SET_PDEATHSIG, which fires when the thread ends that forked: the fork server's only one.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != server:  # it has ended in between
+            os._exit(1)
+        for fd in closing:
+            os.close(fd)
+        for number in (1, 2):
+            os.dup2(fds[number - 1], number)
+            os.close(fds[number - 1])
+        sys.path[:] = order["path"]
+        os.environ.clear()
+        os.environ.update(order["environment"])
+        with suppress(OSError):  # it was deleted
+            os.chdir(order["directory"])
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed()  # an environment may draw from the global generator, which all forks share else
+        work(payload, *fds[2:])
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001  printed, as at the end of any program
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # not back into the fork server's loop
+
+
 _BOOT = "import sys; from parl_like.process.fork_server import serve; serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+
+
+# ---------------------------------------------------------------------------------------------------------------- the parent
 
 
 class ForkServer:
@@ -148,8 +195,8 @@ class ForkServer:
     @property
     def pid(self) -> int | None:
         """Process id of the server; None where none runs."""
-        running = self._owner == os.getpid() and self._process is not None and self._process.poll() is None
-        return self._process.pid if running and self._process is not None else None
+        process = self._process if self._owner == os.getpid() else None
+        return process.pid if process is not None and process.poll() is None else None
 
     def make_folder(self, where: str) -> str:
         """A new folder in the folder `where`, that only this user may enter; the server removes it when it ends, should nobody
@@ -163,7 +210,7 @@ class ForkServer:
             self._ensure()
             self._folders.add(path)
             with suppress(BrokenPipeError):  # it has just ended; the next one is told
-                self._tell(path)
+                self._send({"folder": path})
             try:
                 os.mkdir(path, 0o700)
             except OSError:
@@ -176,12 +223,9 @@ class ForkServer:
         shutil.rmtree(path, ignore_errors=True)
         self._folders.discard(path)
 
-    def _tell(self, folder: str) -> None:
-        self._send({"folder": folder})
-
     def _send(self, order: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()) -> None:
         text = json.dumps(order).encode()
-        socket.send_fds(self._control, [_HEAD.pack(len(text), len(payload))], fds)
+        socket.send_fds(self._control, [_TWO.pack(len(text), len(payload))], fds)
         self._control.sendall(text + payload)
 
     def start(self, payload: bytes, fds: Sequence[int] = ()) -> Child:
@@ -201,22 +245,23 @@ class ForkServer:
         order = {"path": [p for p in sys.path if isinstance(p, str)], "environment": dict(os.environ), "directory": directory}
         with shielded(), self.lock:  # Ctrl-C between question and answer would leave the answer to the next who asks
             for _ in range(2):  # once more, should the server have been killed
-                self._ensure()
+                process = self._ensure()
                 try:
                     self._send(order, payload, [1, 2, *fds])
                     end = monotonic() + START_LIMIT
                     while monotonic() < end:
                         if child := self._next(end - monotonic()):
                             return child
-                    self._process.kill()  # type: ignore[union-attr]  # it is stopped, or the machine stands still
-                    raise EOFError
+                    process.kill()  # it is stopped, or the machine stands still
                 except (BrokenPipeError, ConnectionResetError, EOFError):
-                    self._end()
+                    pass
+                self._end()
             raise OSError("the process that starts the workers ends at once; look at what it has printed above")
 
-    def _ensure(self) -> None:
-        if self.pid is not None:
-            return
+    def _ensure(self) -> subprocess.Popen[bytes]:
+        """The server, which is made where none runs."""
+        if self._process is not None and self.pid is not None:
+            return self._process
         if sys.platform != "linux":
             raise OSError(f"worker processes need Linux (pidfd, death signals); this is {sys.platform}. Use "
                           "driver='cooperative' or 'threads', and vector environments of kind 'sync' or 'thread'")
@@ -232,7 +277,8 @@ class ForkServer:
             self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                                              start_new_session=True, env=environment)
         for folder in self._folders:
-            self._tell(folder)
+            self._send({"folder": folder})
+        return self._process
 
     def _next(self, seconds: float) -> Child | None:
         """The child that the server tells of next; None when it tells of an end, which is noted, or the time is over.
@@ -242,10 +288,10 @@ class ForkServer:
         """
         if not readable([self._control.fileno()], seconds):
             return None
-        data, fds, *_ = socket.recv_fds(self._control, _REPORT.size, 1, socket.MSG_CMSG_CLOEXEC)
-        if len(data) < _REPORT.size:
+        data, fds, *_ = socket.recv_fds(self._control, _TWO.size, 1, socket.MSG_CMSG_CLOEXEC)
+        if len(data) < _TWO.size:
             raise EOFError
-        pid, code = _REPORT.unpack(data)
+        pid, code = _TWO.unpack(data)
         if pid > 0:
             child = self._children[pid] = Child(pid, fds[0], self._wait_for_code)
             return child

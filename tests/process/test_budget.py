@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from parl_like.process.budget import PERIOD, RestartBudget
+from parl_like.process.child import PERIOD, RestartBudget
 
 
 @pytest.fixture
