@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parl_like.envs.columns import BadOutput, Columns, Layout, Status
 from parl_like.owned import copied
-from parl_like.process.budget import RestartBudget
+from parl_like.process.child import RestartBudget
 
 SPACES = ("observation_space", "action_space")
 ANSWER_TIME = 60.0

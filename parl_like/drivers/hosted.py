@@ -24,10 +24,10 @@ from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.lessons import Lessons
 from parl_like.drivers.shared import Publication, Publisher
 from parl_like.drivers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
-from parl_like.drivers.worker_crew import Recipe
+from parl_like.drivers.worker_crew import COUNTS, Recipe
 from parl_like.errors import AgentFailed
 from parl_like.process.child import RestartBudget, readable
-from parl_like.queues import INFINITE, Counters, RequestQueue, Ticket
+from parl_like.queues import INFINITE, RequestQueue, Ticket
 from parl_like.stages import overridden
 from parl_like.wire import ERRORS, Kind, Message, RemoteError, pack_error, pack_state, text_of
 
@@ -383,7 +383,7 @@ class HostedDriver(CooperativeDriver):
         crew, agent = self.crew, worker.agents[0]
         for queue in self.queues:
             counters = queue.counters
-            for name, n in zip(Counters.NAMES, notes.get(f"{queue.kind} {queue.task.name}", ()), strict=False):
+            for name, n in zip(COUNTS, notes.get(f"{queue.kind} {queue.task.name}", ()), strict=False):
                 setattr(counters, name, getattr(counters, name) + n)
             if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
                 crew.rows.count(queue.task.name, *rows)

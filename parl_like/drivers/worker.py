@@ -20,9 +20,8 @@ import zmq
 
 from parl_like.acting import tensors_of
 from parl_like.drivers.shared import Blocks, Parameters
-from parl_like.drivers.worker_crew import Recipe, WorkerCrew
+from parl_like.drivers.worker_crew import COUNTS, Recipe, WorkerCrew
 from parl_like.spec import Array
-from parl_like.stages import TraceHash
 from parl_like.wire import Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 
 ROUNDS = 16
@@ -53,7 +52,6 @@ class Worker:
         self.areas: dict[str, Parameters] = {}
         self.spoke = 0.0
         self._copying: threading.Thread | None = None
-        self.trace = TraceHash() if recipe.trace else None
 
     def send(self, kind: Kind, **parts: Any) -> None:
         self._send(pack(kind, **parts))
@@ -65,7 +63,7 @@ class Worker:
     def begin(self) -> bool:
         """Makes the agents, and says hello; False where that failed, which the robot was told."""
         try:
-            self.crew = WorkerCrew(self.recipe, self.report_failure, [] if self.trace is None else [self.trace])
+            self.crew = WorkerCrew(self.recipe, self.report_failure)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises is the robot's to report
             self.report_failure(-1, error)
             return False
@@ -143,10 +141,10 @@ class Worker:
         for name, rows in crew.rows.take().items():
             notes[f"rows {name}"] = list(rows)
         for queue in self.driver.queues:
-            counted = queue.counters.state_dict()
-            if any(counted.values()):
-                notes[f"{queue.kind} {queue.task.name}"] = list(counted.values())
-                queue.counters.load_state_dict(dict.fromkeys(counted, 0))
+            counted = [getattr(queue.counters, name) for name in COUNTS]
+            if any(counted):
+                notes[f"{queue.kind} {queue.task.name}"] = counted
+                queue.counters.load_state_dict(dict.fromkeys(COUNTS, 0))
         if crew.wants_stop:
             notes["stop"], crew.wants_stop = True, False
         return notes
@@ -270,7 +268,8 @@ class Worker:
         self.send(Kind.STATE, arrays=pack_state(state), notes={"answer": self.seen})
 
     def _digests(self) -> dict[str, str]:
-        return {} if self.trace is None else {str(i): digest.hex() for i, digest in self.trace.digests.items()}
+        trace = self.crew.trace
+        return {} if trace is None else {str(i): digest.hex() for i, digest in trace.digests.items()}
 
     def _trace(self, message: Message) -> None:
         self._answer(self._digests())
@@ -286,8 +285,8 @@ class Worker:
         self.time_steps = self._time_steps()
         for name, learns in state["learns"].items():
             self.crew.tasks[name].learns = learns
-        if self.trace is not None:
-            self.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
+        if self.crew.trace is not None:
+            self.crew.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
         self._answer({})
 
 

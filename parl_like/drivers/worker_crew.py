@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from time import sleep
 from typing import Any
 
@@ -18,13 +18,16 @@ from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.env_source import make_one
 from parl_like.errors import Interrupted, Stopped, TaskFailed
 from parl_like.process.child import RestartBudget
-from parl_like.queues import Ticket
-from parl_like.stages import Hook
+from parl_like.queues import Counters, Ticket
+from parl_like.stages import Hook, TraceHash
 from parl_like.wire import ERRORS, Kind, Message, text_of
 
 BACK_OFF, PERIOD = 0.1, 60.0
 """Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are
 forgotten."""
+
+COUNTS = tuple(field.name for field in fields(Counters))
+"""In the order in which a worker tells what its queues have counted."""
 
 
 @dataclass
@@ -158,7 +161,6 @@ class WorkerCrew(Crew):
 
     Args:
         report: Called with an agent's index, what its code raised, and whether it begins anew.
-        watching: The worker's own hooks, beside `EpisodeReport`.
 
     Attributes:
         ended: Episodes since the last turn, as `EpisodeReport` has them; those that the robot is to count have −1 for the agent.
@@ -167,21 +169,20 @@ class WorkerCrew(Crew):
     remote = True
     _driver: RemoteDriver
 
-    def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None], watching: list[Hook]) -> None:
+    def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None]) -> None:
         self.recipe, self._report = recipe, report
+        self.trace = TraceHash() if recipe.trace else None
         entropy, key = recipe.seed
         seed = np.random.SeedSequence(entropy, spawn_key=key)
         self.wants_stop = False
         self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
         self.ended: list[tuple[int, int, Any, int]] = []
-        self._watching = [EpisodeReport(self.ended), *watching]
         tasks = {card.name: card.make(child) for card,
                  child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
         super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
                          recipe.label)
-        for agent in self.agents:
-            if agent.env is not None:
-                agent.env.observe(self._watching)
+        self._run_hooks = [EpisodeReport(self.ended)]
+        self._observe()
 
     def _make_driver(self, *options: Any) -> Any:
         return RemoteDriver(self._agent_failed, self._again)
@@ -204,7 +205,7 @@ class WorkerCrew(Crew):
                 time_steps = agent.env.time_steps
                 agent.join(lambda: make_one(self._env))
                 agent.env.time_steps = time_steps
-                agent.env.observe(self._watching)
+                self._observe()
         except Exception as second:  # noqa: BLE001  building it failed, too
             return self._again(agent, second)
         agent.fresh = True
