@@ -3,7 +3,7 @@ functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -56,52 +56,6 @@ def make_envs(config: Config, n: int, options: Mapping[str, Any]) -> VectorEnv[A
         raise ConfigError(f"Config: keys {keys}: {said[0] if said else type(error).__name__}") from error
 
 
-def network(config: PlanningConfig, obs: gym.Space[Any], act: gym.Space[Any], *, perfect: bool, frame_stack: int,
-            **extras: Any) -> Callable[[], ThinkerNet]:
-    """What makes the world model; `perfect`: only judges. `extras`: further arguments of `ThinkerNet`."""
-    channels, vp_channels = config.channels()
-    dual = config.dual_net and not perfect
-    return partial(
-        ThinkerNet, obs, act, net="perfect" if perfect else "dual" if dual else "single", channels=channels,
-        vp_channels=vp_channels, blocks=config.model_size_nn, decoder_depth=config.model_decoder_depth if dual else 0,
-        predict_done=config.model_done_loss_cost > 0,
-        value_encoding=ENCODINGS[config.model_enc_type], squash="log" if config.model_enc_f_type else "sqrt",
-        frame_stack=frame_stack,
-        recurrent_norm=not config.model_disable_bn, zero_init=config.model_zero_init, half=config.float16,
-        gamma=config.discounting,
-        reward_clip=config.clip, **extras)  # fmt: skip
-
-
-def world_model(
-    config: PlanningConfig, net: Callable[[], ThinkerNet], *, perfect: bool, return_h: bool, return_x: bool, learns: bool = True,
-    **options: Any,
-) -> ComputationTask:
-    """The task `model`: it learns from prioritised replay, `max_replay_ratio` learned steps for each real one; `options` are the
-    task's."""
-    def algorithm() -> WorldModel:
-        return WorldModel(
-            net, unroll=config.model_unroll_len, return_n=config.model_return_n, gamma=config.discounting,
-            lr=config.model_learning_rate,
-            reward=config.model_rs_loss_cost, done=config.model_done_loss_cost, image=0.0 if perfect
-            else config.model_img_loss_cost,
-            feature=config.model_fea_loss_cost, value=config.model_vs_loss_cost, policy=config.model_policy_loss_cost,
-            reg=config.model_reg_loss_cost, total_steps=config.total_steps, return_h=return_h, return_x=return_x,
-            max_grad_norm=config.model_grad_norm_clipping if config.model_grad_norm_clipping > 0 else None)  # fmt: skip
-
-    if not learns:
-        return ComputationTask(algorithm, AgentHelper, train=False, **options)
-    batch, warmup, steps, beta = config.model_batch_size, config.model_warm_up_n, config.total_steps, config.priority_beta
-    learn_every = max(round(batch * config.model_unroll_len / config.max_replay_ratio), 1)
-    lessons = max((steps - warmup) // learn_every, 1)
-    first = beta + (1.0 - beta) * min(warmup / steps, 1.0)  # β follows real steps, and rises in the warmup, too
-    with torch.device("meta"):
-        extras = WorldModel(net).extras()
-    buffer = partial(PrioritizedReplayBuffer, alpha=config.priority_alpha, beta=Linear(first, 1.0, lessons), ignore_obs_next=True)
-    helper = partial(OffPolicyHelper, size=config.model_buffer_n, batch_size=batch, learn_every=learn_every, warmup=warmup,
-                     buffer=buffer, extras=extras)
-    return ComputationTask(algorithm, helper, training_rule=BatchRule(max_rows=batch), **options)
-
-
 def tree_options(config: PlanningConfig) -> dict[str, Any]:
     """Options of `Tree`."""
     return {"K": config.rec_t, "max_depth": config.max_depth, "discounting": config.discounting, "layout": config.layout,
@@ -109,12 +63,41 @@ def tree_options(config: PlanningConfig) -> dict[str, Any]:
             "has_action_seq": config.has_action_seq, "enc_type": config.model_enc_type, "enc_f_type": config.model_enc_f_type}
 
 
-def planning(config: PlanningConfig, net: Callable[[], ThinkerNet], *, return_h: bool, return_x: bool) -> dict[str, Any]:
-    """Arguments of `AugmentedEnv`."""
+def world_model(
+    config: PlanningConfig, obs: gym.Space[Any], act: gym.Space[Any], *, perfect: bool, return_h: bool, return_x: bool,
+    frame_stack: int, net: Mapping[str, Any] | None = None, learns: bool = True, **options: Any,
+) -> tuple[ComputationTask, dict[str, Any]]:
+    """The task `model`, and the arguments of `AugmentedEnv` that go with it. It learns from prioritised replay,
+    `max_replay_ratio` learned steps for each real one. `perfect`: it only judges. `net`: more arguments of `ThinkerNet`;
+    `options`: of the task."""
+    channels, vp_channels = config.channels()
+    dual = config.dual_net and not perfect
+    network = partial(
+        ThinkerNet, obs, act, net="perfect" if perfect else "dual" if dual else "single", channels=channels,
+        vp_channels=vp_channels, blocks=config.model_size_nn, decoder_depth=config.model_decoder_depth if dual else 0,
+        predict_done=config.model_done_loss_cost > 0, value_encoding=ENCODINGS[config.model_enc_type],
+        squash="log" if config.model_enc_f_type else "sqrt", frame_stack=frame_stack, recurrent_norm=not config.model_disable_bn,
+        zero_init=config.model_zero_init, half=config.float16, gamma=config.discounting, reward_clip=config.clip, **(net or {}))
+    algorithm = partial(
+        WorldModel, network, unroll=config.model_unroll_len, return_n=config.model_return_n, gamma=config.discounting,
+        lr=config.model_learning_rate, reward=config.model_rs_loss_cost, done=config.model_done_loss_cost,
+        image=0.0 if perfect else config.model_img_loss_cost, feature=config.model_fea_loss_cost, value=config.model_vs_loss_cost,
+        policy=config.model_policy_loss_cost, reg=config.model_reg_loss_cost, total_steps=config.total_steps, return_h=return_h,
+        return_x=return_x, max_grad_norm=config.model_grad_norm_clipping if config.model_grad_norm_clipping > 0 else None)
     with torch.device("meta"):
-        shapes = net()
-    return {**tree_options(config), "return_double": config.return_double, "reward_clip": config.clip,
-            "h_shape": shapes.hs_shape if return_h else None, "x_shape": shapes.x_shape if return_x else None}
+        shapes = algorithm()
+    env = {**tree_options(config), "return_double": config.return_double, "reward_clip": config.clip,
+           "h_shape": shapes.model.hs_shape if return_h else None, "x_shape": shapes.model.x_shape if return_x else None}
+    if not learns:
+        return ComputationTask(algorithm, AgentHelper, train=False, **options), env
+    batch, warmup, steps, beta = config.model_batch_size, config.model_warm_up_n, config.total_steps, config.priority_beta
+    learn_every = max(round(batch * config.model_unroll_len / config.max_replay_ratio), 1)
+    lessons = max((steps - warmup) // learn_every, 1)
+    first = beta + (1.0 - beta) * min(warmup / steps, 1.0)  # β follows real steps, and rises in the warmup, too
+    buffer = partial(PrioritizedReplayBuffer, alpha=config.priority_alpha, beta=Linear(first, 1.0, lessons), ignore_obs_next=True)
+    helper = partial(OffPolicyHelper, size=config.model_buffer_n, batch_size=batch, learn_every=learn_every, warmup=warmup,
+                     buffer=buffer, extras=shapes.extras())
+    return ComputationTask(algorithm, helper, training_rule=BatchRule(max_rows=batch), **options), env
 
 
 def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTask:
@@ -165,17 +148,16 @@ def build(config: Config) -> Robot:
         raise ConfigError(f"Config: key 'env': the actions of {config.env} are {act}; expected Discrete: a tree has a branch for "
                           f"each")
     perfect = config.planning == "perfect"
-    # how they are decoded
-    images = {"sigmoid": config.model_sigmoid, "residual": config.model_residual, "markov": config.model_markov}
-    # the tree counts from 0
-    net = network(config, obs, gym.spaces.Discrete(act.n), perfect=perfect, frame_stack=config.frame_stack_n,
-                  strides=config.model_strides, latent_planning=config.latent, **({} if perfect else images))
-    tree = planning(config, net, return_h=config.see_h, return_x=config.see_x)
+    net: dict[str, Any] = {"strides": config.model_strides, "latent_planning": config.latent}
+    if not perfect:  # how images are decoded
+        net |= {"sigmoid": config.model_sigmoid, "residual": config.model_residual, "markov": config.model_markov}
+    # the tree counts actions from 0
+    model, planning = world_model(config, obs, gym.spaces.Discrete(act.n), perfect=perfect, return_h=config.see_h,
+                                  return_x=config.see_x, frame_stack=config.frame_stack_n, net=net, device=config.device)
     layout = Tree(1, int(act.n), **tree_options(config)).layout
-    seen, acts = augmented_spaces(obs, layout, tree["h_shape"], tree["x_shape"], config.return_double)
-    model = world_model(config, net, perfect=perfect, return_h=config.see_h, return_x=config.see_x, device=config.device)
+    seen, acts = augmented_spaces(obs, layout, planning["h_shape"], planning["x_shape"], config.return_double)
     return Robot(tasks={"plan": actor(config, {"obs": seen, "act": acts}), "model": model},
-                 agent=partial(ThinkerAgent, config.env_n, perfect=perfect, planning=tree), **common)
+                 agent=partial(ThinkerAgent, config.env_n, perfect=perfect, planning=planning), **common)
 
 
 def spaces_of(config: Config, options: Mapping[str, Any]) -> tuple[gym.Space[Any], gym.Space[Any]]:

@@ -31,7 +31,7 @@ from parl_like.envs.thinker.augmented import check_envs
 from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file, resolve
 from parl_like.robot import Robot
 from parl_like.robots.thinker.agent import ThinkerAgent
-from parl_like.robots.thinker.build import REFUSALS, network, planning, same_step_envs, world_model
+from parl_like.robots.thinker.build import REFUSALS, same_step_envs, world_model
 from parl_like.robots.thinker.config import ThinkerOptions, published
 from parl_like.robots.thinker.env import LearningEnv, ThinkerEnv
 from parl_like.robots.thinker.ray import Maker, SharedModel, ray_init, seeds
@@ -183,19 +183,19 @@ def _robot(
     if o.train_model and o.model_buffer_n // n < rows:
         raise ConfigError(f"thinker.make: model_buffer_n is {o.model_buffer_n}; expected at least {rows * n}: {n} environments, "
                           "and what model_unroll_len and model_return_n look at")
-    net = network(o, envs.single_observation_space, envs.single_action_space, perfect=perfect, frame_stack=frame_stack)
-    shown = {"return_h": o.return_h, "return_x": o.return_x}
-    tree = {**planning(o, net, **shown), "test_K": o.test_rec_t if o.test_rec_t > 0 else None}
     # A lesson that fails in its thread is told by the next step that teaches, so nothing is stopped for it.
-    task = world_model(o, net, perfect=perfect, learns=o.train_model, on_error="fail_batch",
-                       device=device if maker is None else torch.device(maker.model.device), **shown)
+    task, planning = world_model(
+        o, envs.single_observation_space, envs.single_action_space, perfect=perfect, return_h=o.return_h, return_x=o.return_x,
+        frame_stack=frame_stack, learns=o.train_model, on_error="fail_batch",
+        device=device if maker is None else torch.device(maker.model.device))
+    planning["test_K"] = o.test_rec_t if o.test_rec_t > 0 else None
     seed, made = o.base_seed, [envs]
     if maker is not None:
         task, seed = maker.share(task, o, envs), seeds(o.base_seed, maker.rank)[0]
     try:
         robot = Robot(
             lambda: made.pop() if made else again(), tasks={"model": task}, seed=seed,
-            agent=partial(_Caller, n, perfect=perfect, planning=tree), driver="threads" if o.parallel else "cooperative",
+            agent=partial(_Caller, n, perfect=perfect, planning=planning), driver="threads" if o.parallel else "cooperative",
             mode="async" if o.parallel else "sync")  # fmt: skip
     except TypeError as error:
         if not perfect:

@@ -79,41 +79,27 @@ class ModelActor(TaskActor):
         return {**super().facts(), "real_steps": self.real_steps, "makers": len(self.steps)}
 
 
-class SharedAlgorithm(AlgorithmCard):
-    def __init__(self, card: AlgorithmCard, task: SharedTask) -> None:
-        self.__dict__.update(vars(card))
-        self._task = task
-
-    def claim_nodes(self, owner: Any, n: int) -> int:
-        return int(self._task._get(self._task._actor.claim_nodes.remote(self._task.rank, n)))
-
-    @property
-    def real_steps(self) -> int:
-        """Of all makers, as far as is known here. Set: of this one."""
-        return self._task.own_steps + self._task.others
-
-    @real_steps.setter
-    def real_steps(self, steps: int) -> None:
-        self._task.own_steps = steps
-
-
 class SharedTask(RayTask):
     """One maker's face of the shared model."""
 
     def __init__(self, task: ComputationTask, actor: Any, rank: int) -> None:
         super().__init__(task, actor)
-        self.rank, self.own_steps, self.others, self.makers = rank, 0, 0, 1
+        self.rank, self.others, self.makers = rank, 0, 1
 
-    def _face(self, card: AlgorithmCard) -> SharedAlgorithm:
-        return SharedAlgorithm(super()._face(card), self)
+    def _face(self, card: AlgorithmCard) -> Any:
+        """What agents use of a world model: places for hidden states, and `real_steps`, where a maker sets its own."""
+        face = super()._face(card)
+        face.claim_nodes = lambda _, n: int(self._get(self._actor.claim_nodes.remote(self.rank, n)))
+        face.real_steps = 0
+        return face
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
         call = self._actor.serve.options(concurrency_group=LESSONS) if method == "learn" else self._actor.serve
-        return call.remote(self.rank, self.own_steps, method, arguments, options)
+        return call.remote(self.rank, self._card.real_steps, method, arguments, options)
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         super()._note(facts)
-        self.others, self.makers = max(facts["real_steps"] - self.own_steps, 0), facts["makers"]
+        self.others, self.makers = max(facts["real_steps"] - self._card.real_steps, 0), facts["makers"]
 
 
 class SharedModel:

@@ -244,7 +244,7 @@ def draw_plan(stage: Stage, names: Sequence[str], path: Path) -> None:
     rows = -(-len(sum(stage.rollouts, [])) // int(width / CELL)) if stage.frames else 0
     heights = [2.8, NODE * levels + 0.2, 1.3 * CELL * rows + 0.3][: 3 if rows else 2]
     figure = Figure(figsize=(width, sum(heights)))
-    parts = figure.subfigures(len(heights), 1, height_ratios=heights)
+    parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
     margins = {"left": 0.02, "right": 0.97, "top": 0.85, "wspace": 0.1}
     real, policies = parts[0].subplots(1, 2, width_ratios=(1, 3), gridspec_kw=margins)
     real.imshow(stage.before, interpolation="nearest")
