@@ -1,16 +1,8 @@
 """Thinker: the augmented MDP, in which an agent imagines K − 1 steps in a tree before each real one (arXiv 2307.14993).
 
-`thinker.make(name, env_n=16, …)` is the whole of it behind the interface of the original, with a world model that learns while
-you step:
-
-    from parl_like.envs import thinker
-
-    env = thinker.make("Sokoban-v0", env_n=16)
-    state = env.reset()
-    state, reward, done, info = env.step(primary_action, reset_action)
-
-`thinker.ray_init()` begins a model that several `make(..., ray_obj=...)` share, in actors of Ray. It stands in
-`parl_like.robots.thinker.make`, above the environments, and is loaded with torch when it is first used.
+`thinker.make` is the whole of it behind the interface of the original, with a world model that learns while you step, and
+`thinker.ray_init` begins a model that several of these share. They stand in `parl_like.robots.thinker.make`, above the
+environments, which is loaded with torch when it is first used.
 """
 
 from importlib import import_module

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-GENERATIONS = ("G1", "G2")
-
 # Entries that carry a value, a reward or a return: with enc_type ≠ 0 they are seen through the scalar transform.
 ENCODED = frozenset({
     "root_r", "root_v", "root_qs_mean", "root_qs_max", "root_trail_r", "root_trail_q", "root_max_v", "rollout_return",
@@ -96,7 +94,7 @@ class Layout:
     ) -> None:
         for name, value, ok, expected in (
             ("n_actions", n_actions, n_actions >= 1, "at least 1"), ("K", K, K >= 1, "at least 1"),
-            ("generation", generation, generation in GENERATIONS, "'G1' (79 entries for Sokoban) or 'G2' (111)"),
+            ("generation", generation, generation in ("G1", "G2"), "'G1' (79 entries for Sokoban) or 'G2' (111)"),
             ("reset_mode", reset_mode, reset_mode in (0, 1), "0 or 1"),
             ("enc_type", enc_type, enc_type in (0, 1, 2, 3), "0, 1, 2 or 3"),
             ("enc_f_type", enc_f_type, enc_f_type in (0, 1), "0 or 1"),

@@ -31,9 +31,8 @@ class ThinkerFace(VectorFace):
     def close(self) -> None:
         super().close()
         self.places = None
-        snapshots = getattr(self._env, "perfect", None)
-        if snapshots is not None:
-            snapshots.close()
+        if self._agent.augmented.perfect is not None:
+            self._agent.augmented.perfect.close()
 
 
 class ThinkerAgent(VectorAgent):
@@ -55,28 +54,24 @@ class ThinkerAgent(VectorAgent):
     def join(self, make: Callable[[], Any]) -> None:
         env = make()
         made = env if isinstance(env, VectorEnv) else self._copies(env, make)
-        self.n_envs = int(made.num_envs)
-        algorithm: Any = self.robot.tasks["model"].algorithm
         if getattr(made, "copy", True) is False:
             raise ValueError(f"{self}: the environments overwrite their observations, which are remembered until a stage is "
                              f"over; make them with copy=True")
+        self.n_envs = int(made.num_envs)
         perfect = partial(snapshots_of, made, make=make) if self.perfect else None
-        augmented = AugmentedEnv(made, self._ask, perfect=perfect, **self.planning)
-        # Hidden states of all agents lie in one table of the task; an agent whose environments are closed leaves its part to
-        # others.
-        face = ThinkerFace(augmented, self)
-        augmented.nodes = algorithm.claim_nodes(face.places, augmented.n_nodes)
-        self.augmented = augmented
+        self.augmented = AugmentedEnv(made, self._ask, perfect=perfect, **self.planning)
+        self.env = face = ThinkerFace(self.augmented, self)
+        # Hidden states of all agents lie in one table of the task; who closes its environments leaves its part to others.
+        algorithm: Any = self.robot.tasks["model"].algorithm
+        self.augmented.nodes = algorithm.claim_nodes(face.places, self.augmented.n_nodes)
         self._algorithm: Any = weakref.proxy(algorithm)
-        self.env = face
 
     def _ask(self, rows: dict[str, Array]) -> Mapping[str, Array]:
         return self.helpers["model"].ask(rows)
 
     def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
         plan = self.helpers["plan"]
-        logits = plan.outputs["logits"][:, : self.augmented.n_actions]
-        self.remember_real(obs, act, rew, terminated, truncated, info, logits)
+        self.remember_real(obs, act, rew, terminated, truncated, info, plan.outputs["logits"][:, : self.augmented.n_actions])
         plan.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
 
     def remember_real(
@@ -91,5 +86,4 @@ class ThinkerAgent(VectorAgent):
             extra = {"baseline": info["baseline"], "action_prob": odds / odds.sum(1, keepdims=True)}
             self._algorithm.real_steps = self.robot.env_steps
             model.store(obs["real_states"], act[:, 0] + int(model.model.act_space.start), rew, env.obs_next["real_states"],
-                        terminated, truncated,
-                        info, real, extra)
+                        terminated, truncated, info, real, extra)

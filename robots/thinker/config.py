@@ -23,64 +23,45 @@ ENCODINGS = {0: "scalar", 2: "two_hot", 3: "two_hot_biased"}
 
 
 class PlanningConfig(ExperimentConfig, frozen=True, kw_only=True):
-    """The tree and the world model.
+    """The tree and the world model."""
 
-    Attributes:
-        layout: Of the tree's features: "G1" as in version 1.1 (79 entries for Sokoban), "G2" as in 1.2 (111).
-        rec_t: K, steps from one real action to the next. max_depth: imaginary steps after which a reset is forced, 0: none.
-        tree_carry: Keep the chosen subtree. reset_mode, stat_mask_type, has_action_seq, return_double: see `AugmentedEnv`.
-        discounting: γ. reward_clip: Rewards are kept within ± this; 0 or below: as they are.
-        dual_net: Imagine with one network and judge with another; false: one network for both, which makes no images.
-        float16: Plan and learn the model in 16 bits.
-        model_size_nn: Blocks of the world model. model_downscale_c: 128 // this are its channels; model_downscale_c_vp: those of
-            the network that judges, 0: the same. model_decoder_depth: stages of the decoder that are left out. model_enc_type,
-            model_enc_f_type: how values are encoded: 0 numbers, 2 or 3 two-hot; 0 √, 1 logarithm. model_disable_bn: no batch
-            normalisation in the recurrent blocks. model_zero_init: first predictions are 0 and uniform.
-        model_batch_size, model_unroll_len, model_return_n: Sequences per update, their steps, and steps of a return.
-            model_learning_rate, model_grad_norm_clipping: Of the model; clipping 0 or below: none.
-        model_buffer_n, model_warm_up_n: Rows kept; rows before learning. max_replay_ratio: learned steps per real step.
-            priority_alpha, priority_beta: Of prioritised replay.
-        model_policy_loss_cost, …: Weights of the losses of policy, values, rewards, ends (0: not predicted), images, features of
-            images, and squared weights.
-    """
-
-    layout: Literal["G1", "G2"] = "G1"
-    rec_t: Positive = 20
-    max_depth: int = 5
-    tree_carry: bool = True
-    reset_mode: Annotated[int, Meta(ge=0, le=1)] = 0
+    layout: Literal["G1", "G2"] = "G1"  # of the tree's features, as in version 1.1 (79 entries for Sokoban) or 1.2 (111)
+    rec_t: Positive = 20  # K, steps from one real action to the next
+    max_depth: int = 5  # imaginary steps after which a reset is forced; 0: never
+    tree_carry: bool = True  # keep the chosen subtree
+    reset_mode: Annotated[int, Meta(ge=0, le=1)] = 0  # this and the next two: see `Tree`
     has_action_seq: bool = True
     stat_mask_type: Annotated[int, Meta(ge=0, le=5)] = 0
-    return_double: bool = False
-    discounting: Annotated[float, Meta(gt=0, le=1)] = 0.97
-    reward_clip: float = -1.0
-    dual_net: bool = True
-    float16: bool = False
-    model_size_nn: Positive = 1
-    model_downscale_c: Annotated[int, Meta(ge=1, le=64)] = 2
-    model_downscale_c_vp: Annotated[int, Meta(ge=0, le=64)] = 0
-    model_decoder_depth: Annotated[int, Meta(ge=0, le=4)] = 0
-    model_enc_type: int = 0
-    model_enc_f_type: Annotated[int, Meta(ge=0, le=1)] = 0
-    model_disable_bn: bool = True
-    model_zero_init: bool = True
-    model_batch_size: Positive = 128
+    return_double: bool = False  # see `AugmentedEnv`
+    discounting: Annotated[float, Meta(gt=0, le=1)] = 0.97  # γ
+    reward_clip: float = -1.0  # rewards are kept within ± this; 0 or below: as they are
+    dual_net: bool = True  # imagine with one network and judge with another; false: one for both, which makes no images
+    float16: bool = False  # plan and learn the model in 16 bits
+    model_size_nn: Positive = 1  # blocks of the world model
+    model_downscale_c: Annotated[int, Meta(ge=1, le=64)] = 2  # 128 // this are its channels
+    model_downscale_c_vp: Annotated[int, Meta(ge=0, le=64)] = 0  # those of the network that judges; 0: the same
+    model_decoder_depth: Annotated[int, Meta(ge=0, le=4)] = 0  # stages of the decoder that are left out
+    model_enc_type: int = 0  # how values are encoded: 0 numbers, 2 or 3 two-hot
+    model_enc_f_type: Annotated[int, Meta(ge=0, le=1)] = 0  # 0 √, 1 logarithm
+    model_disable_bn: bool = True  # no batch normalisation in the recurrent blocks
+    model_zero_init: bool = True  # first predictions are 0 and uniform
+    model_batch_size: Positive = 128  # sequences per update
     model_learning_rate: Rate = 1e-4
-    model_grad_norm_clipping: float = 0.0
-    max_replay_ratio: Rate = 5.0
-    priority_alpha: Rate = 0.6
+    model_grad_norm_clipping: float = 0.0  # 0 or below: none
+    max_replay_ratio: Rate = 5.0  # learned steps per real step
+    priority_alpha: Rate = 0.6  # of prioritised replay, as is the next
     priority_beta: Share = 0.4
-    model_unroll_len: Positive = 5
-    model_return_n: Positive = 5
-    model_warm_up_n: Count = 10_000
-    model_buffer_n: Positive = 200_000
-    model_policy_loss_cost: Weight = 0.5
-    model_vs_loss_cost: Weight = 0.25
-    model_rs_loss_cost: Weight = 1.0
-    model_done_loss_cost: Weight = 1.0
-    model_img_loss_cost: Weight = 0.0
-    model_fea_loss_cost: Weight = 10.0
-    model_reg_loss_cost: Weight = 0.0
+    model_unroll_len: Positive = 5  # steps of a sequence
+    model_return_n: Positive = 5  # steps of a return
+    model_warm_up_n: Count = 10_000  # rows before learning
+    model_buffer_n: Positive = 200_000  # rows kept
+    model_policy_loss_cost: Weight = 0.5  # weights of losses: of the policy
+    model_vs_loss_cost: Weight = 0.25  # of values
+    model_rs_loss_cost: Weight = 1.0  # of rewards
+    model_done_loss_cost: Weight = 1.0  # of ends; 0: they are not predicted
+    model_img_loss_cost: Weight = 0.0  # of images
+    model_fea_loss_cost: Weight = 10.0  # of features of images
+    model_reg_loss_cost: Weight = 0.0  # of squared features
 
     @property
     def clip(self) -> float | None:
@@ -110,52 +91,36 @@ def refuse(*rules: tuple[bool, str]) -> None:
 
 
 class Config(PlanningConfig, frozen=True, kw_only=True):
-    """Of the robot. Steps are real steps; each of `n_agents` agents drives `env_n` environments.
+    """Of the robot. Steps are real steps; each of `n_agents` agents drives `env_n` environments."""
 
-    Attributes:
-        env: gymnasium id; env_options: for its constructor. eval_options: what differs where the robot is evaluated.
-            eval_explore: it is evaluated with drawn actions, not the best ones.
-        planning: "learned": with a world model. "perfect": with the environments themselves (they must clone their state).
-            "none": the same actor-critic without a tree. (wrapper_type 0, 2, 1.)
-        see_h, see_x, see_real_state: What the planner sees beside the tree. tree_rep_rnn: the tree goes through an LSTM with
-            attention; false: an MLP. widths: channels of the planner's image encoders.
-        actor_unroll_len: Augmented steps of each environment between two updates of the planner. actor_learning_rate, lr_decay
-            (share of it that is gone by the end of the run), actor_grad_norm_clipping: Of the planner.
-        im_cost: Weight of the planning reward, falling to 0 by the end of the run. entropy_cost, im_entropy_cost: of real and
-            imaginary actions. baseline_cost: of values. reg_cost: of large features and logits. return_norm: see `IMPALA`.
-        frame_stack_n: Frames in an observation, of which the model predicts the newest. model_strides: of its encoder (published:
-            2, 2, 2, 2).
-        latent: Imagine without decoding images. model_sigmoid: for planes of 0 and 1, with model_img_loss_cost above 0;
-            model_residual: only what changes is learned; model_markov: each imagined image is a new start; see `ThinkerNet`.
-    """
-
-    env: str = "Sokoban-v0"
-    env_options: dict[str, Any] = {}
-    eval_options: dict[str, Any] = {}
-    eval_explore: bool = True
+    env: str = "Sokoban-v0"  # gymnasium id
+    env_options: dict[str, Any] = {}  # for its constructor
+    eval_options: dict[str, Any] = {}  # what differs where the robot is evaluated
+    eval_explore: bool = True  # it is evaluated with drawn actions, not the best ones
     env_n: Positive = 16
-    planning: Literal["learned", "perfect", "none"] = "learned"
-    see_h: bool = True
+    # with a world model; with the environments themselves (they must clone their state); the same actor-critic without a tree
+    planning: Literal["learned", "perfect", "none"] = "learned"  # (wrapper_type 0, 2, 1)
+    see_h: bool = True  # what the planner sees beside the tree: hidden states, imagined observations, real ones
     see_x: bool = False
     see_real_state: bool = False
-    tree_rep_rnn: bool = False
-    widths: tuple[Positive, ...] = (64, 64, 32)
-    actor_unroll_len: Positive = 200
+    tree_rep_rnn: bool = False  # the tree goes through an LSTM with attention; false: an MLP
+    widths: tuple[Positive, ...] = (64, 64, 32)  # channels of the planner's image encoders
+    actor_unroll_len: Positive = 200  # augmented steps of each environment between two updates of the planner
     actor_learning_rate: Rate = 6e-4
-    lr_decay: Share = 1.0
+    lr_decay: Share = 1.0  # share of it that is gone by the end of the run
     actor_grad_norm_clipping: Rate = 1200.0
-    im_cost: Weight = 1.0
-    entropy_cost: Weight = 1e-3
-    im_entropy_cost: Weight = 1e-4
-    baseline_cost: Weight = 0.5
-    reg_cost: Weight = 1e-3
-    return_norm: Literal["targets", "advantages", "batch", "none"] = "none"
-    frame_stack_n: Positive = 1
-    model_strides: tuple[Stride, Stride, Stride, Stride] = (2, 2, 2, 2)
-    latent: bool = False
-    model_sigmoid: bool = False
-    model_residual: bool = False
-    model_markov: bool = False
+    im_cost: Weight = 1.0  # of the planning reward, falling to 0 by the end of the run
+    entropy_cost: Weight = 1e-3  # of real actions
+    im_entropy_cost: Weight = 1e-4  # of imaginary actions
+    baseline_cost: Weight = 0.5  # of values
+    reg_cost: Weight = 1e-3  # of large features and logits
+    return_norm: Literal["targets", "advantages", "batch", "none"] = "none"  # see `IMPALA`
+    frame_stack_n: Positive = 1  # frames in an observation, of which the model predicts the newest
+    model_strides: tuple[Stride, Stride, Stride, Stride] = (2, 2, 2, 2)  # of its encoder; these are the published ones
+    latent: bool = False  # imagine without decoding images
+    model_sigmoid: bool = False  # for planes of 0 and 1, with model_img_loss_cost above 0; this and the next: see `ThinkerNet`
+    model_residual: bool = False  # only what changes is learned
+    model_markov: bool = False  # each imagined image is a new start
 
     def __post_init__(self) -> None:
         super().__post_init__()
