@@ -14,9 +14,9 @@ from parl_like.leaf import (
     NUMBERS,
     Index,
     Leaf,
+    arithmetic,
     blank,
     clear,
-    is_array,
     is_null,
     is_tensor,
     join_leaves,
@@ -38,24 +38,6 @@ if TYPE_CHECKING:
 
 Parts = Any
 """A sequence of Batches or mappings. The underscore forms also take a single one."""
-
-
-def _arithmetic(operation: Callable[[Any, Any], Any], takes_batch: bool, in_place: bool) -> Callable[[Any, Any], Any]:
-    """A method of Batch: leaf by leaf with a number, or with a Batch of the same structure where the operation takes one."""
-
-    def method(self: Batch, other: Any) -> Any:
-        if not isinstance(other, (*NUMBERS, Batch) if takes_batch else NUMBERS):
-            return NotImplemented
-        # Out of place, the leaves of a copy of the structure are replaced: no array of the operand is touched or shared.
-        out = self if in_place else self.apply_values_transform(lambda value: value)
-        operands = list(_operands(out, other))
-        for owner, key, operand in operands:  # on copies first: an integer leaf may refuse what a float one takes
-            operation(spare(owner[key]), operand)
-        for owner, key, operand in operands:
-            owner[key] = operation(owner[key], operand)
-        return out
-
-    return method
 
 
 class Batch:
@@ -345,14 +327,10 @@ class Batch:
         self.__dict__.update(Batch.cat([self, *_parts(batches, "cat")], pad).__dict__)
         return self
 
-    # ---- arithmetic
-
-    __iadd__, __add__ = _arithmetic(operator.iadd, True, True), _arithmetic(operator.add, True, False)
-    __isub__, __sub__ = _arithmetic(operator.isub, True, True), _arithmetic(operator.sub, True, False)
-    __imul__, __mul__ = _arithmetic(operator.imul, False, True), _arithmetic(operator.mul, False, False)
-    __itruediv__, __truediv__ = _arithmetic(operator.itruediv, False, True), _arithmetic(operator.truediv, False, False)
-
-    # ---- values
+    __iadd__, __add__ = arithmetic(operator.iadd, True, True), arithmetic(operator.add, True, False)
+    __isub__, __sub__ = arithmetic(operator.isub, True, True), arithmetic(operator.sub, True, False)
+    __imul__, __mul__ = arithmetic(operator.imul, False, True), arithmetic(operator.mul, False, False)
+    __itruediv__, __truediv__ = arithmetic(operator.itruediv, False, True), arithmetic(operator.truediv, False, False)
 
     def apply_values_transform(self, values_transform: Callable[[Leaf], Leaf]) -> Self:
         """A new Batch of the same structure: the function applied to every leaf, at all levels."""
@@ -417,8 +395,6 @@ class Batch:
             column[...] = np.nan if default_value is None and kind != "O" else default_value
             self[key] = column
         Batch._of({key: self[key]})[index] = Batch._of({key: array})
-
-    # ---- other forms
 
     def to_torch(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
         """A copy whose numeric leaves are torch tensors; text, None and object arrays stay as they are.
@@ -525,9 +501,6 @@ def _ambiguous(key: str, way: str) -> str:
     return f"Batch: {key!r} is the name of a method; for the field of that name use item access: {way}"
 
 
-# ---- values that enter
-
-
 def _leaf(value: Any) -> Leaf:
     """`value` as a field holds it; ready arrays and tensors pass untouched."""
     if isinstance(value, np.ndarray):
@@ -547,9 +520,6 @@ def _from_list(values: Sequence[Any]) -> Leaf:
     if any(batches):  # numpy would take a Batch for a sequence of rows
         return Batch.stack(values) if all(batches) else object_array(values)
     return stacked(values)
-
-
-# ---- structure
 
 
 def _is_reserved(value: Any) -> bool:
@@ -626,22 +596,3 @@ def _merge(parts: Sequence[Batch], join: Callable[[str, list[Any], Leaf], Leaf],
         else:
             out[key] = join(name, values, present[0])
     return out
-
-
-def _operands(batch: Batch, other: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Where each leaf lives, and what it is combined with: the number, or the leaf of the other batch."""
-    both = isinstance(other, Batch)
-    if both and other.__dict__.keys() != batch.__dict__.keys():
-        raise TypeError(f"Batch: arithmetic needs the same fields, got {list(batch.__dict__)} and {list(other.__dict__)} at "
-                        f"{path or 'the top'!r}")
-    for key, value in batch.__dict__.items():
-        operand = other.__dict__[key] if both else other
-        if isinstance(value, Batch):
-            if both and not isinstance(operand, Batch):
-                raise TypeError(f"Batch: arithmetic needs the same structure; field {path + key!r} is a Batch on one side only")
-            yield from _operands(value, operand, f"{path}{key}.")
-        elif not (is_array(value) and is_array(operand)):
-            raise TypeError(f"Batch: arithmetic needs numbers; field {path + key!r} is {type(value).__name__} and "
-                            f"{type(operand).__name__}")
-        else:
-            yield batch.__dict__, key, operand

@@ -1,11 +1,11 @@
-"""One leaf of a Batch, whichever it is: an array, a tensor, a torch distribution, or an object without rows."""
+"""One leaf of a Batch, whichever it is: an array, a tensor, a torch distribution, or an object without rows; and arithmetic."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -255,3 +255,41 @@ def text_of(value: Leaf) -> str:
     if is_array(value) and math.prod(np.shape(value)) > 16:
         return f"{'tensor' if is_tensor(value) else 'array'}(shape={np.shape(value)}, dtype={value.dtype})"
     return " ".join(repr(value).split()) if is_array(value) else repr(value)
+
+
+def arithmetic(operation: Callable[[Any, Any], Any], takes_batch: bool, in_place: bool) -> Callable[[Any, Any], Any]:
+    """A method of Batch: leaf by leaf with a number, or with a Batch of the same structure where the operation takes one."""
+
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (*NUMBERS, type(self)) if takes_batch else NUMBERS):
+            return NotImplemented
+        # Out of place, the leaves of a copy of the structure are replaced: no array of the operand is touched or shared.
+        out = self if in_place else self.apply_values_transform(lambda value: value)
+        operands = list(_operands(out, other))
+        for owner, key, operand in operands:  # on copies first: an integer leaf may refuse what a float one takes
+            operation(spare(owner[key]), operand)
+        for owner, key, operand in operands:
+            owner[key] = operation(owner[key], operand)
+        return out
+
+    return method
+
+
+def _operands(batch: Any, other: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Where each leaf lives, and what it is combined with: the number, or the leaf of the other batch."""
+    kind = type(batch)
+    both = isinstance(other, kind)
+    if both and other.__dict__.keys() != batch.__dict__.keys():
+        raise TypeError(f"Batch: arithmetic needs the same fields, got {list(batch.__dict__)} and {list(other.__dict__)} at "
+                        f"{path or 'the top'!r}")
+    for key, value in batch.__dict__.items():
+        operand = other.__dict__[key] if both else other
+        if isinstance(value, kind):
+            if both and not isinstance(operand, kind):
+                raise TypeError(f"Batch: arithmetic needs the same structure; field {path + key!r} is a Batch on one side only")
+            yield from _operands(value, operand, f"{path}{key}.")
+        elif not (is_array(value) and is_array(operand)):
+            raise TypeError(f"Batch: arithmetic needs numbers; field {path + key!r} is {type(value).__name__} and "
+                            f"{type(operand).__name__}")
+        else:
+            yield batch.__dict__, key, operand
