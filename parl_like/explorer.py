@@ -33,10 +33,12 @@ class Explorer:
     Attributes:
         noise: Spec of the noise of one row, or None.
         reads: Output of `predict` that has one number per action of a Discrete space; None: there is none.
+        settings: Names of the attributes that `act` depends on.
     """
 
     noise: Spec | None = None
     reads: str | None = None
+    settings: tuple[str, ...] = ()
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         """Noise [n, *shape] of the next `n` rows of one helper, whose acting steps are `step` … `step` + n − 1."""
@@ -44,15 +46,15 @@ class Explorer:
 
     def greedy(self) -> Any:
         """The noise of one row that takes the best action."""
-        return GREEDY
+        return np.full(self.noise.shape, GREEDY) if self.noise and self.noise.shape else GREEDY
 
-    def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         """Predictions and noise with N rows each → {'act': [N, ...], maybe 'log_prob': [N]}."""
         return {}
 
     def kind(self) -> tuple[Any, ...]:
         """Two explorers with equal kinds may serve one batch."""
-        return (type(self),)
+        return (type(self), *(getattr(self, name) for name in self.settings))
 
 
 def best_actions(values: Array, mask: Array | None) -> Array:
@@ -121,7 +123,7 @@ class EpsilonGreedy(Explorer):
         random_ties: Choose among equally good actions at random instead of the first; for tables, whose values begin equal.
     """
 
-    reads = "q"
+    reads, settings = "q", ("random_ties",)
     noise = Spec("noise", (), np.dtype(np.float64))
 
     def __init__(self, epsilon: float | Schedule = 0.1, random_ties: bool = False) -> None:
@@ -137,8 +139,7 @@ class EpsilonGreedy(Explorer):
         epsilon = np.array([*map(self.epsilon, counts)]) if callable(self.epsilon) else self.epsilon
         return np.where(explore < epsilon, choice, choice + GREEDY if self.random_ties else GREEDY)
 
-    def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
-        assert noise is not None
+    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         q, mask = _read(out, "q", self), legal(out["mask"]) if "mask" in out else None
         act = one_of(all_best(q, mask), noise - GREEDY) if self.random_ties else best_actions(q, mask)
         random = np.flatnonzero(noise >= 0)
@@ -149,14 +150,11 @@ class EpsilonGreedy(Explorer):
                 act[random] = one_of(mask[random], noise[random])
         return {"act": act}
 
-    def kind(self) -> tuple[Any, ...]:
-        return (type(self), self.random_ties)
-
 
 class Categorical(Explorer):
     """Samples an action from softmax(`logits`) by inverting the cumulative distribution at one uniform number."""
 
-    reads = "logits"
+    reads, settings = "logits", ("log_prob",)
     noise = Spec("noise", (), np.dtype(np.float64))
 
     def __init__(self, log_prob: bool = False) -> None:
@@ -165,12 +163,8 @@ class Categorical(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return rng.random(n)
 
-    def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
-        assert noise is not None
+    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         return sample_categorical(_masked_logits(out, self), noise, self.log_prob)
-
-    def kind(self) -> tuple[Any, ...]:
-        return (type(self), self.log_prob)
 
 
 class MultiCategorical(Explorer):
@@ -180,6 +174,8 @@ class MultiCategorical(Explorer):
         nvec: Alternatives of each choice.
     """
 
+    settings = ("nvec", "log_prob")
+
     def __init__(self, nvec: Sequence[int], log_prob: bool = False) -> None:
         self.nvec, self.log_prob = tuple(int(n) for n in nvec), log_prob
         self.noise = Spec("noise", (len(self.nvec),), np.dtype(np.float64))
@@ -187,20 +183,13 @@ class MultiCategorical(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return rng.random((n, len(self.nvec)))
 
-    def greedy(self) -> Any:
-        return np.full(len(self.nvec), GREEDY)
-
-    def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
-        assert noise is not None
+    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         blocks = np.split(_masked_logits(out, self, self.nvec), np.cumsum(self.nvec)[:-1], axis=1)
         parts = [sample_categorical(block, np.ascontiguousarray(noise[:, i]), self.log_prob) for i, block in enumerate(blocks)]
         result = {"act": np.stack([part["act"] for part in parts], axis=1)}
         if self.log_prob:
             result["log_prob"] = np.sum([part["log_prob"] for part in parts], axis=0)
         return result
-
-    def kind(self) -> tuple[Any, ...]:
-        return (type(self), self.nvec, self.log_prob)
 
 
 def sample_categorical(logits: Array, noise: Array, log_prob: bool) -> dict[str, Array]:
@@ -218,6 +207,8 @@ class Gaussian(Explorer):
         shape: Of one action, or how many numbers it has. `mean` and `log_std` are [N, numbers], the actions [N, *shape].
     """
 
+    settings = ("shape", "log_prob")
+
     def __init__(self, shape: int | Sequence[int], log_prob: bool = False) -> None:
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.log_prob = log_prob
@@ -229,8 +220,7 @@ class Gaussian(Explorer):
     def greedy(self) -> Any:
         return np.zeros(self.shape, np.float32)
 
-    def act(self, out: Mapping[str, Array], noise: Array | None) -> dict[str, Array]:
-        assert noise is not None
+    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         mean, log_std = _read(out, "mean", self), _read(out, "log_std", self)
         flat = noise.reshape(mean.shape)
         act = (mean + np.exp(log_std) * flat).reshape(noise.shape)
@@ -238,9 +228,6 @@ class Gaussian(Explorer):
             return {"act": act}
         log_prob = -0.5 * flat**2 - log_std - 0.5 * np.log(2 * np.pi)
         return {"act": act, "log_prob": log_prob.sum(axis=1)}
-
-    def kind(self) -> tuple[Any, ...]:
-        return (type(self), self.shape, self.log_prob)
 
 
 class Noise:
