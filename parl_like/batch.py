@@ -427,7 +427,7 @@ class Batch:
         Raises:
             ValueError: a field name is empty or has a dot in it.
         """
-        return dict(leaves(self.to_dict(), ""))
+        return dict(leaves(self, ""))
 
     @classmethod
     def nest(cls, flat: Mapping[str, Any]) -> Self:

@@ -237,7 +237,10 @@ def leaves(value: Any, name: str, loose: bool = False) -> Iterator[tuple[str, An
     """
     if type(value) in _LEAVES:  # before the others, which cost more than all the rest here
         yield name, value
-    elif isinstance(value, Mapping) or (loose and hasattr(value, "leaves")):  # a Batch, whose module imports this one
+        return
+    if not loose and isinstance(value, tuple) and not hasattr(value, "dtype"):
+        value = {str(i): part for i, part in enumerate(value)}
+    if isinstance(value, Mapping) or hasattr(value, "leaves"):  # a Batch, whose module imports this one
         for key, inner in value.items():
             part = str(key)
             if not loose and ("." in part or not part):
@@ -247,12 +250,6 @@ def leaves(value: Any, name: str, loose: bool = False) -> Iterator[tuple[str, An
                 yield path, inner
             else:
                 yield from leaves(inner, path, loose)
-    elif not loose and isinstance(value, tuple) and not hasattr(value, "dtype"):
-        for i, part in enumerate(value):
-            yield from leaves(part, f"{name}.{i}" if name else str(i))
-    elif hasattr(value, "leaves"):
-        for part, leaf in value.leaves().items():
-            yield f"{name}.{part}" if name else part, leaf
     else:
         yield name, value
 
@@ -265,15 +262,13 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for name, value in flat.items():
-        node, last = out, name
-        if "." in name:
-            *path, last = name.split(".")
-            for part in path:
-                node = node.setdefault(part, {})
-                if type(node) is not dict:
-                    raise _contradiction(name, flat)
-        if last in node:
-            raise _contradiction(name, flat)
+        node: Any = out
+        *path, last = name.split(".") if "." in name else (name,)
+        for part in path:
+            node = node.setdefault(part, {}) if type(node) is dict else node
+        if type(node) is not dict or last in node:
+            group, member = next((a, b) for a in flat for b in flat if b.startswith(f"{a}.") and name in (a, b))
+            raise ValueError(f"{group!r} is both a value and the group of {member!r}; rename one of them")
         node[last] = value
     return out
 
@@ -282,8 +277,3 @@ def _unnamable(key: str, name: str) -> ValueError:
     where = f" of {name!r}" if name else ""
     return ValueError(f"key {key!r}{where}: expected a name without dots, since dots separate the levels of flat names; rename "
                       f"it, e.g. {key.replace('.', '_') or 'value'!r}")
-
-
-def _contradiction(name: str, flat: Mapping[str, Any]) -> ValueError:
-    group, member = next((a, b) for a in flat for b in flat if b.startswith(f"{a}.") and name in (a, b))
-    return ValueError(f"{group!r} is both a value and the group of {member!r}; rename one of them")
