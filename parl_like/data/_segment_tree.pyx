@@ -314,16 +314,14 @@ cdef class SegmentTree:
             width >>= 1
 
     cdef object search(self, array):
-        cdef const double[::1] value = array
         out = np.empty(len(array), np.int64)
+        cdef const double[::1] value = array
         cdef long long[::1] found = out
-        cdef Py_ssize_t k = len(array)
-        if k:
-            with nogil:
-                self.descend(&value[0], &found[0], k)
+        with nogil:
+            self.descend(value, found)
         return out
 
-    cdef void descend(self, const double* value, long long* out, Py_ssize_t k) noexcept nogil:
+    cdef void descend(self, const double[::1] value, long long[::1] out) noexcept nogil:
         """Positions of checked values, `total` included.
 
         0 < rest ≤ weight of the node holds on the way, which is why a leaf of weight 0 is out of reach: to the left by the
@@ -336,7 +334,7 @@ cdef class SegmentTree:
         cdef double left
         cdef bint right
         cdef double* node = self.node
-        cdef Py_ssize_t last = 2 * self.size - 1
+        cdef Py_ssize_t last = 2 * self.size - 1, k = value.shape[0]
         for begin in range(0, k, ABREAST):
             m = min(ABREAST, k - begin)
             for j in range(m):

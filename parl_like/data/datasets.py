@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from parl_like.data.replay_buffer import OWNER, ReplayBuffer
+from parl_like.data.row_specs import FLAGS, as_array, is_part
 from parl_like.spec import Array, Spec, SpecError, leaves, nest, specs_of
-
-__all__ = ["from_arrays", "from_minari", "to_arrays", "to_minari"]
 
 
 def from_arrays(
@@ -51,12 +50,12 @@ def from_arrays(
         if column.dtype.kind == "f" and np.isnan(column).any():
             raise _error(name, column, f"NaN in row {int(np.argwhere(np.isnan(column))[0][0])}", "leave its episode out",
                          got=True)
-    for name in ("terminated", "truncated"):
+    for name in FLAGS:
         if flat[name].ndim != 1 or not np.isin(flat[name], (0, 1)).all():
             raise _error(name, flat[name], "one flag per row", "give [N] bool, or 0 and 1")
         flat[name] = flat[name].astype(bool)
     flat["rew"] = flat["rew"].astype(np.float64)
-    own = {name: flat[name] for name in flat if name.partition(".")[0] == "obs"}
+    own = {name: flat[name] for name in flat if is_part(name, "obs")}
     if obs_next is None:
         flat = _with_next(flat, own)
     for name, column in own.items():
@@ -156,8 +155,8 @@ def to_minari(
     flat = dict(leaves(to_arrays(buffer), "")) if len(buffer) else {}
     if not flat:
         raise ValueError(f"to_minari: {buffer!r} has no rows; expected at least one")
-    for spec in (specs_of(observation_space, "obs") | specs_of(observation_space, "obs_next") | specs_of(action_space,
-                                                                                                         "act")).values():
+    specs = specs_of(observation_space, "obs") | specs_of(observation_space, "obs_next") | specs_of(action_space, "act")
+    for spec in specs.values():
         column = flat.get(spec.name)
         if column is None or (column.shape[1:], column.dtype) != (spec.shape, spec.dtype):
             raise spec.error("none" if column is None else f"{column.shape} {column.dtype}", "give the spaces of the stored rows",
@@ -165,25 +164,20 @@ def to_minari(
     episodes = []
     for rows in _episodes(flat):
         last = rows.stop - 1
-        seen = {name: np.concatenate([c[rows], flat["obs_next" + name[3:]][last:][:1]]) for name,
-                c in flat.items() if _is_obs(name)}
-        terminated, truncated = flat["terminated"][rows].copy(), flat["truncated"][rows].copy()
-        truncated[-1] |= not terminated[-1]
+        part = {name: column[rows] for name, column in flat.items()}
+        seen = {n: np.concatenate([c, flat["obs_next" + n[3:]][last:][:1]]) for n, c in part.items() if is_part(n, "obs")}
+        truncated = part["truncated"].tolist()
+        truncated[-1] |= not part["terminated"][-1]
         episodes.append(minari.data_collector.EpisodeBuffer(
-            observations=_as_space(observation_space, seen, "obs"), rewards=flat["rew"][rows].tolist(),
-            terminations=terminated.tolist(),
-            actions=_as_space(action_space, {name: c[rows] for name, c in flat.items()}, "act"), truncations=truncated.tolist(),
-            infos={},
-        ))  # fmt: skip
+            observations=_as_space(observation_space, seen, "obs"), actions=_as_space(action_space, part, "act"), infos={},
+            rewards=part["rew"].tolist(), terminations=part["terminated"].tolist(), truncations=truncated))
     spaces = {"observation_space": observation_space, "action_space": action_space}
     return minari.create_dataset_from_buffers(dataset_id, episodes, env=env, **spaces, **{"jpeg_encoding": False, **metadata})
 
 
 def _column(name: str, value: Any) -> Array:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
     try:
-        column = np.asarray(value)
+        column = as_array(value)
     except ValueError as error:
         raise SpecError(f"from_arrays, field {name!r}: got a ragged {type(value).__name__} ({error}); "
                         "give rows of one shape") from None
@@ -209,34 +203,27 @@ def _with_next(flat: dict[str, Array], obs: Mapping[str, Array]) -> dict[str, Ar
     out |= {f"obs_next{name[3:]}": column[here + ~terminated[here]] for name, column in obs.items()}
     if unknown.any():
         warnings.warn(f"from_arrays: {int(unknown.sum())} of {len(unknown)} rows are left out, since what they led to is not "
-                      "known; give obs_next",
-                      stacklevel=3)  # fmt: skip
+                      "known; give obs_next", stacklevel=3)
     return out
 
 
 def _of_spaces(owner: str, value: Any, name: str, specs: Mapping[str, Spec]) -> dict[str, Array]:
     """The leaves of one episode in the dtypes of their space."""
     flat = dict(leaves(value, name))
-    own = [spec.owned_by(f"from_minari, {owner}") for spec in specs.values() if spec.name.partition(".")[0] == name]
+    own = [spec.owned_by(f"from_minari, {owner}") for spec in specs.values() if is_part(spec.name, name)]
     return {spec.name: spec.convert(flat.get(spec.name), rows=True) for spec in own}
 
 
-def _is_obs(name: str) -> bool:
-    return name.partition(".")[0] == "obs"
-
-
-def _episodes(flat: Mapping[str, Array]) -> Iterator[slice]:
+def _episodes(flat: Mapping[str, Array]) -> list[slice]:
     """The rows of one episode after the other."""
     ends = flat["terminated"] | flat["truncated"]
     for name, column in flat.items():
-        if _is_obs(name):  # what leads elsewhere cannot stand in one list of observations
+        if is_part(name, "obs"):  # what leads elsewhere cannot stand in one list of observations
             differs = flat["obs_next" + name[3:]][:-1] != column[1:]
             ends[:-1] |= differs.reshape(len(differs), -1).any(1)
     ends[-1] = True
-    start = 0
-    for stop in (np.flatnonzero(ends) + 1).tolist():
-        yield slice(start, stop)
-        start = stop
+    stops = (np.flatnonzero(ends) + 1).tolist()
+    return [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
 
 
 def _as_space(space: gym.Space[Any], flat: Mapping[str, Array], name: str) -> Any:

@@ -130,9 +130,8 @@ class ReplayBuffer(Lanes):
         """
         if self.specs:
             if tuple(specs) != self.specs:
-                raise ValueError(
-                    f"{self!r}: already allocated; {difference(self.specs, specs)}; make a new buffer for other fields"
-                )
+                raise ValueError(f"{self!r}: already allocated; {difference(self.specs, specs)}; make a new buffer for other "
+                                 "fields")
             return
         self._use(specs)
 
@@ -222,8 +221,13 @@ class ReplayBuffer(Lanes):
     def _add_anything(self, batch: Any, flat: dict[str, Any], lanes: Positions, rows: bool) -> tuple[dict[str, Any], Positions]:
         """`add` of rows with new, missing or loosely given fields. Returns the rows as they are stored, and their positions."""
         self._check_fields(flat)
-        flat = {name: self._loosely(name, value) for name, value in flat.items()}
-        known = {spec.name for spec in self.specs}
+        known = {spec.name: spec for spec in self.specs}
+        for name in {*FLAGS, "rew"} & flat.keys():  # `add` takes flags written 0 and 1, and a reward of another float type
+            array, own = np.asarray(flat[name]), known["rew"].dtype if "rew" in known else self.rew_dtype
+            if name == "rew" and own.kind == "f" and array.dtype.kind in "biuf":
+                flat[name] = array.astype(own)
+            elif name != "rew" and array.dtype.kind in "iu" and np.isin(array, (0, 1)).all():
+                flat[name] = array.astype(bool)
         new = [infer(OWNER, name, value, rows) for name, value in flat.items() if name not in known]
         specs = (*self.specs, *(replace(spec, dtype=np.dtype(bool)) if spec.name in FLAGS else spec for spec in new))
         if not rows:
@@ -240,24 +244,12 @@ class ReplayBuffer(Lanes):
         stored = {spec.name.partition(".")[0] for spec in self.specs}
         missing = [name for name in REQUIRED if name not in tops and (not stored or name in stored)]
         if missing:
-            raise ValueError(
-                f"{self!r}: add needs {missing[0]!r}; got {', '.join(tops) or 'nothing'} (done is computed, never given)"
-            )
+            raise ValueError(f"{self!r}: add needs {missing[0]!r}; got {', '.join(tops) or 'nothing'} (done is computed, never "
+                             "given)")
         if "done" in flat:
             given = np.asarray(flat.pop("done"))
             if not np.array_equal(given, np.logical_or(*(np.asarray(flat[name]) for name in FLAGS))):
                 raise ValueError(f"{self!r}: field 'done' disagrees with terminated or truncated; leave it out, it is computed")
-
-    def _loosely(self, name: str, value: Any) -> Any:
-        """What `add` takes and `push` does not: flags written 0 and 1, and a reward of another float type."""
-        if name in FLAGS:
-            array = np.asarray(value)
-            return array.astype(bool) if array.dtype.kind in "iu" and np.isin(array, (0, 1)).all() else value
-        if name == "rew":
-            array = np.asarray(value)
-            own = next((spec.dtype for spec in self.specs if spec.name == "rew"), self.rew_dtype)
-            return array.astype(own) if own.kind == "f" and array.dtype.kind in "biuf" else value
-        return value
 
     def update(self, other: ReplayBuffer, seam: Literal["join", "truncate"] = "join") -> Positions:
         """Appends all rows of `other` in time order: lane to lane, or all into the only lane. Returns their new positions.
@@ -275,9 +267,8 @@ class ReplayBuffer(Lanes):
         if seam not in ("join", "truncate"):
             raise ValueError(f"update: seam is {seam!r}; expected 'join' or 'truncate'")
         if self.n_lanes not in (1, other.n_lanes):
-            raise ValueError(
-                f"update: {other.n_lanes} lanes cannot go into {self.n_lanes}; use equal numbers, or a target with one lane"
-            )
+            raise ValueError(f"update: {other.n_lanes} lanes cannot go into {self.n_lanes}; use equal numbers, or a target with "
+                             "one lane")
         rows = other._rows()
         if not len(rows):
             return rows
@@ -334,14 +325,11 @@ class ReplayBuffer(Lanes):
 
     def add_lanes(self, n: int) -> None:
         """`n` more, empty lanes of the same size; positions of rows stay what they are."""
-        before = self.capacity
-        self.n_lanes += n
-        self.size += n * self.lane_size
-        self.capacity = self.lane_size * self.n_lanes
-        old, first = self._ring, np.arange(before, self.capacity, self.lane_size)
+        more, old = n * self.lane_size, self._ring
+        first = np.arange(self.capacity, self.capacity + more, self.lane_size)
+        self.n_lanes, self.size, self.capacity = self.n_lanes + n, self.size + more, self.capacity + more
         zeros = np.zeros(n, np.int64)
-        columns = {name: np.concatenate([c, np.zeros((len(first) * self.lane_size, *c.shape[1:]), c.dtype)]) for name,
-                   c in self.columns.items()}
+        columns = {name: np.concatenate([c, np.zeros((more, *c.shape[1:]), c.dtype)]) for name, c in self.columns.items()}
         state = np.append(old.count, zeros), np.append(old.cursor, first), np.append(old.written, zeros)
         self._ring = Ring(old.block.specs, self.n_lanes, self.lane_size, columns or None, state)
         self._open.add_lanes(first)
@@ -414,8 +402,7 @@ class ReplayBuffer(Lanes):
         rows."""
         filled = self._filled()
         return {
-            "size": self.size,
-            "n_lanes": self.n_lanes, "options": self._options(), "count": self._ring.count.tolist(),
+            "size": self.size, "n_lanes": self.n_lanes, "options": self._options(), "count": self._ring.count.tolist(),
             "cursor": self._ring.cursor.tolist(), "written": self._ring.written.tolist(),
             "specs": saved_specs(self.specs), "empty_keys": list(self._empty_keys),
             "columns": self.take(filled), "open": self._open.state_dict(),
@@ -453,10 +440,9 @@ class ReplayBuffer(Lanes):
             self.columns[spec.name][filled] = array
         self._open.load_state_dict(state["open"])
         if self._finals is not None:
+            self._finals = FinalObservations(self._finals.specs, self.n_lanes)
             if state["finals"]:
                 self._finals.load_state_dict(state["finals"])
-            else:
-                self._finals = FinalObservations(self._finals.specs, self.n_lanes)
         self.rng.bit_generator.state = state["rng"]
 
     # ---- inside
