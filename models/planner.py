@@ -150,8 +150,8 @@ class Planner(Model):
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], *, see_tree_rep: bool = True, see_h: bool = True, see_x: bool = False,
         see_real_state: bool = False, tree: Literal["mlp", "lstm"] = "mlp", separate: bool = True,
-        widths: Sequence[int] = (64, 64, 32),
-        halved_widths: Sequence[int] = (16, 32, 32), value_bound: float | None = None, lstm: Mapping[str, Any] | None = None,
+        widths: Sequence[int] = (64, 64, 32), halved_widths: Sequence[int] = (16, 32, 32), value_bound: float | None = None,
+        lstm: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(obs, act)
         self.augmented = isinstance(act, gym.spaces.MultiDiscrete)

@@ -96,8 +96,8 @@ class ThinkerNet(Model):
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], *, net: Literal["dual", "single", "perfect"] = "dual", blocks: int = 1,
-        channels: int = 64,
-        vp_channels: int | None = None, strides: Sequence[int] = (2, 2, 2, 2), decoder_depth: int = 0, frame_stack: int = 1,
+        channels: int = 64, vp_channels: int | None = None, strides: Sequence[int] = (2, 2, 2, 2), decoder_depth: int = 0,
+        frame_stack: int = 1,
         value_encoding: str = "scalar", squash: Squash = "sqrt", predict_done: bool = True, latent_planning: bool = False,
         sigmoid: bool = False, residual: bool = False, markov: bool = False, recurrent_norm: bool = False, zero_init: bool = True,
         reward_clip: float | None = None, gamma: float = 0.97, half: bool = False, bounds: tuple[Any, Any] | None = None,
@@ -114,14 +114,31 @@ class ThinkerNet(Model):
         self.shape: tuple[int, ...] = obs.shape
         self.n, self.net = int(act.n), net
         self.image, self.dual = len(obs.shape) == 3, net == "dual"
-        self._check(blocks, channels, strides, decoder_depth, frame_stack, vp_channels, latent_planning, reward_clip, gamma)
+        decodes = self.dual and decoder_depth == 0
+        for broken, message in (
+            (blocks < 0 or channels < 2 or channels % 2 or (vp_channels or 2) % 2,
+             f"blocks {blocks}, channels {channels}, vp_channels {vp_channels}; expected blocks ≥ 0 and even channels"),
+            (len(strides) != 4 or any(stride not in (1, 2) for stride in strides),
+             f"strides is {tuple(strides)}; expected four numbers, each 1 or 2"),
+            (not 0 <= decoder_depth <= 4 or (decoder_depth and not (self.image and self.dual)),
+             f"decoder_depth is {decoder_depth}; expected 0 … 4, and above 0 only with net='dual' and images (C, H, W)"),
+            (decoder_depth and vp_channels not in (None, channels),
+             f"decoder_depth {decoder_depth} hands SR's features to VP, so vp_channels must be {channels}, got {vp_channels}"),
+            (frame_stack < 1 or self.shape[0] % frame_stack,
+             f"frame_stack is {frame_stack}; expected a divisor of {self.shape[0]}, the first axis of observations {self.shape}"),
+            (latent_planning and (not self.dual or decoder_depth == 4),
+             "latent_planning replaces decoding and encoding; expected net='dual' and decoder_depth below 4"),
+            (reward_clip is not None and not (reward_clip > 0 and 0 <= gamma < 1),
+             f"reward_clip is {reward_clip} with gamma {gamma}; expected a number above 0 and gamma in [0, 1), or None"),
+            (sigmoid and not decodes, "sigmoid is about decoded images; it goes with net='dual' and decoder_depth=0"),
+            ((residual or markov) and (latent_planning or not decodes),
+             "residual and markov start from the image before; they go with net='dual', decoder_depth=0 and "
+             "latent_planning=False"),
+        ):
+            if broken:
+                raise ValueError(f"ThinkerNet: {message}")
         self._set_bounds(obs, bounds)
         self.depth, self.latent, self.low_precision = decoder_depth, latent_planning, half
-        if sigmoid and not (self.dual and decoder_depth == 0):
-            raise ValueError("ThinkerNet: sigmoid is about decoded images; it goes with net='dual' and decoder_depth=0")
-        if (residual or markov) and (latent_planning or not (self.dual and decoder_depth == 0)):
-            raise ValueError("ThinkerNet: residual and markov start from the image before; they go with net='dual', "
-                             "decoder_depth=0 and latent_planning=False")
         self.sigmoid, self.residual, self.markov = sigmoid, residual, markov
         self.predict_done = predict_done and net != "perfect"
         self.reward_clip, self.value_clip = reward_clip, None if reward_clip is None else reward_clip / (1.0 - gamma)
@@ -158,31 +175,6 @@ class ThinkerNet(Model):
             self.sr_rnn, self.sr_heads = sr.recurrence(sr.size), heads(sr, imagined)
             if latent_planning:
                 self.shortcut = vp.shortcut(sr.size)
-
-    def _check(
-        self, blocks: int, channels: int, strides: Sequence[int], depth: int, stack: int, vp_channels: int | None, latent: bool,
-        clip: float | None, gamma: float,
-    ) -> None:
-        if blocks < 0 or channels < 2 or channels % 2 or (vp_channels or 2) % 2:
-            raise ValueError(f"ThinkerNet: blocks {blocks}, channels {channels}, vp_channels {vp_channels}; expected blocks ≥ 0 "
-                             "and even channels")
-        if len(strides) != 4 or any(stride not in (1, 2) for stride in strides):
-            raise ValueError(f"ThinkerNet: strides is {tuple(strides)}; expected four numbers, each 1 or 2")
-        if not 0 <= depth <= 4 or (depth and not (self.image and self.dual)):
-            raise ValueError(f"ThinkerNet: decoder_depth is {depth}; expected 0 … 4, and above 0 only with net='dual' and "
-                             "images (C, H, W)")
-        if depth and vp_channels not in (None, channels):
-            raise ValueError(f"ThinkerNet: decoder_depth {depth} hands SR's features to VP, so vp_channels must be {channels}, "
-                             f"got {vp_channels}")
-        if stack < 1 or self.shape[0] % stack:
-            raise ValueError(f"ThinkerNet: frame_stack is {stack}; expected a divisor of {self.shape[0]}, the first axis of "
-                             f"observations {self.shape}")
-        if latent and (not self.dual or depth == 4):
-            raise ValueError("ThinkerNet: latent_planning replaces decoding and encoding; expected net='dual' and decoder_depth "
-                             "below 4")
-        if clip is not None and not (clip > 0 and 0 <= gamma < 1):
-            raise ValueError(f"ThinkerNet: reward_clip is {clip} with gamma {gamma}; expected a number above 0 and gamma in [0, "
-                             "1), or None")
 
     def _set_bounds(self, obs: gym.spaces.Box, bounds: tuple[Any, Any] | None) -> None:
         pair = (obs.low, obs.high) if bounds is None else bounds
@@ -308,8 +300,8 @@ class ThinkerNet(Model):
         Args:
             x: [N, ...] normalised observations, or decoded ones with `start` = `decoder_depth`. act: [N] int64, what led to them.
         """
-        held = {name: p.detach() for name, p in self.vp_encoder.named_parameters()} | {name: b.clone() for name,
-                                                                                       b in self.vp_encoder.named_buffers()}
+        held = {name: p.detach() for name, p in self.vp_encoder.named_parameters()}
+        held |= {name: b.clone() for name, b in self.vp_encoder.named_buffers()}
         with self._precision(x.device, learning=True):
             z = self._encode(lambda *args: torch.func.functional_call(self.vp_encoder, held, args), x, self._one_hot(act), start)
         return z.float()

@@ -179,8 +179,8 @@ class ImageParts:
         return WithAction(ResBlock(features + self.n, self.size, norm=False))
 
     def trunk(self) -> tuple[nn.Module, int]:
-        c1, c2 = max(self.size // 2, 16), max(self.size // 4,
-                                              16)  # as published for 128 channels; a few units could all be dead from the start
+        # as published for 128 channels; a few units could all be dead from the start
+        c1, c2 = max(self.size // 2, 16), max(self.size // 4, 16)
         convs = (nn.Conv2d(self.size, c1, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(c1, c2, 3, padding=1),
                  nn.ReLU(inplace=True))
         return nn.Sequential(*convs, nn.Flatten()), c2 * math.prod(self.shape[1:])

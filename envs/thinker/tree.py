@@ -87,7 +87,7 @@ class Tree:
     `logits` and the state are those of the new episode's first observation.
 
     Memory does not grow: every environment has `capacity` slots, enough whatever is done (56 for K=20, L=5, A=5; K without
-    `tree_carry`). A slot keeps its node as long as the node lives, and is given again as soon as it is gone.
+    `tree_carry`). A slot keeps its node as long as the node lives. Nothing is locked: threads that share a tree need a lock.
 
     Faults of the original that are mended, unless `faithful`:
         - The planning reward of a step with a reset is paid; G2 sets it to 0 and loses it, for the maximum moves on.
@@ -96,8 +96,6 @@ class Tree:
         - G2's `root_r` is 0 in a new episode, like its action; the original shows the last reward of the episode before.
         - Arrays of one step are never written by the next one (always; `faithful` too).
     In the perfect mode of G1 the planning reward is not cut at 0; without the second fault it cannot be negative anyway.
-
-    Nothing is locked: threads that share a tree need a lock of their own.
 
     Args:
         n: Environments.

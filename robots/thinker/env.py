@@ -44,9 +44,9 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
 
     def __init__(self, source: Robot | VectorEnv[Any, Any, Any], options: ThinkerOptions, folder: Path | None,
                  maker: Maker | None = None) -> None:
-        self.options, self.folder, self._maker, self._ended, self._first = options, folder, maker, False, True
+        self.options, self.folder, self._maker, self._saved_at = options, folder, maker, time.monotonic()
         self.robot = source if isinstance(source, Robot) else None
-        self._saved_at = time.monotonic()
+        self._obs: Any = None  # what was shown last
         if isinstance(source, Robot):
             agent: Any = source.agents[0]
             self._agent, self._task = agent, source.tasks["model"]
@@ -61,11 +61,10 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Begins episodes and trees; without `seed` the first time with one from `base_seed`, later with none."""
         self._check_open()
-        if self.robot is None and self._first and seed is None:
-            seed = self.options.base_seed
         env = self.env if self.robot is None else self._agent.env
+        if self.robot is None and self._obs is None and seed is None:
+            seed = self.options.base_seed
         self._obs, info = env.reset(seed=seed, options=options)
-        self._first = False
         return self._obs, info
 
     def step(
@@ -81,7 +80,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             TaskFailed: learning failed, with parallel=True an earlier lesson. AgentFailed: an environment or the model raised.
         """
         self._check_open()
-        if self._first:
+        if self._obs is None:
             raise gym.error.ResetNeeded("thinker: step() before reset()")
         if self.robot is None:
             return self.env.step(actions)
@@ -127,7 +126,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
 
         Raises:
             ValueError: there is no folder. OSError: the disk refuses; the checkpoint before is intact. TaskFailed: the open
-            lesson failed.
+                lesson failed.
         """
         if self.folder is None or self.robot is None:
             raise ValueError("thinker: there is no place for a checkpoint; make with xpid (and savedir), and a model that learns")
@@ -138,9 +137,8 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
 
     def close(self, **kwargs: Any) -> None:
         """Saves, ends threads, closes the environments. May be called twice."""
-        if self._ended:
+        if self.env.closed:
             return
-        self._ended = True
         atexit.unregister(self.close)
         try:
             if self.folder is not None:
@@ -153,7 +151,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                 self._maker.leave()
 
     def _check_open(self) -> None:
-        if self._ended:
+        if self.env.closed:
             raise gym.error.ClosedEnvironmentError("thinker: the environment is closed; make another one (ckp=True goes on with "
                                                    "a run)")
 
