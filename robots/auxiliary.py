@@ -2,20 +2,14 @@
 
 CartPole's four numbers come with `noise` more that mean nothing. The auxiliary task learns from the same steps, from a buffer and
 at a pace of its own, to predict the next observation and the action between two, which only the four real numbers help with.
-
-Deterministic evaluation over 50 episodes after 15,000 steps, seeds 0-4: with 247 155 179 179 186, without 29 26 36 32 31. No
-setting was found that does without the task at this budget: lr 1e-3, 3e-3, 6e-3 with learn_every 1, 2, 4 give medians of 26 to 30
-(seeds 10-12). With more steps or less noise the gap closes: at 40,000 steps and 96 numbers of noise DQN alone, with lr 3e-3,
-reaches 200.
+No setting was found that does without it at this budget (scores: docs/robots.md); with more steps or less noise the gap closes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import gymnasium as gym
-from msgspec import Meta
 
 from parl_like.algorithm import Shared, create_algorithm_func
 from parl_like.algorithms.dqn import DQN
@@ -27,10 +21,7 @@ from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
 from parl_like.robots import dqn
-from parl_like.robots.spaces import Positive, robot_with, schedule, spaces_of
-from parl_like.schedules import OffPolicyHelper
-
-Weight = Annotated[float, Meta(ge=0)]
+from parl_like.robots.spaces import Count, Positive, Rate, Share, Weight, robot_with, schedule, spaces_of
 
 
 class Config(dqn.Config, frozen=True, kw_only=True):
@@ -45,16 +36,16 @@ class Config(dqn.Config, frozen=True, kw_only=True):
     """
 
     auxiliary: bool = True
-    noise: Annotated[int, Meta(ge=0)] = 200
+    noise: Count = 200
     trunk: tuple[Positive, ...] = (64,)
     forward: Weight = 0.05
     inverse: Weight = 1.0
-    auxiliary_lr: Annotated[float, Meta(gt=0)] = 1e-3
+    auxiliary_lr: Rate = 1e-3
     auxiliary_every: Positive = 1
     hidden: tuple[Positive, ...] = (64,)
-    lr_decay: Annotated[float, Meta(ge=0, le=1)] = 0.9
-    epsilon_share: Annotated[float, Meta(gt=0, le=1)] = 0.3
-    target_period: Annotated[int, Meta(ge=0)] = 200
+    lr_decay: Share = 0.9
+    epsilon_share: dqn.Part = 0.3
+    target_period: Count = 200
     size: Positive = 50_000
     learn_every: Positive = 2
 
@@ -73,12 +64,8 @@ def build(config: Config) -> Robot:
         DynamicsLearner, {"forward": config.forward, "inverse": config.inverse,
                           "lr": schedule(config.auxiliary_lr, config.lr_decay, config.total_steps // config.auxiliary_every)})
 
-    def helper(learn_every: int, updates: int = 1, buffer: Callable[..., ReplayBuffer] = ReplayBuffer) -> OffPolicyHelper:
-        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=learn_every, updates=updates,
-                               warmup=config.warmup, buffer=buffer)
-
-    tasks = {"RL": ComputationTask(policy, lambda: helper(config.learn_every, config.updates, dqn.buffer_of(config)),
-                                   device=config.device)}
+    tasks = {"RL": ComputationTask(policy, lambda: dqn.helper_of(config), device=config.device)}
     if config.auxiliary:
-        tasks["auxiliary"] = ComputationTask(dynamics, lambda: helper(config.auxiliary_every), device=config.device)
+        pace = {"learn_every": config.auxiliary_every, "updates": 1, "buffer": ReplayBuffer}
+        tasks["auxiliary"] = ComputationTask(dynamics, lambda: dqn.helper_of(config, **pace), device=config.device)
     return robot_with(config, make, tasks)

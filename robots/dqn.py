@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -18,8 +17,10 @@ from parl_like.lab.config import ExperimentConfig
 from parl_like.models.conv import ConvQ
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
-from parl_like.robots.spaces import Positive, network, probed, robot_with, schedule
+from parl_like.robots.spaces import Count, Positive, Rate, Share, Weight, network, probed, robot_with, schedule
 from parl_like.schedules import OffPolicyHelper
+
+Part = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Config(ExperimentConfig, frozen=True, kw_only=True):
@@ -40,38 +41,43 @@ class Config(ExperimentConfig, frozen=True, kw_only=True):
     env: str = "CartPole-v1"
     hidden: tuple[Positive, ...] = (128, 128)
     dueling: bool = False
-    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.99
+    gamma: Share = 0.99
     n_step: Positive = 3
     double: bool = True
-    lr: Annotated[float, Meta(gt=0)] = 1e-3
-    lr_decay: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    epsilon_start: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    epsilon_end: Annotated[float, Meta(ge=0, le=1)] = 0.05
-    epsilon_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    target_period: Annotated[int, Meta(ge=0)] = 320
+    lr: Rate = 1e-3
+    lr_decay: Share = 0.0
+    epsilon_start: Share = 1.0
+    epsilon_end: Share = 0.05
+    epsilon_share: Part = 0.2
+    target_period: Count = 320
     size: Positive = 20_000
     batch_size: Positive = 64
     learn_every: Positive = 4
     updates: Positive = 1
-    warmup: Annotated[int, Meta(ge=0)] = 1_000
-    alpha: Annotated[float, Meta(ge=0)] = 0.0
-    beta: Annotated[float, Meta(ge=0, le=1)] = 0.4
+    warmup: Count = 1_000
+    alpha: Weight = 0.0
+    beta: Share = 0.4
 
 
 def algorithm_args(config: Config) -> dict[str, Any]:
     """What the configuration says of `DQN`."""
     per_agent = max(int(config.total_steps * config.epsilon_share / config.n_agents), 1)
-    updates = config.total_steps * config.updates // config.learn_every
     return {"gamma": config.gamma, "n_step": config.n_step, "double": config.double, "target_period": config.target_period,
-            "lr": schedule(config.lr, config.lr_decay, updates),
+            "lr": schedule(config.lr, config.lr_decay, _lessons(config)),
             "epsilon": Linear(config.epsilon_start, config.epsilon_end, per_agent)}
 
 
-def buffer_of(config: Config) -> Callable[..., ReplayBuffer]:
-    if not config.alpha:
-        return ReplayBuffer
-    lessons = max(config.total_steps * config.updates // config.learn_every, 1)
-    return partial(PrioritizedReplayBuffer, alpha=config.alpha, beta=Linear(config.beta, 1.0, lessons))
+def helper_of(config: Config, **options: Any) -> OffPolicyHelper:
+    """A helper of the task; `options` in place of what the configuration says."""
+    buffer: Any = ReplayBuffer
+    if config.alpha:
+        buffer = partial(PrioritizedReplayBuffer, alpha=config.alpha, beta=Linear(config.beta, 1.0, max(_lessons(config), 1)))
+    keys = ("size", "batch_size", "learn_every", "updates", "warmup")
+    return OffPolicyHelper(**{**{key: getattr(config, key) for key in keys}, "buffer": buffer, **options})
+
+
+def _lessons(config: Config) -> int:
+    return config.total_steps * config.updates // config.learn_every
 
 
 def build(config: Config, env: EnvSource = None) -> Robot:
@@ -80,9 +86,5 @@ def build(config: Config, env: EnvSource = None) -> Robot:
     spaces, agent = probed(source)
     model, sizes = network(spaces, MLPQ, ConvQ, config.hidden, Config().hidden)
     func = create_algorithm_func(model, {**sizes, "dueling": config.dueling}, DQN, algorithm_args(config))
-
-    def helper() -> OffPolicyHelper:
-        return OffPolicyHelper(size=config.size, batch_size=config.batch_size, learn_every=config.learn_every,
-                               updates=config.updates, warmup=config.warmup, buffer=buffer_of(config))
-
-    return robot_with(config, source, {"RL": ComputationTask(func, helper, device=config.device)}, agent)
+    task = ComputationTask(func, lambda: helper_of(config), device=config.device)
+    return robot_with(config, source, {"RL": task}, agent)

@@ -85,35 +85,33 @@ class GoalAgent(Agent):
 
     def run_one_episode(self) -> None:
         obs, _ = self.env.reset()
-        prev_goal = self.first_goal()
-        done = False
+        goal, done = self.first_goal(), False
         while not done:
-            goal = self.helpers["goal"].predict(self.goal_obs(obs, prev_goal))
+            prev_goal, goal = goal, self.helpers["goal"].predict(self.goal_obs(obs, goal))
             obs, done = self.follow(obs, goal, prev_goal)
-            prev_goal = goal
 
     def follow(self, start: Any, goal: Any, prev_goal: Any) -> tuple[Any, bool]:
         """Acts under one goal until it is left, and stores both levels' rows. Returns the observation then, and whether the
         episode ended."""
-        worker, gamma = self.helpers["RL"], self.goal_gamma
-        if gamma is None:
-            gamma = float(getattr(self.helpers["goal"].task.algorithm, "gamma", 1.0))
-        obs, rew, scale, steps = start, 0.0, 1.0, 0
-        while True:
+        chooser, worker = self.helpers["goal"], self.helpers["RL"]
+        gamma = float(getattr(chooser.task.algorithm, "gamma", 1.0)) if self.goal_gamma is None else self.goal_gamma
+        obs, rew, scale, steps, left = start, 0.0, 1.0, 0, None
+        while left is None:
             act = worker.predict(self.worker_obs(obs, goal))
             obs_next, r, terminated, truncated, info = self.env.step(act)
             rew, scale, steps = rew + scale * r, scale * gamma, steps + 1
-            achieved = self.goal_achieved(obs_next, goal)
-            aborted = not achieved and self.aborted(obs_next, goal, steps)
+            if self.goal_achieved(obs_next, goal):
+                left = Left.ACHIEVED
+            elif self.aborted(obs_next, goal, steps):
+                left = Left.ABORTED
+            elif terminated or truncated:
+                left = Left.EPISODE_END
             worker.store(
                 self.worker_obs(obs, goal), act, self.intrinsic_reward(obs, goal, obs_next), self.worker_obs(obs_next, goal),
-                terminated or achieved, truncated or aborted, info,
+                terminated or left == Left.ACHIEVED, truncated or left == Left.ABORTED, info,
             )
             obs = obs_next
-            if achieved or aborted or terminated or truncated:
-                break
-        left = Left.ACHIEVED if achieved else Left.ABORTED if aborted else Left.EPISODE_END
-        self.helpers["goal"].store(
+        chooser.store(
             self.goal_obs(start, prev_goal), goal, rew, self.goal_obs(obs, goal), terminated, truncated,
             extra={"duration": steps, "left": int(left)},
         )

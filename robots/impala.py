@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from parl_like.algorithms.impala import IMPALA
 from parl_like.computation_task import BatchRule
 from parl_like.env_source import EnvSource
 from parl_like.robot import Robot
-from parl_like.robots.spaces import PolicyConfig, Positive
+from parl_like.robots.spaces import PolicyConfig, Positive, Rate, Share, Weight
 
 
 class Config(PolicyConfig, frozen=True, kw_only=True):
@@ -24,9 +20,9 @@ class Config(PolicyConfig, frozen=True, kw_only=True):
 
     unroll: Positive = 20
     batch: Positive = 8
-    lam: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    lr: Annotated[float, Meta(gt=0)] = 1e-3
-    entropy: Annotated[float, Meta(ge=0)] = 0.01
+    lam: Share = 1.0
+    lr: Rate = 1e-3
+    entropy: Weight = 0.01
 
 
 def build(config: Config, env: EnvSource = None) -> Robot:

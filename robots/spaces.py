@@ -22,6 +22,11 @@ from parl_like.spec import specs_of
 from parl_like.vector_agent import VectorAgent
 
 Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Weight = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
 SMALLEST_IMAGE = 4
 """Pixels of the shorter side from which on three axes are an image, and not a table."""
 
@@ -44,11 +49,10 @@ def probed(source: EnvSource) -> tuple[dict[str, Any], type[Agent]]:
             raise
         raise ConfigError(f"Config: key 'env': {str(error).splitlines()[0]}") from None
     many = isinstance(env, VectorEnv)
-    spaces = {"obs": env.single_observation_space if many else env.observation_space,
-              "act": env.single_action_space if many else env.action_space}
+    obs, act = ((env.single_observation_space, env.single_action_space) if many else (env.observation_space, env.action_space))
     if not is_made(source) and hasattr(env, "close"):
         env.close()
-    return spaces, VectorAgent if many else Agent
+    return {"obs": obs, "act": act}, VectorAgent if many else Agent
 
 
 def network(spaces: dict[str, Any], flat: Callable[..., Any], conv: Callable[..., Any], hidden: tuple[int, ...],
@@ -91,19 +95,17 @@ class PolicyConfig(ExperimentConfig, frozen=True, kw_only=True):
     env: str = "CartPole-v1"
     hidden: tuple[Positive, ...] = (64, 64)
     unroll: Positive = 128
-    gamma: Annotated[float, Meta(ge=0, le=1)] = 0.99
-    lam: Annotated[float, Meta(ge=0, le=1)] = 0.95
-    lr: Annotated[float, Meta(gt=0)] = 3e-4
-    lr_decay: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    entropy: Annotated[float, Meta(ge=0)] = 0.0
-    value_weight: Annotated[float, Meta(ge=0)] = 0.5
-    reward_scale: Annotated[float, Meta(gt=0)] = 1.0
-    max_grad_norm: Annotated[float, Meta(gt=0)] = 0.5
+    gamma: Share = 0.99
+    lam: Share = 0.95
+    lr: Rate = 3e-4
+    lr_decay: Share = 0.0
+    entropy: Weight = 0.0
+    value_weight: Weight = 0.5
+    reward_scale: Rate = 1.0
+    max_grad_norm: Rate = 0.5
 
-    def robot(
-        self, env: EnvSource, algorithm: type[Algorithm], updates: int, helper: Mapping[str, Any], task: Mapping[str, Any],
-        *also: str,
-    ) -> Robot:
+    def robot(self, env: EnvSource, algorithm: type[Algorithm], updates: int, helper: Mapping[str, Any], task: Mapping[str, Any],
+              *also: str) -> Robot:
         """A robot whose task 'RL' learns a policy on-policy.
 
         Args:

@@ -24,7 +24,6 @@ from parl_like.data.disk import check_plain, open_at, open_folder, place_of, rep
 from parl_like.data.encoding import (
     DTYPES,
     MAX_VALUES,
-    PIECE,
     Count,
     Name,
     Plan,
@@ -82,9 +81,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, *, over: bool = False) -> None:
     """Writes `tree` as the archive `path`, completely or not at all; an archive that is there already is replaced.
 
-    The files go into a hidden sibling directory and are fsynced, the manifest last; then that directory is renamed. Between the
-    two renames of a replacement the old archive lies beside its place, where `read_archive` finds it. The arrays must not change
-    meanwhile, for they are not copied first; tensors of a GPU are fetched one at a time.
+    The files go into a hidden sibling directory and are fsynced, the manifest last; then that directory is renamed. The arrays
+    must not change meanwhile, for they are not copied first; tensors of a GPU are fetched one at a time.
 
     Args:
         path: The directory to make. Missing parents are made too.
@@ -163,8 +161,8 @@ def read_archive(path: Path, check: Callable[[Manifest], None] | None = None) ->
 
     Raises:
         ArchiveError: anything that is not exactly what was written: a changed, missing, additional or linked file, an edited
-            manifest, a name or dtype outside the allow-list, a newer format; or a file that cannot be read. No array is allocated
-            before its shape agrees with the size of its file on disk, and none at all where they exceed this machine's memory.
+            manifest, a name or dtype outside the allow-list, a newer format; or a file that cannot be read. No memory is taken
+            before sizes agree with the files on disk, and none at all where they exceed this machine's memory.
         MemoryError: there is too little left.
     """
     tree, manifest, _ = read_components(path, lambda name: False, check)
@@ -174,17 +172,9 @@ def read_archive(path: Path, check: Callable[[Manifest], None] | None = None) ->
 def read_components(
     path: Path, spare: Callable[[str], bool], check: Callable[[Manifest], None] | None = None,
 ) -> tuple[dict[str, Any], Manifest, dict[str, str]]:
-    """As `read_archive`, but where a component is damaged or missing that may be spared, the others are read without it.
+    """As `read_archive`, but goes on where a component is damaged or missing of whose name `spare` says that it may be.
 
-    Args:
-        path, check: As for `read_archive`.
-        spare: Says of a component's name whether the archive is of use without it.
-
-    Returns:
-        The tree of the good components, the manifest, and name -> what is wrong of the bad ones.
-
-    Raises:
-        ArchiveError: as `read_archive`, for the manifest, a file that it does not list, and any other component.
+    Returns the tree of the good components, the manifest, and name -> what is wrong of the bad ones.
     """
     tree: dict[str, Any] = {}
     bad: dict[str, str] = {}
@@ -253,13 +243,12 @@ def _manifest(path: Path, folder: int) -> Manifest:
         manifest = msgspec.convert(body, Manifest)
     except msgspec.ValidationError as error:
         raise damaged(file, "a manifest", str(error)) from None
-    meta, left = decode_value(file, manifest.meta, {}, 0), manifest.components
+    meta, names = decode_value(file, manifest.meta, {}, 0), [component.name for component in manifest.components]
     if not isinstance(meta, dict):
         raise damaged(file, "meta as an object", type(meta).__name__)
-    names = [component.name for component in left]
     if len({name.casefold() for name in names}) < len(names):
         raise damaged(file, "component names that occur once", "one twice")
-    for component in left:
+    for component in manifest.components:
         _check_component(file, component)
     return msgspec.structs.replace(manifest, meta=meta)
 
@@ -276,9 +265,6 @@ def _check_component(file: Path, component: Component) -> None:
         raise damaged(file, f"array names that occur once in component {component.name!r}", "one twice")
     for stored in component.files:
         tensors = stored.tensors
-        for tensor in tensors:
-            if tensor.dtype not in DTYPES:
-                raise damaged(file, f"a dtype among {', '.join(DTYPES)} for {tensor.name!r}", repr(tensor.dtype[:20]))
         if stored.name == names[0]:
             fits = not tensors and stored.size <= MAX_VALUES
         else:
@@ -293,9 +279,6 @@ def _check_files(path: Path, folder: int, component: Component) -> None:
     for stored in component.files:
         try:
             info = os.stat(stored.name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            raise damaged(path / stored.name, "this file", "none") from None
-        try:
             check_plain(info, stored.name)
         except OSError as error:
             raise damaged(path / stored.name, f"{stored.size} bytes in a plain file", error.strerror) from None
@@ -304,42 +287,35 @@ def _check_files(path: Path, folder: int, component: Component) -> None:
 
 
 def _read_component(path: Path, folder: int, component: Component) -> Any:
-    first, *rest = component.files
-    with open(open_at(folder, first.name), "rb") as stream:
-        text = stream.read(first.size + 1)
-    if len(text) != first.size or hashlib.sha256(text).hexdigest() != first.sha256:
-        raise damaged(path / first.name, f"sha256 {first.sha256}", hashlib.sha256(text).hexdigest())
+    text, *rest = (_read_file(path / stored.name, folder, stored) for stored in component.files)
     arrays: dict[str, tuple[str, Array]] = {}
-    for stored in rest:
-        arrays.update(_read_arrays(path, folder, stored))
-    return decode(path / first.name, text, arrays)
-
-
-def _read_arrays(path: Path, folder: int, stored: StoredFile) -> dict[str, tuple[str, Array]]:
-    file, out, header = path / stored.name, {}, _header(stored.name, stored.tensors)
-    with open(open_at(folder, stored.name), "rb") as stream:
-        digest = hashlib.sha256(got := stream.read(len(header)))
-        if got != header:
+    for stored, data in zip(component.files[1:], rest, strict=True):
+        file, header = path / stored.name, _header(stored.name, stored.tensors)
+        start = len(header)
+        if data[:start].tobytes() != header:
             raise damaged(file, "the header that the manifest describes", "another")
         for tensor in stored.tensors:
+            end = start + tensor.nbytes
             try:
-                array = np.empty(tensor.shape, DTYPES[tensor.dtype])
+                array = data[start:end].view(DTYPES[tensor.dtype]).reshape(tensor.shape)
             except (ValueError, OverflowError):  # an empty array may still have impossible dimensions
                 raise damaged(file, f"a possible shape of {tensor.name!r}", tensor.shape) from None
-            rest = array.reshape(-1).view(np.uint8).data
-            while rest:
-                count = stream.readinto(rest[:PIECE])
-                if not count:
-                    raise damaged(file, f"{stored.size} bytes", "fewer")
-                digest.update(rest[:count])
-                rest = rest[count:]
-            out[tensor.name] = tensor.dtype, array
-        if stream.read(1) or digest.hexdigest() != stored.sha256:
-            raise damaged(file, f"sha256 {stored.sha256}", digest.hexdigest())
-    for name, (code, array) in out.items():
-        if code == "BOOL" and array.size and array.view(np.uint8).max() > 1:
-            raise damaged(file, f"0 and 1 in {name!r}", "other bytes")
-    return out
+            if tensor.dtype == "BOOL" and array.size and array.view(np.uint8).max() > 1:
+                raise damaged(file, f"0 and 1 in {tensor.name!r}", "other bytes")
+            arrays[tensor.name] = tensor.dtype, array
+            start = end
+    return decode(path / component.files[0].name, text.tobytes(), arrays)
+
+
+def _read_file(file: Path, folder: int, stored: StoredFile) -> Array:
+    """The bytes of one file, whose arrays stay where they are read."""
+    data = np.empty(stored.size, np.uint8)
+    with open(open_at(folder, stored.name), "rb") as stream:
+        if stream.readinto(data.data) != stored.size or stream.read(1):
+            raise damaged(file, f"{stored.size} bytes", "another number")
+    if (digest := hashlib.sha256(data.data).hexdigest()) != stored.sha256:
+        raise damaged(file, f"sha256 {stored.sha256}", digest)
+    return data
 
 
 def _sealed(head: bytes) -> bytes:
@@ -348,5 +324,3 @@ def _sealed(head: bytes) -> bytes:
 
 
 _SEAL = len(_sealed(b""))
-
-

@@ -21,25 +21,21 @@ _HIDDEN = re.compile(r"\.(partial|replaced)\.(.+)\.[0-9a-f]{8}")  # names of `_h
 
 
 def open_folder(path: Path, base: Path | None = None) -> int:
-    """A descriptor of the directory `path`, for the caller to close.
+    """A descriptor of the directory `path`, for the caller to close. Raises OSError: there is none, or a link is on the way.
 
-    Args:
-        base: A directory above it (or itself) that the user has named, and that may be a link; below it none is followed. None:
-            `path` itself must not be one.
-
-    Raises:
-        OSError: there is no such directory, or there is a link on the way.
+    `base`: a directory above it (or itself) that the user has named, and that may be a link; below it none is followed. None:
+    `path` itself must not be one.
     """
     folder, parts = (None, [path]) if base is None else (os.open(base, _FOLDER), list(path.relative_to(base).parts))
     for part in parts:
+        outer = folder
         try:
-            inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            folder = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
         except NotADirectoryError:
             raise NotADirectoryError(errno.ENOTDIR, "it is a link or no directory", str(path)) from None
         finally:
-            if folder is not None:
-                os.close(folder)
-        folder = inner
+            if outer is not None:
+                os.close(outer)
     assert folder is not None
     return folder
 
@@ -47,12 +43,8 @@ def open_folder(path: Path, base: Path | None = None) -> int:
 def open_at(folder: int, name: str, flags: int = os.O_RDONLY, *, limit: int = 2**62) -> int:
     """A descriptor of the plain file `name` in the directory `folder`. A link is not followed, and a pipe does not block.
 
-    Args:
-        flags: Of `os.open`. A new file is readable by its owner alone.
-        limit: Bytes that it may have.
-
-    Raises:
-        OSError: it is something else, too large or nearly empty for its size; or it is to be written and has a second name.
+    A new file is readable by its owner alone. Raises OSError: it is something else, larger than `limit` bytes, or nearly empty
+    for its size; or it is to be written and has a second name.
     """
     try:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -154,8 +146,8 @@ def _hidden(path: Path, kind: str) -> Path:
 
 
 def set_aside(path: Path) -> Path:
-    """Frees the name `path`. Returns the hidden name beside it, from which `clean_partial` deletes it if there is something at
-    `path` again, and puts it back if not."""
+    """Frees the name `path`, and returns the hidden name beside it. `clean_partial` deletes that, or puts it back if `path` is
+    still free."""
     aside = _hidden(path, "replaced")
     os.rename(path, aside)
     return aside

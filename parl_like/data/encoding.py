@@ -51,10 +51,10 @@ def damaged(file: object, expected: object, got: object) -> ArchiveError:
 
 
 class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of a file. `dtype` is safetensors' code: BOOL, U8 … U64, I8 … I64, F16, BF16, F32, F64."""
+    """One array of a file. `dtype` is safetensors' code."""
 
     name: Name
-    dtype: str
+    dtype: Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
     shape: Annotated[list[Count], msgspec.Meta(max_length=32)]
 
     @property
@@ -69,8 +69,7 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def encode(path: Path, name: str, value: Any) -> tuple[bytes, dict[str, Array]]:
     """One component: its plain values as ASCII JSON, and its arrays by the labels that stand for them there, little-endian.
 
-    Raises:
-        ArchiveError: as `write_archive`; it names `path`.
+    Raises ArchiveError as `write_archive`; it names `path`.
     """
     plan = Plan(path, name, value)
     return plan.text, {label: as_numpy(leaf, stored.dtype) for label, (stored, leaf) in plan.leaves.items()}
@@ -170,7 +169,6 @@ def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Any
 
     Args:
         file: Which is named where something is wrong.
-        text: The plain values.
         arrays: Label -> safetensors' code of its dtype, array. They become part of the result, and none is left here.
 
     Raises:
@@ -218,14 +216,12 @@ def parse(file: Path, text: bytes) -> Any:
     """JSON as this module writes it: ASCII, no key twice, finite numbers."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        out = dict(pairs)
-        if len(out) < len(pairs):
+        if len(out := dict(pairs)) < len(pairs):
             raise ValueError("a key is given twice")
         return out
 
     def finite(number: str) -> float:
-        value = float(number)
-        if not math.isfinite(value):
+        if not math.isfinite(value := float(number)):
             raise ValueError("a number is not finite")
         return value
 

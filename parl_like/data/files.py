@@ -77,8 +77,8 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
     given = {**state.get("options", {}), **({"rew_dtype": main.rew_dtype.str} if "rew_dtype" in kind.options else {})}
     options = {name: as_type(given[name]) for name, as_type in kind.options.items() if name in given}
     check(path, kind, state, cache)  # what could not be read is not written
-    columns = {key: array for name in kind.chunked for key, array in _arrays(kind.rows(state).pop(name), (name,))}
-    rows = max(map(len, columns.values()), default=0)
+    arrays = _arrays(kind, kind.rows(state))
+    rows = max(map(len, arrays.values()), default=0)
     size = max(MIN_CHUNK, -(-rows // CHUNKS)) if rows_per_chunk is None else rows_per_chunk
     if size < 1:
         raise ValueError(f"save_buffer: rows_per_chunk is {rows_per_chunk}; expected at least 1")
@@ -86,8 +86,7 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
             "rows": rows, "chunk": size, "state": state, **({} if cache is None else {"cache": cache})}  # fmt: skip
     tree = {_HEAD: head}
     for i, name in enumerate(_chunk_names(rows, size)):
-        part = {key: array[i * size : (i + 1) * size] for key, array in columns.items()}
-        tree[name] = {"first": i * size} | _nested(kind, part)
+        tree[name] = {"first": i * size} | _state(kind, {key: array[i * size : (i + 1) * size] for key, array in arrays.items()})
     if path.suffix in HDF5:
         write_hdf5(path, tree)
     else:
@@ -129,7 +128,7 @@ def load_buffer(path: str | os.PathLike[str], **options: Any) -> Any:
         if name not in kind.options or type(value) is not kind.options[name] or (name == "rew_dtype" and value not in DTYPES):
             raise damaged(path, f"options among {', '.join(kind.options)} and their types", f"{name}={value!r:.60}")
     state, inside = head.state, kind.rows(head.state)
-    if not isinstance(inside, dict) or inside.keys() & {*kind.chunked}:
+    if not isinstance(inside, dict) or inside.keys() & kind.chunked:
         raise damaged(path, "rows in components of their own", "others")
     inside |= _join(path, kind, head.rows, head.chunk, tree, bad)
     check(path, kind, state, head.cache)
@@ -203,24 +202,15 @@ def _chunk_names(rows: int, size: int) -> list[str]:
     return [f"rows.{i:04}" for i in range(max(1, -(-rows // size)))]  # one of 0 rows, for the fields of an empty buffer
 
 
-def _arrays(value: Any, key: tuple[str, ...]) -> list[tuple[tuple[str, ...], Array]]:
-    """Arrays of rows by (key,) or (key, name)."""
-    if isinstance(value, dict):
-        return [pair for name, part in value.items() for pair in _arrays(part, (*key, name))]
-    if not isinstance(value, np.ndarray) or not value.ndim or len(key) > 2:
-        raise ArchiveError(f"{'.'.join(key)}: expected arrays of rows, got {type(value).__name__}; use an earlier file")
-    return [(key, value)]
+def _arrays(kind: Kind, state: dict[str, Any]) -> dict[str, Array]:
+    """Takes the arrays that have one row for each row of the buffer out of a state: columns by their names, weights by ""."""
+    return {**state.pop("columns"), **({"": state.pop("weights")} if "weights" in kind.chunked else {})}
 
 
-def _nested(kind: Kind, arrays: Mapping[tuple[str, ...], Array]) -> dict[str, Any]:
-    """The inverse of `_arrays`, under all `chunked` keys that have columns."""
-    out: dict[str, Any] = {"columns": {}} if "columns" in kind.chunked else {}
-    for (first, *rest), array in arrays.items():
-        if rest:
-            out[first][rest[0]] = array
-        else:
-            out[first] = array
-    return out
+def _state(kind: Kind, arrays: dict[str, Array]) -> dict[str, Any]:
+    """The inverse of `_arrays`."""
+    weights = {"weights": arrays.pop("", None)} if "weights" in kind.chunked else {}
+    return {"columns": arrays, **weights}
 
 
 def _join(path: Path, kind: Kind, rows: int, size: int, tree: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
@@ -234,23 +224,23 @@ def _join(path: Path, kind: Kind, rows: int, size: int, tree: dict[str, Any], ba
     lost = sum(min(size, rows - i * size) for i, name in enumerate(names) if name in bad)
     if bad and (kind.drop is None or lost > MAX_LOST * rows):  # before memory is taken for all rows that the head claims
         raise _lost(path, lost, rows, bad, kind)
-    out: dict[tuple[str, ...], Array] = {}
+    out: dict[str, Array] = {}
     for i, name in enumerate(names):
         if name in bad:
             continue
-        part, n = tree.pop(name), min(size, rows - i * size)
-        part = part if isinstance(part, dict) else {}
-        first = part.pop("first", None)
-        arrays = dict(pair for key in kind.chunked for pair in _arrays(part.pop(key, None), (key,)))
-        fields, known = ({key: (array.shape[1:], array.dtype) for key, array in one.items()} for one in (arrays, out))
-        if first != i * size or part or any(len(array) != n for array in arrays.values()) or (out and fields != known):
-            raise damaged(path, f"{n} rows from row {i * size} in {name!r}, of the fields of the other chunks", "others")
+        part, first, n = tree.pop(name), i * size, min(size, rows - i * size)
+        fits = isinstance(part, dict) and part.keys() == {"first"} | kind.chunked and isinstance(part["columns"], dict)
+        arrays: dict[str, Any] = _arrays(kind, part) if fits and part["first"] == first else {"": None}
+        fits = all(isinstance(array, np.ndarray) and array.ndim and len(array) == n for array in arrays.values())
+        fields = {key: (array.shape[1:], array.dtype) for key, array in arrays.items()} if fits else {}
+        if not fits or (out and fields != {key: (array.shape[1:], array.dtype) for key, array in out.items()}):
+            raise damaged(path, f"{n} rows from row {first} in {name!r}, of the fields of the other chunks", "others")
         out = out or {key: np.zeros((rows, *shape), dtype) for key, (shape, dtype) in fields.items()}
         for key, array in arrays.items():
-            out[key][i * size : i * size + n] = array
+            out[key][first : first + n] = array
     if rows and not out:
         raise damaged(path, f"{rows} rows", "no fields")
-    return _nested(kind, out)
+    return _state(kind, out)
 
 
 def _without(path: Path, kind: Kind, rows: int, size: int, state: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:

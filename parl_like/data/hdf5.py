@@ -84,8 +84,7 @@ def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, Any],
             check_format(path, int(number) if isinstance(number, np.integer) else number)
             for name in list(file):
                 try:
-                    _member(h5py, path, file, name, h5py.Group)
-                    tree[name] = _read_group(h5py, path, name, file[name], info.st_size)
+                    tree[name] = _read_group(h5py, path, name, _member(h5py, path, file, name, h5py.Group), info.st_size)
                 except _DAMAGE as error:
                     if not spare(name):
                         raise
@@ -102,11 +101,13 @@ def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, Any],
 _DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, OverflowError, MemoryError)
 
 
-def _member(h5py: Any, path: Path, group: Any, name: str, kind: type) -> None:
+def _member(h5py: Any, path: Path, group: Any, name: str, kind: type) -> Any:
+    """What is under a name, if that is of this kind and in this file."""
     link = group.get(name, getlink=True)
     found = group.get(name, getclass=True) if type(link) is h5py.HardLink else type(link)
     if found is not kind:
         raise damaged(path, f"a {kind.__name__} at {group.name}/{name}", getattr(found, "__name__", found))
+    return group[name]
 
 
 def _read_group(h5py: Any, path: Path, component: str, group: Any, limit: int) -> Any:
@@ -114,8 +115,7 @@ def _read_group(h5py: Any, path: Path, component: str, group: Any, limit: int) -
     arrays: dict[str, tuple[str, Array]] = {}
     text = b""
     for name in list(group):
-        _member(h5py, path, group, name, h5py.Dataset)
-        data = group[name]
+        data = _member(h5py, path, group, name, h5py.Dataset)
         where = f"{path}, {data.name}"
         code = CODES.get(data.dtype)
         if code is None:
@@ -145,5 +145,5 @@ def check_format(path: Path, number: Any) -> None:
     if type(number) is int and number > FORMAT:
         raise refusal(path, f"format {FORMAT}", f"format {number}, written by a newer parl_like", "upgrade parl_like")
     if type(number) is not int or number != FORMAT:
-        raise refusal(path, f"a saved buffer, format {FORMAT}", f"format {number!r:.20}, as of another file",
-                               "give what save_buffer wrote; data of others comes in through from_arrays")  # fmt: skip
+        mend = "give what save_buffer wrote; data of others comes in through from_arrays"
+        raise refusal(path, f"a saved buffer, format {FORMAT}", f"format {number!r:.20}, as of another file", mend)

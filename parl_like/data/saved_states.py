@@ -19,6 +19,7 @@ from parl_like.spec import Array
 DTYPES = tuple(dtype.str for dtype in CODES)
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**48)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Fields = dict[str, tuple[tuple[int, ...], str]]
 
 
 class _Field(msgspec.Struct):
@@ -40,8 +41,8 @@ class _Finals(msgspec.Struct):
     pending: dict[str, Array]
 
 
-class RingState(msgspec.Struct):
-    """`ReplayBuffer.state_dict()`."""
+class _RingState(msgspec.Struct):
+    """`ReplayBuffer.state_dict()`; and below, those of the other classes."""
 
     size: Size
     n_lanes: Size
@@ -57,15 +58,13 @@ class RingState(msgspec.Struct):
     rng: dict[str, Any]
 
 
-class _PrioritizedState(RingState):
+class _PrioritizedState(_RingState):
     weights: Array
     max_priority: float
     batches_drawn: _Count
 
 
 class _ReservoirState(msgspec.Struct):
-    """`ReservoirBuffer.state_dict()`."""
-
     size: Size
     seen: _Count
     specs: list[_Field]
@@ -74,24 +73,22 @@ class _ReservoirState(msgspec.Struct):
 
 
 class _EpisodeState(msgspec.Struct):
-    """`EpisodeBuffer.state_dict()`."""
-
     max_rows: Size | None
     max_episodes: Size | None
     n_lanes: Size
     dropped: _Count
     lengths: list[Size]
-    rows: RingState
-    open: RingState
+    rows: _RingState
+    open: _RingState
     rng: dict[str, Any]
 
 
 class _Cache(msgspec.Struct, forbid_unknown_fields=True):
-    """`CachedReplayBuffer.state_dict()`, but that of its main."""
+    """That of a CachedReplayBuffer, but its main's."""
 
     n_lanes: Size
     max_episode_length: Size
-    open: RingState
+    open: _RingState
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ class Kind:
     options: Mapping[str, type]
     state: type[msgspec.Struct]
     check: Callable[[Any], None]
-    chunked: tuple[str, ...] = ("columns",)
+    chunked: frozenset[str] = frozenset({"columns"})
     inside: str = ""
     drop: Callable[[dict[str, Any], Array], tuple[dict[str, Any], int]] | None = None
 
@@ -130,23 +127,23 @@ def cached_class() -> Any:
     return importlib.import_module("parl_like.data.episodes").CachedReplayBuffer
 
 
-def _check_memory(size: int, specs: list[_Field]) -> None:
-    """Refuses what this machine could never hold: `size` in a file costs nothing to write."""
-    names = {field.name for field in specs}
-    if len(names) < len(specs):
+def _fields(size: int, specs: list[_Field]) -> _Fields:
+    """Shape and dtype by name. Refuses what this machine could never hold: `size` in a file costs nothing to write."""
+    fields = {field.name: (tuple(field.shape), field.dtype) for field in specs}
+    if len(fields) < len(specs):
         raise ValueError("expected field names that occur once, got one twice")
-    for field in specs:
-        if field.dtype not in DTYPES:
-            raise ValueError(f"expected a dtype among {', '.join(DTYPES)} for field {field.name!r}, got {field.dtype[:20]!r}")
-    row = 64 + sum(math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in specs)
+    for name, (_, dtype) in fields.items():
+        if dtype not in DTYPES:
+            raise ValueError(f"expected a dtype among {', '.join(DTYPES)} for field {name!r}, got {dtype[:20]!r}")
+    row = 64 + sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in fields.values())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size * row > memory:
         raise ValueError(f"expected a buffer that fits into {memory} bytes of memory, got {size} rows of {row} bytes")
+    return fields
 
 
-def _check_ring(state: RingState) -> None:
-    _check_memory(state.size + state.n_lanes, state.specs)
-    lanes, opened = state.n_lanes, state.open
+def _check_ring(state: _RingState) -> None:
+    fields, lanes, opened = _fields(state.size + state.n_lanes, state.specs), state.n_lanes, state.open
     lane_size = -(-state.size // lanes)
     per_lane = {"count": state.count, "cursor": state.cursor, "written": state.written, "open.length": opened.length,
                 "open.start": opened.start, "open.return": opened.returns}  # fmt: skip
@@ -161,82 +158,78 @@ def _check_ring(state: RingState) -> None:
                              f"written {state.written[lane]}, start {opened.start[lane]}")  # fmt: skip
     np.asarray(opened.returns, np.float64)
     ignored, only_last = bool(state.options.get("ignore_obs_next")), bool(state.options.get("save_only_last_obs"))
-    fields: dict[str, tuple[tuple[int, ...], str]] = {}
-    stored: dict[str, tuple[tuple[int, ...], str]] = {}
-    for field in state.specs:
-        top = field.name.partition(".")[0]
-        shape = field.shape[1:] if only_last and top in ("obs", "obs_next") else field.shape
-        (fields if ignored and top == "obs_next" else stored)[field.name] = tuple(shape), field.dtype
+    apart: _Fields = {}  # fields of final observations, which no row has
+    stored: _Fields = {}
+    for name, (shape, dtype) in fields.items():
+        top = name.partition(".")[0]
+        shape = shape[1:] if only_last and top in ("obs", "obs_next") else shape
+        (apart if ignored and top == "obs_next" else stored)[name] = shape, dtype
     if not stored and any(state.count):
         raise ValueError(f"expected fields, since there are {sum(state.count)} rows; got none")
-    _check_columns(state.columns, stored, sum(state.count))
-    if state.finals or (ignored and state.specs):
+    _check_arrays(state.columns, stored, sum(state.count))
+    if state.finals or (ignored and fields):
         finals = msgspec.convert(state.finals, _Finals)
-        _check_array("finals.positions", finals.positions, (len(finals.positions),), "<i8")
-        _check_array("finals.fresh", finals.fresh, (lanes,), "|b1")
-        if len(finals.positions) and not 0 <= finals.positions.min() <= finals.positions.max() < lanes * lane_size:
+        positions, slots = finals.positions, lanes * lane_size
+        _check_arrays({"finals.positions": positions}, {"finals.positions": ((), "<i8")}, len(positions))
+        _check_arrays({"finals.fresh": finals.fresh}, {"finals.fresh": ((), "|b1")}, lanes)
+        if len(positions) and not 0 <= positions.min() <= positions.max() < slots:
             raise ValueError("expected final observations of positions inside the buffer, got others")
-        _check_columns(finals.rows, fields, len(finals.positions))
-        _check_columns(finals.pending, fields, lanes)
+        _check_arrays(finals.rows, apart, len(positions))
+        _check_arrays(finals.pending, apart, lanes)
 
 
 def _check_prioritized(state: _PrioritizedState) -> None:
     _check_ring(state)
-    _check_array("weights", state.weights, (sum(state.count),), "<f8")
+    _check_arrays({"weights": state.weights}, {"weights": ((), "<f8")}, sum(state.count))
     if not (np.isfinite(state.weights).all() and (state.weights >= 0).all() and 0 < state.max_priority < math.inf):
         raise ValueError("expected finite weights and priorities ≥ 0, got others")
 
 
 def _check_reservoir(state: _ReservoirState) -> None:
-    _check_memory(state.size, state.specs)
-    fields = {field.name: (tuple(field.shape), field.dtype) for field in state.specs}
-    _check_columns(state.columns, fields, min(state.seen, state.size))
+    _check_arrays(state.columns, _fields(state.size, state.specs), min(state.seen, state.size))
 
 
 def _check_episodes(state: _EpisodeState) -> None:
-    kept, lengths = state.rows, state.lengths
-    n = sum(lengths)
-    _check_whole(kept, 1)
+    kept, lengths, n = state.rows, state.lengths, sum(state.lengths)
+    ends = _check_whole(kept, 1)
     if kept.count != [n]:
         raise ValueError(f"expected the {n} rows of {len(lengths)} episodes, got {kept.count}")
-    if not np.array_equal(np.flatnonzero(_ends(kept)) + 1, np.cumsum(lengths, dtype=np.int64)):
+    if not np.array_equal(np.flatnonzero(ends) + 1, np.cumsum(lengths, dtype=np.int64)):
         raise ValueError("expected flags where episodes end, and nowhere else, got others")
     if len(lengths) > (state.max_episodes or len(lengths)) or (n > (state.max_rows or n) and len(lengths) > 1):
         raise ValueError(f"expected at most {state.max_episodes} episodes and {state.max_rows} rows, got {len(lengths)} and {n}")
     _check_open(state.open, state.n_lanes, kept.specs)
 
 
-def _check_cache(cache: _Cache, main: RingState) -> None:
-    lane_size = -(-main.size // main.n_lanes)
-    if main.n_lanes not in (1, cache.n_lanes) or cache.max_episode_length > lane_size:
+def _check_cache(cache: _Cache, main: _RingState) -> None:
+    lane_size, longest = -(-main.size // main.n_lanes), cache.max_episode_length
+    if main.n_lanes not in (1, cache.n_lanes) or longest > lane_size:
         raise ValueError(f"expected a cache whose lanes and episodes go into {main.n_lanes} lanes of {lane_size} rows, "
-                         f"got {cache.n_lanes} lanes, and episodes of {cache.max_episode_length} rows")  # fmt: skip
+                         f"got {cache.n_lanes} lanes, and episodes of {longest} rows")  # fmt: skip
     _check_open(cache.open, cache.n_lanes, main.specs)
-    if -(-cache.open.size // cache.n_lanes) > cache.max_episode_length:
-        raise ValueError(f"expected room for open episodes of {cache.max_episode_length} rows, got {cache.open.size} slots")
+    if -(-cache.open.size // cache.n_lanes) > longest:
+        raise ValueError(f"expected room for open episodes of {longest} rows, got {cache.open.size} slots")
 
 
-def _check_open(state: RingState, lanes: int, kept: list[_Field]) -> None:
+def _check_open(state: _RingState, lanes: int, kept: list[_Field]) -> None:
     """The open episodes of a buffer that keeps whole ones, with fields `kept`."""
-    _check_whole(state, lanes)
-    if _ends(state).any():
+    if _check_whole(state, lanes).any():
         raise ValueError("expected open episodes, got one that is over")
     if state.specs != kept[: len(state.specs)]:
         raise ValueError("expected open episodes of the fields of finished ones, got others")
 
 
-def _check_whole(state: RingState, lanes: int) -> None:
-    """A ring whose lanes never went round. Options, of which it has none, `load_state_dict` looks at."""
+def _check_whole(state: _RingState, lanes: int) -> Array:
+    """A ring whose lanes never went round. Options, of which it has none, `load_state_dict` looks at.
+
+    Returns [rows] bool: which ones end an episode.
+    """
     if state.n_lanes != lanes:
         raise ValueError(f"expected {lanes} lanes of whole episodes, got {state.n_lanes}")
     _check_ring(state)
     lane_size = -(-state.size // lanes)
     if any(cursor != lane * lane_size + state.count[lane] % lane_size for lane, cursor in enumerate(state.cursor)):
         raise ValueError(f"expected rows from the start of their lanes on, got cursors {state.cursor[:4]}")
-
-
-def _ends(state: RingState) -> Array:
-    """[rows] bool: which ones end an episode. Raises ValueError or TypeError where flags are missing, or are none."""
     ends = np.zeros(sum(state.count), bool)
     for name in ("terminated", "truncated") if state.specs else ():
         if name not in state.columns:
@@ -245,35 +238,30 @@ def _ends(state: RingState) -> Array:
     return ends
 
 
-def _check_columns(columns: Mapping[str, Array], fields: Mapping[str, tuple[tuple[int, ...], str]], rows: int) -> None:
-    if columns.keys() != fields.keys():
-        raise ValueError(f"expected columns {', '.join(fields) or 'none'}, got {', '.join(columns) or 'none'}")
+def _check_arrays(arrays: Mapping[str, Array], fields: _Fields, rows: int) -> None:
+    if arrays.keys() != fields.keys():
+        raise ValueError(f"expected columns {', '.join(fields) or 'none'}, got {', '.join(arrays) or 'none'}")
     for name, (shape, dtype) in fields.items():
-        _check_array(name, columns[name], (rows, *shape), dtype)
-
-
-def _check_array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
-    if array.shape != shape or array.dtype != np.dtype(dtype):
-        raise ValueError(f"expected {name} {shape} {dtype}, got {array.shape} {array.dtype.str}")
+        array = arrays[name]
+        if array.shape != (rows, *shape) or array.dtype != np.dtype(dtype):
+            raise ValueError(f"expected {name} {(rows, *shape)} {dtype}, got {array.shape} {array.dtype.str}")
 
 
 def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, Any], int]:
     """Takes rows out of a ring. What is left of their lanes moves together, so positions change there."""
     terminated, truncated = state["columns"]["terminated"], state["columns"]["truncated"].copy()
     ends = terminated | truncated  # lost rows are zero: they end nothing
-    lane_size, before = -(-state["size"] // state["n_lanes"]), 0
-    options, finals = state["options"], dict(state["finals"])
+    lane_size, before, options = -(-state["size"] // state["n_lanes"]), 0, state["options"]
     whole = options["stack_num"] > 1 or options["ignore_obs_next"]
-    state = {**state, "count": list(state["count"]), "cursor": list(state["cursor"]), "open": {**state["open"]}}
-    state["open"]["start"] = list(state["open"]["start"])
+    counts, cursors, starts = list(state["count"]), list(state["cursor"]), list(state["open"]["start"])
     rows: list[Array] = []
     moved: dict[int, int] = {}
     for lane, count in enumerate(state["count"]):
-        first, shift = lane * lane_size, state["cursor"][lane] - lane * lane_size if count == lane_size else 0
+        first, shift = lane * lane_size, cursors[lane] - lane * lane_size if count == lane_size else 0
         order = before + (np.arange(count) + shift) % max(count, 1)  # of the lane's rows in the columns, oldest first
         gone = lost[order]
         if not gone.any():
-            order, kept = before + np.arange(count), np.arange(count)
+            order = before + np.arange(count)
         else:
             if whole:  # a row here needs the one before or after it
                 episode = np.cumsum(ends[order]) - ends[order]
@@ -282,32 +270,33 @@ def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, Any], int]
                     gone |= episode == 0  # frames of its first rows are overwritten, which is not seen in a lane with empty slots
             else:
                 truncated[order[:-1][gone[1:] & ~gone[:-1] & ~ends[order[:-1]]]] = True
-            kept, order = order[~gone] - before, order[~gone]
+            order = order[~gone]
             over = np.flatnonzero((terminated | truncated)[order])
-            state["count"][lane] = len(order)
-            state["cursor"][lane] = first + len(order)
-            state["open"]["start"][lane] = first + (int(over[-1]) + 1 if len(over) else 0)
-        moved.update(zip((first + kept).tolist(), range(first, first + len(kept)), strict=True))
+            counts[lane], cursors[lane] = len(order), first + len(order)
+            starts[lane] = first + (int(over[-1]) + 1 if len(over) else 0)
+        moved.update((first + row - before, first + place) for place, row in enumerate(order.tolist()))
         rows.append(order)
         before += count
     index = np.concatenate(rows)
-    columns = {**state["columns"], "truncated": truncated}
-    state["columns"] = {name: column[index] for name, column in columns.items()}
+    columns = {name: column[index] for name, column in {**state["columns"], "truncated": truncated}.items()}
+    opened = {**state["open"], "start": starts}
+    state = {**state, "count": counts, "cursor": cursors, "open": opened, "columns": columns}
     if "weights" in state:
         state["weights"] = state["weights"][index]
-    if finals:
+    if finals := state["finals"]:
         keep = np.array([position in moved for position in finals["positions"].tolist()], bool)
         positions = np.array([moved[position] for position in finals["positions"][keep].tolist()], np.int64)
-        finals |= {"positions": positions, "rows": {name: column[keep] for name, column in finals["rows"].items()}}
-    return {**state, "finals": finals}, len(lost) - len(index)
+        kept = {name: column[keep] for name, column in finals["rows"].items()}
+        state["finals"] = {**finals, "positions": positions, "rows": kept}
+    return state, len(lost) - len(index)
 
 
 _RING = {"stack_num": int, "ignore_obs_next": bool, "save_only_last_obs": bool, "sample_avail": bool, "rew_dtype": str}
 _PRIORITIES = {"alpha": float, "beta": float, "weight_norm": bool}
 KINDS = {kind.name: kind for kind in (
-    Kind("replay_buffer", "ReplayBuffer", ("size", "n_lanes"), _RING, RingState, _check_ring, drop=_drop_rows),
+    Kind("replay_buffer", "ReplayBuffer", ("size", "n_lanes"), _RING, _RingState, _check_ring, drop=_drop_rows),
     Kind("prioritized", "PrioritizedReplayBuffer", ("size", "n_lanes"), _RING | _PRIORITIES, _PrioritizedState,
-         _check_prioritized, ("columns", "weights"), drop=_drop_rows),
+         _check_prioritized, frozenset({"columns", "weights"}), drop=_drop_rows),
     Kind("reservoir", "ReservoirBuffer", ("size",), {}, _ReservoirState, _check_reservoir),
     Kind("episodes", "EpisodeBuffer", ("max_rows", "max_episodes", "n_lanes"), {"rew_dtype": str}, _EpisodeState, _check_episodes,
          inside="rows"),
@@ -319,7 +308,7 @@ def check(path: Path, kind: Kind, state: dict[str, Any], cache: dict[str, Any] |
         own = msgspec.convert(state, kind.state)
         kind.check(own)
         if cache is not None:
-            if not isinstance(own, RingState):
+            if not isinstance(own, _RingState):
                 raise ValueError("expected no cache, got one")
             _check_cache(msgspec.convert(cache, _Cache), own)
     except (ValueError, TypeError, OverflowError) as error:

@@ -27,13 +27,8 @@ _ENTRY = re.compile(r"(?:\.replaced\.)?(\d{9,18})(?:\.[0-9a-f]{8})?")
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What a checkpoint says about itself: step, score and parent of `Checkpoints.save`, and what the run added.
-
-    Attributes:
-        seconds: Of training so far.
-        config: The run's complete configuration.
-        interrupted: Whether it was saved at a step that no schedule knows.
-    """
+    """What a checkpoint says about itself: step, score and parent of `Checkpoints.save`, and what the run added: seconds of
+    training so far, its complete configuration, and whether it was saved at a step that no schedule knows."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     score: float | None = None
@@ -72,10 +67,8 @@ class Checkpoints:
         self.failures = 0  # saves in a row that failed, the first of them at this time
         self._failing_since = 0.0
 
-    def save(
-        self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, score: float | None = None, *,
-        patience: float = 0.0,
-    ) -> Path | None:
+    def save(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, score: float | None = None, *,
+             patience: float = 0.0) -> Path | None:
         """Writes one checkpoint (`write_archive`), then BEST, then LATEST, then removes what is beyond `keep`.
 
         Args:
@@ -85,8 +78,7 @@ class Checkpoints:
             patience: Seconds for which a disk that refuses is tried again.
 
         Returns:
-            Its directory, or None where the disk refused (full, read-only …): a warning went out, the older ones are intact, and
-            training may go on.
+            Its directory, or None where the disk refused (full, read-only …): a warning went out, and the older ones are intact.
 
         Raises:
             OSError: MAX_FAILURES saves in a row failed, over `give_up_s` seconds.
@@ -152,17 +144,16 @@ class Checkpoints:
         return self.root / name if name else None
 
     def exact(self) -> tuple[int, int] | None:
-        """Steps of the newest checkpoint that no interruption made (where there is none: of the newest), and of the newest.
-
-        Those later than LATEST do not count: the run has left them behind. Nor do those without a good manifest.
-        """
+        """Steps of the newest checkpoint that no interruption made (where there is none: of the newest), and of the newest. Those
+        later than LATEST, which the run has left behind, do not count, nor do those without a good manifest."""
         found = self._made([])  # `load` reports what is bad, where it matters
-        return (next((step for step, interrupted in found if not interrupted), found[0][0]), found[0][0]) if found else None
+        if not found:
+            return None
+        return next((step for step, interrupted in found if not interrupted), found[0][0]), found[0][0]
 
     def _made(self, bad: list[tuple[str, str]]) -> list[tuple[int, bool]]:
         """Steps up to LATEST, newest first, and whether an interruption made them; without a good manifest they go to `bad`."""
-        latest = self.latest()
-        found = []
+        latest, found = self.latest(), []
         for step in reversed(self.steps()):
             if latest is not None and step <= int(latest.name):
                 try:
@@ -175,9 +166,9 @@ class Checkpoints:
         """Loads a checkpoint completely, or says which one it loaded instead.
 
         Args:
-            which: 'latest', 'best', or 'exact' (the newest that no interruption made): where that one is damaged, the newest good
-                one before it, and each one passed over gets a warning and a place in `skipped`. One that memory does not suffice
-                for counts as damaged. Or the path of an archive: that one only.
+            which: 'latest', 'best', or 'exact' (the newest that no interruption made): where that one is damaged, or too large
+                for the memory, the newest good one before it, and each one passed over gets a warning and a place in `skipped`.
+                Or the path of an archive: that one only.
             check: Looks at the manifest before anything else is read; raises ArchiveError where it is not what is expected.
 
         Raises:
@@ -205,10 +196,8 @@ class Checkpoints:
         raise ArchiveError(f"{self.root}: expected a good checkpoint, got none ({reasons}); {mend}")
 
     def _candidates(self, pointer: str, skipped: list[tuple[str, str]]) -> Iterator[Path]:
-        """What to try, in order: what the pointer names (for BEST then LATEST's), older ones, at last those of a later step.
-
-        A later step than LATEST is one whose save did not end, or that an earlier resume passed over as damaged.
-        """
+        """What to try, in order: what the pointer names (for BEST then LATEST's), older ones, at last those of a later step than
+        LATEST: their save did not end, or an earlier resume passed them over as damaged."""
         steps, tried, name = self.steps(), set(), None
         for which in dict.fromkeys((pointer, "LATEST")):
             name, reason = self._pointer(which)
@@ -230,10 +219,10 @@ class Checkpoints:
             return []
         try:
             with os.scandir(folder) as entries:
-                found = {_ENTRY.fullmatch(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)}
+                found = (_ENTRY.fullmatch(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted({int(match[1]) for match in found if match})
         finally:
             os.close(folder)
-        return sorted({int(match[1]) for match in found if match})
 
     def _pointer(self, which: str) -> tuple[str | None, str]:
         """The name in LATEST or BEST, or None and the reason."""
@@ -253,10 +242,8 @@ class Checkpoints:
         return -math.inf if score is None or math.isnan(score) else score
 
     def _prune(self, saved: int) -> None:
-        """Removes all but the newest `keep`; first those of later steps, which this run left behind when it resumed earlier.
-
-        The newest one that no interruption made stays, too: an interrupted run goes on from there.
-        """
+        """Removes all but the newest `keep`, BEST, and the newest that no interruption made, from which an interrupted run goes
+        on; first those of later steps, which this run left behind when it resumed earlier."""
         protected = {saved, *(self.exact() or ()), *(int(self._pointer(which)[0] or saved) for which in ("LATEST", "BEST"))}
         for step in sorted(self.steps(), key=lambda step: (step <= saved, step))[: -self.keep]:
             if step not in protected:
@@ -276,10 +263,8 @@ def _meta_of(path: Path, manifest: Manifest) -> Meta:
 
 
 def verify(root: Path) -> list[tuple[str, bool, str]]:
-    """Reads every checkpoint of a run completely: (name, whether it is good, what is wrong with it).
-
-    A pointer file that names no checkpoint has a row too.
-    """
+    """Reads every checkpoint of a run completely: (name, whether it is good, what is wrong with it). A pointer file that names no
+    checkpoint has a row too."""
     checkpoints = Checkpoints(root)
     faults = {}
     for step in checkpoints.steps():

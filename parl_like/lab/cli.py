@@ -11,8 +11,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
+from parl_like.errors import unknown
+from parl_like.lab import config, experiment
 from parl_like.lab.config import UsageError
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     try:
         args = _parse(words)
-        code: int = args.verb(args)
+        code: int = args.verb(args) or 0
         sys.stdout.flush()
         if argv is None:  # from here on Python shuts down, and is not to show tracebacks of that
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -48,64 +50,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  the last border: whatever it is, it becomes one line and an exit code
         if debug:
             traceback.print_exc()
-        name = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        hint = "" if debug or isinstance(error, UsageError) else " (`--debug` shows where)"
+        ours = isinstance(error, UsageError)
+        name, hint = "" if ours else f"{type(error).__name__}: ", "" if debug or ours else " (`--debug` shows where)"
         print(f"error: {name}{' '.join(str(error).split())}{hint}", file=sys.stderr)
-        return USAGE if isinstance(error, UsageError) else ERROR
+        return USAGE if ours else ERROR
 
 
 # ------------------------------------------------------------------------------------------------ verbs
 
 
 def _train(args: argparse.Namespace) -> int:
-    from parl_like.lab import config, experiment
-
     chosen = experiment.get(args.experiment)
     file = config.load_yaml_file(Path(args.config)) if args.config else {}
-    stream = sys.stderr if args.show_config else _people(args)
+    stream = sys.stderr if args.show_config else args.stream
     print(f"{chosen.name}: {chosen.description or 'loading'} ...", file=stream, flush=True)  # before torch: seconds matter here
     from parl_like.lab import runner
 
-    resolved = config.resolve(chosen.module().Config, chosen.config, file, _words(args))
+    resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
     if args.show_config:
         print(config.dump_yaml(config.to_dict(resolved)), end="")
         return 0
-    return runner.train(chosen, resolved, command=args.words, stream=stream, debug=args.debug, report=_report(args))
+    return runner.train(chosen, resolved, command=args.words, stream=stream, debug=args.debug, report=args.report)
 
 
 def _resume(args: argparse.Namespace) -> int:
     from parl_like.lab import rundir
 
-    run, words, stream = rundir.RunDir.open(args.run), _words(args), _people(args)
-    print(f"{run.path}: loading ...", file=stream, flush=True)
+    run = rundir.RunDir.open(args.run)
+    print(f"{run.path}: loading ...", file=args.stream, flush=True)
     from parl_like.lab import runner
 
-    return runner.resume(run.path, words, which=args.checkpoint, command=args.words, stream=stream, debug=args.debug,
-                         report=_report(args))
+    return runner.resume(run.path, args.overrides, which=args.checkpoint, command=args.words, stream=args.stream,
+                         debug=args.debug, report=args.report)
 
 
-def _eval(args: argparse.Namespace) -> int:
+def _eval(args: argparse.Namespace) -> None:
     from parl_like.lab import runner
 
-    numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, overrides=_words(args))
+    numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, overrides=args.overrides)
     _show(args, numbers, (f"{key:12} {_cell(value, '.6g')}" for key, value in numbers.items()))
-    return 0
 
 
-def _play(args: argparse.Namespace) -> int:
+def _play(args: argparse.Namespace) -> None:
     from parl_like.lab import runner
 
     # Frames go into a file: pygame needs no window, and complains where there cannot be one.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, max_steps=args.steps,
-                           stream=_people(args), overrides=_words(args))
+                           stream=args.stream, overrides=args.overrides)
     _show(args, episodes, (f"{episode['path']}  return {episode['return']:.4g}" for episode in episodes))
-    return 0
 
 
-def _list(args: argparse.Namespace) -> int:
-    from parl_like.lab import experiment, rundir
+def _list(args: argparse.Namespace) -> None:
+    from parl_like.lab import rundir
 
     known: list[dict[str, Any]] = []
     for name in experiment.names():
@@ -118,17 +116,15 @@ def _list(args: argparse.Namespace) -> int:
     shown = [{**run, "differs": " ".join(f"{key}={value}" for key, value in run["differs"].items())} for run in runs]
     lines = _table(known) if known else ["no experiments are installed"]
     _show(args, {"experiments": known, "runs": runs}, lines + (["", *_table(shown)] if shown else []))
-    return 0
 
 
-def _plot(args: argparse.Namespace) -> int:
+def _plot(args: argparse.Namespace) -> None:
     from parl_like.lab import plots, rundir
 
     runs = [rundir.RunDir.open(run) for run in args.runs]
     default = runs[0].plots / "learning_curve.png" if len(runs) == 1 else runs[0].path.parent / "learning_curves.png"
     path = plots.learning_curve(runs, Path(args.out) if args.out else default, metric=args.metric or plots.DEFAULT_METRIC)
     _show(args, {"picture": str(path)}, [str(path)])
-    return 0
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -146,8 +142,6 @@ def _bench(args: argparse.Namespace) -> int:
         _show(args, known, known)
         return 0
     if args.name.replace("_", "-") not in known:
-        from parl_like.errors import unknown
-
         raise UsageError(unknown("benchmark", args.name, known))
     sys.path.insert(0, str(root))  # in front, so that no other folder called benchmarks is meant
     module = importlib.import_module(f"benchmarks.{args.name.replace('-', '_')}")
@@ -199,21 +193,6 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ words in, text out
-
-
-def _words(args: argparse.Namespace) -> dict[str, Any]:
-    from parl_like.lab import config
-
-    return config.parse_assignments(args.assignments)
-
-
-def _people(args: argparse.Namespace) -> TextIO:
-    """Where people read along: with --json, not where the machine reads."""
-    return sys.stderr if args.json else sys.stdout
-
-
-def _report(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
-    return _print_json if args.json else None
 
 
 def _show(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
@@ -270,51 +249,49 @@ def _parse(words: list[str]) -> argparse.Namespace:
                      epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
 
-    def verb(
-        name: str, do: Callable[[argparse.Namespace], int], text: str, *, run: bool = True, words: str = "",
-    ) -> argparse.ArgumentParser:
-        """A command; with a run directory, with key=value words that `words` tells of."""
+    def verb(name: str, do: Callable[[argparse.Namespace], int | None], text: str, *options: tuple[str, dict[str, Any]]) -> None:
         one = verbs.add_parser(name, parents=[common], help=text, description=text)
         one.set_defaults(verb=do)
-        if run:
-            one.add_argument("run", metavar="RUN")
-        if words:
-            one.add_argument("assignments", nargs="*", default=[], metavar="key=value", help=words)
-        return one
+        for option, how in options:
+            one.add_argument(option, **how)
 
-    def checkpoint(one: argparse.ArgumentParser, default: str = "latest") -> None:
-        exact = "exact (the newest of the schedule, so that the run equals an uninterrupted one), " if default == "exact" else ""
-        text = f"{exact}latest, best, or a step; default: {default}"
-        one.add_argument("--checkpoint", default=default, metavar="WHICH", help=text)
+    def option(name: str, text: str | None = None, **how: Any) -> tuple[str, dict[str, Any]]:
+        return name, {"help": text, **how}
 
-    one = verb("train", _train, "train an experiment in a new run directory", run=False)
-    one.add_argument("experiment", metavar="EXPERIMENT", help="one of `parl-like list`")
-    one.add_argument("assignments", nargs="*", default=[], metavar="key=value",
-                     help="configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]")
-    one.add_argument("--config", metavar="FILE", help="YAML file of configuration values; key=value words come before it")
-    one.add_argument("--show-config", action="store_true", help="print the resolved configuration and stop")
-    checkpoint(verb("resume", _resume, "continue a run from its last checkpoint", words="e.g. total_steps=40000"), "exact")
-    again = "what names a module, given again: env=module:Id"
-    one = verb("eval", _eval, "evaluate a trained run without exploration", words=again)
-    one.add_argument("--episodes", type=_whole(1), default=0, metavar="N", help="default: as after training")
-    one.add_argument("--seed", type=_whole(0), metavar="N", help="default: as after training")
-    checkpoint(one)
-    one = verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans", words=again)
-    one.add_argument("--episodes", type=_whole(1), default=1, metavar="N")
-    one.add_argument("--seed", type=_whole(0), metavar="N")
-    one.add_argument("--steps", type=_whole(1), default=0, metavar="N", help="stop after so many env steps (default: at the end)")
-    checkpoint(one)
-    one = verb("list", _list, "list the experiments, and the runs in runs/", run=False)
-    one.add_argument("--runs", default="runs", metavar="DIR", help="where runs are (default: runs)")
-    one = verb("plot", _plot, "draw the learning curve of one or several runs", run=False)
-    one.add_argument("runs", nargs="+", metavar="RUN")
-    one.add_argument("--out", metavar="FILE", help="the picture (png, svg or pdf)")
-    one.add_argument("--metric", metavar="KEY", help="column of metrics.csv (default: return/mean)")
-    one = verb("bench", _bench, "run a benchmark of the repository; without a name: list them", run=False)
-    one.add_argument("name", nargs="?", metavar="NAME")
-    one.add_argument("rest", nargs=argparse.REMAINDER, metavar="args", help="passed on to the benchmark")
-    verb("verify", _verify, "check every checkpoint of a run against its checksums")
-    verb("doctor", _doctor, "show versions, cores, memory and the extras found", run=False)
+    def words_of(text: str) -> tuple[str, dict[str, Any]]:
+        return option("assignments", text, nargs="*", default=[], metavar="key=value")
+
+    def checkpoint(default: str, more: str = "") -> tuple[str, dict[str, Any]]:
+        return option("--checkpoint", f"{more}latest, best, or a step; default: {default}", default=default, metavar="WHICH")
+
+    exact = "exact (the newest of the schedule, so that the run equals an uninterrupted one), "
+    run, runs = option("run", metavar="RUN"), option("runs", nargs="+", metavar="RUN")
+    again = words_of("what names a module, given again: env=module:Id")
+    after = "default: as after training"
+    verb("train", _train, "train an experiment in a new run directory",
+         option("experiment", "one of `parl-like list`", metavar="EXPERIMENT"),
+         words_of("configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]"),
+         option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
+         option("--show-config", "print the resolved configuration and stop", action="store_true"))
+    verb("resume", _resume, "continue a run from its last checkpoint", run, words_of("e.g. total_steps=40000"),
+         checkpoint("exact", exact))
+    verb("eval", _eval, "evaluate a trained run without exploration", run, again,
+         option("--episodes", after, type=_whole(1), default=0, metavar="N"),
+         option("--seed", after, type=_whole(0), metavar="N"), checkpoint("latest"))
+    verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans", run, again,
+         option("--episodes", type=_whole(1), default=1, metavar="N"), option("--seed", type=_whole(0), metavar="N"),
+         option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
+         checkpoint("latest"))
+    verb("list", _list, "list the experiments, and the runs in runs/",
+         option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"))
+    verb("plot", _plot, "draw the learning curve of one or several runs", runs,
+         option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
+         option("--metric", "column of metrics.csv (default: return/mean)", metavar="KEY"))
+    verb("bench", _bench, "run a benchmark of the repository; without a name: list them",
+         option("name", nargs="?", metavar="NAME"),
+         option("rest", "passed on to the benchmark", nargs=argparse.REMAINDER, metavar="args"))
+    verb("verify", _verify, "check every checkpoint of a run against its checksums", run)
+    verb("doctor", _doctor, "show versions, cores, memory and the extras found")
 
     if words[:1] in (["worker"], ["keys"]):
         raise UsageError(f"there is no command {words[0]!r} any more: workers on other machines are actors of a Ray cluster, "
@@ -325,7 +302,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
     args = parser.parse_args([word for word in words if word not in assignments])
     if split:
         args.assignments = assignments + args.assignments
+        args.overrides = config.parse_assignments(args.assignments)
     args.words = ["parl-like", *words]
+    args.stream = sys.stderr if args.json else sys.stdout  # where people read along: with --json, not where the machine reads
+    args.report = _print_json if args.json else None
     return args
 
 

@@ -263,11 +263,9 @@ def _misfit(value: Any, expected: Any) -> str:
 
 def _struct_in(expected: Any) -> type[msgspec.Struct] | None:
     """The Struct class of a field `S`, `Annotated[S, ...]` or `S | None`."""
-    if typing.get_origin(expected) is Annotated:
-        return _struct_in(typing.get_args(expected)[0])
-    if typing.get_origin(expected) in (typing.Union, types.UnionType):
-        found = [inner for part in typing.get_args(expected) if (inner := _struct_in(part)) is not None]
-        return found[0] if found else None
+    parts = typing.get_args(expected)
+    if typing.get_origin(expected) in (Annotated, typing.Union, types.UnionType):
+        return next(filter(None, map(_struct_in, parts)), None)
     return expected if isinstance(expected, type) and issubclass(expected, msgspec.Struct) else None
 
 
@@ -278,14 +276,11 @@ def _literals(expected: Any) -> list[str]:
     return [value for part in typing.get_args(expected) for value in _literals(part)]
 
 
-def _numbers(value: Any) -> Iterator[float | int]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _numbers(part)
-    elif isinstance(value, (int, float)):
-        yield value
+def _numbers(value: Any) -> list[float | int]:
+    parts = list(value.values()) if isinstance(value, Mapping) else value
+    if isinstance(parts, (list, tuple)):
+        return [number for part in parts for number in _numbers(part)]
+    return [value] if isinstance(value, (int, float)) else []
 
 
 def _show(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,11 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     at_least: float | None = None
     at_most: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether a result lies in it; NaN does not."""
+        low = -math.inf if self.at_least is None else self.at_least
+        return low <= value <= (math.inf if self.at_most is None else self.at_most)
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,16 +67,9 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return {key: value if isinstance(value, Bounds) else Bounds(at_least=value) for key, value in out.items()}
 
     def verdict(self, results: Mapping[str, float]) -> bool | None:
-        """Whether every expected result lies in its interval; a missing or NaN result does not. None: nothing is expected."""
-        if not self.bounds:
-            return None
-        for key, bounds in self.bounds.items():
-            value = results.get(key, float("nan"))
-            low = bounds.at_least if bounds.at_least is not None else -float("inf")
-            high = bounds.at_most if bounds.at_most is not None else float("inf")
-            if not low <= value <= high:
-                return False
-        return True
+        """Whether every expected result lies in its interval; one that is missing does not. None: nothing is expected."""
+        wanted = self.bounds
+        return all(one.holds(results.get(key, math.nan)) for key, one in wanted.items()) if wanted else None
 
     def module(self) -> ModuleType:
         """The robot's module, imported now: this is what loads torch."""
@@ -82,7 +81,9 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             except ModuleNotFoundError as error:
                 if error.name != path:
                     raise  # the robot exists; something that it needs does not
-                raise ExperimentError(f"experiment {self.name!r}: {unknown('robot', self.robot, _robots())}") from None
+                found = [path for folder in _robots_folders() for path in folder.glob("[a-z]*")]
+                known = [path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").exists()]
+                raise ExperimentError(f"experiment {self.name!r}: {unknown('robot', self.robot, known)}") from None
         for attribute in ("Config", "build"):
             if not hasattr(module, attribute):
                 raise ExperimentError(f"experiment {self.name!r}: {module.__name__} has no {attribute!r}; a robot module offers "
@@ -97,11 +98,8 @@ _modules: dict[str, ModuleType] = {}
 def register(experiment: Experiment, module: ModuleType | None = None) -> Experiment:
     """Makes an experiment known by its name in this process.
 
-    Args:
-        module: Where its `Config` and `build` are; None: `parl_like.robots.<robot>`. A script passes `sys.modules[__name__]`.
-
-    Raises:
-        ExperimentError: the name is taken, or the description is malformed.
+    `module` has its `Config` and `build`; None: `parl_like.robots.<robot>`. A script passes `sys.modules[__name__]`. Raises
+    ExperimentError where the name is taken, or the description is malformed.
     """
     try:
         msgspec.convert(msgspec.to_builtins(experiment), Experiment)  # a Struct's own constructor checks nothing
@@ -121,11 +119,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Experiment:
-    """The experiment of this name.
-
-    Raises:
-        ExperimentError: there is none (the message has the nearest name), or its file is malformed.
-    """
+    """The experiment of this name. Raises ExperimentError where there is none, with the nearest name, or its file is bad."""
     if name in _registered:
         return _registered[name]
     files = _files()
@@ -150,8 +144,3 @@ def _robots_folders() -> list[Path]:
 
 def _files() -> dict[str, Path]:
     return {path.stem: path for folder in _robots_folders() for path in sorted((folder / "experiments").glob("*.yaml"))}
-
-
-def _robots() -> list[str]:
-    found = [path for folder in _robots_folders() for path in folder.glob("[a-z]*")]
-    return [path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").exists()]

@@ -41,10 +41,7 @@ class RunLock:
         self.held = False
 
     def acquire(self) -> bool:
-        """Makes the directory (mode 0700) and takes the lock.
-
-        Returns:
-            True where it was taken over from a process that ended without releasing it.
+        """Makes the directory (mode 0700) and takes the lock. True: taken over from a process that ended without releasing it.
 
         Raises:
             RunLocked: a living process has it, this one included; or one of another machine, which cannot be asked; or the lock

@@ -34,7 +34,7 @@ class MetricsLog:
 
     Args:
         run: Where to write. The files are continued where they exist; call `truncate` first when a run is resumed.
-        tensorboard: Also write TensorBoard files. Needs the extra `tb`; see `tensorboard_missing`.
+        tensorboard: Also write TensorBoard files, if the extra `tb` is there.
         start_step: Where this process begins; TensorBoard then hides what an earlier process wrote after it.
     """
 
@@ -47,12 +47,7 @@ class MetricsLog:
         self._board = _Board(run, start_step) if tensorboard and not tensorboard_missing() else None
 
     def write(self, row: Mapping[str, float], *, complete: bool = True) -> None:
-        """Writes one row.
-
-        Args:
-            row: Begins with `step`, in environment steps.
-            complete: Whether no more keys are to be expected.
-        """
+        """Writes one row, which begins with `step`, in environment steps; `complete`: no more keys are to be expected."""
         if self._board is not None:
             self._board.add_row(row)
         self._held.append(dict(row))

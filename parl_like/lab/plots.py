@@ -22,6 +22,7 @@ Floats = npt.NDArray[np.float64]
 DEFAULT_METRIC = "return/mean"
 MISSING = "no picture: matplotlib is not installed; `pip install 'parl_like[plot]'`"
 POINTS = 200  # of the common axis of several runs
+RESAMPLES = 2_000
 
 
 class PlotError(UsageError):
@@ -41,11 +42,7 @@ def iqm(values: npt.ArrayLike) -> Floats:
 
     The 25 % trimmed mean of Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice". With n < 4 it is the mean.
 
-    Args:
-        values: [n, ...], n ≥ 1.
-
-    Returns:
-        [...] float64.
+    Args: [n, ...], n ≥ 1. Returns: [...] float64.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=0)
     cut = len(ordered) // 4
@@ -54,7 +51,7 @@ def iqm(values: npt.ArrayLike) -> Floats:
 
 
 def bootstrap_interval(values: npt.ArrayLike, rng: np.random.Generator, *, statistic: Callable[[Floats], Floats] = iqm,
-                       level: float = 0.95, n_resamples: int = 2_000) -> tuple[Floats, Floats]:
+                       level: float = 0.95) -> tuple[Floats, Floats]:
     """Percentile bootstrap of a statistic over the first axis: n rows are drawn from the n with replacement, again and again.
 
     Args:
@@ -62,13 +59,12 @@ def bootstrap_interval(values: npt.ArrayLike, rng: np.random.Generator, *, stati
         statistic: [n, ...] → [...].
         level: Share of the resampled statistics between the two bounds.
 
-    Returns:
-        Lower and upper bound, each [...] float64.
+    Returns: Lower and upper bound, each [...] float64.
     """
     rows = np.asarray(values, dtype=np.float64)
     if not 0.0 < level < 1.0:
         raise ValueError(f"bootstrap_interval: `level` is {level}; expected a number between 0 and 1")
-    resampled = np.stack([statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(n_resamples)])
+    resampled = np.stack([statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES)])
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
 
@@ -79,10 +75,7 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
 
     Args:
         runs: At least one; runs of one experiment with the same configuration, apart from seed and bookkeeping, are its seeds.
-        out: The picture; its suffix decides the format (png, svg, pdf). Without one it gets `.png`.
-
-    Returns:
-        Where the picture is.
+        out: The picture; its suffix decides the format (png, svg, pdf). Without one it gets `.png`. The path is returned.
 
     Raises:
         PlotError: matplotlib is missing, a run has no rows of this metric, or the picture cannot be written.
@@ -134,9 +127,9 @@ def settings(runs: Sequence[RunDir]) -> list[str]:
     names = [run.info().experiment for run in runs]
     out = []
     for name, config in zip(names, configs, strict=True):
-        others = [other for other, same in zip(configs, names, strict=True) if same == name]
-        keys = sorted(key for key in config if any(other.get(key) != config[key] for other in others))
-        out.append(" ".join([name, *(f"{key}={config[key]}" for key in keys)]))
+        alike = [other for other, same in zip(configs, names, strict=True) if same == name]
+        differs = (f"{key}={config[key]}" for key in sorted(config) if any(other.get(key) != config[key] for other in alike))
+        out.append(" ".join([name, *differs]))
     return out
 
 
@@ -154,11 +147,8 @@ def curve(run: RunDir, metric: str) -> tuple[Floats, Floats]:
 
 
 def on_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Curves of several runs on one axis, interpolated between their own points.
-
-    Returns:
-        Steps [p] over the range that all runs cover, and values [runs, p].
-    """
+    """Curves of several runs on one axis, interpolated between their own points: steps [p] over the range that all runs cover,
+    and values [runs, p]."""
     start, stop = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     if start > stop:
         raise PlotError("these runs have no environment steps in common; plot them one by one")

@@ -125,29 +125,26 @@ class Progress:
 def rows_of(metrics: Mapping[str, float]) -> list[tuple[str, list[tuple[str, float]]]]:
     """Label and (name, value) of every row of the live table, in its order: returns, what went wrong (if anything did), each
     task's losses and other numbers, counters, queues."""
-    returns, wrong, counts, others = [], [], [], []
-    tasks: dict[str, list[tuple[str, float]]] = {}
-    queues: dict[str, list[tuple[str, float]]] = {}
+    rows: dict[tuple[int, str], list[tuple[str, float]]] = {}
     for key, value in metrics.items():
         group, _, name = key.rpartition("/")
         if math.isnan(value) or (name in _WRONG and not value):
             continue
         if group in ("return", "episode"):
-            returns.append((name if group == "return" else f"{group} {name}", value))
+            row, name = (0, "return"), name if group == "return" else f"{group} {name}"
         elif name in _WRONG:
-            wrong.append((key, value))
+            row, name = (1, "wrong"), key
         elif group in ("updates", "rows") or key == "episodes":
-            counts.append((key, value))
-        elif not group:
-            others.append((key, value))
+            row, name = (3, "counts"), key
         else:
-            (queues if "/" in group else tasks).setdefault(group, []).append((name, value))
-    for items in tasks.values():
-        items.sort(key=lambda item: (not item[0].endswith("loss"), item[0] != "loss"))  # stable: the others keep their order
-    for items in queues.values():
-        items.sort(key=lambda item: item[0] not in ("mean_batch", "queue_depth"))
-    rows = [("return", returns), ("wrong", wrong), *tasks.items(), ("counts", counts), *queues.items(), ("more", others)]
-    return [(label, items) for label, items in rows if items]
+            row = (5, "more") if not group else (4 if "/" in group else 2, group)
+        rows.setdefault(row, []).append((name, value))
+    for (kind, _), items in rows.items():  # stable: what is alike keeps its order
+        if kind == 2:
+            items.sort(key=lambda item: (not item[0].endswith("loss"), item[0] != "loss"))
+        elif kind == 4:
+            items.sort(key=lambda item: item[0] not in ("mean_batch", "queue_depth"))
+    return [(label, items) for (_, label), items in sorted(rows.items(), key=lambda row: row[0][0])]
 
 
 def _lines(items: Sequence[str], width: int, gap: str) -> list[str]:

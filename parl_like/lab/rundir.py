@@ -78,20 +78,15 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config_file = path / "config.yaml"
-        self.log_file = path / "log.txt"
-        self.metrics_file = path / "metrics.csv"
-        self.extra_file = path / "metrics_extra.csv"
-        self.checkpoints = path / "checkpoints"
-        self.tensorboard = path / "tb"
-        self.plots = path / "plots"
-        self.videos = path / "videos"
+        self.config_file, self.log_file = path / "config.yaml", path / "log.txt"
+        self.metrics_file, self.extra_file = path / "metrics.csv", path / "metrics_extra.csv"
+        self.checkpoints, self.tensorboard, self.plots, self.videos = (
+            path / name for name in ("checkpoints", "tb", "plots", "videos"))
         self.outbox = Outbox(path)
 
     @classmethod
-    def create(
-        cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (), differs: Mapping[str, Any] | None = None,
-    ) -> RunDir:
+    def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (),
+               differs: Mapping[str, Any] | None = None) -> RunDir:
         """A new directory (mode 0700) with `run.json` (state running) and `config.yaml`.
 
         Args:
@@ -120,33 +115,22 @@ class RunDir:
         except OSError as error:
             raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
         run = cls(path)
-        run._write_info(RunInfo(
-            name=path.name, experiment=experiment, state="running", pid=os.getpid(),
-            process_started=process_started(os.getpid()) or 0.0, started=now(), versions=made_with, differs=dict(differs or {}),
-            git=git, command=list(command),
-        ))
+        run._write_info(RunInfo(name=path.name, experiment=experiment, state="running", started=now(), **_this_process(),
+                                versions=made_with, differs=dict(differs or {}), git=git, command=list(command)))
         run.save_config(config)
         run._must_be_written()
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> RunDir:
-        """The run at `path`; a name alone is also looked for below `runs/`.
-
-        Raises:
-            RunError: there is none.
-        """
+        """The run at `path`; a name alone is also looked for below `runs/`. Raises RunError where there is none."""
         for folder in (Path(path), Path("runs") / path):
             if os.path.lexists(folder / "run.json"):
                 return cls(folder)
         raise RunError(f"{path} is no run directory (it has no run.json); `parl-like list` shows the runs")
 
     def info(self) -> RunInfo:
-        """`run.json`, checked field by field.
-
-        Raises:
-            RunError: it is missing or malformed.
-        """
+        """`run.json`, checked field by field. Raises RunError where it is missing or malformed."""
         try:
             return msgspec.json.decode(self.read("run.json"), type=RunInfo)
         except (ValueError, RecursionError) as error:
@@ -164,9 +148,8 @@ class RunDir:
 
     def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None) -> None:
         """This process continues the run; a result that it had is no longer its own. Raises RunError where the disk refuses."""
-        self.update(state="running", pid=os.getpid(), process_started=process_started(os.getpid()) or 0.0, ended=None,
-                    exit_reason="", resumed=self.info().resumed + 1, versions=versions(*PACKAGES), differs=dict(differs or {}),
-                    git=git_state(), command=list(command))
+        self.update(state="running", ended=None, exit_reason="", resumed=self.info().resumed + 1, **_this_process(),
+                    versions=versions(*PACKAGES), differs=dict(differs or {}), git=git_state(), command=list(command))
         self._must_be_written()
         with suppress(FileNotFoundError):
             remove(self.path / "result.json")
@@ -255,11 +238,13 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def git_state() -> Git | None:
-    """Commit of the checkout that parl_like runs from; None without git or without a checkout.
+def _this_process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "process_started": process_started(os.getpid()) or 0.0}
 
-    No other folder is asked: a repository's own configuration can name programs that git starts.
-    """
+
+def git_state() -> Git | None:
+    """Commit of the checkout that parl_like runs from; None without git or without a checkout. No other folder is asked: a
+    repository's own configuration can name programs that git starts."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

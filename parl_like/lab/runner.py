@@ -13,7 +13,7 @@ from parl_like.data.archive import ArchiveError, Manifest
 from parl_like.data.encoding import Plan, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab.checkpoint import Checkpoints, Loaded, Meta
+from parl_like.lab.checkpoint import Checkpoints, Loaded
 from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.lock import RunLock
@@ -41,14 +41,12 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
     Args:
         config: Of the class `experiment.module().Config`.
         command: What was typed, for `run.json`.
-        stream: Where people read along; None: nowhere.
-        debug: Show tracebacks on `stream`, not only in `log.txt`.
+        stream: Where people read along, with tracebacks if `debug`; None: nowhere.
         report: Called at the end, however it came, with `run`, `state`, `exit_reason`, and what `result.json` holds.
 
     Returns:
         Exit code: 0 finished (solved or not), 1 failed, 3 stopped by SIGINT or SIGTERM after a clean save, 4 diverged a second
-            time
-        (the first time the run goes back to its last checkpoint).
+            time (the first time the run goes back to its last checkpoint).
 
     Raises:
         UsageError: the run directory cannot be used, or the robot refuses the configuration.
@@ -62,7 +60,7 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
 
 def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "exact", command: Sequence[str] = (),
            stream: TextIO | None = None, debug: bool = False, report: Report | None = None) -> int:
-    """Continues a run from a checkpoint.
+    """Continues a run from a checkpoint, and returns an exit code as `train`.
 
     A stop by a signal or an error saves at a moment that no schedule knows, and a save restarts the episodes; so a run that goes
     on from there is a valid one, but not the one that would have been. By default the run therefore continues from the newest
@@ -72,9 +70,6 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         overrides: May give a new `total_steps` and whatever else is in RESUMABLE; must give again what names a module
             (`env=module:Id`).
         which: Checkpoint: `exact` (see above), `latest`, `best`, or its step.
-
-    Returns:
-        As `train`.
 
     Raises:
         UsageError: no such run; its configuration does not fit its robot, or is not the one of the checkpoint; it is finished; it
@@ -89,17 +84,13 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         if which == "exact" and (steps := session.checkpoints.exact()) and steps[0] != steps[1]:
             session.say(f"continuing from step {steps[0]:,}, the last scheduled checkpoint, so that the run equals one that was "
                         f"never interrupted; `--checkpoint latest` continues from step {steps[1]:,}")
-
-        def admit(meta: Meta) -> None:
-            stored = configs.resolve(type(config), run.config())
-            _refuse_changes(meta.config, configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
-            if run.info().state == "finished" and meta.step >= config.total_steps:
-                raise UsageError(f"{run.path} has finished its {stored.total_steps} steps; to train longer: "
-                                 f"`parl-like resume {run.path} total_steps={2 * max(meta.step, stored.total_steps)}`")
-
         with _robot(experiment, config) as robot:
             loaded = session.checkpoints.load(chosen, _expected_by(robot))
-            admit(loaded.meta)
+            stored = configs.resolve(type(config), run.config())
+            _refuse_changes(loaded.meta.config, configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
+            if run.info().state == "finished" and loaded.meta.step >= config.total_steps:
+                raise UsageError(f"{run.path} has finished its {stored.total_steps} steps; to train longer: "
+                                 f"`parl-like resume {run.path} total_steps={2 * max(loaded.meta.step, stored.total_steps)}`")
             _restore(robot, loaded)
             run.restarted(command, _differs(experiment, config))
             run.save_config(configs.to_dict(config))
@@ -123,40 +114,26 @@ def load_run(run_dir: str | Path, *, checkpoint: str = "latest", **overrides: An
         UsageError: no such run or checkpoint, or the configuration does not fit. ArchiveError: no checkpoint is good.
     """
     run = RunDir.open(run_dir)
-    experiment, config = _stored(run, overrides)
-    checkpoints = Checkpoints(run.checkpoints)
-    chosen = _choose(run, checkpoints, checkpoint)
-    with contextlib.ExitStack() as cleanup:
-        robot = cleanup.enter_context(_robot(experiment, config))
-        _restore(robot, checkpoints.load(chosen, _expected_by(robot)))
-        cleanup.pop_all()  # all is well: the caller closes it
-    return robot
+    return _loaded(run, *_stored(run, overrides), checkpoint)
 
 
-def evaluate(
-    run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest",
-    overrides: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest",
+             overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Numbers of a trained run: `episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` …
 
-    Args:
-        episodes: How many; 0: as after training.
-        seed: Of the evaluation; None: as after training, so the numbers of `result.json` come out again.
-        overrides: As for `resume`.
+    By default as after training, so the numbers of `result.json` come out again. `overrides`: as for `resume`.
     """
     run = RunDir.open(run_dir)
     experiment, config = _stored(run, overrides)
-    with contextlib.closing(load_run(run_dir, checkpoint=which, **(overrides or {}))) as robot:
+    with contextlib.closing(_loaded(run, experiment, config, which)) as robot:
         seed = evaluation_seed(config) if seed is None else seed
         numbers = robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed).numbers()
         where = {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed}
         return {**where, **numbers}
 
 
-def play(
-    run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest", max_steps: int = 0,
-    stream: TextIO | None = None, overrides: Mapping[str, Any] | None = None,
-) -> list[dict[str, Any]]:
+def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest", max_steps: int = 0,
+         stream: TextIO | None = None, overrides: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path, seed and return of each.
 
     A robot whose episodes say more than a film shows has its own way: `play(robot, config, path, *, seed, max_steps, stream)` in
@@ -169,16 +146,15 @@ def play(
     """
     run = RunDir.open(run_dir)
     experiment, config = _stored(run, overrides)
-    with contextlib.closing(load_run(run_dir, checkpoint=which, **(overrides or {}))) as robot:
+    with contextlib.closing(_loaded(run, experiment, config, which)) as robot:
         folder = run.folder(run.videos)
         own = getattr(experiment.module(), "play", None)
-        bound = {"max_steps": max_steps} if max_steps else {}
         first = evaluation_seed(config) if seed is None else seed
         played = []
         for each in range(first, first + episodes):
             path = folder / f"episode_{each}.gif"
             if own is None:
-                told = {"return": float(robot.play(path, seed=each, **bound))}
+                told = {"return": float(robot.play(path, seed=each, max_steps=max_steps))}
             else:
                 told = own(robot, config, path, seed=each, max_steps=max_steps, stream=stream)
             played.append({"path": str(path), "seed": each, **told})
@@ -219,6 +195,17 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
         yield robot
 
 
+def _loaded(run: RunDir, experiment: Experiment, config: ExperimentConfig, which: str) -> Robot:
+    """The robot in the state of a checkpoint, for the caller to close."""
+    checkpoints = Checkpoints(run.checkpoints)
+    chosen = _choose(run, checkpoints, which)
+    with contextlib.ExitStack() as cleanup:
+        robot = cleanup.enter_context(_robot(experiment, config))
+        _restore(robot, checkpoints.load(chosen, _expected_by(robot)))
+        cleanup.pop_all()
+    return robot
+
+
 def _expected_by(robot: Robot) -> Callable[[Manifest], None]:
     """A check that no task's saved state is much larger than the robot's own: before memory is taken for it."""
     own = {}
@@ -229,8 +216,8 @@ def _expected_by(robot: Robot) -> Callable[[Manifest], None]:
     def check(manifest: Manifest) -> None:
         for name, size in manifest.sizes().items():
             if name in own and size > STATE_FACTOR * own[name] + STATE_ROOM:
-                raise refusal(name, f"about {own[name]} bytes, as this robot's task has", f"{size} bytes",
-                              "use an earlier checkpoint")
+                expected = f"about {own[name]} bytes, as this robot's task has"
+                raise refusal(name, expected, f"{size} bytes", "use an earlier checkpoint")
 
     return check
 

@@ -180,8 +180,8 @@ class Session:
     def _train(self, signals: Signals) -> None:
         """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every`, 0 included, and at the end.
 
-        The stops are multiples counted from step 0, not from where this process began, and every save is preceded by the robot's
-        boundary. So a run that was cut at a checkpoint and resumed meets the same boundaries as one that was not.
+        Multiples are counted from step 0, not from where this process began, and every save is preceded by the robot's boundary:
+        so a run that was cut at a checkpoint and resumed meets the same boundaries as one that was not.
         """
         total, every = self.config.total_steps, self.config.checkpoint_every
         step = self.step()
@@ -211,13 +211,10 @@ class Session:
             self._save(last=True)
 
     def _roll_back(self, error: Exception) -> None:
-        """Training has diverged: puts the robot back to the last checkpoint of this process.
+        """Training has diverged: puts the robot back to the last checkpoint of this process; raises `error` where there is none.
 
         Its generators move on, or the same data would bring it to the same end. So the run is no longer the one of its seed,
         which its events say.
-
-        Raises:
-            `error`: there is no such checkpoint, or it cannot be loaded.
         """
         reached, reason = self.step(), str(error).partition("\n")[0]
         if self.saved_step < 0:
@@ -242,8 +239,8 @@ class Session:
         solved = self.experiment.verdict({**self._metrics(), **evaluation})
         self.result = {
             "experiment": self.experiment.name, "solved": solved, "evaluation": evaluation, "trace_hash": trace,
-            "env_steps": step, "seconds": seconds,
-            "steps_per_s": step / seconds if seconds > 0 else None, "counters": self.robot.counters(),
+            "env_steps": step, "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None,
+            "counters": self.robot.counters(),
             "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
             "never_learned": dict(self.robot.never_learned()), "remarks": list(self.robot.remarks()),
         }
@@ -275,8 +272,8 @@ class Session:
     def _save(self, *, last: bool, interrupted: bool = False) -> int:
         """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
 
-        A disk that refuses is survived while training goes on (`Checkpoints.save` says so, and gives up after a while), for a
-        full disk is often emptied in time. At the end it is waited for, but not for long.
+        A disk that refuses is survived while training goes on, for a full disk is often emptied in time. At the end it is waited
+        for, but not for long.
         """
         self.run.outbox.check()
         self.robot.checkpoint_boundary()

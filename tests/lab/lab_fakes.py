@@ -105,7 +105,7 @@ class FakeRobot:
     def evaluate(self, *, episodes: int, seed: int) -> Evaluation:
         return Evaluation([self.weight + (seed + each) % 7 for each in range(episodes)], [EPISODE] * episodes)
 
-    def play(self, path: Path, *, seed: int) -> float:
+    def play(self, path: Path, *, seed: int, max_steps: int = 0) -> float:
         path.write_bytes(b"GIF89a")
         return self.weight + seed % 7
 

@@ -94,9 +94,9 @@ def whole(tmp_path_factory):
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, whole, number, checkpoint, keep):
     run = tmp_path / "cut"
     code = (
-        "import time\nfrom parl_like.stages import TraceHash\nadd = TraceHash._add\n"
+        "import time\nfrom parl_like.stages import TraceHash\nadd = TraceHash.post_act\n"
         "def slow(self, agent):\n    time.sleep(0.001)\n    add(self, agent)\n"
-        "TraceHash._add = slow\nfrom parl_like.lab.cli import main\nraise SystemExit(main("
+        "TraceHash.post_act = slow\nfrom parl_like.lab.cli import main\nraise SystemExit(main("
         + repr(["train", *ARGS, f"run_dir={run}", f"keep_checkpoints={keep}"])
         + "))"
     )
