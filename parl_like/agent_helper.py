@@ -120,7 +120,12 @@ class AgentHelper:
         if queue.to_env is None:
             queue.to_env = action_map(self.model.act_space)
         self._unmapped = queue.to_env is None
-        self._bind_transforms(transforms)
+        self.transforms = transforms.for_helper(len(lanes), mode)
+        self._changes = bool(len(transforms))
+        self._lesson = -1  # that the transforms were prepared for
+        self._in_step = self.acts_in_step and wait and mode != "test"
+        if self.learns and mode != "test":
+            self.transforms.prepare(-1)  # until its first lesson
         self.format = RowFormat(str(agent), name, self.model, agent.env, self.transforms, self.obs_space)
         self._plain, self._state_specs = self.format.plain, self.format.state
         along = self.window.in_order or self.window.rows > 1 or self.transforms.behind or getattr(buffer, "stack_num", 1) > 1
@@ -155,14 +160,6 @@ class AgentHelper:
             raise SpecError(f"task {self.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one "
                             f"number per action, got ('N', {', '.join(map(str, shape))}); look at the last layer of "
                             f"{type(self.model).__name__}")
-
-    def _bind_transforms(self, transforms: Transforms) -> None:
-        self.transforms = transforms.for_helper(len(self.lanes), self.mode)
-        self._changes = bool(len(transforms))
-        self._lesson = -1  # that the transforms were prepared for
-        self._in_step = self.acts_in_step and self.wait and self.mode != "test"
-        if self.learns and self.mode != "test":
-            self.transforms.prepare(-1)  # until its first lesson
 
     def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
         """Declares the columns of a row, in the order in which `store` writes them."""
@@ -217,8 +214,8 @@ class AgentHelper:
                 self.buffer.truncate_open(lane)
 
     def _zero_state(self) -> tuple[Array, ...]:
-        shape = (len(self.lanes),) if self._vector else ()
-        return tuple(np.zeros((*shape, *s.shape), s.dtype) for s in self._state_specs.values())
+        zeros = (spec.zeros(len(self.lanes)) for spec in self._state_specs.values())
+        return tuple(zeros) if self._vector else tuple(rows[0] for rows in zeros)
 
     # ------------------------------------------------------------------------------------------------------------- acting
 
@@ -360,12 +357,16 @@ class AgentHelper:
         else:
             names = self.format.raw_names
             head, tail = self.format.flat(obs, names), self.format.flat(obs_next, names)
-        values = (*head, act if self._unmapped else self._raw_act(act), rew, terminated, truncated, *tail)
+        values: tuple[Any, ...] = (*head, act if self._unmapped else self._raw_act(act), rew, terminated, truncated, *tail)
         if self._has_more or extra is not None:
             values += self._more(act, extra or {})
         try:
             if self._vector:
-                n, ended = self._store_rows(buffer, values, np.logical_or(terminated, truncated), mask)
+                lanes, ends = self._lane_numbers, np.logical_or(terminated, truncated)
+                if mask is not None and not mask.all():
+                    lanes, ends, values = lanes[mask], ends[mask], tuple(np.asarray(v)[mask] for v in values)
+                buffer.push_rows(lanes, values)
+                n, ended = len(lanes), int(ends.sum())
             else:
                 n, ended = 1, terminated or truncated
                 player = self._player
@@ -417,15 +418,6 @@ class AgentHelper:
         for agent in self.agent.robot.agents:
             agent.helpers[self.name].store_policy = False
         return np.zeros(len(self.lanes), np.float32) if self._vector else 0.0
-
-    def _store_rows(self, buffer: ReplayBuffer, values: tuple[Any, ...], ended: Array, mask: Array | None) -> tuple[int, int]:
-        """Stores the real rows; returns how many, and how many of them end an episode."""
-        lanes = self._lane_numbers
-        if mask is not None and not mask.all():
-            lanes, ended = lanes[mask], ended[mask]
-            values = tuple(np.asarray(v)[mask] for v in values)
-        buffer.push_rows(lanes, values)
-        return len(lanes), int(ended.sum())
 
     def _after_store(self, rows: int, ended: int) -> None:
         """The schedule: called after each stored step with the number of its rows, and of those that ended an episode."""

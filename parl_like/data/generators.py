@@ -36,11 +36,8 @@ def set_rng_state(generator: np.random.Generator, state: Mapping[str, Any]) -> N
     if not fits or state["inc"] % 2 == 0:
         expected = f"kind 'PCG64' and integers of {bits} bits, inc odd"
         raise refusal("random state", expected, str(state)[:200], "use a state of rng_state")
-    generator.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": state["state"], "inc": state["inc"]},
-        "has_uint32": state["has_uint32"], "uinteger": state["uinteger"],
-    }
+    own = {"state": {"state": state["state"], "inc": state["inc"]}}
+    generator.bit_generator.state = {"bit_generator": "PCG64", **state, **own}
 
 
 def torch_rng_state(generator: torch.Generator) -> Array:

@@ -20,10 +20,10 @@ Phase = Literal["replay", "rollout", "never"]
 class _Normalizer(Transform):
     """Moments by field, when they change, and how they are saved."""
 
-    def _set_up(self, names: Sequence[str], clip: float | None, update_on: Phase, moments: Moments | None) -> None:
+    def _set_up(self, names: Sequence[str], clip: float | None, update_on: Phase, kind: Moments | None) -> None:
         self.clip, self.update_on = clip, update_on
-        moments = Moments() if moments is None else moments
-        self.moments = {name: Moments(moments.rate, moments.window) for name in names}
+        kind = Moments() if kind is None else kind
+        self.moments = {name: Moments(kind.rate, kind.window) for name in names}
         if clip is not None and not clip > 0:
             raise self._error("clip", "above 0", clip)
         if update_on not in ("replay", "rollout", "never"):
@@ -115,6 +115,6 @@ class RewardNormalizer(_Normalizer, RewardTransform):
         if "rew" in rows:
             real = np.broadcast_to(counted(rows), rows["rew"].shape)
             if source.real is not None:
-                real = real & source.real.reshape(-1, *[1] * (rows["rew"].ndim - 1))
+                real = (real.T & source.real).T
             self._learn("replay", "rew", rows["rew"][real])
         return super().replay(rows, source)
