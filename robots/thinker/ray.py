@@ -38,7 +38,7 @@ class ModelActor(TaskActor):
     def __init__(self) -> None:
         self.steps: dict[int, int] = {}  # rank → real steps of that maker
         self.left = 0  # real steps of makers that have left
-        self.places: dict[int, list[Places]] = {}
+        self.places: dict[int, Places] = {}
         self.options: dict[str, Any] = {}
 
     def enter(self, options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -46,7 +46,7 @@ class ModelActor(TaskActor):
         if not self.steps and not hasattr(self, "task"):
             self.options = options
         rank = next(number for number in count() if number not in self.steps)
-        self.steps[rank], self.places[rank] = 0, []
+        self.steps[rank], self.places[rank] = 0, Places()
         return rank, self.options
 
     def leave(self, rank: int) -> None:
@@ -55,9 +55,7 @@ class ModelActor(TaskActor):
 
     def claim_nodes(self, rank: int, n: int) -> int:
         """See `WorldModel.claim_nodes`; they are the maker's until it leaves."""
-        owner, algorithm = Places(), cast(Any, self.task.algorithm)
-        self.places[rank].append(owner)
-        return int(algorithm.claim_nodes(owner, n))
+        return int(cast(Any, self.task.algorithm).claim_nodes(self.places[rank], n))
 
     def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...],
               options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
