@@ -280,7 +280,7 @@ class Group:
         single, clock, limit, number = self._one, time.monotonic, options.step_timeout, options.number
         deadline, at = self.status.deadline, self.status.at
         next_step, same_step = options.mode is AutoresetMode.NEXT_STEP, options.mode is AutoresetMode.SAME_STEP
-        for k in range(self.n):
+        for k, env in enumerate(self.envs):
             i = self.lo + k
             if self.over[k] and next_step:
                 rew[i], terminated[i], truncated[i] = 0.0, False, False
@@ -289,7 +289,7 @@ class Group:
             action = self.act.row(act, i)
             at[number], deadline[number] = i, clock() + limit
             try:
-                out = self.envs[k].step(action)
+                out = env.step(action)
                 if self.abandoned:
                     raise Abandoned
                 try:

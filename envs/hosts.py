@@ -298,7 +298,7 @@ class ProcessHost(Host):
         except BaseException:
             self._tidy()
             raise
-        self._poll = select.poll()
+        self._poll, self._sock = select.poll(), ours.fileno()
         self._poll.register(ours, select.POLLIN)
         self._poll.register(self.process.pidfd, select.POLLIN)
 
@@ -332,10 +332,10 @@ class ProcessHost(Host):
         the environment has started still holds the connection."""
         while True:
             left = self.left()
-            ready = dict(self._poll.poll(min(max(left, 0.0), 3600.0) * 1000))
-            if self.channel.sock.fileno() in ready:
-                return
+            ready = self._poll.poll(min(max(left, 0.0), 3600.0) * 1000)
             if ready:
+                if len(ready) == 2 or ready[0][0] == self._sock:
+                    return
                 raise EOFError
             if left <= 0:
                 raise TimeoutError
