@@ -29,17 +29,16 @@ class Ale:
     Args:
         game: "space_invaders", "SpaceInvaders", "ALE/SpaceInvaders-v5" or "SpaceInvadersNoFrameskip-v4".
         full_actions: All 18 actions, not only those that the game knows.
-        mode, difficulty: Variants of the game, Machado et al. 2018; None: its own default.
 
     Attributes:
         actions: What each action means: "NOOP", "FIRE", ….
         shape: Rows and columns of a screen.
 
     Raises:
-        ImportError: ale-py is not installed. ValueError: unknown game, mode or difficulty.
+        ImportError: ale-py is not installed. ValueError: unknown game.
     """
 
-    def __init__(self, game: str, full_actions: bool = False, mode: int | None = None, difficulty: int | None = None) -> None:
+    def __init__(self, game: str, full_actions: bool = False) -> None:
         try:
             import ale_py
         except ImportError:
@@ -48,7 +47,6 @@ class Ale:
         known = ale_py.roms.get_all_rom_ids()
         if name not in known:
             raise ValueError("Atari: " + unknown("game", name, known))
-        self.mode, self.difficulty = mode, difficulty
         self.rom = ale_py.roms.get_rom_path(name)
         self._state_of = ale_py.ALEState
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -56,10 +54,6 @@ class Ale:
         # Stickiness and the frame limit are ours: the action that sticks is not in the emulator's state.
         self.ale.setFloat("repeat_action_probability", 0.0)
         self.seed(0)
-        for what, value, values in (("mode", mode, self.ale.getAvailableModes()),
-                                    ("difficulty", difficulty, self.ale.getAvailableDifficulties())):
-            if value is not None and value not in values:
-                raise ValueError(f"Atari: {what} of {name} is {value}; expected one of {list(values)}")
         self._actions: Any = self.ale.getLegalActionSet() if full_actions else self.ale.getMinimalActionSet()
         self.actions: Sequence[str] = [action.name for action in self._actions]
         rows, columns = self.ale.getScreenDims()
@@ -69,10 +63,6 @@ class Ale:
         """Seeds what is random in the console, 0 ≤ seed < 2³¹; a `reset` follows."""
         self.ale.setInt("random_seed", seed)
         self.ale.loadROM(self.rom)  # the seed is read only here
-        if self.mode is not None and self.mode in self.ale.getAvailableModes():
-            self.ale.setMode(self.mode)
-        if self.difficulty is not None and self.difficulty in self.ale.getAvailableDifficulties():
-            self.ale.setDifficulty(self.difficulty)
 
     def reset(self) -> None:
         """Starts a game."""
@@ -130,7 +120,7 @@ class Atari(gym.Env[Any, Any]):
             0.25.
         clip_reward: Rewards are cut to ± this; None: not at all.
         max_frames: Raw frames after which a game is truncated, no-ops included; None: never. 108,000 are half an hour.
-        full_actions, mode, difficulty: See `Ale`; only with a name.
+        full_actions: See `Ale`; only with a name.
         render_mode: "rgb_array": the newest raw screen [rows, columns, 3] uint8.
 
     The defaults are Thinker's (Chung et al. 2023). DQN's: size=84, grey=True, clip_reward=1.
@@ -144,8 +134,8 @@ class Atari(gym.Env[Any, Any]):
     def __init__(
         self, game: str | Any, size: int | tuple[int, int] | None = 96, *, grey: bool = False, stack: int = 4,
         frame_skip: int = 4, noop_max: int = 30, fire: bool = True, life_loss: bool = True, sticky: float = 0.0,
-        clip_reward: float | None = None, max_frames: int | None = 108_000, full_actions: bool = False, mode: int | None = None,
-        difficulty: int | None = None, render_mode: str | None = None,
+        clip_reward: float | None = None, max_frames: int | None = 108_000, full_actions: bool = False,
+        render_mode: str | None = None,
     ) -> None:  # fmt: skip
         for name, value, least in (("stack", stack, 1), ("frame_skip", frame_skip, 1), ("noop_max", noop_max, 0)):
             if operator.index(value) < least:
@@ -159,9 +149,9 @@ class Atari(gym.Env[Any, Any]):
                              "may take")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"Atari: render_mode is {render_mode!r}; expected 'rgb_array' or None")
-        if not isinstance(game, str) and (full_actions or mode is not None or difficulty is not None):
-            raise ValueError("Atari: full_actions, mode and difficulty are for a game's name; this emulator is there already")
-        self.emulator: Ale = Ale(game, full_actions, mode, difficulty) if isinstance(game, str) else game
+        if not isinstance(game, str) and full_actions:
+            raise ValueError("Atari: full_actions is for a game's name; this emulator is there already")
+        self.emulator: Ale = Ale(game, full_actions) if isinstance(game, str) else game
         rows, columns = self.emulator.shape
         self.size = (rows, columns) if size is None else (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         if min(self.size) < 1:

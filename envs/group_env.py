@@ -195,9 +195,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         try:
             for reply in self._ask(op, args):
                 self._take(reply, told)
-            for g in args:
-                if g in self._lost:
-                    self._revive(g, told, options, mask)
+            for g in sorted(self._lost.keys() & args.keys()) if self._lost else ():
+                self._revive(g, told, options, mask)
         except BaseException:
             self._abort()
             raise

@@ -348,7 +348,7 @@ def test_a_state_of_other_pictures_is_refused():
     ({"sticky": 1.0}, "sticky is 1.0"),
     ({"clip_reward": 0}, "clip_reward is 0"), ({"max_frames": 4}, "max_frames is 4"),
     ({"render_mode": "human"}, "render_mode is 'human'"),
-    ({"mode": 1}, "this emulator is there already"), ({"size": 0}, "size is 0"),
+    ({"full_actions": True}, "this emulator is there already"), ({"size": 0}, "size is 0"),
 ], ids=str)
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
@@ -443,6 +443,4 @@ def test_without_sticky_actions_a_game_is_what_its_actions_make_it():
 def test_unknown_games_and_variants_are_named():
     with pytest.raises(ValueError, match="no game 'brekout'; did you mean 'breakout'"):
         Atari("Brekout")
-    with pytest.raises(ValueError, match=r"mode of pong is 77; expected one of \[0, 1\]"):
-        Atari("pong", mode=77)
-    assert Atari("pong", full_actions=True, mode=1, difficulty=1).action_space.n == 18
+    assert Atari("pong", full_actions=True).action_space.n == 18
