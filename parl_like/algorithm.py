@@ -226,10 +226,8 @@ class AlgorithmFactory:
     comparable and printable, so it can travel to a worker and into a log.
     """
 
-    def __init__(
-        self, model_class: Callable[..., Any] | Shared, model_args: Mapping[str, Any],
-        algorithm_class: type[Algorithm], algorithm_args: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, model_class: Callable[..., Any] | Shared, model_args: Mapping[str, Any],
+                 algorithm_class: type[Algorithm], algorithm_args: Mapping[str, Any]) -> None:
         self.model, self.algorithm = model_class, algorithm_class
         self.model_args = copying.deepcopy(dict(model_args))
         self.algorithm_args = copying.deepcopy(dict(algorithm_args))

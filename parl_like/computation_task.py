@@ -97,14 +97,11 @@ class ComputationTask:
         sharers: The tasks that share parameters with this one.
     """
 
-    _algorithm: Algorithm | None
-
     def __init__(
         self, algorithm: Algorithm | Callable[[], Algorithm], helper: Callable[[], Any] | None = None, *,
         device: str | torch.device = "cpu", predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None,
-        on_error: Literal["stop", "fail_batch"] = "stop",
-        max_skips: int = 10, bisect: bool = False, train: bool = True, serve: Literal["central", "replica"] = "central",
-        sync_every: int = 1,
+        on_error: Literal["stop", "fail_batch"] = "stop", max_skips: int = 10, bisect: bool = False, train: bool = True,
+        serve: Literal["central", "replica"] = "central", sync_every: int = 1,
     ) -> None:
         for option, value, known in (("serve", serve, ("central", "replica")), ("on_error", on_error, ("stop", "fail_batch"))):
             if value not in known:
@@ -134,7 +131,8 @@ class ComputationTask:
         self.lock: Any = threading.RLock()
         self.version = self.learns = self.rows_learned = self.skipped = self.skips = 0
         self.output_shapes: dict[str, tuple[int, ...]] = {}
-        self._source, self._algorithm = algorithm, None
+        self._source = algorithm
+        self._algorithm: Algorithm | None = None
         self._optimization: Optimization | None = None
         self.sharers: weakref.WeakSet[ComputationTask] = weakref.WeakSet()
         if isinstance(algorithm, Algorithm):
@@ -148,8 +146,7 @@ class ComputationTask:
     def algorithm(self) -> Algorithm:
         if self._algorithm is None:
             self.build()
-        assert self._algorithm is not None
-        return self._algorithm
+        return self._algorithm  # type: ignore[return-value]
 
     def build(self, seed: np.random.SeedSequence | None = None) -> None:
         """Builds the algorithm, unless it exists, with parameters drawn from `seed`; the global generators stay untouched."""

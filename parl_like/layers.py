@@ -242,10 +242,8 @@ def has_unbuilt(module: nn.Module) -> bool:
 class _Affine(LayerFunc):
     """act(x ∗ w + b) with `size` outputs; ∗ is a matrix product, or with a `kernel` a convolution."""
 
-    def __init__(
-        self, name: str, size: int, act: str | None, bias: bool, init: Init | None, w: LayerFunc | None,
-        kernel: tuple[int, ...] = (), stride: int = 1, padding: int = 0,
-    ) -> None:
+    def __init__(self, name: str, size: int, act: str | None, bias: bool, init: Init | None, w: LayerFunc | None,
+                 kernel: tuple[int, ...] = (), stride: int = 1, padding: int = 0) -> None:
         super().__init__(name, ("w", "b") if bias else ("w",), w)
         self.size, self.act, self.kernel, self.stride, self.padding = size, act and activation(act), kernel, stride, padding
         self.init = init or partial(variance_scaling_, nonlinearity=act if act in ("relu", "tanh") else "linear")
@@ -353,10 +351,8 @@ def _built(layer: LayerFunc, in_size: int | None) -> LayerFunc:
     return layer
 
 
-def fc(
-    size: int, act: str | None = None, bias: bool = True, in_size: int | None = None, name: str | None = None,
-    init: Init | None = None, w: LayerFunc | None = None,
-) -> LayerFunc:
+def fc(size: int, act: str | None = None, bias: bool = True, in_size: int | None = None, name: str | None = None,
+       init: Init | None = None, w: LayerFunc | None = None) -> LayerFunc:
     """y = act(x w + b), x [..., in], y [..., size]; `w` [in, size], `b` [size] from 0.
 
     Args:
@@ -369,11 +365,9 @@ def fc(
     return _built(_Affine(name or "fc", size, act, bias, init, w), in_size)
 
 
-def conv2d(
-    filters: int, kernel: int | tuple[int, int], stride: int = 1, padding: int = 0, act: str | None = None,
-    in_channels: int | None = None, bias: bool = True, name: str | None = None, init: Init | None = None,
-    w: LayerFunc | None = None,
-) -> LayerFunc:
+def conv2d(filters: int, kernel: int | tuple[int, int], stride: int = 1, padding: int = 0, act: str | None = None,
+           in_channels: int | None = None, bias: bool = True, name: str | None = None, init: Init | None = None,
+           w: LayerFunc | None = None) -> LayerFunc:
     """Convolution of x [N, channels, height, width] float; `w` [filters, channels, kernel, kernel], `b` [filters] from 0."""
     window = (kernel, kernel) if isinstance(kernel, int) else kernel
     return _built(_Affine(name or "conv2d", filters, act, bias, init, w, window, stride, padding), in_channels)

@@ -226,14 +226,13 @@ class RequestQueue:
         counters.waits.append(begin - batch.born)
         self._free_since = end = perf_counter()
         counters.computes.append(end - begin)
-        if self.abandoned:
-            counters.late += self.count_late(tickets)
+        counters.late += self.count_late(tickets)
         self.recycle(batch)
         return tickets
 
     def count_late(self, tickets: Sequence[Ticket]) -> int:
         """How many of these, which have been answered, nobody waits for any more."""
-        late = sum(ticket.abandoned for ticket in tickets)
+        late = sum(ticket.abandoned for ticket in tickets) if self.abandoned else 0
         self.abandoned -= late
         return late
 

@@ -157,10 +157,9 @@ class Attributes:
             if not isinstance(packed, TypeError):
                 self.start[name] = packed
             elif strict:
-                mend = "add it to networks()"
-                if "networks()" not in str(packed):
-                    mend = (f"if it may be lost, name it in the class's `transient`: transient = ({name!r},); else write "
-                            "state_dict and load_state_dict")
+                mend = "add it to networks()" if "networks()" in str(packed) else (
+                    f"if it may be lost, name it in the class's `transient`: transient = ({name!r},); else write state_dict and "
+                    "load_state_dict")
                 raise TypeError(f"{owner()}: {packed}, so it would be lost at every checkpoint; {mend}")
 
     def _packed(self, algorithm: Any) -> Iterator[tuple[str, Any]]:

@@ -294,6 +294,17 @@ def test_rows_of_a_step_that_was_left_out_have_numbers_all_the_same():
     assert result[2] == 0.0 and np.isfinite(result).all() and (result[[0, 1, 3]] > 0).all()
 
 
+def test_numbers_are_means_of_the_steps_that_were_taken():
+    class Halves(Plain):
+        def minibatches(self, batch):
+            yield batch[:2]
+            yield batch[2:]
+
+    rows = {"obs": ROWS["obs"].copy()}
+    rows["obs"][0] = np.nan  # the first step is left out; (5 · 1 + 6 · 2)² and (7 · 1 + 8 · 2)² of the second
+    assert ComputationTask(Halves()).learn(rows)["loss"] == (17**2 + 23**2) / 2
+
+
 def test_minibatches_that_lose_the_rows_are_refused_by_name():
     class Loses(Split):
         def minibatches(self, batch):
