@@ -47,24 +47,26 @@ class HostedDriver(CooperativeDriver):
     """Agents in other processes, the tasks here. See `CooperativeDriver` for the other arguments.
 
     Args:
-        options: With the limits of `parl_like.drivers.processes.Processes`.
-        link: How its workers are begun, heard and ended.
+        options: Of the driver; None: its `defaults`.
 
     Attributes:
+        link: How its workers are begun, heard and ended.
         agent_restarts: How often an agent began anew in its worker.
     """
 
+    defaults: Callable[[], Any]
     patience = 0.0
     # (Waiting even 0.1 ms by default was measured to cost more than fuller batches give: workers that wait together do not
     # overlap.)
 
     def __init__(
         self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
-        options: Any, link: Link,
+        options: Any = None,
     ) -> None:
         super().__init__(sync, failed, on_error)
-        self.options, self.link = options, link
-        self.supervisor = Supervisor(link, options, self._recipe, lambda worker, why: self._lost(worker, why),
+        self.options = options or self.defaults()
+        self.link: Link = self.options.make_link()
+        self.supervisor = Supervisor(self.link, self.options, self._recipe, lambda worker, why: self._lost(worker, why),
                                      self._agent_failed, "all others wait for it" if sync else "nobody waits for it")
         self.agent_restarts = 0
         self._lessons = Lessons()

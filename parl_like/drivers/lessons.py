@@ -40,8 +40,7 @@ class Lessons:
                 except Exception as error:  # noqa: BLE001  the user's algorithm may hold anything
                     self._uncopied.add(task.name)
                     log.warning("task %r: its algorithm cannot be copied (%s: %s), so predictions wait for optimiser steps",
-                                task.name,
-                                type(error).__name__, error)
+                                task.name, type(error).__name__, error)
 
     def give(self, queue: RequestQueue, batch: Batch, tasks: Sequence[Any], afterwards: Callable[[], Any]) -> None:
         """Begins a lesson. `afterwards` is called in its thread at the end, and `ended` gives what it returned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -177,13 +177,6 @@ class LocalLink(Link):
 
 
 class ProcessesDriver(HostedDriver):
-    """Agents in worker processes. See `CooperativeDriver` for the other arguments."""
+    """Agents in worker processes."""
 
-    defaults: type[Processes] = Processes
-
-    def __init__(
-        self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
-        options: Processes | None = None,
-    ) -> None:
-        options = options or self.defaults()
-        super().__init__(sync, failed, on_error, options, options.make_link())
+    defaults = Processes

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from parl_like.computation_task import ComputationTask
-from parl_like.drivers.processes import Processes, ProcessesDriver
+from parl_like.drivers.hosted import HostedDriver
+from parl_like.drivers.processes import Processes
 from parl_like.drivers.ray_connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.ray_tasks import RayTask
 from parl_like.drivers.supervisor import Link, WorkerHandle
@@ -176,8 +177,8 @@ def _reason(error: BaseException) -> str:
     return text[:400]
 
 
-class RayDriver(ProcessesDriver):
-    """Agents in Ray actors. See `CooperativeDriver` for the arguments."""
+class RayDriver(HostedDriver):
+    """Agents in Ray actors."""
 
     defaults = Ray
 

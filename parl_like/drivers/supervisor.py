@@ -91,18 +91,14 @@ class Link(Protocol):
     folder: str = ""
 
     def open(self) -> None:
-        """Makes sockets and the like, before the first worker begins.
+        """Makes sockets and the like, before the first worker begins. An OSError or ValueError says in one line why it cannot."""
 
-        Raises:
-            OSError, ValueError: it cannot, in one line.
-        """
+    def close(self) -> None:
+        """After the last worker was forgotten: closes what `open` made, which may be called again."""
 
     def begin(self, worker: WorkerHandle, recipe: Any) -> None:
-        """Begins a worker's process, with its `Recipe`; its first message is HELLO.
-
-        Raises:
-            TypeError: the recipe cannot be sent. OSError: no process can be made.
-        """
+        """Begins a worker's process, with its `Recipe`; its first message is HELLO. A TypeError says why the recipe cannot be
+        sent, an OSError why no process can be made."""
 
     def send(self, worker: WorkerHandle, frames: list[Any]) -> None:
         """To a worker that has said HELLO; where it has just ended, nothing happens."""
@@ -124,9 +120,6 @@ class Link(Protocol):
 
     def forget(self, worker: WorkerHandle) -> None:
         """The worker is over; nothing more is taken from it."""
-
-    def close(self) -> None:
-        """After the last worker was forgotten: closes what `open` made, which may be called again."""
 
     def memory(self, worker: WorkerHandle) -> int:
         """Bytes of resident memory; 0 where that is unknown."""

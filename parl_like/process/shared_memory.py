@@ -30,13 +30,13 @@ def offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
     return begins, end
 
 
-def _sizes(columns: Sequence[Column]) -> list[int]:
-    return [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in columns]
+def _layout(columns: Sequence[Column]) -> tuple[list[int], int]:
+    return offsets(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in columns)
 
 
 def size_of(columns: Sequence[Column]) -> int:
     """Bytes that these arrays take side by side."""
-    return offsets(_sizes(columns))[1]
+    return _layout(columns)[1]
 
 
 def views(memory: Any, columns: Sequence[Column]) -> list[Array]:
@@ -45,8 +45,7 @@ def views(memory: Any, columns: Sequence[Column]) -> list[Array]:
     Args:
         memory: Anything with a buffer of at least `size_of(columns)` bytes; the arrays are read-only where it is.
     """
-    begins, _ = offsets(_sizes(columns))
-    return [np.ndarray(shape, dtype, memory, begin) for (shape, dtype), begin in zip(columns, begins, strict=True)]
+    return [np.ndarray(shape, dtype, memory, at) for (shape, dtype), at in zip(columns, _layout(columns)[0], strict=True)]
 
 
 def nameless_file(name: str) -> int:

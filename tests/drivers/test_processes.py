@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from time import sleep
 
@@ -586,7 +587,12 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
 
 def living(processes):
     """Those that have not ended; that somebody takes note of it is the business of their new parent."""
-    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    out = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # it ends between the two questions
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                out.append(process)
+    return out
 
 
 ROBOT = """
