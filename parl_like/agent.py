@@ -99,11 +99,13 @@ class Agent:
 
     def run_one_episode(self) -> None:
         """Acts until the episode ends: the first task acts, and the helpers of all tasks store every step."""
-        helpers = list(self.helpers.values())
+        robot, helpers = self.robot, list(self.helpers.values())
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
         if self.env is None:
-            self.robot.count_offline_step()
+            robot.env_steps += 1  # a round of learning counts as a step, so that stop conditions work
+            if robot._stop is not None and robot._stop(robot):
+                robot.request_stop()
             for helper in helpers:
                 if helper.learns:
                     helper.learn()

@@ -226,12 +226,6 @@ class Crew:
         if not self._bad_so_far & (self._bad_so_far - 1):
             log.warning("%s; bad values so far: %d", text, self._bad_so_far)
 
-    def count_offline_step(self) -> None:
-        """An agent without an environment begins a round of learning; it counts as a step, so that stop conditions work."""
-        self.env_steps += 1
-        if self._stop is not None and self._stop(self):
-            self.request_stop()
-
     def request_stop(self) -> None:
         """Ends the run: no agent takes another step."""
         self.stop_requested = True

@@ -94,7 +94,7 @@ class EnvFace:
             raise self._failed(f" raised in reset(seed={seed})", error) from error
         obs = own(obs)
         if self._accepts is not None:
-            obs, _ = self._accepted(self._accepts, obs, 0.0, False)
+            obs, _ = self._accepted(self._accepts, obs, 0.0, "reset")
         self._open, self._over = True, False
         self._begin(obs, info)
         return obs, info
@@ -148,7 +148,7 @@ class EnvFace:
         if rew.__class__ is not float:
             rew = own(rew)
         if self._accepts is not None:
-            obs, rew = self._accepted(self._accepts, obs, rew, True)
+            obs, rew = self._accepted(self._accepts, obs, rew, "")
         self.episode_return += rew
         self.episode_length += 1
         if self.episode_length == agent.max_episode_steps:
@@ -178,15 +178,14 @@ class EnvFace:
             if agent.quota_steps <= 0 and agent.signal is None:
                 agent.signal = "park"  # before its next step
 
-    def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, stepped: bool) -> tuple[Any, Any]:
+    def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, moment: str) -> tuple[Any, Any]:
         """What the environment gave, as the agent gets it (`Agent.on_bad_value`).
 
         Raises:
             SpecError: it cannot be mended. Interrupted: the episode is dropped.
         """
         agent = self._agent
-        moment = f"step {self.episode_length} of the episode" if stepped else "reset"
-        where = f"{agent}: its environment (seed {self.seed}), {moment}"
+        where = f"{agent}: its environment (seed {self.seed}), {moment or f'step {self.episode_length} of the episode'}"
         try:
             good_obs, good_rew = accepts.observation(obs), accepts.value(accepts.reward, rew)
         except SpecError as error:
@@ -195,7 +194,7 @@ class EnvFace:
                 raise fault from None
             agent.count_bad(f"{fault} (episode dropped)")
             agent.fault = fault
-            if stepped:  # it counts, so that a run of nothing else ends, too
+            if not moment:  # a step counts, so that a run of nothing else ends, too
                 agent.steps += 1
                 agent.robot.env_steps += 1
                 self._ask_to_go_on(1)
