@@ -1,8 +1,5 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""SegmentTree: weights under a binary tree of their sums or minima, for prioritised sampling.
-
-`segment_tree.SegmentTreeReference` is the same thing in plain NumPy; the tests hold the two equal.
-"""
+"""SegmentTree: weights under a binary tree of their sums or minima, for prioritised sampling."""
 
 from cpython.float cimport PyFloat_Check
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
