@@ -10,15 +10,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from parl_like.spec import Array
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_VALUES = 16 << 20  # bytes of one component's plain values
 MAX_DEPTH = 64  # levels of a tree
@@ -30,6 +27,7 @@ DTYPES = {
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2",
 }  # fmt: skip
 CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
+_TORCH = {f"torch.{dtype.name}": code for dtype, code in CODES.items()} | {"torch.bfloat16": "BF16"}
 
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME, max_length=200)]
@@ -113,7 +111,8 @@ class Plan:
         if type(value) in (np.ndarray, np.memmap):
             kind, code = "$array", CODES.get(value.dtype.newbyteorder("<"))
         elif torch is not None and isinstance(value, torch.Tensor):
-            kind, code = "$tensor", _torch_code(value)
+            stored = value.layout is torch.strided and value.device.type != "meta"
+            kind, code = "$tensor", _TORCH.get(str(value.dtype)) if stored else None
         else:
             raise self._refuse(where, "an array, tensor, None, bool, int, float, str, list or dict", type(value).__name__)
         if code is None or not self.arrays:
@@ -130,19 +129,6 @@ class Plan:
 
     def _refuse(self, where: str, expected: object, got: object, mend: str = "convert it, or leave it out") -> ArchiveError:
         return refusal(f"{self.path}, {'.'.join(filter(None, (self.name, where)))!r}", expected, got, mend)
-
-
-def _torch_code(tensor: torch.Tensor) -> str | None:
-    import torch
-
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
-        return None
-    if tensor.dtype is torch.bfloat16:
-        return "BF16"
-    try:
-        return CODES.get(np.dtype(str(tensor.dtype).removeprefix("torch.")))
-    except TypeError:  # a dtype that NumPy does not know: float8, quantised …
-        return None
 
 
 def as_numpy(value: Any, code: str) -> Array:

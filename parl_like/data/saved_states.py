@@ -93,26 +93,17 @@ class _Cache(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Kind:
-    """What files need to know about a class of buffers.
-
-    Attributes:
-        module, name: Of the class.
-        given: Keys of the state that its constructor takes, in order.
-        options: What else it takes, by name: name -> type; with that attribute, or that key of the state's options.
-        state: What `state_dict` must look like. check: What else must hold; raises ValueError.
-        chunked: Keys of the state whose arrays have one row for each row of the buffer.
-        inside: The key of the state under which those are; "" for the state itself.
-        drop: (state, lost [rows] bool) -> the state without these rows, and how many went; None: none may be lost.
-    """
+    """What files need to know about a class of buffers."""
 
     module: str
     name: str
-    given: tuple[str, ...]
-    options: Mapping[str, type]
-    state: type[msgspec.Struct]
-    check: Callable[[Any], None]
-    chunked: frozenset[str] = frozenset({"columns"})
-    inside: str = ""
+    given: tuple[str, ...]  # keys of the state that its constructor takes, in order
+    options: Mapping[str, type]  # what else it takes: name -> type; with that attribute, or that key of the state's options
+    state: type[msgspec.Struct]  # what `state_dict` must look like
+    check: Callable[[Any], None]  # what else must hold; raises ValueError
+    chunked: frozenset[str] = frozenset({"columns"})  # keys of the state whose arrays have one row for each row of the buffer
+    inside: str = ""  # the key of the state under which those are; "" for the state itself
+    # (state, lost [rows] bool) -> the state without these rows, and how many went; None: none may be lost
     drop: Callable[[dict[str, Any], Array], tuple[dict[str, Any], int]] | None = None
 
     def get(self) -> Any:

@@ -87,30 +87,24 @@ class Checkpoints:
         if not 0 <= step < 10**18:
             raise ValueError(f"Checkpoints.save: `step` is {step}; expected 0 or more, under 10**18")
         until = time.monotonic() + patience
-        while True:
-            try:
-                path = self._write(step, tree, meta or {}, None if score is None else float(score))
-                break
-            except OSError as error:
-                now = time.monotonic()
-                if now < until:
-                    time.sleep(RETRY_S)
-                    continue
-                self._failing_since = self._failing_since if self.failures else now
-                self.failures += 1
-                why = error.strerror or error
-                text = f"checkpoint {self._path(step)} could not be saved ({why}); the older ones are intact"
-                if self.failures >= MAX_FAILURES and now - self._failing_since >= self.give_up_s:
-                    mend = "free space or mend the directory, then resume"
-                    raise OSError(error.errno, f"{text}; {self.failures} failures in a row: {mend}") from error
-                self.warn(f"{text}; training goes on")
-                return None
+        while error := self._write(step, tree, meta or {}, None if score is None else float(score)):
+            if (now := time.monotonic()) < until:
+                time.sleep(RETRY_S)
+                continue
+            self._failing_since = self._failing_since if self.failures else now
+            self.failures += 1
+            text = f"checkpoint {self._path(step)} could not be saved ({error.strerror or error}); the older ones are intact"
+            if self.failures >= MAX_FAILURES and now - self._failing_since >= self.give_up_s:
+                mend = "free space or mend the directory, then resume"
+                raise OSError(error.errno, f"{text}; {self.failures} failures in a row: {mend}") from error
+            self.warn(f"{text}; training goes on")
+            return None
         self.failures = 0
         try:
             self._prune(step)
         except OSError as error:
             self.warn(f"an old checkpoint in {self.root} could not be removed ({error.strerror or error})")
-        return path
+        return self._path(step)
 
     def _start(self) -> None:
         """Makes the directory, private to its owner, and removes what a killed process left. Raises OSError."""
@@ -122,14 +116,17 @@ class Checkpoints:
             os.close(folder)
         clean_partial(self.root)
 
-    def _write(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], score: float | None) -> Path:
-        """Writes a checkpoint and the pointers to it."""
-        self._start()
-        path, best = self._path(step), score is not None and score > self._best_score()
-        write_archive(path, tree, {**meta, "step": int(step), "score": score, "parent": self._pointer("LATEST")[0]}, over=True)
-        for pointer in ["BEST"] * best + ["LATEST"]:
-            replace_file(self.root / pointer, f"{path.name}\n".encode(), base=self.root.parent)
-        return path
+    def _write(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], score: float | None) -> OSError | None:
+        """Writes a checkpoint and the pointers to it. Returns what the disk says against it."""
+        try:
+            self._start()
+            best, parent = score is not None and score > self._best_score(), self._pointer("LATEST")[0]
+            write_archive(self._path(step), tree, {**meta, "step": int(step), "score": score, "parent": parent}, over=True)
+            for pointer in ["BEST"] * best + ["LATEST"]:
+                replace_file(self.root / pointer, f"{step:09d}\n".encode(), base=self.root.parent)
+        except OSError as error:
+            return error
+        return None
 
     def _path(self, step: int) -> Path:
         return self.root / f"{step:09d}"

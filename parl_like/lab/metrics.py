@@ -150,9 +150,7 @@ def last_row(run: RunDir) -> dict[str, float]:
 
 def _table(run: RunDir, name: str) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a CSV file, [] and [] where there is none; without torn rows and a torn last line. Raises RunError."""
-    if not os.path.lexists(run.path / name) and not run.outbox.waits(name):
-        return [], []
-    header, *rows = _parsed(run, name, run.read(name, MAX_TABLE_BYTES)) or [[]]
+    header, *rows = _parsed(run, name, run.read(name, MAX_TABLE_BYTES, missing=b"")) or [[]]
     return header, [row for row in rows if len(row) == len(header)]
 
 

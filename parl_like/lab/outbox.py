@@ -70,10 +70,6 @@ class Outbox:
                         raise
             return (data or b"") + self._appended.get(name, b"")
 
-    def waits(self, name: str) -> bool:
-        """Whether something for the file `name` has not been written yet."""
-        return name in self._replaced or name in self._appended
-
     def tend(self) -> None:
         """Tries once more to write what waits, if the last attempt is a moment ago. Cheap where nothing waits."""
         with self._lock:

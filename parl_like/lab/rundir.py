@@ -110,8 +110,12 @@ class RunDir:
                 path.chmod(0o700)
             else:
                 path.parent.mkdir(exist_ok=True)
-                names = itertools.chain([path], (path.with_name(f"{path.name}_{count}") for count in itertools.count(2)))
-                path = next(filter(_made, names))
+                first = path
+                for count in itertools.count(1):
+                    path = first if count == 1 else first.with_name(f"{first.name}_{count}")
+                    with suppress(FileExistsError):  # so two processes never take the same name
+                        path.mkdir(mode=0o700)
+                        break
         except OSError as error:
             raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
         run = cls(path)
@@ -187,11 +191,14 @@ class RunDir:
         except (ValueError, RecursionError):  # a RunError is a ValueError
             return None
 
-    def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes:
-        """A file's content, with what waits to be written. Raises RunError: missing, over `limit` bytes, no plain file."""
+    def read(self, name: str, limit: int = MAX_JSON_BYTES, missing: bytes | None = None) -> bytes:
+        """A file's content, with what waits to be written; `missing` where there is none. Raises RunError: it is missing, has
+        over `limit` bytes, or is no plain file."""
         try:
             return self.outbox.read(name, limit)
         except OSError as error:
+            if missing is not None and isinstance(error, FileNotFoundError):
+                return missing
             raise RunError(f"{self.path / name} is not readable: {error.strerror or error}") from None
 
     def folder(self, path: Path) -> Path:
@@ -261,13 +268,6 @@ def git_state() -> Git | None:
         return Git(git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no")))
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _made(path: Path) -> bool:
-    with suppress(FileExistsError):  # so two processes never take the same name
-        path.mkdir(mode=0o700)
-        return True
-    return False
 
 
 class _RunLog(logging.Handler):

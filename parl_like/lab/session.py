@@ -368,10 +368,10 @@ def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[
         return f"finished: {got} (this experiment names no goal)"
     goals = []
     for key, bounds in experiment.bounds.items():
-        low = [f"at least {bounds.at_least:g}"] if bounds.at_least is not None else []
-        high = [f"at most {bounds.at_most:g}"] if bounds.at_most is not None else []
+        limits = {"at least": bounds.at_least, "at most": bounds.at_most}
         value = "" if key == "mean_return" else f" (is {results.get(key, math.nan):.4g})"
-        goals.append(f"{key} {' and '.join(low + high)}{value}")
+        wanted = (f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
+        goals.append(f"{key} {' and '.join(wanted)}{value}")
     whole = experiment.config.get("total_steps", steps)
     if not solved and steps < whole:
         return f"finished: {got} after {steps:,} of the experiment's {whole:,} steps; at their end it expects {', '.join(goals)}"
