@@ -304,6 +304,8 @@ def test_rows_of_workers_say_which_parameters_acted(driver, mode):
         robot.checkpoint_boundary()
         versions = columns(robot.state_dict())
         assert len(versions) == (2 if driver is TWO else 0)
+        if mode == "async":  # one worker may only begin after lessons of the other's rows
+            versions = [np.concatenate(versions)] if versions else []
         for column in versions:
             assert column.dtype == np.int64 and column.min() == 0 and 10 < column.max() <= robot.tasks["RL"].version
 
