@@ -79,8 +79,16 @@ class CooperativeDriver(Driver):
         dropped = queue.put(ticket, values)
         if dropped:
             self._wake(dropped)
-        if wait:
+        if not wait:
+            return
+        current = getcurrent()
+        if current is self._hub or not self.agents:
             self.wait(ticket)
+        else:  # as in `wait`, which would cost 2 % of a request
+            ticket.waiter = current
+            self._hub.switch()
+            if ticket.error is not None:
+                raise ticket.error
 
     def wait(self, ticket: Ticket) -> None:
         if ticket.waiter is not SERVED:
