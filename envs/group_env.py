@@ -173,6 +173,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                     errors.append(failed)
             except Exception as error:  # noqa: BLE001 - the other answers are to be taken first, or they would be the next call's
                 errors.append(error)
+            if errors and op == "build":  # all ends with that, so nobody waits for those that are still being made
+                break
         if errors:
             _raise(errors[0])
         return replies

@@ -18,7 +18,7 @@ from lab_fakes import MODULE, FakeRobot, experiment
 from parl_like.data import archive
 from parl_like.data.archive import ArchiveError
 from parl_like.lab import experiment as experiments
-from parl_like.lab import plots, rundir, runner
+from parl_like.lab import plots, rundir, runner, session
 from parl_like.lab.checkpoint import Checkpoints, verify
 from parl_like.lab.cli import main
 from parl_like.lab.config import ConfigError, UsageError, load_yaml, resolve
@@ -34,6 +34,7 @@ def clean(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "_modules", {})
     monkeypatch.setattr(FakeRobot, "at_step", {})
     monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)
+    monkeypatch.setattr(session, "END_PATIENCE_S", 0.5)  # nothing that refuses here will take something later
     experiments.register(experiment(), module=MODULE)
 
 
