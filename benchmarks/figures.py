@@ -1,6 +1,6 @@
 """Every figure of the documents, measured on this machine, as the tables of docs/benchmarks.md.
 
-    python -m benchmarks.figures                  all of it: about 40 minutes on two cores that do nothing else
+    python -m benchmarks.figures                  all of it: a quarter of an hour on two cores that do nothing else
     python -m benchmarks.figures --quick          whether everything runs: minutes; the figures mean nothing
     python -m benchmarks.figures ppo workers      some of it
     make figures ARGS="--out figures"             the JSON of every part, too

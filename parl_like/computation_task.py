@@ -264,10 +264,10 @@ class ComputationTask:
         algorithm, optimization = self.algorithm, self._optimization
         assert optimization is not None
         n = len(next(iter(rows.values())))
-        batch, places = Batch.nest(send(rows, self.device)), torch.arange(n, device=self.device)
+        batch = Batch.nest(send(rows, self.device))
         divided = type(algorithm).minibatches is not Algorithm.minibatches
         if divided:
-            batch[ROW] = places
+            batch[ROW] = places = torch.arange(n, device=self.device)
         with self._updating(), torch.no_grad():
             batch = algorithm.process(batch)
         if divided and ROW not in batch and len(batch) == n:

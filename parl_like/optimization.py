@@ -164,7 +164,8 @@ def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -
     """
     result: dict[str, Any] = {}
     for name in dict.fromkeys(name for out, _ in (*taken, *left_out) for name in out):
-        steps, lost = ([(out[name], places) for out, places in part if name in out] for part in (taken, left_out))
+        steps = [(out[name], places) for out, places in taken if name in out]
+        lost = [(out[name], places) for out, places in left_out if name in out]
         if np.ndim((steps or lost)[0][0]):
             lost = [(np.nan_to_num(to_numpy(value), posinf=0.0, neginf=0.0), places) for value, places in lost]
             result[name] = _in_order(owner, name, n, lost + steps)
