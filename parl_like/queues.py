@@ -91,7 +91,7 @@ class Counters:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class RequestBatch:
     """Requests that are served together.
 
     Attributes:
@@ -125,7 +125,7 @@ class RequestQueue:
 
     def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any) -> None:
         self.task, self.rule, self.max_rows, self.lock = task, rule, rule.max_rows, lock
-        self.batches: deque[Batch] = deque()
+        self.batches: deque[RequestBatch] = deque()
         self.counters = Counters()
         self.rows, self.passed, self.abandoned = 0, 1, 0
         self.stopped: str | None = None
@@ -169,7 +169,7 @@ class RequestQueue:
         born = self.batches[0].born
         return max((max(born, self._free_since) if self._default else born) + self.patience - now, 0.0)
 
-    def _room_for(self, rows: int) -> Batch:
+    def _room_for(self, rows: int) -> RequestBatch:
         """The open batch, or a new one where `rows` more would pass `max_rows`."""
         batch = self.batches[-1] if self.batches else None
         if batch is None or (self.max_rows is not None and batch.rows + rows > self.max_rows):
@@ -178,8 +178,8 @@ class RequestQueue:
             self.batches.append(batch)
         return batch
 
-    def _new_batch(self) -> Batch:
-        return Batch()
+    def _new_batch(self) -> RequestBatch:
+        return RequestBatch()
 
     def _refused(self, ticket: Ticket) -> Exception:
         """What `fail_all` was told."""
@@ -197,7 +197,7 @@ class RequestQueue:
         batch = self.take()
         return [] if batch is None else self.work(batch)
 
-    def take(self) -> Batch | None:
+    def take(self) -> RequestBatch | None:
         """The oldest batch, which no longer waits; None where none does."""
         with self.lock:
             if not self.batches:
@@ -206,7 +206,7 @@ class RequestQueue:
             self.rows -= batch.rows
             return batch
 
-    def work(self, batch: Batch) -> list[Ticket]:
+    def work(self, batch: RequestBatch) -> list[Ticket]:
         """`serve`, for a batch that was taken."""
         begin = perf_counter()
         tickets = batch.tickets
@@ -247,10 +247,10 @@ class RequestQueue:
             ticket.error = TaskFailed(message)
             ticket.error.__cause__ = error
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: RequestBatch) -> None:
         raise NotImplementedError
 
-    def recycle(self, batch: Batch) -> None:
+    def recycle(self, batch: RequestBatch) -> None:
         """Keeps the memory of a batch that was answered for a later one."""
 
     def fail_all(self, reason: str, kind: type[Exception] = Stopped) -> list[Ticket]:
@@ -300,12 +300,12 @@ class PredictionQueue(RequestQueue):
             raise ValueError(f"{agent}, task {self.task.name!r}: explorer {explorer.kind()} differs from {self.explorer.kind()} "
                              "of the other agents; one batch has one kind of explorer, so give all helpers of a task the same")
 
-    def _new_batch(self) -> Batch:
+    def _new_batch(self) -> RequestBatch:
         while self._free:
             block = self._free.pop()
             if block.capacity >= self._capacity:
-                return Batch(block)
-        return Batch(self.make_block(self.specs, self._capacity))
+                return RequestBatch(block)
+        return RequestBatch(self.make_block(self.specs, self._capacity))
 
     def put(self, ticket: Ticket, values: Any) -> None:
         """Adds a request for a row of values, or for `ticket.rows` rows of arrays. The caller holds `lock`."""
@@ -335,7 +335,7 @@ class PredictionQueue(RequestQueue):
         ticket.start = start
         self.rows += rows
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: RequestBatch) -> None:
         try:
             self._ask(batch)
         except Exception:
@@ -353,17 +353,17 @@ class PredictionQueue(RequestQueue):
                     ticket.error = None
                 raise
 
-    def halves(self, batch: Batch) -> list[Batch]:
+    def halves(self, batch: RequestBatch) -> list[RequestBatch]:
         """The requests of a batch that failed, as two with copies of their rows: asked again, they tell whose rows are bad."""
         middle, out = len(batch.tickets) // 2, []
         row = batch.tickets[middle].start
         for tickets, rows in ((batch.tickets[:middle], slice(0, row)), (batch.tickets[middle:], slice(row, batch.rows))):
             n = rows.stop - rows.start
-            out.append(Batch(_copy(batch.block, rows, RowBlock(self.specs, n)), tickets, n, born=batch.born))
+            out.append(RequestBatch(_copy(batch.block, rows, RowBlock(self.specs, n)), tickets, n, born=batch.born))
             _number(tickets)
         return out
 
-    def _ask(self, batch: Batch) -> None:
+    def _ask(self, batch: RequestBatch) -> None:
         """One forward pass, and its answers to all requests of the batch."""
         n = batch.rows
         inputs = {name: column[:n] for name, column in batch.block.arrays.items()}
@@ -387,7 +387,7 @@ class PredictionQueue(RequestQueue):
         for ticket in tickets:
             ticket.out, ticket.acts, ticket.version = out, acts, version
 
-    def recycle(self, batch: Batch) -> None:
+    def recycle(self, batch: RequestBatch) -> None:
         self._free.append(batch.block)
 
 
@@ -478,7 +478,7 @@ class TrainingQueue(RequestQueue):
             if values[name].shape[1:] != other.shape[1:] or values[name].dtype != other.dtype:
                 raise misfit(name, other.shape[1:], other.dtype, "the request before")
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: RequestBatch) -> None:
         result = self.task.learn(self.joined(batch))
         for name, value in result.items():
             if isinstance(value, np.ndarray) and value.ndim and len(value) != batch.rows:
@@ -490,7 +490,7 @@ class TrainingQueue(RequestQueue):
             ticket.version = self.task.version
 
     @staticmethod
-    def joined(batch: Batch) -> Mapping[str, Array]:
+    def joined(batch: RequestBatch) -> Mapping[str, Array]:
         """The rows of all requests of a batch, in their order."""
         parts = batch.parts
         return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from parl_like.process.child import shielded
-from parl_like.queues import Batch, RequestQueue, Ticket
+from parl_like.queues import RequestBatch, RequestQueue, Ticket
 
 log = logging.getLogger("parl_like.processes")
 
@@ -42,7 +42,7 @@ class Lessons:
                     log.warning("task %r: its algorithm cannot be copied (%s: %s), so predictions wait for optimiser steps",
                                 task.name, type(error).__name__, error)
 
-    def give(self, queue: RequestQueue, batch: Batch, tasks: Sequence[Any], afterwards: Callable[[], Any]) -> None:
+    def give(self, queue: RequestQueue, batch: RequestBatch, tasks: Sequence[Any], afterwards: Callable[[], Any]) -> None:
         """Begins a lesson. `afterwards` is called in its thread at the end, and `ended` gives what it returned."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(len(tasks), "learn", torch.get_num_threads)  # asking limits a thread's own threads
