@@ -1,6 +1,6 @@
 # make train:   venv, install, the main job on a real environment, where the results are (four minutes on two cores).
 # make test:    venv, install, lint, types, the wheel, all tests (ten minutes on two cores; marked `slow`: make test-slow).
-# make thinker: Thinker learns a model of small Sokoban and plans with it (a quarter of an hour on two cores).
+# make thinker: Thinker learns a model of small Sokoban and plans with it (some five minutes on two cores).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -4,8 +4,12 @@ if __name__ != "parl_like.algorithms":
     raise ImportError(f"this folder is the package parl_like.algorithms; it was imported as {__name__!r}")
 
 from parl_like.algorithms.actor_critic import A2C, PPO, ActorCritic
+from parl_like.algorithms.bc import BC
+from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.impala import IMPALA, Stream
+from parl_like.algorithms.sac import SAC
+from parl_like.algorithms.tabular import QLearning
 from parl_like.algorithms.world_model import WorldModel
 
-__all__ = ["A2C", "DQN", "IMPALA", "PPO", "ActorCritic", "Stream", "WorldModel"]
+__all__ = ["A2C", "BC", "DDPG", "DQN", "IMPALA", "PPO", "QLearning", "SAC", "TD3", "ActorCritic", "Stream", "WorldModel"]

@@ -6,16 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from parl_like.action_map import stored_specs
 from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape, refuse
 from parl_like.data.returns import gae, next_values
-from parl_like.explorer import Categorical, Explorer, Gaussian, MultiCategorical, n_logits
+from parl_like.explorer import GSDE, Beta, Categorical, Explorer, Gaussian, MultiCategorical, StructuredExplorer, n_logits
 from parl_like.model import Model, one_step
+from parl_like.spec import leaf_spaces, nest
 
 
 class ActorCritic(Algorithm):
@@ -33,6 +36,7 @@ class ActorCritic(Algorithm):
     """
 
     window = Window(in_order=True)
+    one_reward = True
     calls = {
         "policy": "policy(obs, state) -> (out, state): out is {'logits': [N, A]} or {'mean', 'log_std'},",
         "value": "value(obs, state) -> [N]", "evaluate": "evaluate(obs, state, first) -> (out, value): as policy, and value [N],",
@@ -59,22 +63,29 @@ class ActorCritic(Algorithm):
 
     def check_model(self, inputs: Batch) -> None:
         model, obs, state, n = self.model, inputs.obs, inputs.get("state"), 2
-        kind = getattr(model.head, "explorer", None)
-        if kind not in ("categorical", "multi_categorical", "gaussian"):
-            raise refuse(self, "head.explorer", "one of these names", repr(kind))
-        numbers = math.prod(model.act_space.shape) if kind == "gaussian" else n_logits(model.act_space)
-        expected = {name: (n, numbers) for name in (("mean", "log_std") if kind == "gaussian" else ("logits",))}
-        _, after = self._checked_pair("policy", answer(self, "policy", obs, state), expected, (Mapping, Batch))
+        explorer = getattr(model.head, "explorer", None)
+        if explorer not in ("categorical", "multi_categorical", "gaussian", "gsde", "beta", "structured"):
+            raise refuse(self, "head.explorer", "one of these names", repr(explorer))
+        heads = dict(model.head.parts) if explorer == "structured" else {"": model.head}
+        expected: dict[str, tuple[int, ...]] = {}
+        for name, space in leaf_spaces(model.act_space, ""):
+            kinds: tuple[str, ...] = ("logits",)
+            numbers = n_logits(space)
+            if not numbers:
+                numbers, kinds = math.prod(space.shape or ()), getattr(heads.get(name[1:]), "outputs", ("mean", "log_std"))
+            expected |= {f"{kind}{name}": (n, numbers) for kind in kinds}
+        out, after = self._checked_pair("policy", answer(self, "policy", obs, state), expected, (Mapping, Batch))
         if set(after) != set(model.state_specs()):
             raise refuse(self, "policy", f"the state {sorted(model.state_specs())} of state_specs()",
                          f"the state {sorted(after)}")
         if "value" in self.calls:
             check_shape(self, "value", answer(self, "value", obs, state), *self.value_shapes(n))
-        learned = answer(self, "evaluate", one_step(obs) if self.recurrent else obs, state)
-        out, value = self._checked_pair("evaluate", learned, expected, torch.Tensor)
-        check_shape(self, "evaluate", value, *self.value_shapes(n), part="value")
-        act = torch.from_numpy(np.zeros((n, *model.act_space.shape), np.float32 if kind == "gaussian" else np.int64))
-        check_shape(self, "head.log_prob", model.head.log_prob(out, act), (n,))
+        if "evaluate" in self.calls:
+            learned = answer(self, "evaluate", one_step(obs) if self.recurrent else obs, state)
+            out, value = self._checked_pair("evaluate", learned, expected, torch.Tensor)
+            check_shape(self, "evaluate", value, *self.value_shapes(n), part="value")
+        act = {spec.name: torch.from_numpy(spec.zeros(n)) for spec in stored_specs(model.act_space, model.act_specs)}
+        check_shape(self, "head.log_prob", model.head.log_prob(out, Batch(nest(act)).act), (n,))
         check_shape(self, "head.entropy", model.head.entropy(out), (n,))
 
     def _checked_pair(self, name: str, value: Any, expected: Mapping[str, tuple[int, ...]], second: Any) -> tuple[Any, Any]:
@@ -89,11 +100,7 @@ class ActorCritic(Algorithm):
         return parts
 
     def explorer(self) -> Explorer:
-        if self.model.head.explorer == "categorical":
-            return Categorical()
-        if self.model.head.explorer == "multi_categorical":
-            return MultiCategorical(self.model.head.nvec)
-        return Gaussian(self.model.act_space.shape)
+        return explorer_of(self.model.head, self.model.act_space)
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         out, state = self.model.policy(inputs.obs, inputs.get("state"))
@@ -226,6 +233,21 @@ class PPO(ActorCritic):
             self._kl = float(kl)
         return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach(),
                 "kl": kl}
+
+
+def explorer_of(head: Any, act: gym.Space[Any]) -> Explorer:
+    """The explorer that draws from a head's distribution."""
+    if head.explorer == "structured":
+        spaces = dict(leaf_spaces(act, "act"))
+        return StructuredExplorer({name: explorer_of(part, spaces[f"act.{name}"]) for name, part in head.parts})
+    if head.explorer == "categorical":
+        return Categorical()
+    if head.explorer == "multi_categorical":
+        return MultiCategorical(head.nvec)
+    shape: Any = act.shape
+    if head.explorer == "gsde":
+        return GSDE(shape, head.in_size)
+    return Beta(shape) if head.explorer == "beta" else Gaussian(shape)
 
 
 def normalized(x: torch.Tensor) -> torch.Tensor:

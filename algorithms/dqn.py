@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from parl_like.algorithm import Algorithm, Schedule, Window
+from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, answer, check_shape
 from parl_like.explorer import EpsilonGreedy, Explorer
@@ -35,6 +36,7 @@ class DQN(Algorithm):
     """
 
     transient = ("_before",)
+    one_reward = True
     calls = {"q": "q(obs) -> [N, A], the value of every action,"}
     fitting_models = "MLPQ and ConvQ"
 
@@ -44,17 +46,14 @@ class DQN(Algorithm):
         double: bool = True, epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
-        if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f"DQN: gamma is {gamma}; expected a number in [0, 1]")
-        if n_step < 1 or target_period < 0:
-            raise ValueError(f"DQN: n_step is {n_step} and target_period {target_period}; expected n_step ≥ 1 and target_period "
-                             "≥ 0")
+        if target_period < 0:
+            raise ValueError(f"DQN: target_period is {target_period}; expected at least 0")
         self.gamma, self.double, self.epsilon = gamma, double, epsilon
         self.target_period, self.tau = target_period, tau
         self._before = 0  # optimiser steps when the lesson began
         self.window = Window(n_step=n_step, in_order=False)
         self.target = self.model.clone() if target_period or tau is not None else self.model
-        self._discounts = torch.tensor([gamma**k for k in range(n_step + 1)], dtype=torch.float32)
+        self.discounts = powers(gamma, n_step)
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model} if self.target is self.model else {"model": self.model, "target": self.target}
@@ -77,16 +76,7 @@ class DQN(Algorithm):
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
         self._before = self.updates
-        rew = batch.rew.float()
-        alive = (~batch.terminated).float()
-        discounts = self._discounts.to(rew.device)
-        if "duration" in batch:  # rows of actions that take several steps, such as goals; their helpers refuse n_step > 1
-            discount = self.gamma ** batch.duration.float() * alive
-        elif self.window.n_step == 1:
-            discount = self.gamma * alive
-        else:
-            rew = rew @ discounts[:-1]  # zero after the end, so the missing rewards add nothing
-            discount = discounts[batch.valid] * alive
+        rew, discount = rewards_and_discount(batch, self.discounts)
         q_next = self.target.q(batch.obs_next)
         if self.double and self.target is not self.model:
             best = self.model.q(batch.obs_next).argmax(1, keepdim=True)

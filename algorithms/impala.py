@@ -15,13 +15,14 @@ from parl_like.algorithms.actor_critic import ActorCritic, normalized, sequences
 from parl_like.batch import Batch
 from parl_like.data.returns import next_values, vtrace
 from parl_like.model import Model, sync
+from parl_like.optim import FusedAdam
 
 Read = Callable[[Batch], tuple[Tensor, Tensor, Tensor]]
 """Rows → reward [N]; goes_on [N] bool, whether anything follows the row; counts [N] bool, the rows that this reward teaches."""
 
 
 def env_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """What the environment gave (the first of several rewards), until it terminates; every row counts."""
+    """What the environment gave (the first of several rewards, for streams of several), until it terminates; every row counts."""
     return batch.rew if batch.rew.ndim == 1 else batch.rew[:, 0], ~batch.terminated, torch.ones_like(batch.terminated)
 
 
@@ -34,6 +35,12 @@ def planning_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """
     rew = batch.obs_next["last_rew"][:, 1] if batch.rew.ndim == 1 else batch.rew[:, 1]
     return rew, batch.obs_next["step_status"] < 2, batch.obs["step_status"] < 2
+
+
+def curiosity_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """What a real step brought and the world model had not expected: the third `last_rew` of the observation that follows, until
+    the environment terminates; every row counts."""
+    return batch.obs_next["last_rew"][:, 2], ~batch.terminated, torch.ones_like(batch.terminated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +66,25 @@ class Stream:
             raise ValueError(f"Stream {self.name!r}: gamma is {self.gamma}; expected a number in [0, 1]")
 
 
-def thinker_streams(gamma: float, stage: int, cost: float | Schedule = 1.0, entropy: float | Schedule = 1e-4) -> tuple[Stream,
-                                                                                                                       Stream]:
-    """The real and the planning reward of the augmented MDP, for rows that are augmented steps.
+def thinker_streams(
+    gamma: float, stage: int, cost: float | Schedule = 1.0, entropy: float | Schedule = 1e-4,
+    curiosity: float | Schedule | None = None,
+) -> tuple[Stream, ...]:
+    """The real and the planning reward of the augmented MDP, and maybe curiosity, for rows that are augmented steps.
 
     Args:
         gamma: Discount per real step; each of the `stage` rows of a stage gets γ^(1/stage).
         cost: Of the planning reward. The original anneals it: `Linear(1.0, 0.0, updates of the run)`.
         entropy: Weight of the entropy of primary action and reset in imagined steps.
+        curiosity: Cost of that reward (`curiosity_reward`), discounted and ended as the real one; None: there is none.
     """
     if stage < 1:
         raise ValueError(f"thinker_streams: stage is {stage}; expected at least 1 step")
     per_row = gamma ** (1.0 / stage)
-    return Stream(gamma=per_row), Stream(gamma=per_row, read=planning_reward, cost=cost, entropy=entropy, name="planning")
+    streams = Stream(gamma=per_row), Stream(gamma=per_row, read=planning_reward, cost=cost, entropy=entropy, name="planning")
+    if curiosity is None:
+        return streams
+    return *streams, Stream(gamma=per_row, read=curiosity_reward, cost=curiosity, name="curiosity")
 
 
 class IMPALA(ActorCritic):
@@ -103,6 +116,7 @@ class IMPALA(ActorCritic):
             'targets' or 'advantages' of the stream; 'batch': mean 0 and standard deviation 1 in the batch; None. (Original: 0, 1,
             2, −1.)
         faithful: A time limit ends the episode, as in the original.
+        adam_eps: ε of Adam (the original's is 1e-8).
     """
 
     def __init__(
@@ -111,7 +125,7 @@ class IMPALA(ActorCritic):
         rho_bar: float = 1.0, c_bar: float = 1.0, entropy: float | Schedule = 0.01, value_weight: float = 0.5, reg: float = 0.0,
         reward_scale: float = 1.0, reduction: Literal["mean", "sum"] = "mean", norm_floor: float = 1.0,
         return_norm: Literal["targets", "advantages", "batch"] | None = None, faithful: bool = False, lr: float | Schedule = 6e-4,
-        max_grad_norm: float | None = 40.0,
+        max_grad_norm: float | None = 40.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, gamma=gamma, lam=lam, entropy=entropy, value_weight=value_weight, normalize=False,
                          reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
@@ -120,17 +134,21 @@ class IMPALA(ActorCritic):
         if reduction not in ("mean", "sum") or return_norm not in ("targets", "advantages", "batch", None):
             raise ValueError(f"IMPALA: reduction is {reduction!r} and return_norm {return_norm!r}; expected 'mean' or 'sum', "
                              "and 'targets', 'advantages', 'batch' or None")
+        self.one_reward = streams is None
         self.streams = (Stream(gamma=gamma),) if streams is None else tuple(streams)
         if not self.streams or len({stream.name for stream in self.streams}) < len(self.streams):
             raise ValueError(f"IMPALA: streams are {[stream.name for stream in self.streams]}; expected at least one, and names "
                              "that differ")
         self.rho_bar, self.c_bar, self.reg, self.reduction = rho_bar, c_bar, reg, reduction
-        self.return_norm, self.norm_floor, self.faithful = return_norm, norm_floor, faithful
+        self.return_norm, self.norm_floor, self.faithful, self.adam_eps = return_norm, norm_floor, faithful, adam_eps
         self.recent = Recent(len(self.streams)) if return_norm in ("targets", "advantages") else None
 
     def value_shapes(self, n: int) -> tuple[tuple[int, ...], ...]:
         streams = len(self.streams)
         return ((n,), (n, 1)) if streams == 1 else ((n, streams),)
+
+    def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return FusedAdam(parameters, lr=value_of(self.lr, 0), eps=self.adam_eps)
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return super().networks() | ({} if self.recent is None else {"recent": self.recent})

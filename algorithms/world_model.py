@@ -8,7 +8,6 @@ so, and nothing else has to be shifted.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +23,9 @@ from parl_like.contract import check_methods
 from parl_like.model import Model, sync
 from parl_like.optim import FusedAdam
 from parl_like.spec import Spec
+
+IMAGINES = {"reward", "done", "image", "feature"}
+"""Losses of SR; the others are of VP."""
 
 
 class Targets(NamedTuple):
@@ -127,7 +129,7 @@ class WorldModel(Algorithm):
     `extras`; priority of a sequence is |v̂_0 − y_0|.
 
     Planning. `predict` takes requests (`ThinkerNet.inputs`) of many agents, mixed. Hidden states stay on the device, in one
-    table; agents claim rows of it, and a request names its `parent` and the `node` that it makes.
+    table; agents claim rows of it (`Agent.claim`), and a request names its `parent` and the `node` that it makes.
 
     Args:
         model: A `ThinkerNet`.
@@ -139,7 +141,8 @@ class WorldModel(Algorithm):
         lr: Start of the learning rate; total_steps: real steps after which it is 0, see `real_steps`; None: it stays.
         sync_every: Updates between two copies of the model to the one that plans.
         nodes: Rows of the table in the beginning; it doubles when a larger number is named.
-        return_h, return_x: Whether predictions hold hidden states `hs`, and observations `x`, normalised.
+        return_h, return_x, return_z: Whether predictions hold hidden states `hs`; observations `x`, normalised; and features `z`
+            of what is seen or imagined (net='dual'), those that the feature loss compares.
 
     Attributes:
         acting: The copy that plans, always in eval mode there.
@@ -150,14 +153,17 @@ class WorldModel(Algorithm):
              "recurrent": "recurrent(state, act, decode) -> (reward, done, value, logits, state, x)",
              "unroll": "unroll(obs, acts) -> Unroll", "state_shapes": "state_shapes() -> shapes by name"}
     fitting_models = "ThinkerNet"
-    transient = ("table", "_claims", "_before")
+    transient = ("_before",)
+    remembers = ("table",)
+    acts_with = ("acting",)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, unroll: int = 5, return_n: int = 5, gamma: float = 0.97, reward: float = 1.0,
         done: float = 1.0, image: float = 0.0, feature: float = 10.0, latent: float = 10.0, value: float = 0.25,
         policy: float = 0.5,
         reg: float = 0.0, soft_policy: bool = True, generation: int = 2, lr: float = 1e-4, total_steps: int | None = None,
-        sync_every: int = 1, nodes: int = 1024, return_h: bool = True, return_x: bool = False, max_grad_norm: float | None = None,
+        sync_every: int = 1, nodes: int = 1024, return_h: bool = True, return_x: bool = False, return_z: bool = False,
+        max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, lr=lr if total_steps is None else Remaining(lr, total_steps), max_grad_norm=max_grad_norm)
         check_methods(self)  # before they are used below
@@ -186,12 +192,12 @@ class WorldModel(Algorithm):
                              "'perfect', or set return_x=False")
         self.k, self.n, self.gamma, self.generation, self.soft_policy = unroll, return_n, gamma, generation, soft_policy
         self.sync_every, self.capacity, self.return_h, self.return_x = sync_every, nodes, return_h, return_x
+        self.return_z = return_z
         self.window = Window(sequence=unroll + 1 + return_n, burn_in=1)
         # Convolutions that learn nothing are some 15 % faster so; an optimiser would need its moments in the same format, after
         # loading too.
         self.acting = self.model.clone().eval().requires_grad_(False).to(memory_format=torch.channels_last)
         self.table: dict[str, Tensor] = {}
-        self._claims: list[tuple[int, int, weakref.ref[Any]]] = []
         self._before = 0
 
     @property
@@ -201,14 +207,17 @@ class WorldModel(Algorithm):
 
     @property
     def real_steps(self) -> int:
-        """Steps of the environments so far, for the learning rate; set by whoever counts them, or a field `real_steps` of
-        learning rows."""
+        """Steps of the environments so far, for the learning rate: as `follow` was told, or a field `real_steps` of learning rows
+        says."""
         return self.lr.real_steps if isinstance(self.lr, Remaining) else 0
 
     @real_steps.setter
     def real_steps(self, steps: int) -> None:
         if isinstance(self.lr, Remaining):
             self.lr.real_steps = steps
+
+    def follow(self, env_steps: int) -> None:
+        self.real_steps = env_steps
 
     def extras(self) -> tuple[Spec, ...]:
         """Columns for `AgentHelper(extras=…)`: the planner's estimate of the value of `obs`, and the distribution that `act` is
@@ -248,29 +257,26 @@ class WorldModel(Algorithm):
         back = torch.cat([initial, recurrent]).argsort()
         return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
 
-    def claim_nodes(self, owner: Any, n: int) -> int:
-        """The first of `n` places in the table that are `owner`'s as long as it lives."""
-        self._claims = [claim for claim in self._claims if claim[2]() is not None]
-        start = 0
-        for at, size, _ in sorted(self._claims, key=lambda claim: claim[0]):
-            if start + n <= at:
-                break
-            start = at + size
-        self._claims.append((start, n, weakref.ref(owner)))
-        return start
-
     def _initial(self, inputs: Batch, rows: Tensor) -> dict[str, Tensor]:
         obs = inputs.obs[rows]
         v, logits, state = self.acting.initial(obs, inputs.act[rows])
         x = self.acting.normalize(obs) if self.return_x else None
         if x is not None and self.acting.latent:
             x = x[:, -self.acting.frame :]  # like what latent planning decodes
-        return self._reply(inputs.node[rows], torch.zeros_like(v), torch.zeros_like(v), v, logits, state, x)
+        out = self._reply(inputs.node[rows], torch.zeros_like(v), torch.zeros_like(v), v, logits, state, x)
+        if self.return_z:
+            out["z"] = self.acting.held_feature(self.acting.normalize(obs), inputs.act[rows])
+        return out
 
     def _recurrent(self, inputs: Batch, rows: Tensor) -> dict[str, Tensor]:
         parent = inputs.parent[rows]
         state = {name: values.index_select(0, parent) for name, values in self.table.items()}
-        return self._reply(inputs.node[rows], *self.acting.recurrent(state, inputs.act[rows], decode=self.return_x))
+        r, done, v, logits, state, x = self.acting.recurrent(state, inputs.act[rows], decode=self.return_x or self.return_z)
+        out = self._reply(inputs.node[rows], r, done, v, logits, state, x if self.return_x else None)
+        if self.return_z:
+            assert x is not None
+            out["z"] = self.acting.held_feature(x, inputs.act[rows], self.acting.depth)
+        return out
 
     def _reply(
         self, node: Tensor, r: Tensor, done: Tensor, v: Tensor, logits: Tensor, state: Mapping[str, Tensor], x: Tensor | None,
@@ -325,17 +331,21 @@ class WorldModel(Algorithm):
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         out = self.model.unroll(batch.obs, batch.act)
-        losses = self.losses(out, batch)
+        losses = self.terms(out, batch)
         weight = batch.weight.unsqueeze(1) if "weight" in batch else 1.0
         weighted = {name: weight * loss for name, loss in losses.items()}
         error = self.model.code.decode(out.value[:, 0].detach()) - batch.value[:, 0]
+        parts: dict[bool, Any] = {}  # of two networks, which share nothing
+        for name, loss in weighted.items():
+            imagines = self.model.dual and name in IMAGINES
+            parts[imagines] = parts.get(imagines, 0.0) + self.weights[name] * loss.sum()
         return {
-            "loss": sum(self.weights[name] * loss.sum() for name, loss in weighted.items()),
+            "loss": tuple(parts.values()),
             **{f"{name}_loss": loss.detach().mean() for name, loss in weighted.items()},
             "priority": error.abs().clamp(min=1e-8),
         }  # fmt: skip
 
-    def losses(self, out: Any, batch: Batch) -> dict[str, Tensor]:
+    def terms(self, out: Any, batch: Batch) -> dict[str, Tensor]:
         """Masked losses by name, [N, T] each, of an unroll; those with weight 0 are left out."""
         model, columns = self.model, batch.value.shape[1]
         ended = ~batch.mask if model.predict_done or model.net == "perfect" else batch.truncated

@@ -120,13 +120,15 @@ def orphans(options: Any) -> Line:
 
 def resume(options: Any) -> Line:
     """Twice N steps with a checkpoint between them, against N steps, a new robot, and N more: trace, weights, the whole state."""
-    from parl_like.robots import actor_critic, dqn
+    from parl_like.lab.config import resolve
+    from parl_like.robots import single
 
     n = 600 if options.quick else 5_000
     equal: dict[str, bool] = {}
-    for (name, robots), driver in itertools.product({"DQN": dqn, "PPO": actor_critic}.items(), ("cooperative", "processes")):
+    for name, driver in itertools.product(("DQN", "PPO"), ("cooperative", "processes")):
         small = {"warmup": 200} if name == "DQN" else {"unroll": 32}
-        config = robots.Config(env="CartPole-v1", n_agents=4, total_steps=10 * n, driver=driver, trace=True, **small)
+        config = resolve(single.Config, {"algorithm": name, "n_agents": 4, "total_steps": 10 * n, "driver": driver, "trace": True,
+                                         **small})
 
         def after(robot: Robot) -> tuple[Any, ...]:
             robot.run(StopAfterSteps(n))
@@ -134,11 +136,11 @@ def resume(options: Any) -> Line:
             return robot.trace_hash(), robot.counters(), robot.state_dict()
 
         with folder() as path:
-            with robots.build(config) as robot:
+            with single.build(config) as robot:
                 robot.run(StopAfterSteps(n))
                 robot.save(path / "state")
                 straight = after(robot)
-            with robots.build(config) as robot:
+            with single.build(config) as robot:
                 robot.load(path / "state")
                 equal[f"{name}, {driver}"] = same(after(robot), straight)
     return Line(", ".join(f"{name} {'equal' if alike else 'DIFFERS'}" for name, alike in equal.items()), all(equal.values()),

@@ -308,7 +308,7 @@ class Learning:
             batch = self.other.process(Batch({name: torch.from_numpy(value) for name, value in rows.items()}))
         begin = perf_counter()
         self.adam.zero_grad()
-        self.other.learn(batch)["loss"].backward()
+        sum(self.other.learn(batch)["loss"]).backward()
         self.adam.step()
         self.theirs.append(1 / (perf_counter() - begin))
         return 1 / seconds

@@ -4,8 +4,11 @@ steps.
     python -m benchmarks.thinker_learning --json docs/thinker-mini.json --plot docs/thinker-mini.png
 
 Solve rate over the last 500 training episodes along the run, and of 500 episodes on held-out levels at its end, with drawn
-actions, as the published numbers have it. One process and one torch thread per run, `--jobs` of them at a time. Runs that the
-file has already are kept.
+actions, as the published numbers have it. One process per run, with as many torch threads as its configuration says, `--jobs` of
+them at a time. Runs that the file has already are kept.
+`--setting` makes another experiment of all three, to be kept in a file of its own; key=value before the options goes on top:
+
+    python -m benchmarks.thinker_learning total_steps=50000 --setting boxes-deep --json two-boxes.json --plot two-boxes.png
 """
 
 from __future__ import annotations
@@ -22,8 +25,20 @@ from pathlib import Path
 from typing import Any
 
 EXPERIMENTS = ("raw-sokoban-mini", "thinker-sokoban-mini", "thinker-perfect-mini")
-SOLVED = 5.0  # a solved level of one box returns 11 less 0.01 a step, another at most 1
+SOLVED = 5.0  # a solved level of n boxes returns 10 + n less 0.01 a step, another at most n - 1
 POINTS, WINDOW, EPISODES = 20, 500, 500
+BOXES = {"env_options": {"size": 6, "n_boxes": 2, "obs": "planes", "max_steps": 80}, "total_steps": 200_000}
+DEEP = {"rec_t": 10, "max_depth": 5, "actor_unroll_len": 20}
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # What differs for all experiments, and for those with a tree. CPU minutes of one run of thinker-sokoban-mini:
+    "mini": ({}, {}),  # 10
+    "deep": ({}, DEEP),  # 14
+    "long": ({"total_steps": 300_000}, {}),  # 30
+    "deep-long": ({"total_steps": 300_000}, DEEP),  # 42
+    "boxes": (BOXES, {}),  # 22
+    "boxes-deep": (BOXES, DEEP),  # 30
+    "boxes-deep-long": ({**BOXES, "total_steps": 300_000}, DEEP),  # 45
+}
 
 
 def run(name: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -35,33 +50,38 @@ def run(name: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
     from parl_like.lab import experiment as experiments
     from parl_like.stages import Hook, StopAfterSteps
 
-    torch.set_num_threads(1)
     experiment = experiments.get(name)
     module = experiment.module()
     config = configs.resolve(module.Config, experiment.config, overrides, {"seed": seed})
+    torch.set_num_threads(config.torch_threads)
     ended: deque[bool] = deque(maxlen=WINDOW)
 
-    class Solved(Hook):
-        def post_episode(self, agent: Any, interrupted: bool) -> None:
-            if not interrupted:
-                ended.append(agent.env.episode_return > SOLVED)
+    curve: list[list[float]] = []
+    begin, begin_cpu = time.perf_counter(), time.process_time()
 
-    curve, seconds = [], 0.0
+    class Solved(Hook):
+        """In one run from start to end: one in slices leaves out the episodes open at their ends, which are mostly failures."""
+
+        def post_episode(self, agent: Any, interrupted: bool) -> None:
+            if interrupted:
+                return
+            ended.append(agent.env.episode_return > SOLVED)
+            if robot.env_steps >= config.total_steps * (len(curve) + 1) // POINTS:
+                curve.append([robot.env_steps, float(np.mean(ended))])
+                print(f"  {name}, seed {seed}: {robot.env_steps:,} steps, {time.perf_counter() - begin:.0f} s, "
+                      f"{100 * curve[-1][1]:.0f} %", file=sys.stderr, flush=True)
+
     with module.build(config) as robot:
-        for k in range(POINTS):
-            begin = time.perf_counter()
-            robot.run(StopAfterSteps(config.total_steps * (k + 1) // POINTS - robot.env_steps), hooks=[Solved()])
-            seconds += time.perf_counter() - begin
-            curve.append([robot.env_steps, float(np.mean(ended)) if ended else 0.0])
-            print(f"  {name}, seed {seed}: {robot.env_steps:,} steps, {seconds:.0f} s, {100 * curve[-1][1]:.0f} %",
-                  file=sys.stderr, flush=True)
+        robot.run(StopAfterSteps(config.total_steps), hooks=[Solved()])
+        seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
         returns = np.array(robot.evaluate(EPISODES, seed=12345).returns)
         counters = robot.counters()
     solved = float((returns > SOLVED).mean())
     error = 1.96 * math.sqrt(solved * (1 - solved) / len(returns))
     return {"experiment": name, "seed": seed, "overrides": overrides, "steps": config.total_steps, "seconds": round(seconds, 1),
-            "solved": solved, "confidence": [solved - error, solved + error], "mean_return": float(returns.mean()),
-            "counters": counters, "curve": curve}
+            "cpu_seconds": round(cpu, 1), "board": config.env_options, "solved": solved,
+            "confidence": [solved - error, solved + error], "mean_return": float(returns.mean()), "counters": counters,
+            "curve": curve}
 
 
 def plot(runs: list[dict[str, Any]], path: Path) -> None:
@@ -78,7 +98,9 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
             rates = ", ".join(f"{100 * x['solved']:.0f}" for x in own)
             axes.plot(*zip(*r["curve"], strict=True), color=colour, alpha=0.8, label=f"{labels[name]}: held out {rates} %"
                       if not i else None)
-    axes.set(xlabel="real steps", ylabel=f"solved, last {WINDOW} training episodes", ylim=(0, 1), title="6x6 Sokoban, one box")
+    board = runs[0]["board"]
+    axes.set(xlabel="real steps", ylabel=f"solved, last {WINDOW} training episodes", ylim=(0, 1),
+             title="{0}x{0} Sokoban, boxes: {1}".format(board["size"], board["n_boxes"]))
     axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
@@ -92,12 +114,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--only", nargs="*", default=list(EXPERIMENTS))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--setting", choices=SETTINGS, default="mini")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
     options = parser.parse_args(argv)
     overrides = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in options.overrides)}
     if options.one:
-        print(json.dumps(run(options.one[0], int(options.one[1]), overrides)))
+        name, seed = options.one
+        of_all, of_trees = SETTINGS[options.setting]
+        print(json.dumps(run(name, int(seed), {**of_all, **(of_trees if name.startswith("thinker") else {}), **overrides})))
         return 0
     runs: list[dict[str, Any]] = json.loads(options.json.read_text()) if options.json.exists() else []
     known = {(r["experiment"], r["seed"]) for r in runs}
@@ -106,7 +131,8 @@ def main(argv: list[str] | None = None) -> int:
     while waiting or going:
         while waiting and len(going) < options.jobs:
             name, seed = waiting.pop(0)
-            words = [sys.executable, "-m", "benchmarks.thinker_learning", *options.overrides, "--one", name, str(seed)]
+            words = [sys.executable, "-m", "benchmarks.thinker_learning", *options.overrides, "--setting", options.setting,
+                     "--one", name, str(seed)]
             going.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ))
         time.sleep(0.5)
         for process in [p for p in going if p.poll() is not None]:

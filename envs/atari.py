@@ -20,6 +20,7 @@ import numpy as np
 from parl_like.errors import unknown
 from parl_like.spec import Array
 
+MISSING = "Atari needs ale-py; install the extra: pip install 'parl_like[atari]'"
 RESTARTS = 20  # of one reset; a game that is over sooner than it can begin, this often in a row, is not going to begin
 
 
@@ -42,7 +43,7 @@ class Ale:
         try:
             import ale_py
         except ImportError:
-            raise ImportError("Atari needs ale-py; install the extra: pip install 'parl_like[atari]'") from None
+            raise ImportError(MISSING) from None
         name = rom_name(game)
         known = ale_py.roms.get_all_rom_ids()
         if name not in known:
@@ -320,6 +321,30 @@ class Atari(gym.Env[Any, Any]):
         self._np_random_seed = state["seed"]
         for name in COUNTERS:
             setattr(self, name, state["counters"][name])
+
+
+def named_by(env_id: str) -> dict[str, Any] | None:
+    """Options of `Atari` for an id that ale-py registers: "BreakoutNoFrameskip-v4", "ALE/Seaquest-v5", …. None: it is no such id.
+
+    Game, action set and stickiness (0.25 for -v0 and -v5) are the id's. How often it repeats actions does not count, for `Atari`
+    has its own preparation.
+
+    Raises:
+        ImportError: it plainly is a game's id, and ale-py, which has the games, is not installed.
+    """
+    env_id = env_id.removeprefix("ale_py:")
+    if env_id not in gym.registry and ":" not in env_id:
+        try:
+            import ale_py  # noqa: F401  it registers its ids
+        except ImportError:
+            if re.search(r"^ALE/|NoFrameskip-v\d+$", env_id):
+                raise ImportError(MISSING) from None
+    spec = gym.registry.get(env_id)
+    if spec is None or not str(spec.entry_point).startswith("ale_py."):
+        return None
+    known = spec.kwargs
+    return {"game": known["game"], "sticky": known.get("repeat_action_probability", 0.0),
+            "full_actions": known.get("full_action_space", False)}
 
 
 COUNTERS = ("_open", "_life_lost", "_held", "_lives", "_frames", "_length", "_return")

@@ -16,11 +16,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parl_like.env_state import clone_state, restore_state
 from parl_like.envs.columns import BadOutput, Columns, Layout, Status
 from parl_like.owned import copied
 from parl_like.process.child import RestartBudget
 
 SPACES = ("observation_space", "action_space")
+STANDING = ("over", "steps", "seeds", "pending", "restarts")
+"""Attributes of `Group` that belong to the state of its environments."""
 ANSWER_TIME = 60.0
 """Seconds beyond `step_timeout` that a worker may take to send an answer: large infos are no fault of the environment's."""
 
@@ -375,6 +378,21 @@ class Group:
             getattr(self.envs[k], "set_wrapper_attr", partial(setattr, self.envs[k]))(name, values[k])
 
         return self._each(put, f"raised in set_attr({name!r})")
+
+    def clone(self) -> list[Any]:
+        """The state of every environment, and where it stands in its episode."""
+        return self._each(lambda k: {"env": clone_state(self.envs[k]), **{name: getattr(self, name)[k] for name in STANDING}},
+                          "raised in clone_state")
+
+    def restore(self, states: list[dict[str, Any]]) -> list[Any]:
+        """Goes back to what `clone` returned."""
+
+        def put(k: int) -> None:
+            restore_state(self.envs[k], states[k]["env"])
+            for name in STANDING:
+                getattr(self, name)[k] = states[k][name]
+
+        return self._each(put, "raised in restore_state")
 
     def _each(self, do: Callable[[int], Any], doing: str) -> list[Any]:
         out = []

@@ -320,6 +320,45 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         """One frame of each environment, which stays as it is."""
         return tuple(copied(frame) for frame in self.call("render"))
 
+    def clone_state(self) -> dict[str, Any]:
+        """Everything that what comes next depends on (`parl_like.env_state`).
+
+        Raises:
+            TypeError: an environment cannot clone its state. gymnasium.error.ResetNeeded: one was never reset.
+        """
+        if not self._begun.all():
+            raise gym.error.ResetNeeded(f"{self}: clone_state() before reset()")
+        return {"envs": self._cloned("clone", dict.fromkeys(self._everywhere, ())), "over": self._over.copy(),
+                "obs": [column.copy() for column in self._columns.obs], "generation": list(self._generation)}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Goes back to a state, also one of another vector environment with the same environments.
+
+        Raises:
+            ValueError: it is of other environments.
+        """
+        shapes, expected = ([(column.shape, column.dtype) for column in obs] for obs in (state["obs"], self._columns.obs))
+        if shapes != expected or len(state["generation"]) != len(self.hosts):
+            raise ValueError(f"restore_state: the state is of {len(state['envs'])} environments in {len(state['generation'])} "
+                             f"groups with observations {shapes}; expected {self.num_envs} in {len(self.hosts)}, {expected}")
+        self._cloned("restore", {g: (state["envs"][rows],) for g, rows in enumerate(self._rows)})
+        self._begun[:], self._over, self._generation = True, state["over"].copy(), list(state["generation"])
+        self._first_seeds = [None] * self.num_envs
+        self._seeds = [one["seeds"] for one in state["envs"]]
+        for column, saved in zip(self._columns.obs, state["obs"], strict=True):
+            column[...] = saved
+        for shown, saved in zip(self._shown, state["obs"], strict=False):
+            shown[...] = saved
+
+    def _cloned(self, op: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
+        """`_plain`; what says that a state cannot be cloned or restored comes as it is."""
+        try:
+            return self._plain(op, args)
+        except EnvFailed as failed:
+            if isinstance(failed.cause, (TypeError, ValueError, gym.error.ResetNeeded)):
+                raise failed.cause from failed
+            raise
+
     def _plain(self, op: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
         """What an operation of all hosts returns, one value for each environment. It drops no episode, so nothing is rebuilt
         here."""

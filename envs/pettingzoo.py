@@ -1,17 +1,14 @@
-"""PettingZoo both ways: one player of an AEC environment as a gymnasium environment, and our games as AEC environments (extra
-`pettingzoo`)."""
+"""One player of a PettingZoo AEC environment as a gymnasium environment (extra `pettingzoo`)."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from parl_like.envs.games import CHANCE, FRUITLESS, Game, draw
+from parl_like.envs.games import FRUITLESS
 
 Choice = Callable[[Any, np.random.Generator], Any]
 """Observation of a player whose turn it is, and the environment's generator → action. Where there is a mask, the observation has
@@ -139,87 +136,3 @@ def _mask_of(obs: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
     if isinstance(obs, dict) and obs.keys() == {"observation", "action_mask"}:
         return np.asarray(obs["action_mask"], np.int8), obs["observation"]
     return np.asarray(info["action_mask"], np.int8) if "action_mask" in info else None, obs
-
-
-def game_to_aec(game: Game, render_mode: str | None = None) -> Any:
-    """A game as a PettingZoo `AECEnv`, agents `player_0` …
-
-    Observations: Dict of `observation` [tensor_size] float32 and `action_mask` [n_actions] int8, zeros when it is not the agent's
-    turn. Rewards: changes of utility. Chance draws from the environment's own generator, which `reset(seed=...)` seeds. An
-    illegal action raises ValueError. render_mode "ansi": the true state as text.
-
-    Raises:
-        ImportError: PettingZoo is not installed.
-    """
-    try:
-        base: Any = import_module("pettingzoo").AECEnv
-    except ImportError:
-        raise ImportError("game_to_aec needs PettingZoo; install the extra: pip install 'parl_like[pettingzoo]'") from None
-    game.traits.require("game_to_aec", dynamics="sequential", styles=("tensor",))
-    if render_mode not in (None, "ansi"):
-        raise ValueError(f"game_to_aec: render_mode is {render_mode!r}; expected 'ansi' or None")
-
-    class GameAEC(base):  # type: ignore[misc]  # the base is known only where PettingZoo is installed
-        metadata = {"name": f"{type(game).__name__.lower()}_v0", "render_modes": ["ansi"], "is_parallelizable": False}
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.game, self.render_mode = game, render_mode
-            self.possible_agents = [f"player_{i}" for i in range(game.n_players)]
-            # One space object for each agent: PettingZoo wants the same object at every call.
-            self.observation_spaces = {agent: gym.spaces.Dict({
-                "observation": gym.spaces.Box(0.0, 1.0, (game.tensor_size,), np.float32),
-                "action_mask": gym.spaces.Box(0, 1, (game.n_actions,), np.int8),
-            }) for agent in self.possible_agents}
-            self.action_spaces = {agent: gym.spaces.Discrete(game.n_actions) for agent in self.possible_agents}
-            self.observation_space, self.action_space = self.observation_spaces.__getitem__, self.action_spaces.__getitem__
-            self.np_random = np.random.default_rng()
-            self.agents: list[str] = []
-
-        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-            if seed is not None:
-                self.np_random = np.random.default_rng(seed)
-            self.agents = self.possible_agents[:]
-            self.rewards, self._cumulative_rewards = (dict.fromkeys(self.agents, 0.0) for _ in range(2))
-            self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
-            self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
-            self._skip_agent_selection = None
-            self.state_now = game.start()
-            self._move_on(self.possible_agents[0])
-
-        def _move_on(self, mover: str) -> None:
-            """Chance moves; then it is somebody's turn, or the game is over for all."""
-            state = self.state_now
-            while state.player == CHANCE:
-                state.apply(draw(state.chance(), self.np_random))
-            if state.is_terminal:
-                self.terminations = dict.fromkeys(self.agents, True)
-                self.agent_selection = self.agents[(self.agents.index(mover) + 1) % len(self.agents)]
-            else:
-                self.agent_selection = self.possible_agents[state.player]
-
-        def step(self, action: Any) -> None:
-            agent = self.agent_selection
-            if self.terminations[agent]:
-                self._was_dead_step(action)
-                return
-            before = self.state_now.returns()
-            self.state_now.apply(operator.index(action))
-            self._cumulative_rewards[agent] = 0.0
-            self._move_on(agent)
-            gains = np.subtract(self.state_now.returns(), before).tolist()
-            self.rewards = dict(zip(self.possible_agents, gains, strict=True))
-            self._accumulate_rewards()
-
-        def observe(self, agent: str) -> dict[str, Any]:
-            player, state = self.possible_agents.index(agent), self.state_now
-            mask = state.mask() if state.player == player else np.zeros(game.n_actions, np.int8)
-            return {"observation": state.tensor(player), "action_mask": mask}
-
-        def render(self) -> Any:
-            return str(self.state_now) if self.render_mode == "ansi" else None
-
-        def close(self) -> None:
-            """Nothing to release."""
-
-    return GameAEC()

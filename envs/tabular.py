@@ -310,15 +310,6 @@ class RandomWalk(TableEnv):
         P = np.stack([np.maximum(here - 1, 0), np.minimum(here + 1, n - 1)], 1)
         super().__init__(P, R, terminal=(0, n - 1), start=(n - 1) // 2, render_mode=render_mode)
 
-    def true_values(self) -> Array:
-        """[n] float64: values under the uniform policy without a discount, a straight line between the rewards; 0 at the ends.
-
-        The chance to reach the right end first is i / (n − 1) from state i. For other policies and discounts see `values`.
-        """
-        v = np.linspace(*self.rewards, self.n_states)
-        v[[0, -1]] = 0.0
-        return v
-
     def render(self) -> Any:
         if self.render_mode != "ansi":
             return None

@@ -3,29 +3,44 @@
 if __name__ != "parl_like.models":
     raise ImportError(f"this folder is the package parl_like.models; it was imported as {__name__!r}")
 
+from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
-from parl_like.models.heads import CategoricalHead, GaussianHead, MultiCategoricalHead, make_head
+from parl_like.models.heads import (
+    BetaHead,
+    CategoricalHead,
+    GaussianHead,
+    GSDEHead,
+    MultiCategoricalHead,
+    SquashedGaussianHead,
+    make_head,
+)
 from parl_like.models.lstm_attention import LSTMAttention
-from parl_like.models.mlp import MLP, MLPQ, FlatObs, MLPActorCritic, TwinMLP
+from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, FlatObs, MLPActorCritic
 from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic
+from parl_like.models.tabular import QTable
 from parl_like.models.thinker_net import ThinkerNet
 
 __all__ = [
     "MLP",
     "MLPQ",
+    "BetaHead",
     "CategoricalHead",
     "ConvActorCritic",
     "ConvQ",
     "ConvTrunk",
+    "EnsembleMLP",
     "FlatObs",
+    "GSDEHead",
     "GaussianHead",
     "LSTMAttention",
     "MLPActorCritic",
+    "MLPActorQ",
     "MultiCategoricalHead",
     "Planner",
+    "QTable",
     "RecurrentActorCritic",
+    "SquashedGaussianHead",
     "ThinkerNet",
-    "TwinMLP",
     "make_head",
 ]

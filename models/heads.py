@@ -5,27 +5,32 @@ Actions are indices from 0 (Discrete) or raw Gaussian samples (Box): shifting by
 later, between explorer and environment.
 
 An observation space that is a Dict with a top-level `mask` of the same shape as the logits declares the legal actions, 1 or True
-for legal. Illegal actions get the logit −1e9: probability 0 exactly, and still a finite number, so that 0 · log 0 stays 0. Where
-a row (of several choices: a choice) allows nothing, everything is legal, see `parl_like.explorer.legal`.
+for legal; for actions that are a Dict or Tuple it is one, too, with a mask for each part that may be illegal. Illegal actions get
+the logit −1e9: probability 0 exactly, and still a finite number, so that 0 · log 0 stays 0. Where a row (of several choices: a
+choice) allows nothing, everything is legal, see `parl_like.explorer.legal`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.explorer import legal, n_logits
+from parl_like.batch import Batch
+from parl_like.explorer import legal, log_beta, n_logits, part_of
 from parl_like.layers import Brief, orthogonal_
+from parl_like.spec import leaf_spaces, parts_of
 
 ILLEGAL = -1e9
 LOG_2PI = math.log(2.0 * math.pi)
 Out = Mapping[str, Tensor]
+Distribution = Literal["gaussian", "gsde", "beta"]
 
 
 def mask_key(obs: gym.Space[Any], act: gym.Space[Any]) -> str | None:
@@ -34,17 +39,23 @@ def mask_key(obs: gym.Space[Any], act: gym.Space[Any]) -> str | None:
     Raises:
         ValueError: there is a `mask`, but not one number per logit.
     """
-    if not isinstance(obs, gym.spaces.Dict) or "mask" not in obs.spaces or not n_logits(act):
-        return None
-    shape = obs.spaces["mask"].shape
-    if shape != (n_logits(act),):
-        raise ValueError(f"observation 'mask' has shape {shape}; expected {(n_logits(act),)}, one number per action of {act}")
-    return "mask"
+    return "mask" if mask_names(obs, act) else None
 
 
 def mask_names(obs: gym.Space[Any], act: gym.Space[Any]) -> tuple[str, ...]:
-    """Flat name of the legal mask, if there is one: it is no feature."""
-    return () if mask_key(obs, act) is None else ("obs.mask",)
+    """Flat names of the legal masks, if there are any: they are no features."""
+    numbers = {name.replace("act", "mask", 1): n for name, part in leaf_spaces(act, "act") if (n := n_logits(part))}
+    if not isinstance(obs, gym.spaces.Dict) or "mask" not in obs.spaces or not numbers:
+        return ()
+    masks = dict(leaf_spaces(obs.spaces["mask"], "mask"))
+    for name, space in masks.items():
+        if name not in numbers:
+            raise ValueError(f"observation {name!r} is {space}; expected masks named like the choices of {act}: "
+                             f"{', '.join(numbers)}")
+        if space.shape != (numbers[name],):
+            raise ValueError(f"observation {name!r} has shape {space.shape}; expected {(numbers[name],)}, one number per action "
+                             f"of {act}")
+    return tuple(f"obs.{name}" for name in masks)
 
 
 def masked(values: Tensor, mask: Any, nvec: Sequence[int] | None = None) -> Tensor:
@@ -90,7 +101,8 @@ class CategoricalHead(nn.Module, metaclass=Brief):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Features [N, in_size] and perhaps the legal actions [N, n], 0 for illegal → {'logits': [N, n]}."""
-        return {"logits": masked(self.linear.forward(features), mask, self.nvec)}
+        logits = self.linear.forward(features)
+        return {"logits": logits if mask is None else masked(logits, mask.reshape(logits.shape), self.nvec)}
 
     def log_probs(self, out: Out) -> Tensor:
         """log π of every action, [N, n]. `out` may carry a `mask` [N, n] beside its `logits`."""
@@ -176,17 +188,156 @@ class GaussianHead(nn.Module, metaclass=Brief):
         return out["log_std"].sum(-1) + 0.5 * (1.0 + LOG_2PI) * self.dim
 
 
-Head = CategoricalHead | MultiCategoricalHead | GaussianHead
+class SquashedGaussianHead(GaussianHead):
+    """tanh of independent normal distributions: actions in (−1, 1); `mean` and `log_std` [N, dim] are those before the tanh.
+
+    log π(a) = log N(u; mean, std) − Σ log(1 − tanh² u), a = tanh u (Haarnoja et al. 2018a, appendix C), where log(1 − tanh² u) =
+    2 (log 2 − u − softplus(−2u)) is exact at any u.
+
+    Args:
+        state_dependent: As for `GaussianHead`, whose entropy is that before the tanh: this one's has no formula.
+    """
+
+    explorer = "squashed_gaussian"
+
+    def __init__(self, in_size: int, dim: int, log_std_init: float = 0.0, state_dependent: bool = True,
+                 gain: float | None = None) -> None:
+        super().__init__(in_size, dim, log_std_init, state_dependent, gain)
+
+    def draw(self, out: Out, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, dim] and log π [N] of standard normal `noise` [N, dim]; both with gradients."""
+        u = out["mean"] + torch.exp(out["log_std"]) * noise
+        log_normal = (-0.5 * noise.square() - out["log_std"]).sum(-1) - 0.5 * LOG_2PI * self.dim
+        return torch.tanh(u), log_normal - log_slope(u).sum(-1)
+
+    def log_prob(self, out: Out, act: Tensor) -> Tensor:
+        """log density [N]; `act` [N, ...] in [−1, 1], of which the bounds themselves count as the nearest numbers within."""
+        u = torch.atanh(act.reshape(out["mean"].shape).clamp(-1.0 + 1e-6, 1.0 - 1e-6))
+        return super().log_prob(out, u) - log_slope(u).sum(-1)
+
+    def entropy(self, out: Out) -> Tensor:
+        """There is no formula.
+
+        Raises:
+            TypeError: always; −log π of drawn actions is an estimate.
+        """
+        raise TypeError("SquashedGaussianHead: its entropy has no formula; estimate it by -log_prob of drawn actions")
+
+
+def log_slope(u: Tensor) -> Tensor:
+    """log of the derivative of tanh at u."""
+    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+class GSDEHead(GaussianHead):
+    """Normal distributions whose noise is a function of the state, drawn anew for each episode (Raffin et al. 2021): `basis`
+    [N, in_size, dim] = φ_i σ_ij, with the features φ, which it does not move, and a parameter σ [in_size, dim];
+
+    `log_std` = ½ log(Σ_i φ_i² σ_ij² + 10⁻⁶) is that of the noise Σ_i φ_i σ_ij ε_ij of a standard normal ε.
+    """
+
+    explorer = "gsde"
+
+    def __init__(self, in_size: int, dim: int, log_std_init: float = 0.0, gain: float | None = 0.01) -> None:
+        super().__init__(in_size, dim, log_std_init, gain=gain)
+        self.in_size, self.log_std = in_size, nn.Parameter(torch.full((in_size, dim), log_std_init))
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Features [N, in_size] → {'mean': [N, dim], 'log_std': [N, dim], 'basis': [N, in_size, dim]}."""
+        assert self.log_std is not None
+        basis = features.detach()[..., None] * torch.exp(self.log_std)
+        return {"mean": self.linear.forward(features), "basis": basis, "log_std": 0.5 * (basis.square().sum(-2) + 1e-6).log()}
+
+
+class BetaHead(nn.Module, metaclass=Brief):
+    """Actions 2 x − 1 in (−1, 1) with independent x ~ Beta(`alpha`, `beta`), each [N, dim] and 1 + softplus, so that there is one
+    maximum (Chou et al. 2017)."""
+
+    explorer = "beta"
+    outputs = ("alpha", "beta")
+
+    def __init__(self, in_size: int, dim: int, gain: float | None = 0.01) -> None:
+        super().__init__()
+        self.dim, self.linear = dim, Linear(in_size, 2 * dim, gain)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Features [N, in_size] → {'alpha': [N, dim], 'beta': [N, dim]}; a mask has no meaning here."""
+        alpha, beta = (1.0 + F.softplus(self.linear.forward(features))).chunk(2, -1)
+        return {"alpha": alpha, "beta": beta}
+
+    def log_prob(self, out: Out, act: Tensor) -> Tensor:
+        """log density [N], see `parl_like.explorer.log_beta`; act [N, ...] with dim numbers per row."""
+        return log_beta(out["alpha"], out["beta"], act.reshape(out["alpha"].shape))
+
+    def entropy(self, out: Out) -> Tensor:
+        """Σ log B(α, β) − (α − 1) ψ(α) − (β − 1) ψ(β) + (α + β − 2) ψ(α + β) + log 2, [N], in nats."""
+        a, b = out["alpha"], out["beta"]
+        log_b = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+        digammas = (a + b - 2.0) * torch.digamma(a + b) - (a - 1.0) * torch.digamma(a) - (b - 1.0) * torch.digamma(b)
+        return (log_b + digammas + math.log(2.0)).sum(-1)
+
+
+class StructuredHead(nn.Module, metaclass=Brief):
+    """A head for each array of a Dict or Tuple, on the same features: given these, the parts are independent of each other, so
+    log-probabilities and entropies are sums. Its outputs are theirs under dotted names: `logits.arm.grip`.
+
+    Args:
+        heads: Name of the array without `act`, such as `arm.grip` → its head.
+    """
+
+    explorer = "structured"
+
+    def __init__(self, heads: Mapping[str, CategoricalHead | GaussianHead | BetaHead]) -> None:
+        super().__init__()
+        self.names, self.heads = list(heads), nn.ModuleList(heads.values())
+
+    @property
+    def parts(self) -> list[tuple[str, Any]]:
+        return list(zip(self.names, self.heads, strict=True))
+
+    def forward(self, features: Tensor, mask: Any = None) -> dict[str, Tensor]:
+        """Features [N, in_size] and perhaps the masks of some arrays, nested like the action."""
+        return {f"{kind}.{name}": value for name, head in self.parts
+                for kind, value in head(features, None if mask is None else _inside(mask, name)).items()}
+
+    def log_prob(self, out: Out, act: Any) -> Tensor:
+        """log π(act) [N]; act is nested like the space."""
+        parts = [head.log_prob(part_of(out, name), _inside(act, name)) for name, head in self.parts]
+        return torch.stack(parts).sum(0)
+
+    def entropy(self, out: Out) -> Tensor:
+        """Sum of the heads' entropies, [N], in nats."""
+        return torch.stack([head.entropy(part_of(out, name)) for name, head in self.parts]).sum(0)
+
+
+def _inside(nested: Any, name: str) -> Any:
+    """What nested mappings hold under a dotted name; None where they have no such part."""
+    for key in name.split("."):
+        if not isinstance(nested, (Mapping, Batch)) or key not in nested:
+            return None
+        nested = nested[key]
+    return nested
+
+
+Head = CategoricalHead | MultiCategoricalHead | GaussianHead | BetaHead | StructuredHead
 
 
 def make_head(
-    in_size: int, act: gym.Space[Any], gain: float | None = 0.01, log_std_init: float = 0.0, state_dependent_std: bool = False
+    in_size: int, act: gym.Space[Any], gain: float | None = 0.01, log_std_init: float = 0.0, state_dependent_std: bool = False,
+    distribution: Distribution = "gaussian",
 ) -> Head:
-    """The head that fits an action space.
+    """The head that fits an action space; of Box actions with this distribution.
 
     Raises:
-        TypeError: there is none for it.
+        TypeError: there is none for it. ValueError: a Dict or Tuple with a part that holds no number, an unknown distribution,
+            'beta' for a Box without finite bounds.
     """
+    if distribution not in get_args(Distribution):
+        raise ValueError(f"distribution is {distribution!r}; expected {', '.join(map(repr, get_args(Distribution)))}")
+    if parts_of(act) is not None:
+        heads: Any = {name.removeprefix("act."): make_head(in_size, part, gain, log_std_init, state_dependent_std, distribution)
+                      for name, part in leaf_spaces(act, "act")}
+        return StructuredHead(heads)
     if isinstance(act, gym.spaces.Discrete):
         return CategoricalHead(in_size, int(act.n), gain)
     if isinstance(act, gym.spaces.MultiDiscrete):
@@ -194,5 +345,13 @@ def make_head(
     if isinstance(act, gym.spaces.MultiBinary):
         return MultiCategoricalHead(in_size, [2] * math.prod(act.shape), gain)
     if isinstance(act, gym.spaces.Box):
-        return GaussianHead(in_size, math.prod(act.shape), log_std_init, state_dependent_std, gain)
-    raise TypeError(f"no policy head for actions in {act}; expected Discrete, MultiDiscrete, MultiBinary or Box")
+        dim = math.prod(act.shape)
+        if distribution == "beta":
+            if not np.isfinite([act.low, act.high]).all():
+                raise ValueError(f"distribution='beta' is for a Box with finite bounds; got {act}, take 'gaussian'")
+            return BetaHead(in_size, dim, gain)
+        if distribution == "gsde":
+            return GSDEHead(in_size, dim, log_std_init, gain)
+        return GaussianHead(in_size, dim, log_std_init, state_dependent_std, gain)
+    raise TypeError(f"no policy head for actions in {act}; expected Discrete, MultiDiscrete, MultiBinary, Box, or a "
+                    "Dict or Tuple of these")

@@ -29,6 +29,7 @@ from parl_like.model import Model
 from parl_like.models.heads import ILLEGAL, CategoricalHead, Linear, MultiCategoricalHead
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP
+from parl_like.models.thinker_parts import channels_last
 from parl_like.spec import Spec
 
 LARGE = 32
@@ -182,13 +183,13 @@ class Planner(Model):
                                        for name in ("hs", "xs", "real_states") if seen[name]})
         self.scales = {name: _scale(self.obs_specs["obs" if self.bare else f"obs.{name}"]) for name in self.encoders}
         sizes += [int(encoder.out_size) for encoder in self.encoders.values()]  # type: ignore[arg-type]
-        self.n_rewards = 2 if self.augmented else 1
         for name, allowed in {"last_act": [(2,)] if self.augmented else [()],
-                              "last_rew": [(2,)] if self.augmented else [(1,), ()]}.items():
+                              "last_rew": [(2,), (3,)] if self.augmented else [(1,), ()]}.items():
             if name in shapes and shapes[name] not in allowed:
                 raise ValueError(f"Planner: observation {name!r} has shape {shapes[name]}; expected "
                                  f"{' or '.join(map(str, allowed))}")
         self.sees_act, self.sees_rew = "last_act" in shapes, "last_rew" in shapes
+        self.n_rewards = shapes.get("last_rew", (2,))[0] if self.augmented else 1
         sizes += [self.sees_act * (self.n + 2 * self.augmented), self.sees_rew * self.n_rewards]
         self.head = PlanningHead(sum(sizes), self.n, separate) if self.augmented else CategoricalHead(sum(sizes), self.n, None)
         self.baseline = Linear(sum(sizes), self.n_rewards, 0.0)  # from zero
@@ -208,10 +209,14 @@ class Planner(Model):
         elif self.memory is not None:
             x, state = self.memory(F.relu(self.tree_in(obs["tree_reps"].float())), state, first)
             parts.append(F.relu(self.tree_out(x)).flatten(0, -2))
-        for name, encoder in self.encoders.items():
+        for name in self.encoders:
             shape = self.obs_specs["obs" if self.bare else f"obs.{name}"].shape
             x = obs[name].reshape(-1, *shape)
-            parts.append(encoder(x.float() if self.scales[name] == 1.0 else x * self.scales[name]))
+            if name == "real_states" and self.augmented:  # the same in all rows of a stage, which follow one another
+                new = F.pad((x[1:] != x[:-1]).flatten(1).any(1), (1, 0), value=True)
+                parts.append(self._encoded(name, x[new])[new.cumsum(0) - 1])
+            else:
+                parts.append(self._encoded(name, x))
         if self.sees_act:
             last = obs["last_act"].long()
             choices = [(last[..., 0], self.n), (last[..., 1], 2)] if self.augmented else [(last - self.start, self.n)]
@@ -220,6 +225,10 @@ class Planner(Model):
             parts.append(obs["last_rew"].float().reshape(-1, self.n_rewards).clamp(-1.0, 1.0))
         imagined = (obs["step_status"] <= 1).reshape(-1) if self.augmented else None
         return torch.cat(parts, 1), imagined, {} if state is None else state
+
+    def _encoded(self, name: str, x: Tensor) -> Tensor:
+        features: Tensor = self.encoders[name](channels_last(x.float() if self.scales[name] == 1.0 else x * self.scales[name]))
+        return features
 
     def _value(self, features: Tensor) -> Tensor:
         value = self.baseline.forward(features)
@@ -235,7 +244,8 @@ class Planner(Model):
         return {"logits": self.head(features, imagined)["logits"]}, after
 
     def value(self, obs: Any, state: Any = None) -> Tensor:
-        """Baselines [N, 2] of the real and the planning reward; [N] in the raw MDP."""
+        """Baselines of the real and the planning reward, and of curiosity where `last_rew` has it, [N, 2 or 3]; [N] in the raw
+        MDP."""
         return self._value(self._features(obs, state, None)[0])
 
     def evaluate(self, obs: Any, state: Any = None, first: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from parl_like.layers import gru, lstm
 from parl_like.model import Model
-from parl_like.models.heads import make_head, mask_key
+from parl_like.models.heads import Distribution, make_head, mask_key
 from parl_like.models.mlp import MLP, perception
 from parl_like.spec import Spec
 
@@ -25,12 +25,13 @@ class RecurrentActorCritic(Model):
         memory: 'gru' (state `h`) or 'lstm' (states `h` and `c`).
         size: Numbers in each state.
         trunk: A perception with `out_size`; None: the flat observation.
+        distribution: As for `MLPActorCritic`.
     """
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Literal["gru", "lstm"] = "gru",
         size: int = 64, activation: str = "tanh", orthogonal: bool = True, log_std_init: float = 0.0,
-        state_dependent_std: bool = False, trunk: nn.Module | None = None,
+        state_dependent_std: bool = False, trunk: nn.Module | None = None, distribution: Distribution = "gaussian",
     ) -> None:
         super().__init__(obs, act)
         if memory not in ("gru", "lstm"):
@@ -42,7 +43,7 @@ class RecurrentActorCritic(Model):
         self.body = MLP([features, *hidden], activation, activate_last=True, orthogonal=orthogonal)
         self.memory = (gru if memory == "gru" else lstm)(size, self.body.out_size)
         self.critic = MLP([size, 1], orthogonal=orthogonal, last_gain=1.0)
-        self.head = make_head(size, act, 0.01 if orthogonal else None, log_std_init, state_dependent_std)
+        self.head = make_head(size, act, 0.01 if orthogonal else None, log_std_init, state_dependent_std, distribution)
 
     def state_specs(self) -> dict[str, Spec]:
         return {name: Spec(name, (self.size,), np.dtype(np.float32)) for name in self.states}
@@ -52,8 +53,7 @@ class RecurrentActorCritic(Model):
         return y, after
 
     def _out(self, obs: Any, y: Tensor) -> dict[str, Tensor]:
-        mask = None if self.mask is None else obs[self.mask].reshape(len(y), -1)
-        out: dict[str, Tensor] = self.head(y, mask)
+        out: dict[str, Tensor] = self.head(y, None if self.mask is None else obs[self.mask])
         return out
 
     def policy(self, obs: Any, state: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

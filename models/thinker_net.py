@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from parl_like.errors import unknown
 from parl_like.model import Model
@@ -77,7 +77,7 @@ class ThinkerNet(Model):
             stands still need not be learned, and one step ahead on 6 × 6 boards takes a third of the updates.
         markov: An imagined observation is all that is known of its node: the next step starts from it (with `sigmoid` from its
             nearest 0s and 1s) as from a root. Where observations say everything, a model of one step is a model of many, and
-            errors do not pile up.
+            errors do not pile up. VP has no recurrence then, h_vp = E_vp(x, a), and learns from all steps in one pass.
         recurrent_norm: Batch normalisation in the recurrent blocks, too (model_disable_bn=false); encoder and decoder always have
             it.
         zero_init: First predictions are 0 and uniform (model_zero_init).
@@ -159,7 +159,7 @@ class ThinkerNet(Model):
         vp = parts(vp_channels or channels)
         self._shapes: dict[str, tuple[int, ...]] = {"vp_h": vp.shape}
         self.vp_encoder = vp.encoder()
-        if net != "perfect":
+        if net != "perfect" and not markov:
             self.vp_rnn = vp.recurrence(2 * vp.size if self.dual else vp.size)
         self.vp_heads = heads(vp, ("logits", "value", *imagined) if net == "single" else ("logits", "value"))
         if net == "single":
@@ -254,9 +254,9 @@ class ThinkerNet(Model):
 
     def _vp_root(self, x: Tensor, a: Tensor) -> Tensor:
         z: Tensor = self.vp_encoder(x, a)
-        if self.dual:
-            return self._vp(torch.zeros_like(z), z, a)
-        return z if self.net == "perfect" else self.to_hidden(z)
+        if self.markov or self.net == "perfect":
+            return z
+        return self._vp(torch.zeros_like(z), z, a) if self.dual else self.to_hidden(z)
 
     def _root(self, x: Tensor, a: Tensor) -> State:
         """The state of a node of which nothing but its observation is known."""
@@ -392,44 +392,50 @@ class ThinkerNet(Model):
             obs: [N, T, ...] observations, T ≥ 1; only the first is read, but of net='perfect' all k + 1, for it imagines none.
             acts: [N, k + 1] int64: the action that led to the first observation, then those that were taken.
         """
-        rows, steps = acts.shape
-        a = self._one_hot(acts).unbind(1)
+        a = self._one_hot(acts)
         with self._precision(obs.device, learning=True):
             if self.net == "perfect":
-                h = self._vp_root(self.normalize(obs).flatten(0, 1), self._one_hot(acts).flatten(0, 1))
-                out = self.vp_heads(h)
-                return Unroll(out["value"].view(rows, steps, -1), out["logits"].view(rows, steps, -1))
+                out = self._judged(self.vp_heads, self._each(self._vp_root, self.normalize(obs), a))
+                return Unroll(out["value"], out["logits"])
             x = self.normalize(obs[:, 0])
-            imagined: list[dict[str, Tensor]] = []
-            hidden: list[Tensor] = []
+            imagined: list[Tensor] = []
             images: list[Tensor] = []
-            features: list[Tensor] = []
             if self.dual:
-                h, last = self.sr_encoder(x, a[0]), self._last(x)
-                for t, action in enumerate(a[1:], 1):
-                    h = self.sr_rnn(h, action)
-                    hidden.append(h.detach())
-                    imagined.append(self.sr_heads(h))
+                h, last = self.sr_encoder(x, a[:, 0]), self._last(x)
+                for t in range(1, a.shape[1]):
+                    h = self.sr_rnn(h, a[:, t])
+                    imagined.append(h)
                     images.append(self._image(h, last))
                     last = self._last(images[-1])
-                    if self.markov and t < len(a) - 1:
+                    if self.markov and t < a.shape[1] - 1:
                         settled = self._settled(images[-1])
-                        h, last = self.sr_encoder(settled, action), self._last(settled)
-            h = self._vp_root(x, a[0])
-            outs = [self.vp_heads(h)]
-            for t, action in enumerate(a[1:]):
-                z = self._feature(hidden[t], self._settled(images[t]) if self.markov else images[t].detach(),
-                                  action) if self.dual else None
-                h = self._vp(torch.zeros_like(h) if self.markov else h, z, action)
-                outs.append(self.vp_heads(h))
-                features.append(self.to_feature(h).float() if z is None else z.float())
+                        h, last = self.sr_encoder(settled, a[:, t]), self._last(settled)
+            if self.markov:
+                hidden = self._each(self._vp_root, torch.stack([x, *(self._settled(image) for image in images)], 1), a)
+                z = hidden[:, 1:]
+            else:
+                h, steps, features = self._vp_root(x, a[:, 0]), [], []
+                steps.append(h)
+                for t in range(a.shape[1] - 1):
+                    seen = self._feature(imagined[t].detach(), images[t].detach(), a[:, t + 1]) if self.dual else None
+                    h = self._vp(h, seen, a[:, t + 1])
+                    steps.append(h)
+                    features.append(self.to_feature(h) if seen is None else seen)
+                hidden, z = torch.stack(steps, 1), torch.stack(features, 1)
+            out = self._judged(self.vp_heads, hidden)
+            future = self._judged(self.sr_heads, torch.stack(imagined, 1)) if self.dual else {
+                name: value[:, 1:] for name, value in out.items()}
+        done = future["done"].squeeze(2) if self.predict_done else None
+        return Unroll(out["value"], out["logits"], future["reward"], done, torch.stack(images, 1) if images else None, z.float())
 
-        def over_time(heads: list[dict[str, Tensor]], name: str) -> Tensor:
-            return torch.stack([head[name] for head in heads], 1)
+    @staticmethod
+    def _each(net: Callable[..., Tensor], *of: Tensor) -> Tensor:
+        """A network on rows of all steps at once, [N, T, ...] each."""
+        out = net(*(x.flatten(0, 1) for x in of))
+        return out.view(*of[0].shape[:2], *out.shape[1:])
 
-        imagined = imagined or outs[1:]
-        done = over_time(imagined, "done").squeeze(2) if self.predict_done else None
-        return Unroll(
-            over_time(outs, "value"), over_time(outs, "logits"), over_time(imagined, "reward"), done,
-            torch.stack(images, 1) if images else None, torch.stack(features, 1),
-        )  # fmt: skip
+    @staticmethod
+    def _judged(heads: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
+        """Heads of all steps in one call, for they know no statistics of a batch."""
+        out = heads(hidden.flatten(0, 1))
+        return {name: value.view(*hidden.shape[:2], -1) for name, value in out.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +13,17 @@ from torch import Tensor, nn
 
 class ResBlock(nn.Module):
     """relu(skip(x) + conv(relu(conv(x)))), 3 × 3, each convolution followed by batch normalisation if `norm`; [N, c, H, W] → [N,
-    out, H, W]."""
+    out, H, W].
+
+    In a frozen copy that only predicts (eval mode, no parameter wants a gradient) normalisation is part of the convolutions, to
+    rounding: w γ/σ and β − μ γ/σ, computed anew when something was written into them.
+    """
 
     def __init__(self, channels: int, out: int | None = None, norm: bool = True) -> None:
         super().__init__()
         out = out or channels
+        self.norm = norm
+        self._folded: tuple[list[Tensor], list[int], list[Tensor]] | None = None  # tensors, their versions, what they make
         norms = [nn.BatchNorm2d(channels), nn.BatchNorm2d(out)] if norm else [nn.Identity(), nn.Identity()]
         self.body = nn.Sequential(
             nn.Conv2d(channels, channels, 3, padding=1, bias=False), norms[0], nn.ReLU(inplace=True),
@@ -25,7 +32,34 @@ class ResBlock(nn.Module):
         self.skip = nn.Identity() if out == channels else nn.Conv2d(channels, out, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.skip(x) + self.body(x))
+        if self.training or not self.norm or self.body[0].weight.requires_grad:
+            if self._folded is not None:
+                self._folded = None  # the statistics that learning moves have no version
+            return F.relu(self.skip(x) + self.body(x))
+        folded = self._folded
+        if folded is None or [tensor._version for tensor in folded[0]] != folded[1]:
+            folded = self._folded = self._fold()
+        first, first_bias, second, second_bias = folded[2]
+        y = F.conv2d(x, first, first_bias, padding=1).relu_()
+        return F.conv2d(y, second, second_bias, padding=1).add_(self.skip(x)).relu_()
+
+    def _fold(self) -> tuple[list[Tensor], list[int], list[Tensor]]:
+        tensors = [*self.body.parameters(), *self.body.buffers()]
+        versions = [tensor._version for tensor in tensors]  # before they are read: what is written meanwhile counts as new
+        made: list[Tensor] = []
+        with torch.inference_mode(False), torch.no_grad():
+            layers: Any = self.body
+            for conv, norm in ((layers[0], layers[1]), (layers[3], layers[4])):
+                scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+                made += [conv.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale]
+        return tensors, versions, made
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._folded = None  # to another device or format: the tensors are others
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_folded": None}
 
 
 class ResMLP(nn.Module):
@@ -49,7 +83,7 @@ class WithAction(nn.Module):
 
     def forward(self, x: Tensor, action: Tensor) -> Tensor:
         action = action.view(*action.shape, *(1,) * (x.ndim - 2)).expand(-1, -1, *x.shape[2:])
-        y: Tensor = self.net(torch.cat([x, action], 1))
+        y: Tensor = self.net(channels_last(torch.cat([x, action], 1)))
         return y
 
 
@@ -214,6 +248,11 @@ class VectorParts:
 
     def trunk(self) -> tuple[nn.Module, int]:
         return nn.Sequential(nn.Linear(self.size, self.size // 2), nn.ReLU(inplace=True)), self.size // 2
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images as a CPU convolves them fastest; what follows stays so, whatever the format of its weights."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 and x.device.type == "cpu" else x
 
 
 def half_gradient(x: Tensor) -> Tensor:

@@ -12,23 +12,26 @@ from parl_like.algorithm import Algorithm
 
 
 class _Copy:
-    def __init__(self, algorithm: Algorithm, version: int) -> None:
-        self.algorithm, self.version = algorithm, version
-        self.lock = threading.Lock()
-        self.tensors = tensors_of({name: network.state_dict() for name, network in self.algorithm.networks().items()})
+    def __init__(self, algorithm: Algorithm, version: int, lock: threading.Lock) -> None:
+        self.algorithm, self.version, self.lock = algorithm, version, lock
+        self.tensors = tensors_of({name: network.state_dict() for name, network in self.algorithm.networks().items()
+                                   if not algorithm.acts_with or name in algorithm.acts_with})
 
 
 class ActingCopies:
     """Two copies of an algorithm: predictions use one, new parameters are written into the other, and then the two change places.
 
-    So a prediction never waits for an optimiser step or for the copying, and never sees parameters of two versions.
+    So a prediction never waits for an optimiser step or for the copying, and never sees parameters of two versions. (Where the
+    algorithm remembers something of its agents, which only one prediction at a time may change, it waits for the copying.)
 
     Args:
-        first: What predictions use until something is published. The second is its clone.
+        first: What predictions use until something is published. The second is its copy.
     """
 
     def __init__(self, first: Algorithm, version: int) -> None:
-        self.front, self._back = _Copy(first, version), _Copy(first.clone(), version)
+        lock = threading.Lock()
+        self.front = _Copy(first, version, lock)
+        self._back = _Copy(first.acting_copy(), version, lock if first.remembers else threading.Lock())
 
     @property
     def version(self) -> int:

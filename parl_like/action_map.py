@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from parl_like.spec import Array, Spec
+from parl_like.spec import Array, Spec, as_space, leaf_spaces, leaves, parts_of
 
 
-def action_map(space: Any) -> Choices | Bounded | None:
+def action_map(space: Any) -> Choices | Bounded | Structured | None:
     """What an environment's action space makes of a policy's actions; None: they are the same.
 
     A Box with finite bounds: clip to [−1, 1], then scale to the bounds. With some infinite bounds: clip to those there are.
-    Discrete and MultiDiscrete that do not start at 0: shift. Several choices: into the shape and dtype of the space.
+    Discrete and MultiDiscrete that do not start at 0: shift. Several choices: into the shape and dtype of the space. Dict and
+    Tuple: each array by its own space.
     """
+    return _array_map(space) if space is None or parts_of(space) is None else Structured(space)
+
+
+def _array_map(space: Any) -> Choices | Bounded | None:
     if isinstance(space, gym.spaces.Discrete):
         return Choices(space) if space.start else None
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -30,7 +36,21 @@ def action_map(space: Any) -> Choices | Bounded | None:
     return None
 
 
-def stored_spec(space: Any, spec: Spec) -> Spec:
+def policy_actions(space: gym.Space[Any], act: Any) -> dict[str, Array]:
+    """An environment's actions [N, ...], nested as its space nests them, in the policy's units, as helpers store them: by flat
+    names, `act` or `act.arm.grip`. What lies outside the bounds stays there."""
+    to_env = action_map(space)
+    if isinstance(to_env, Structured):
+        return dict(zip(to_env.names, to_env.inverse(act), strict=True))
+    return {"act": np.asarray(act) if to_env is None else to_env.inverse(np.asarray(act))}
+
+
+def stored_specs(space: Any, specs: Mapping[str, Spec]) -> list[Spec]:
+    """What is stored of an action of this space, whose arrays have these specs: see `_stored`."""
+    return [_stored(part, specs[name]) for name, part in leaf_spaces(space, "act")]
+
+
+def _stored(space: Any, spec: Spec) -> Spec:
     """What is stored of an action: the policy's. Continuous ones are real numbers also where the environment rounds them, and
     several choices stand side by side, whatever their shape in the space. Without bounds, which are the environment's."""
     if isinstance(space, gym.spaces.Box):
@@ -54,7 +74,7 @@ class Choices:
         """From the environment's actions to the policy's; up to clipping."""
         leading = act.shape[: act.ndim - len(self.shape)]
         size = (int(np.prod(self.shape)),) if self.shape else ()
-        return np.asarray((act - self.start).reshape(*leading, *size), np.int64)
+        return np.asarray(act - self.start, np.int64).reshape((*leading, *size))
 
 
 class Bounded:
@@ -77,3 +97,47 @@ class Bounded:
 
     def inverse(self, act: Array) -> Array:
         return np.asarray((act - self.middle) / np.where(self.half == 0, 1, self.half) if self.scaled else act, self.raw)
+
+
+class Structured:
+    """The arrays of a policy's actions by dotted name, `act.arm.grip` ↔ the dicts and tuples of the space.
+
+    Attributes:
+        names: Of the arrays, in the order of the space.
+    """
+
+    def __init__(self, space: Any) -> None:
+        self.space, self.parts = space, {name: (part, _array_map(part)) for name, part in leaf_spaces(space, "act")}
+        self.names = list(self.parts)
+
+    def __call__(self, out: Mapping[str, Array]) -> Any:
+        """From outputs `act.*` of a policy, [N, ...] each, to N of the environment's actions, stacked as the space nests them."""
+        made = {name: np.array(out[name]) if to_env is None else to_env(out[name]) for name, (_, to_env) in self.parts.items()}
+        return as_space(self.space, made, "act")
+
+    def listed(self, out: Mapping[str, Array]) -> list[Any]:
+        """The same as a list of N actions."""
+        columns = [action_list(part, column) for (part, _), (_, column) in
+                   zip(self.parts.values(), leaves(self(out), "act"), strict=True)]
+        return [as_space(self.space, dict(zip(self.names, row, strict=True)), "act") for row in zip(*columns, strict=True)]
+
+    def inverse(self, act: Any) -> tuple[Array, ...]:
+        """The policy's arrays of one action of the environment, or of stacked ones; up to clipping.
+
+        Raises:
+            ValueError: it has other parts than the space.
+        """
+        given = dict(leaves(act, "act"))
+        if given.keys() != self.parts.keys():
+            raise ValueError(f"action: expected {', '.join(self.names)}, got {', '.join(given) or 'nothing'}; give what the "
+                             f"action space {self.space} says")
+        return tuple(np.asarray(given[name]) if to_env is None else to_env.inverse(np.asarray(given[name]))
+                     for name, (_, to_env) in self.parts.items())
+
+
+def action_list(space: Any, act: Array) -> list[Any]:
+    """Actions [N, ...] of an array's space, one by one: arrays, or Python numbers; of a Box of shape () arrays, as its
+    environment expects."""
+    if act.ndim > 1:
+        return list(act)
+    return [act[i, ...] for i in range(len(act))] if isinstance(space, gym.spaces.Box) else act.tolist()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
-from parl_like.agent_helper import Helpers
+from parl_like.agent_helper import AgentHelper
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.env_face import EnvFace, watched
-from parl_like.errors import AgentFailed, Interrupted
+from parl_like.errors import AgentFailed, Interrupted, unknown
+from parl_like.places import Owner
 from parl_like.spec import Array, SpecError
 
 STUCK = 1000
@@ -21,58 +22,47 @@ class Agent:
     """Runs episodes in one environment as plain sequential code. Override `run_one_episode` for your own control flow.
 
     Args:
-        max_episode_steps, action_repeat, repeat_discount, keep_frames, on_bad_value: See below; None: what the class says. A
-            subclass may set them in its body instead.
+        on_bad_value: See below; None: what the class says. A subclass may set it in its body instead.
 
     Attributes:
         index: Its number.
         env: The environment behind its face.
         helpers: Task name → helper.
         rng: Its own generator.
-        steps: Actions taken. The environment's own steps, of which an action may take several, are `env.time_steps`.
-        action_repeat: Environment steps per action (K), read at each step, so an action may choose it; `repeat_discount` scales
-            the reward of the k-th, from 0, by its k-th power; `keep_frames` puts the K observations into `info["frames"]`.
-        max_episode_steps: Actions after which an episode is truncated; None: the environment's own limit only.
+        steps: Actions taken. The environment's own steps, of which an action may take several
+            (`parl_like.envs.wrappers.ActionRepeat`), are `env.time_steps`.
+        learned_at: What `steps` was at its last lesson.
         on_bad_value: What becomes of an observation or reward that is not finite, outside of the declared bounds, or of another
             shape or dtype. 'raise': whoever takes it refuses what it cannot use (NaN, shape, dtype, an integer outside), and the
             run ends. 'drop': the episode ends before that step, like an interrupted one, and another begins, newly seeded.
             'replace': numbers that are not finite become 0, others the nearest legal ones; shapes and dtypes raise. Actions that
             are impossible always raise.
         bad_values: Steps and resets with values that were dropped or replaced.
+        needs: Task name → rows that the agent has claimed of it.
     """
 
-    action_repeat = 1
-    repeat_discount = 1.0
-    keep_frames = False
-    max_episode_steps: int | None = None
     on_bad_value: Literal["raise", "drop", "replace"] = "raise"
     n_envs = 1
     vector = False
     env: Any = None
 
-    def __init__(
-        self, *, max_episode_steps: int | None = None, action_repeat: int | None = None, repeat_discount: float | None = None,
-        keep_frames: bool | None = None, on_bad_value: Literal["raise", "drop", "replace"] | None = None,
-    ) -> None:
-        for name, value in (("max_episode_steps", max_episode_steps), ("action_repeat", action_repeat),
-                            ("repeat_discount", repeat_discount), ("keep_frames", keep_frames), ("on_bad_value", on_bad_value)):
-            if value is not None:
-                setattr(self, name, value)
+    def __init__(self, *, on_bad_value: Literal["raise", "drop", "replace"] | None = None) -> None:
+        if on_bad_value is not None:
+            self.on_bad_value = on_bad_value
 
     def bind(self, robot: Any, index: int, rng: np.random.Generator, label: str = "agent") -> None:
         """Called once, before anything else, by the crew that it belongs to: the robot, that of an evaluation, or that of a
         worker process."""
-        for name in ("action_repeat", "max_episode_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected at least 1")
+        if name := next((name for name in ("action_repeat", "max_episode_steps") if hasattr(self, name)), ""):  # options once
+            raise ValueError(f"{type(self).__name__}: {name} is the environment's business; give the robot a factory of "
+                             "parl_like.envs.wrappers.ActionRepeat(env, n) or gymnasium.wrappers.TimeLimit(env, steps)")
         if self.on_bad_value not in ("raise", "drop", "replace") or (self.vector and self.on_bad_value != "raise"):
             rest = " of an agent with a vector environment; wrap the single ones" if self.vector else ", 'drop' or 'replace'"
             raise ValueError(f"{type(self).__name__}: on_bad_value is {self.on_bad_value!r}; expected 'raise'{rest}")
         self.robot, self.index, self.rng = robot, index, rng
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
-        self.steps = self.bad_values = 0
+        self.steps = self.bad_values = self.learned_at = 0
         self.fresh = True  # the next reset is seeded
         self.signal: str | None = None
         self.quota_steps: int | None = None
@@ -80,6 +70,8 @@ class Agent:
         self.learns = False
         self.fault: SpecError | None = None  # why an episode was dropped last
         self.told: set[str] = set()  # what of the process its environment has changed
+        self.needs: dict[str, int] = {}
+        self.owners: dict[str, Owner] = {}  # of those rows
 
     def __str__(self) -> str:
         return self._label
@@ -89,6 +81,17 @@ class Agent:
         with watched(self, "made"):
             env = make()
         self.env = EnvFace(env, self)
+
+    def claim(self, task: str, n: int) -> int:
+        """The first of `n` rows, of those that a task keeps for its agents (`Places`), that are this agent's until it claims anew
+        or closes its environment. For `join`: where agents are in workers, their rows are set aside before."""
+        owner = self.owners[task] = Owner()  # the one before is gone, and its rows are free
+        self.needs[task] = n
+        return int(self.robot.tasks[task].places.claim(owner, n))
+
+    def pace(self) -> tuple[int, bool]:
+        """Steps since its last lesson, and whether a schedule has one due: what others' lessons ask (`Ticket.waits_for`)."""
+        return self.steps - self.learned_at, any(helper.due() for helper in self.helpers.values())
 
     def count_bad(self, text: str) -> None:
         """Counts a value that was dropped or replaced."""
@@ -137,7 +140,7 @@ class Agent:
                 if self.env is not None:
                     self.env.end_episode()
             except Interrupted:
-                self.interrupt()
+                self.interrupt(carry=self.signal == "interrupt")
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 if isinstance(error, SpecError) and self.env is not None:
                     error.add_note(f"{self}: its environment (seed {self.env.seed}), after {self.env.episode_length} steps of "
@@ -165,10 +168,15 @@ class Agent:
         wrappers = self.robot.wrappers.values()
         return self.steps + sum(int(queue.counters.requests) for w in wrappers for queue in (w.predictions, w.trainings))
 
-    def interrupt(self) -> None:
-        """The open episode ends here; its rows get a seam, and the next reset is seeded."""
+    def interrupt(self, carry: bool = False) -> None:
+        """The open episode ends here; its rows get a seam, and the next reset is seeded. To `carry`: where the environment can
+        clone its state, the next reset goes on with the episode."""
         self.fresh = True
         if self.env is not None:
+            if carry:
+                self.robot.cuts += self.env.carry()
+            else:
+                self.env.carried = None
             self.env.end_episode()
 
     def cut(self, rows: Array | None = None) -> None:
@@ -179,6 +187,7 @@ class Agent:
 
     def obey(self) -> None:
         """Acts on the signal, at a point where the agent's data is complete."""
+        self.robot._driver.check_caller(self)
         while self.signal is not None:
             if self.signal != "park":
                 raise Interrupted
@@ -194,13 +203,28 @@ class Agent:
 
     def state_dict(self) -> dict[str, Any]:
         time_steps = 0 if self.env is None else self.env.time_steps
-        return {"steps": self.steps, "time_steps": time_steps, "bad_values": self.bad_values, "rng": rng_state(self.rng),
+        return {"steps": self.steps, "learned_at": self.learned_at, "time_steps": time_steps, "bad_values": self.bad_values,
+                "rng": rng_state(self.rng), "carried": None if self.env is None else self.env.carried,
                 "helpers": {name: helper.state_dict() for name, helper in self.helpers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps, self.bad_values = state["steps"], state.get("bad_values", 0)
+        self.learned_at = state.get("learned_at", self.steps)
         if self.env is not None:
-            self.env.time_steps = state["time_steps"]
+            self.env.time_steps, self.env.carried = state["time_steps"], None
+            if state.get("carried") is not None:
+                self.env.put_back(state["carried"])
         set_rng_state(self.rng, state["rng"])
         for name, helper in self.helpers.items():
             helper.load_state_dict(state["helpers"][name])
+
+
+class Helpers(dict[str, AgentHelper]):
+    """An agent's helpers by task name; an unknown name is answered with the nearest known one."""
+
+    def __init__(self, agent: str, items: Iterable[tuple[str, AgentHelper]] = ()) -> None:
+        super().__init__(items)
+        self._agent = agent
+
+    def __missing__(self, name: str) -> AgentHelper:
+        raise KeyError(f"{self._agent}: " + unknown("task", name, self))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 
-from parl_like.action_map import action_map
+from parl_like.action_map import Structured, action_map
 from parl_like.batch import Batch
 from parl_like.computation_task import BatchRule
 from parl_like.computation_wrapper import Communicator
@@ -17,11 +18,12 @@ from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.row_specs import is_part
 from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
+from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import Dropped, NotEnoughRows, unknown
-from parl_like.explorer import Explorer, Noise
-from parl_like.one_player import OnePlayer
-from parl_like.queues import Ticket
-from parl_like.row_format import DURATION, RowFormat
+from parl_like.explorer import Explorer, Noise, random_actions
+from parl_like.queues import Ticket, joined
+from parl_like.row_counts import OnePlayer
+from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
 from parl_like.spec import Array, Spec, SpecError
 
 
@@ -29,8 +31,11 @@ class Actor(Protocol):
     """What a helper knows of its agent. `robot` is the crew that it belongs to: the robot, or the part of it in this process."""
 
     vector: bool
+    index: int
     env: Any
     signal: str | None
+    steps: int
+    learned_at: int
 
     @property
     def robot(self) -> Any: ...
@@ -57,7 +62,8 @@ class AgentHelper:
         name: The task's name.
         buffer: Raw rows, one lane per environment, shared by all helpers of the task in this process; None if nothing is kept.
         steps: Rows stored by this helper.
-        collecting: True while `Robot.collect` runs: rows are stored, nothing is learned.
+        collecting: True while `Robot.collect` runs: rows are stored, nothing is learned; 'random' where it acts at random.
+        random_left: Steps of this helper that are still to be taken at random (`OffPolicyHelper.random_steps`).
         mode: 'collect' or 'test'. In test mode actions are greedy, nothing is stored and nothing is learned.
         wait: Whether learning blocks the agent (sync) or not (async).
         where: Agent and task, for messages.
@@ -78,8 +84,9 @@ class AgentHelper:
         self.obs_space = obs_space
         self.name = self.where = ""
         self.buffer: ReplayBuffer | None = None
-        self.steps = 0
-        self.collecting = False
+        self.steps = self.random_left = 0
+        self.collecting: bool | str = False
+        self._by_hand = False
         self.wait = True
 
     # ------------------------------------------------------------------------------------------------------- construction
@@ -127,26 +134,32 @@ class AgentHelper:
         if self.learns and mode != "test":
             self.transforms.prepare(-1)  # until its first lesson
         self.format = RowFormat(str(agent), name, self.model, agent.env, self.transforms, self.obs_space)
+        if self.learns and mode != "test" and getattr(self.task.algorithm, "one_reward", False) and reward_shape(agent.env):
+            raise ValueError(f"{self.where}: the environment gives rewards of shape {reward_shape(agent.env)}, and "
+                             f"{type(self.task.algorithm).__name__} learns from one number a step; {REWARD_WEIGHTS}")
         self._plain, self._state_specs = self.format.plain, self.format.state
         along = self.window.in_order or self.window.rows > 1 or self.transforms.behind or getattr(buffer, "stack_num", 1) > 1
         self._player = OnePlayer(self.where) if along and not agent.vector else None
         self._last: tuple[Any, Mapping[str, Array] | None, int] = (None, None, 0)  # action, outputs, and its row there
-        self._pending: tuple[Ticket, Callable[[Mapping[str, Any]], None] | None] | None = None
+        self._pending: list[tuple[Ticket, Callable[[Mapping[str, Any]], None] | None]] = []  # lessons that nobody waits for
+        self._at_once = 1  # how many of them may be open
         self._state = self._stored_state = self._zero_state()
         self._versioned = agent.robot.remote  # the parameters that act there may not be those that learn
         self._version = 0
         self._keeps_policy = bool(self.store_policy)
-        self._has_more = bool(self._state_specs or self._keeps_policy or self._versioned or self.extras)
+        numbers = range(agent.index * len(lanes), (agent.index + 1) * len(lanes))  # `lanes` of workers begin at 0 in each
+        self._marks = Marks([name for name in self.window.fields if name in MARKS], numbers)
+        self._has_more = bool(self._state_specs or self._keeps_policy or self._versioned or self._marks.names or self.extras)
         if buffer is not None:
-            columns = self.format.columns(self._keeps_policy, self._versioned, self.extras)
+            columns = self.format.columns(self._keeps_policy, self._versioned, self._marks.names, self.extras)
             self.allocate(buffer, [spec.owned_by(f"task {name!r}") for spec in columns])
             self._check_buffer(buffer)
 
     def _bind_explorer(self) -> None:
         algorithm = self.task.algorithm
-        if self.explorer is None:
-            self.explorer = algorithm.explorer()
-        explorer: Any = self.explorer
+        # A copy: what it remembers of episodes is this helper's.
+        explorer: Any = copy(algorithm.explorer() if self.explorer is None else self.explorer)
+        self.explorer = explorer
         self._may_give_up = self.store_policy is None  # whether rows without a log-probability are fine, too
         if self.store_policy is None:
             self.store_policy = self.mode != "test" and hasattr(explorer, "log_prob") and self._learns_late()
@@ -154,7 +167,8 @@ class AgentHelper:
             if not hasattr(explorer, "log_prob"):
                 raise ValueError(f"{self.where}: store_policy needs an explorer with log-probabilities; {explorer!r} has none")
             explorer.log_prob = True
-        self._noise = None if explorer is None or explorer.noise is None else Noise(explorer, self.rng, self.mode != "test")
+        self._noise = None if explorer is None or explorer.noise is None else Noise(
+            explorer, self.rng, self.mode != "test", len(self.lanes))
         shape, space = None if explorer is None else self.task.output_shapes.get(explorer.reads or ""), self.model.act_space
         if shape is not None and isinstance(space, gym.spaces.Discrete) and shape != (int(space.n),):
             raise SpecError(f"task {self.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one "
@@ -185,16 +199,33 @@ class AgentHelper:
         return False
 
     def pre_episode(self, agent: Actor) -> None:
-        """Stage PRE_EPISODE: recurrent memory starts from zero; of a vector environment that of `env.env_index`."""
+        """Stage PRE_EPISODE: recurrent memory starts from zero, and the explorer's anew; of a vector environment those of
+        `env.env_index`."""
+        lane = agent.env.env_index if self._vector else 0
         if self._player is not None:
             self._player.begin()
         if self._changes:
-            self.transforms.begin(agent.env.env_index if self._vector else 0)
+            self.transforms.begin(lane)
+        if self._noise is not None:
+            self._noise.begin(lane)
+        self._marks.end(lane)
         if not self._vector:
             self._state = self._zero_state()
         else:
             for part in self._state:
-                part[agent.env.env_index] = 0
+                part[lane] = 0
+
+    @property
+    def memory(self) -> tuple[Array, ...]:
+        """A recurrent model's memory before the next prediction, and that of the explorer."""
+        return self._state if self._noise is None else (*self._state, *self._noise.memory)
+
+    @memory.setter
+    def memory(self, value: tuple[Array, ...]) -> None:
+        n = len(self._state_specs)
+        self._state = value[:n]
+        if self._noise is not None:
+            self._noise.memory = value[n:]
 
     def explore(self) -> None:
         """Draws actions also in test mode."""
@@ -209,6 +240,7 @@ class AgentHelper:
         """
         if self._player is not None:
             self._player.begin()
+        self._marks.end(slice(None) if rows is None else rows)
         if self.buffer is not None:
             for lane in self.lanes if rows is None else self._lane_numbers[rows].tolist():
                 self.buffer.truncate_open(lane)
@@ -257,24 +289,44 @@ class AgentHelper:
         self._version = ticket.version
         if ticket.acts is None:
             return Batch.nest({name: value[row] for name, value in ticket.out.items()})
-        act = ticket.acts[row]
-        self._last = (act, ticket.out, row)
-        return act
+        if self.random_left or self.collecting == "random":
+            self._at_random(values, {name: value[row : row + 1] for name, value in ticket.out.items()}, 1)
+        else:
+            self._last = (ticket.acts[row], ticket.out, row)
+        return self._last[0]
 
     def _predict_rows(self, values: tuple[Any, ...]) -> Any:
         n = len(self.lanes)
         if self._noise is not None:
             values += (self._noise.rows(n),)
         tickets = self.comm.predict_rows(values, n)
-        out = _joined(tickets)
+        out = joined(tickets)
         self._version = tickets[0].version
         if self._state_specs:
             self._state = tuple(np.array(part) for part in self._new_state(out))  # copies: an episode's begin writes zeros here
         if tickets[0].acts is None:
             return Batch.nest(out)
-        act = np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]])
+        if self.random_left or self.collecting == "random":
+            self._at_random(values, out, n)
+            return self._last[0]
+        to_env = self.comm.wrapper.predictions.to_env
+        act = (to_env(out) if type(to_env) is Structured else
+               np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]]))
         self._last = (act, out, -1)
         return act
+
+    def _at_random(self, values: tuple[Any, ...], out: dict[str, Array], n: int) -> None:
+        """Takes random actions instead of those that the task gave for `values`. It was asked all the same, for its memory, and
+        so that agents keep step."""
+        masks = {name[4:]: np.asarray(value) for name, value in zip(self.format.inputs, values, strict=False)
+                 if is_part(name, "obs.mask")}
+        out |= random_actions(self.model.act_space, self.rng, n, masks)
+        queue = self.comm.wrapper.predictions
+        acts: Any = queue.actions(out)
+        if not self._vector:
+            self._last = (acts[0], out, 0)
+        else:
+            self._last = (queue.to_env(out) if type(queue.to_env) is Structured else np.asarray(acts), out, -1)
 
     def _transformed(self, obs: Any) -> tuple[Any, ...]:
         """Raw observations as the model gets them, in the order of its inputs."""
@@ -320,7 +372,7 @@ class AgentHelper:
         names = [spec.name for spec in self.comm.wrapper.predictions.specs]
         if rows.keys() != set(names):
             raise SpecError(f"{self.agent}: task {self.name!r}, ask: expected {', '.join(names)}, got {', '.join(rows)}")
-        return _joined(self.comm.predict_rows(tuple(rows[name] for name in names), len(rows[names[0]])))
+        return joined(self.comm.predict_rows(tuple(rows[name] for name in names), len(rows[names[0]])))
 
     @property
     def outputs(self) -> Mapping[str, Array]:
@@ -357,7 +409,8 @@ class AgentHelper:
         else:
             names = self.format.raw_names
             head, tail = self.format.flat(obs, names), self.format.flat(obs_next, names)
-        values: tuple[Any, ...] = (*head, act if self._unmapped else self._raw_act(act), rew, terminated, truncated, *tail)
+        acts = (act,) if self._unmapped else self._raw_acts(act)
+        values: tuple[Any, ...] = (*head, *acts, rew, terminated, truncated, *tail)
         if self._has_more or extra is not None:
             values += self._more(act, extra or {})
         try:
@@ -369,6 +422,7 @@ class AgentHelper:
                 n, ended = len(lanes), int(ends.sum())
             else:
                 n, ended = 1, terminated or truncated
+                ends = np.bool_(ended)
                 player = self._player
                 if player is not None:
                     if head[0] is not player.end[0]:  # a call for each row would cost 1 % of a step
@@ -377,6 +431,8 @@ class AgentHelper:
                     if ended:
                         player.begin()
                 buffer.push(self.lane, values)
+            if self._marks.names:
+                self._marks.stored((slice(None) if mask is None else mask) if self._vector else 0, ends)
         except ValueError as error:
             raise type(error)(f"{self.agent}: {error}") from None
         self.steps += n
@@ -384,22 +440,25 @@ class AgentHelper:
             self.transforms.reward(np.asarray(rew) if mask is None else np.asarray(rew)[mask])  # for statistics of the rollout
         self._after_store(n, ended)
 
-    def _raw_act(self, act: Any) -> Any:
-        """The action in the policy's own units: what the explorer made, or the inverse of the map for an action from
+    def _raw_acts(self, act: Any) -> tuple[Any, ...]:
+        """The arrays of an action in the policy's own units: what the explorer made, or the inverse of the map for an action from
         elsewhere."""
         last, out, row = self._last
+        to_env = self.comm.wrapper.predictions.to_env
         if act is last and out is not None:
-            return out["act"][row] if row >= 0 else out["act"]
-        return self.comm.wrapper.predictions.to_env.inverse(np.asarray(act))
+            names = to_env.names if type(to_env) is Structured else ("act",)
+            return tuple([out[name][row] if row >= 0 else out[name] for name in names])
+        return to_env.inverse(act) if type(to_env) is Structured else (to_env.inverse(np.asarray(act)),)
 
     def _more(self, act: Any, extra: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Memory before the action, its log-probability, the version of the parameters, and the extras: the columns after
-        `obs_next`."""
+        """Memory before the action, its log-probability, the version of the parameters, the marks, and the extras: the columns
+        after `obs_next`."""
         values: tuple[Any, ...] = self._stored_state
         if self._keeps_policy:
             values += (self._log_prob(act),)
         if self._versioned:
             values += (self._version if not self._vector else np.full(len(self.lanes), self._version),)
+        values += self._marks.values(slice(None) if self._vector else 0)
         if extra.keys() != {s.name for s in self.extras}:
             raise ValueError(f"{self.where}: store got extra {sorted(extra)}; expected {[s.name for s in self.extras]}, as the "
                              "helper's `extras` say")
@@ -425,31 +484,46 @@ class AgentHelper:
     # ------------------------------------------------------------------------------------------------------------ learning
 
     def learn(self) -> dict[str, Any] | None:
-        """Sends one training request now, whatever the schedule.
+        """Sends one training request now, whatever the schedule. In sync mode it waits for those learning agents that have taken
+        fewer steps since their last lesson than this one, so for nobody who never learns.
 
         Returns:
-            The training return (metrics, and arrays with one entry per row sent); None when learning does not wait, in test mode,
-            and while the robot only collects.
+            The training return (metrics, and arrays with one entry per row sent); None where there is nothing to learn from yet
+            (`ready`), when learning does not wait, in test mode, and while the robot only collects.
 
         Raises:
-            NotEnoughRows: the buffer cannot fill the request.
+            NotEnoughRows: this helper keeps no rows at all.
         """
-        if self.mode == "test" or self.collecting:
+        if self.mode == "test" or self.collecting or not self.ready():
             return None
-        result = self._learn()
+        self._by_hand = True
+        try:
+            result = self._learn()
+        finally:
+            self._by_hand = False
         if self.agent.signal is not None:
             self.agent.obey()
         return result
+
+    def ready(self) -> bool:
+        """Whether there is enough to learn from."""
+        return True
+
+    def due(self) -> bool:
+        """Whether rows are stored that the schedule itself will send: the lessons of others wait for them in sync mode."""
+        return self.learns
 
     def _learn(self) -> dict[str, Any] | None:
         raise NotEnoughRows(f"{self.where}: {type(self).__name__} keeps no rows; use OnPolicyHelper or OffPolicyHelper to learn")
 
     def _send(self, rows: Mapping[str, Array], done: Callable[[Mapping[str, Any]], None] | None = None) -> dict[str, Any] | None:
         """Sends `rows`; `done` gets the training return once it is there."""
-        self.settle()  # at most one request of an agent and task is open
-        ticket = self.comm.put_training(rows)
+        self.settle(self._at_once - 1)
+        agent = self.agent
+        steps, agent.learned_at = agent.steps - agent.learned_at, agent.steps
+        ticket = self.comm.put_training(rows, max(steps, 1), not self._by_hand)
         if not self.wait:
-            self._pending = ticket, done
+            self._pending.append((ticket, done))
             return None
         return self._answer(ticket, done)
 
@@ -459,16 +533,15 @@ class AgentHelper:
             done(result)
         return result
 
-    def settle(self) -> None:
-        """Waits for the training request that is open, if any, and takes over what it returned."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+    def settle(self, leave: int = 0) -> None:
+        """Waits for the training requests that are open, but for the newest `leave`, and takes over what they returned."""
+        while len(self._pending) > leave:
             with suppress(Dropped):  # counted by the queue
-                self._answer(*pending)
+                self._answer(*self._pending.pop(0))
 
     def forget_pending(self) -> None:
         """The run was halted: nobody will answer."""
-        self._pending = None
+        self._pending.clear()
 
     def read(self, index: Any, key: str, transformed: bool = True) -> Any:
         """A field of stored rows, by position: as the algorithm gets it, or raw.
@@ -497,38 +570,30 @@ class AgentHelper:
 
     def _replayed(self, rows: dict[str, Array], indices: Array, last_index: Array, real: Array | None = None) -> dict[str, Array]:
         """Raw rows of the buffer as the algorithm gets them; the caller holds the buffer's lock."""
+        assert self.buffer is not None
+        if "next_act" in self.window.fields:
+            following = self.buffer.next(last_index)
+            rows["has_next"] = following != last_index
+            for name, column in self.buffer.take(following, [n for n in self.buffer.columns if is_part(n, "act")]).items():
+                column[~rows["has_next"]] = 0
+                rows[f"next_{name}"] = column
         if not self._changes:
             return rows
-        assert self.buffer is not None
         return self.transforms.replay(rows, Source(self.buffer, indices, self.rng, last_index, real))
 
     # --------------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, generator and the unused part of the drawn noise."""
+        """Counters, generator, the unused part of the drawn noise, and the explorer's memory."""
         noise = {} if self._noise is None else self._noise.state_dict()
-        return {"steps": self.steps, **noise, "rng": rng_state(self.rng)}
+        marks = {"first": self._marks.first.copy(), "episode": self._marks.episode.copy()} if self._marks.names else {}
+        return {"steps": self.steps, **noise, **marks, "rng": rng_state(self.rng)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.forget_pending()  # a lesson of before has nothing to say to these rows
         self.steps = state["steps"]
+        if self._marks.names and "first" in state:
+            self._marks.first, self._marks.episode = state["first"].copy(), state["episode"].copy()
         if self._noise is not None:
             self._noise.load_state_dict(state)
         set_rng_state(self.rng, state["rng"])
-
-
-def _joined(tickets: Sequence[Ticket]) -> dict[str, Array]:
-    """The replies to one request that may have been split."""
-    parts = [{name: v[t.start : t.start + t.rows] for name, v in t.out.items()} for t in tickets]
-    return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-
-
-class Helpers(dict[str, AgentHelper]):
-    """An agent's helpers by task name; an unknown name is answered with the nearest known one."""
-
-    def __init__(self, agent: str, items: Iterable[tuple[str, AgentHelper]] = ()) -> None:
-        super().__init__(items)
-        self._agent = agent
-
-    def __missing__(self, name: str) -> AgentHelper:
-        raise KeyError(f"{self._agent}: " + unknown("task", name, self))

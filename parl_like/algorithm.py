@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from parl_like.batch import Batch
+from parl_like.errors import unknown
 from parl_like.explorer import Explorer
 from parl_like.leaf import same
 from parl_like.model import Model, reinitialise, sync
@@ -20,6 +22,9 @@ from parl_like.optim import Linear as Linear
 from parl_like.optim import Schedule as Schedule
 from parl_like.optim import value_of as value_of
 from parl_like.task_state import Attributes
+
+FIELDS = ("first", "lane", "episode", "next_act")
+"""What `Window.fields` may name."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,22 @@ class Window:
             …] is the memory that was stored with the first of them. n-step returns are then the algorithm's own, along the
             sequence.
         burn_in: Rows before the sampled one, on which a recurrent memory warms up (Kapturowski et al. 2019).
+        fields: More of each row, by name. `first`: whether it begins an episode, or goes on behind a cut; `lane`: the number of
+            its environment among those of all agents; `episode`: the number of its episode there, cuts counted. `next_act`: the
+            action after it (of n steps: after the last), with `has_next`, False and zeros where the episode ended or goes on in a
+            row that is not there yet.
     """
 
     n_step: int = 1
     in_order: bool | None = None
     sequence: int = 1
     burn_in: int = 0
+    fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in self.fields:
+            if name not in FIELDS:
+                raise ValueError(f"Window: {unknown('field', name, FIELDS)}")
         if self.n_step < 1 or self.sequence < 1 or self.burn_in < 0:
             raise ValueError(f"{self}: expected n_step ≥ 1, sequence ≥ 1 and burn_in ≥ 0")
         if (self.sequence > 1 or self.burn_in) and (self.n_step > 1 or self.in_order):
@@ -55,11 +68,52 @@ class Window:
         return max(self.n_step, self.burn_in + self.sequence)
 
 
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """One of several losses of an algorithm: what it moves, and how. Gradients of this loss reach nothing else.
+
+    Attributes:
+        moves: A network, a parameter, or several of these in a list. No parameter is named by two losses of one algorithm.
+        lr: Learning rate, a number or a schedule over `Algorithm.updates`.
+        max_grad_norm: Norm of this loss's gradient above which it is scaled down; None: never.
+        every: The loss is due in every so many updates, see `Algorithm.due`.
+        optimizer: Called with the list of parameters and `lr=`.
+    """
+
+    moves: Any
+    lr: float | Schedule = 1e-3
+    max_grad_norm: float | None = None
+    every: int = 1
+    optimizer: Callable[..., torch.optim.Optimizer] = FusedAdam
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"Loss: every is {self.every}; expected at least 1 update")
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What it moves, one by one."""
+        return list(_parameters(self.moves))
+
+
+def _parameters(moves: Any) -> Iterator[torch.nn.Parameter]:
+    if isinstance(moves, torch.nn.Parameter):
+        yield moves
+    elif isinstance(moves, torch.nn.Module):
+        yield from moves.parameters()
+    elif isinstance(moves, Iterable):
+        for one in moves:
+            yield from _parameters(one)
+    else:
+        raise TypeError(f"Loss: moves has {type(moves).__name__}; expected networks and parameters")
+
+
 class Algorithm:
     """Prediction and learning for any model that offers what the algorithm calls.
 
     A subclass sets `window`, and writes `predict` and `learn`; `process` and `post_process` are optional. The computation task
-    calls them, always one at a time, and does `zero_grad`, `backward`, clipping and the optimiser step around `learn`.
+    calls them, always one at a time, and does `zero_grad`, `backward`, clipping and the optimiser step around `learn`. With
+    several losses, such as those of an actor and a critic, a subclass names them in `losses`.
 
     Args:
         model: The model, or a zero-argument factory of one.
@@ -68,18 +122,29 @@ class Algorithm:
 
     Attributes:
         mode: 'collect', 'update' or 'test': why the running call was made. 'test' between calls.
-        updates: Optimiser steps done.
+        updates: Minibatches learned from: optimiser steps, where there is one loss.
+        losses: Name → `Loss`, to be set in the constructor, for several losses with an optimiser each. None: there is one,
+            `loss`, which moves `parameters()` with `lr` and `max_grad_norm`. {}: no optimiser; `learn` itself changes the
+            parameters.
         rng: Generator for minibatches and the like; the task gives it its own.
         torch_rng: The same for torch.
         calls: What the algorithm calls of its model: name → signature, and what it returns. A model without it is refused when
             the task is built. fitting_models: Which have it, for that message.
+        one_reward: Whether each row has one number as its reward; where an environment gives several, the robot is refused.
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
+        remembers: Names of attributes with rows that it keeps for its agents between their requests (`Places`). A checkpoint
+            leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
+        acts_with: Names of the `networks` that `predict` uses, if not of all: only these are sent to what predicts elsewhere.
     """
 
     window = Window()
     transient: tuple[str, ...] = ()
+    remembers: tuple[str, ...] = ()
+    one_reward = False
+    acts_with: tuple[str, ...] = ()
     calls: Mapping[str, str] = {}
     fitting_models = ""
+    losses: Mapping[str, Loss] | None = None
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
         self.model: Any = model if isinstance(model, torch.nn.Module) else model()
@@ -90,6 +155,7 @@ class Algorithm:
         self.rng = np.random.default_rng(0)
         self.torch_rng = torch.Generator()
         self._attributes: Attributes | None = None
+        self._asks: Callable[[str, Mapping[str, Any]], Batch] | None = None
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         """Forward pass for a batch of requests; runs under `torch.inference_mode`.
@@ -114,28 +180,67 @@ class Algorithm:
         """The batches of the optimiser steps, in order. Default: the whole batch, once."""
         yield batch
 
-    def learn(self, batch: Batch) -> Mapping[str, Any]:
-        """One optimiser step's loss.
+    def learn(self, batch: Batch) -> Mapping[str, Any] | Generator[Mapping[str, Any], None, Mapping[str, Any] | None]:
+        """The loss of one update.
 
         Returns:
-            `loss`: scalar tensor with a gradient. Other scalars are reported as metrics; an array with one entry per row is
-            sent back to the helpers that sent the rows (priorities, say).
+            `loss`: scalar tensor with a gradient; or a tuple of such, whose sum is meant, and which depend on no parameter in
+            common: where lessons are given beside the agents (async), their backward passes go on at the same time. Other
+            scalars are reported as metrics; an array with one entry per row is sent back to the helpers that sent the rows
+            (priorities, say).
+
+        With `losses` it may be a generator, which yields the losses by name in the order of their steps: each step is taken at
+        its `yield`, so what is computed after it sees the new parameters. Losses of one mapping are stepped together::
+
+            def learn(self, batch):
+                yield {"critic": F.mse_loss(self.critic(batch.obs, batch.act), batch.target)}
+                if self.due("actor"):
+                    yield {"actor": -self.critic(batch.obs, self.model(batch.obs)).mean()}
         """
         raise TypeError(f"{type(self).__name__} has no learn(batch): write it, or give the task a helper that never learns")
 
+    def due(self, loss: str) -> bool:
+        """Whether this update is one of those in which that loss is stepped: every `every`-th."""
+        return (self.updates + 1) % self.losses[loss].every == 0  # type: ignore[index]
+
     def post_process(self, batch: Batch) -> None:
         """After the optimiser steps of one training request: target networks and the like. `updates` has been counted."""
+
+    def ask(self, task: str, **inputs: Any) -> Batch:
+        """What another task predicts with its newest parameters, for `process` and `learn`: `self.ask("RND", obs=batch.obs)`.
+
+        So a reward that a discriminator or a curiosity model gives is that of today, and not of when the row was stored. The
+        task that learns declares whom it asks: `ComputationTask(..., asks=["RND"])`.
+
+        Args:
+            task: Its name in the robot.
+            inputs: What its model's `inputs()` name (`obs`, `state`), tensors or nested mappings of them, [N, …].
+
+        Returns:
+            Its outputs, [N, …], where this algorithm's own rows are. No gradient goes through.
+
+        Raises:
+            ValueError: it is not declared, or nothing is learned at this moment: rows to act on go through a helper.
+            SpecError: the inputs are not those of its model.
+        """
+        if self._asks is None or self.mode != "update":
+            raise ValueError(f"{type(self).__name__}: ask({task!r}) is for process and learn of a task in a robot, which "
+                             f"declares it: ComputationTask(..., asks=[{task!r}])")
+        return self._asks(task, inputs)
+
+    def follow(self, env_steps: int) -> None:
+        """Told before each lesson how many steps the robot's environments have made, for schedules that go by them."""
 
     def explorer(self) -> Explorer | None:
         """The default explorer of helpers that do not bring their own. None: `predict` returns `act` or no action at all."""
         return None
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The parameters that learning changes."""
+        """The parameters that the one loss moves, where there are no `losses`."""
         return iter(self.model.parameters())
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser over `parameters`; its learning rate is set from `lr` before every step."""
+        """The optimiser of the one loss, over `parameters`; its learning rate is set from `lr` before every step."""
         return FusedAdam(parameters, lr=value_of(self.lr, 0))
 
     def networks(self) -> dict[str, torch.nn.Module]:
@@ -175,7 +280,7 @@ class Algorithm:
         a copy of `model` (`x`).
         """
         other = copying.copy(self)
-        other._attributes = None
+        other._attributes = other._asks = None
         memo: dict[int, Any] = {id(self): other}
         for value in vars(self).values():
             if isinstance(value, torch.Generator):  # deepcopy knows no generators
@@ -192,6 +297,12 @@ class Algorithm:
         for name, source in followed.items():
             if source in networks and networks[name] is not networks[source]:
                 sync(networks[name], networks[source])
+        return other
+
+    def acting_copy(self) -> Algorithm:
+        """A clone that predicts in place of this one: what they remember of agents is one thing."""
+        other = self.clone()
+        other.__dict__.update({name: getattr(self, name) for name in self.remembers})
         return other
 
 
@@ -222,6 +333,9 @@ class AlgorithmFactory:
     """A zero-argument function that builds `algorithm_class(model_class(**model_args), **algorithm_args)`, a new one at every
     call (PARL's cloning rule). It is called `create_algorithm_func`.
 
+    An algorithm whose constructor names `model_func` gets `build_model` as that, and calls it as often as it needs models: for a
+    reference network, say. `model` comes beside it only where the constructor names that, too.
+
     The arguments are frozen copies, so changing the dicts afterwards has no effect. Picklable when its classes are importable,
     comparable and printable, so it can travel to a worker and into a log.
     """
@@ -232,11 +346,20 @@ class AlgorithmFactory:
         self.model_args = copying.deepcopy(dict(model_args))
         self.algorithm_args = copying.deepcopy(dict(algorithm_args))
 
-    def __call__(self) -> Algorithm:
+    def build_model(self) -> Any:
+        """A model of its own, newly initialised; where the model is `Shared`, that one."""
         if isinstance(self.model, Shared) and self.model_args:
             raise ValueError("create_algorithm_func: a Shared model takes no model_args here; give them to Shared(...)")
         args = {k: v() if isinstance(v, Shared) else copying.deepcopy(v) for k, v in self.model_args.items()}
-        return self.algorithm(self.model(**args), **copying.deepcopy(self.algorithm_args))
+        return self.model(**args)
+
+    def __call__(self) -> Algorithm:
+        args = copying.deepcopy(self.algorithm_args)
+        names = inspect.signature(self.algorithm).parameters
+        if "model_func" not in names:
+            return self.algorithm(self.build_model(), **args)
+        args.setdefault("model_func", self.build_model)
+        return self.algorithm(self.build_model(), **args) if "model" in names else self.algorithm(**args)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AlgorithmFactory) and same(vars(self), vars(other))  # arrays in the arguments have no one `==`

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +18,12 @@ from parl_like.acting import ActingCopies, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, check_rows, flat_outputs, try_out
-from parl_like.errors import Diverged
+from parl_like.data.generators import Borrowed
+from parl_like.errors import Diverged, unknown
+from parl_like.model import ArrayModel
 from parl_like.optimization import ROW, Optimization, Step, claim, has_modes, lesson_return, own_parameters, set_mode
-from parl_like.spec import Array
+from parl_like.places import Places
+from parl_like.spec import Array, SpecError, leaves
 from parl_like.task_state import load_task_state, load_what_fits, task_state
 from parl_like.transfer import fetch, send
 
@@ -36,8 +40,8 @@ class BatchRule:
     Attributes:
         min_rows: None: wait for everybody who could come.
         max_rows: None: no bound.
-        max_wait: None: as long as it takes. The cooperative driver looks at the clock for training in async mode only: else a
-            batch closes the moment nobody else can run, and a clock would make two runs differ.
+        max_wait: None: as long as it takes. In sync mode it also closes a lesson that others are still waited for; then two runs
+            with one seed differ, for a clock has its say.
         max_queued: Waiting rows from which a training queue is full; None: no bound. (Each agent waits for its predictions, so
             their queue is bounded by the agents.)
         when_full: What a full training queue does with one more request: 'block' takes it, and its sender waits until it is
@@ -85,10 +89,12 @@ class ComputationTask:
         serve: Where worker processes get their predictions: 'central' from the robot's process, all workers' rows in one batch,
             or 'replica' from networks of their own, which get the parameters after every `sync_every` optimiser steps (and when
             the agents start). Training is central. Agents in the robot's process are always served by the task itself.
+        asks: Names of the tasks that this one asks while it learns (`Algorithm.ask`). Not in a circle. Tasks that ask each other
+            take turns with their optimiser steps, for they have one lock, as tasks that share parameters do.
 
     Attributes:
         name: The robot's name for it.
-        version: Optimiser steps that changed its parameters, its own and those of tasks that share some.
+        version: Updates that changed its parameters, its own and those of tasks that share some.
         acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that
             learn.
         learns: Lessons given. rows_learned: Their rows.
@@ -101,7 +107,7 @@ class ComputationTask:
         self, algorithm: Algorithm | Callable[[], Algorithm], helper: Callable[[], Any] | None = None, *,
         device: str | torch.device = "cpu", predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None,
         on_error: Literal["stop", "fail_batch"] = "stop", max_skips: int = 10, bisect: bool = False, train: bool = True,
-        serve: Literal["central", "replica"] = "central", sync_every: int = 1,
+        serve: Literal["central", "replica"] = "central", sync_every: int = 1, asks: Sequence[str] = (),
     ) -> None:
         for option, value, known in (("serve", serve, ("central", "replica")), ("on_error", on_error, ("stop", "fail_batch"))):
             if value not in known:
@@ -127,7 +133,10 @@ class ComputationTask:
         self.name, self.helper, self.train = "task", helper, train
         self.predict_rule, self.training_rule, self.on_error = predict_rule, training_rule, on_error
         self.max_skips, self.bisect, self.serve, self.sync_every = max_skips, bisect, serve, sync_every
+        self.asks, self.asked = tuple(asks), dict[str, ComputationTask]()
+        self._heard: dict[str, int] = {}  # the versions of those that this lesson has asked
         self.acting: ActingCopies | None = None
+        self.places = Places()
         self.lock: Any = threading.RLock()
         self.version = self.learns = self.rows_learned = self.skipped = self.skips = 0
         self.output_shapes: dict[str, tuple[int, ...]] = {}
@@ -171,6 +180,10 @@ class ComputationTask:
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"{self.owner()}: device is {str(self.device)!r}, but torch sees no CUDA device; use device='cpu'")
         self._algorithm, networks = algorithm, algorithm.networks()
+        self._on_arrays = isinstance(algorithm.model, ArrayModel)
+        if self._on_arrays and self.device.type != "cpu":
+            raise ValueError(f"{self.owner()}: device is {str(self.device)!r}, and {type(algorithm.model).__name__} is a model "
+                             "of NumPy arrays; use device='cpu'")
         try:
             self.output_shapes = try_out(self.name, algorithm)
         except ContractError as error:
@@ -185,11 +198,20 @@ class ComputationTask:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """That of the parameters which this task owns; None: it owns none."""
-        return None if self._optimization is None else self._optimization.optimizer
+        """That of the one loss, for the parameters which this task owns; None: it owns none, or there are several losses."""
+        return self.optimizers.get("loss")
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Loss → the optimiser of those of its parameters which this task owns."""
+        return {} if self._optimization is None else self._optimization.optimizers
+
+    def optimized(self) -> list[torch.Tensor]:
+        """The parameters that its learning changes, also those that another task owns."""
+        return [] if self._optimization is None else self._optimization.parameters
 
     def claim(self) -> None:
-        """Makes the optimiser over the parameters that no other living task owns, see `parl_like.optimization.claim`."""
+        """Makes the optimisers over the parameters that no other living task owns, see `parl_like.optimization.claim`."""
         self._optimization = claim(self)
         if self.train and type(self.algorithm).learn is not Algorithm.learn:
             self._optimization.report_unheld()
@@ -199,7 +221,7 @@ class ComputationTask:
 
         Args:
             inputs: Flat field name → [N, ...] array, by the names of `Model.inputs()`.
-            mode: 'collect' or 'test'.
+            mode: 'collect', 'test', or 'update' for another task's lesson.
 
         Returns:
             Flat output name → [N, ...] NumPy array; never a tensor, so no gradient leaves the task.
@@ -207,8 +229,9 @@ class ComputationTask:
         return self.act(inputs, mode)[0]
 
     def act(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> tuple[dict[str, Array], int]:
-        """`predict`, and the version of the parameters that it used: of the acting copies, where there are some."""
-        if self.acting is None:
+        """`predict`, and the version of the parameters that it used: of the acting copies, where there are some, unless a task
+        asks that learns from the answer (mode 'update')."""
+        if self.acting is None or mode == "update":
             with self.lock:  # no optimiser step between the forward pass and the version
                 return self._forward(self.algorithm, inputs, mode), self.version
         copy = self.acting.front
@@ -216,8 +239,9 @@ class ComputationTask:
             return self._forward(copy.algorithm, inputs, mode), copy.version
 
     def _forward(self, algorithm: Algorithm, inputs: Mapping[str, Array], mode: Mode) -> dict[str, Array]:
-        on_cpu = self.device.type == "cpu"
-        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()} if on_cpu else send(inputs, self.device)
+        on_cpu, tensors = self.device.type == "cpu", dict[str, Any](inputs)
+        if not self._on_arrays:
+            tensors = {name: torch.from_numpy(value) for name, value in inputs.items()} if on_cpu else send(inputs, self.device)
         with torch.inference_mode():
             before, algorithm.mode = algorithm.mode, mode
             try:
@@ -232,17 +256,42 @@ class ComputationTask:
         check_rows(self.name, arrays, len(next(iter(inputs.values()))))
         return arrays
 
+    def meet(self, asked: Mapping[str, ComputationTask]) -> None:
+        """Called by the robot with the tasks that this one `asks`."""
+        self.asked = dict(asked)
+        self.algorithm._asks = self._ask
+
+    def _ask(self, name: str, inputs: Mapping[str, Any]) -> Batch:
+        """See `Algorithm.ask`."""
+        if name not in self.asked:
+            raise ValueError(f"{self.owner()} asks {name!r}, which it does not declare (asks={list(self.asks)})")
+        rows = fetch(dict(leaf for field, value in inputs.items() for leaf in leaves(value, field)))
+        specs = self.asked[name].algorithm.model.inputs()
+        got = {field: value.shape[1:] for field, value in rows.items()}
+        if got != (expected := {field: spec.shape for field, spec in specs.items()}):
+            raise SpecError(f"{self.owner()} asks {name!r}: expected rows of {expected}, got {got}")
+        out, self._heard[name] = self.asked[name].act(rows, "update")
+        if self.has_modes:
+            set_mode(self.algorithm.networks().values(), True)  # again, where a network is of both
+        # Those from a Ray actor are read-only, and tensors are made of these.
+        return self._sent({field: np.require(value, requirements="W") for field, value in out.items()})
+
     def publish(self) -> None:
         """Gives the parameters as they are now to the acting copies, which are made where there are none."""
         if self.acting is None:
-            self.acting = ActingCopies(self.algorithm.clone(), self.version)
+            self.acting = ActingCopies(self.algorithm.acting_copy(), self.version)
         else:
             with self.lock:
-                self.acting.publish(tensors_of(self.networks_state()), self.version, self.algorithm.updates)
+                self.acting.publish(tensors_of(self.networks_state(acting=True)), self.version, self.algorithm.updates)
 
-    def networks_state(self) -> dict[str, dict[str, Any]]:
-        """The state dicts of all networks, not copied."""
-        return {name: network.state_dict() for name, network in self.algorithm.networks().items()}
+    def networks_state(self, acting: bool = False) -> dict[str, dict[str, Any]]:
+        """The state dicts of all networks, or of those that act (`Algorithm.acts_with`), not copied."""
+        names = self.algorithm.acts_with if acting else ()
+        return {name: network.state_dict() for name, network in self.algorithm.networks().items() if not names or name in names}
+
+    def follow(self, env_steps: int) -> None:
+        """Tells the algorithm of the steps that the environments have made, see `Algorithm.follow`."""
+        self.algorithm.follow(env_steps)
 
     def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.
@@ -256,7 +305,8 @@ class ComputationTask:
         Returns:
             Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the lesson had
             several minibatches (of several passes the last counts). Of the steps that were taken; where none was, of those that
-            were left out, with 0 for what is no number in their arrays (such as priorities of rows).
+            were left out, with 0 for what is no number in their arrays (such as priorities of rows). `version/x`: that of the
+            parameters with which task x, which was asked, answered last.
 
         Raises:
             Diverged: no step could be taken, as in the `max_skips` lessons before.
@@ -264,10 +314,10 @@ class ComputationTask:
         algorithm, optimization = self.algorithm, self._optimization
         assert optimization is not None
         n = len(next(iter(rows.values())))
-        batch = Batch.nest(send(rows, self.device))
+        batch = self._sent(rows)
         divided = type(algorithm).minibatches is not Algorithm.minibatches
         if divided:
-            batch[ROW] = places = torch.arange(n, device=self.device)
+            batch[ROW] = places = np.arange(n) if self._on_arrays else torch.arange(n, device=self.device)
         with self._updating(), torch.no_grad():
             batch = algorithm.process(batch)
         if divided and ROW not in batch and len(batch) == n:
@@ -277,24 +327,13 @@ class ComputationTask:
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
             with self._updating():
-                before = [buffer.clone() for buffer in optimization.buffers]
-                out = algorithm.learn(minibatch)
-                try:
-                    loss = optimization.step(out)
-                except Diverged as error:
-                    fault, steps = error, left_out
-                    with torch.no_grad():
-                        for buffer, value in zip(optimization.buffers, before, strict=True):
-                            buffer.copy_(value)
-                    self._count_skip(error)
-                else:
-                    steps = taken
+                values, changed, error = optimization.update(minibatch)
+                if changed:
                     self._new_version()
-            values = {name: value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
-                      for name, value in out.items()}
-            if steps is taken:
-                values["loss"] = loss
-            steps.append((values, minibatch.get(ROW)))
+                if error is not None:
+                    fault = error
+                    self._count_skip(error)
+            (taken if changed else left_out).append((values, minibatch.get(ROW)))
         if taken:
             self.skips = 0
         elif left_out:
@@ -305,7 +344,39 @@ class ComputationTask:
             algorithm.post_process(batch)
         self.learns += 1
         self.rows_learned += n
-        return lesson_return(self.owner(), n, taken, left_out)
+        heard, self._heard = self._heard, {}
+        return {**lesson_return(self.owner(), n, taken, left_out), **{f"version/{name}": v for name, v in heard.items()}}
+
+    def learn_row(self, row: Batch) -> Mapping[str, Any]:
+        """A lesson of one row without its axis, for a model of arrays: `process`, `learn`, `post_process`, and nothing beside.
+
+        Returns:
+            What `learn` returned.
+
+        Raises:
+            Diverged: a number in that is not finite. The arrays are as `learn` left them, for there is no copy of before.
+        """
+        algorithm: Any = self._algorithm
+        with self.lock:
+            before, algorithm.mode = algorithm.mode, "update"
+            try:
+                out: Mapping[str, Any] = algorithm.learn(algorithm.process(row))
+                algorithm.updates += 1
+                algorithm.post_process(row)
+            finally:
+                algorithm.mode = before
+            self.learns += 1
+            self.rows_learned += 1
+            self._new_version()
+        for name, value in out.items():
+            if not isfinite(value):
+                raise Diverged(f"{self.owner()}: {name} is {value} at update {algorithm.updates}, and has been learned from; "
+                               "lower the learning rate, or look for extreme rewards")
+        return out
+
+    def _sent(self, rows: Mapping[str, Array]) -> Batch:
+        """Rows as the algorithm gets them: tensors on its device, or arrays where the model is made of these."""
+        return Batch.nest(rows if self._on_arrays else send(rows, self.device))
 
     @contextmanager
     def _updating(self) -> Iterator[None]:
@@ -318,6 +389,7 @@ class ComputationTask:
                     set_mode(algorithm.networks().values(), True)
                     if self.device.type == "cpu":
                         # Dropout knows only torch's global generator: it is lent the task's state, and gets its own back.
+                        Borrowed.begun += 1
                         lent = torch.get_rng_state()
                         torch.set_rng_state(algorithm.torch_rng.get_state())
                 yield
@@ -326,6 +398,7 @@ class ComputationTask:
                 if lent is not None:
                     algorithm.torch_rng.set_state(torch.get_rng_state())
                     torch.set_rng_state(lent)
+                    Borrowed.ended += 1
                 if self.has_modes:
                     set_mode(algorithm.networks().values(), False)
 
@@ -339,8 +412,9 @@ class ComputationTask:
 
     def _new_version(self) -> None:
         self.version += 1
-        for sharer in self.sharers:
-            sharer.version += 1
+        if self.sharers.data:  # type: ignore[attr-defined]  # the length of a WeakSet costs 1 µs
+            for sharer in self.sharers:
+                sharer.version += 1
 
     def sync_from(self, other: ComputationTask, decay: float = 0.0) -> None:
         """Every network of this task ← decay · own + (1 − decay) · other's."""
@@ -385,3 +459,30 @@ class ComputationTask:
             self._new_version()
         return left_out
 
+
+def introduce(tasks: Mapping[str, ComputationTask]) -> None:
+    """Lets the tasks of a robot meet those that they ask while they learn.
+
+    All that ask each other get one lock: two locks, each held by a lesson that waits for the other, cannot be.
+
+    Raises:
+        KeyError: a task asks one that is not there. ValueError: tasks ask in a circle.
+    """
+    def follow(path: list[str]) -> None:
+        for name in tasks[path[-1]].asks:
+            if name not in tasks:
+                raise KeyError(f"task {path[-1]!r} asks: {unknown('task', name, tasks)}")
+            if name in path:
+                raise ValueError(f"Robot: tasks ask in a circle, {' → '.join([*path, name])}, and could wait for each other; "
+                                 "leave one of them out of asks=…")
+            follow([*path, name])
+
+    for name in tasks:
+        follow([name])
+    for task in tasks.values():
+        if task.asks:
+            task.meet({name: tasks[name] for name in task.asks})
+        for other in task.asked.values():
+            old = other.lock
+            for one in {*tasks.values(), *(sharer for known in tasks.values() for sharer in known.sharers)}:
+                one.lock = task.lock if one.lock is old else one.lock

@@ -132,8 +132,11 @@ class Communicator:
         rows."""
         return self.get(self.put_training(rows))
 
-    def put_training(self, rows: Mapping[str, Array]) -> Ticket:
+    def put_training(self, rows: Mapping[str, Array], steps: int = 1, scheduled: bool = True) -> Ticket:
         """`learn` without waiting, unless the queue is full (`BatchRule.max_queued`): then until it is served.
+
+        Args:
+            steps, scheduled: Whom the lesson waits for, see `Ticket`.
 
         Raises:
             ValueError: no field, no row, or fields of different lengths, which would shift the rows of everybody behind them.
@@ -143,6 +146,7 @@ class Communicator:
             raise ValueError(f"{self.agent}, task {self.task!r}: training fields with rows {lengths}; expected the same number "
                              "≥ 1 of each")
         ticket = self._new_ticket(next(iter(lengths.values())))
+        ticket.steps, ticket.scheduled = steps, scheduled
         self._put(self._trainings, ticket, rows, self._trainings.is_full())
         return ticket
 
@@ -154,6 +158,10 @@ class Communicator:
 
     def is_served(self, ticket: Ticket) -> bool:
         return self._driver.is_served(ticket)
+
+    def check_caller(self) -> None:
+        """Raises WrongCaller where a request would (`Driver.check_caller`)."""
+        self._driver.check_caller(self.agent)
 
     def abandon(self, ticket: Ticket) -> None:
         """Gives up waiting for a request: it is still served, its reply is dropped, and counted as late."""

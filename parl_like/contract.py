@@ -9,6 +9,7 @@ import torch
 
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
+from parl_like.model import ArrayModel
 from parl_like.spec import Array, Spec, leaves, nest
 from parl_like.transfer import fetch
 
@@ -26,7 +27,8 @@ def try_out(task: str, algorithm: Algorithm) -> dict[str, tuple[int, ...]]:
     inputs = algorithm.model.inputs()
     if not inputs or type(algorithm).predict is Algorithm.predict:
         return {}
-    rows = Batch(nest({name: torch.from_numpy(spec.legal(2)) for name, spec in inputs.items()}))
+    on_arrays = isinstance(algorithm.model, ArrayModel)
+    rows = Batch(nest({n: spec.legal(2) if on_arrays else torch.from_numpy(spec.legal(2)) for n, spec in inputs.items()}))
     with torch.no_grad():
         algorithm.check_model(rows)
         out = flat_outputs(algorithm.predict(rows))

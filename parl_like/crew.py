@@ -24,12 +24,12 @@ from parl_like.computation_wrapper import ComputationWrapper
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transforms
 from parl_like.driver import Driver
-from parl_like.env_source import EnvSource, is_made, make_one
+from parl_like.env_source import EnvSource, is_made, make_one, note_of
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.row_counts import RowCounts
 from parl_like.schedules import OnPolicyHelper
 from parl_like.spec import SpecError
-from parl_like.stages import Hook, StopCondition, TraceHash
+from parl_like.stages import Hook, TraceHash
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +75,16 @@ class Crew:
         # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`.
         # The value of a call (next() of a counter) could be stored late, over a larger one.
         self.env_steps = self.episodes = self.bad_values = 0
+        self.cuts = 0  # episodes that interruptions have cut off
         self._bad_so_far = 0  # a worker's `bad_values` are counted off
         self.told: set[str] = set() if told is None else told  # what environments changed, and a warning has said so
+        self.notes: list[str] = []  # what environments say of themselves, see `note_of`
         self.rows = RowCounts(warns=not self.remote)  # of workers the robot's process warns
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
-        self._stop: StopCondition | None = None
+        self.recent_parts: deque[Any] = deque(maxlen=100)
+        self._stop: Callable[[Any], bool] | None = None
+        self._learners: dict[str, AgentHelper] = {}  # of tasks whose helpers learn, the first one
         self._run_hooks: list[Hook] = []
         self._error: BaseException | None = None
         self.stop_requested = False
@@ -112,7 +116,7 @@ class Crew:
             raise ValueError(unknown("driver", self.driver_name, DRIVERS))
         module, name = DRIVERS[self.driver_name].split(":")
         make: Callable[..., Driver] = getattr(import_module(module), name)
-        return make(self.sync, self._agent_failed, self._agent_failed, *options)
+        return make(self.sync, self._agent_failed, *options)
 
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         """Index and seed of each of `n` new agents."""
@@ -136,8 +140,9 @@ class Crew:
         for name in self.tasks:
             self._give_helpers(name, [like], [np.random.SeedSequence(0)], stores=False)
             if self.transforms[name].state_dict():
-                raise ValueError(f"Robot: the transforms of task {name!r} keep statistics, which worker processes do not share "
-                                 "yet; use driver='cooperative' or 'threads', or normalise inside the model")
+                raise ValueError(f"Robot: the transforms of task {name!r} keep statistics, and each worker process would count "
+                                 "its own; put the environments alone into processes, env=lambda: make_vector_env(ID, 8, "
+                                 "'process') with agent=VectorAgent and driver='cooperative', or use driver='threads'")
             like.helpers[name].comm.close()
         if like.env is not None:
             like.env.close()
@@ -153,6 +158,8 @@ class Crew:
         member.bind(self, index, np.random.default_rng(seed), self._label)
         if self._env is not None:
             member.join(partial(make_one, self._env))
+            if (note := note_of(member.env)) and note not in self.notes:
+                self.notes.append(note)
         return member
 
     def _give_helpers(self, name: str, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence],
@@ -172,6 +179,8 @@ class Crew:
         if name not in self.wrappers:
             self._open(name, task, first, n_lanes, stores and training)
         wrapper, buffer = self.wrappers[name], self.buffers.get(name) if training else None
+        if training and first.learns:
+            self._learners.setdefault(name, first)
         if training and isinstance(first, OnPolicyHelper):
             self.rows.add_task(name)
         chain = self.transforms.setdefault(name, first.transforms)
@@ -197,6 +206,7 @@ class Crew:
         if self.sync and wrapper.trainings.rule.when_full == "drop_oldest":
             raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent "
                              "waits for its own; use when_full='block', or mode='async'")
+        wrapper.trainings.env_steps = lambda: self.env_steps
         self.wrappers[name] = wrapper
 
     def _new_lanes(self, name: str, n: int) -> int:
@@ -213,7 +223,10 @@ class Crew:
 
     # -------------------------------------------------------------------------------------------------- called by the agents
 
-    def count_episode(self, episode_return: Any, length: int) -> None:
+    def count_episode(self, episode_return: Any, length: int, parts: Any = ()) -> None:
+        """An episode has ended; `parts` are the sums of the rewards that a weighted one is made of."""
+        if len(parts):
+            self.recent_parts.append(np.array(parts, np.float64))
         self.recent_returns.append(episode_return)
         self.recent_lengths.append(length)
         self.episodes += 1
@@ -320,14 +333,17 @@ class Crew:
             if self._started and (late := self._driver.halt(self.agents, "interrupt", patience)):
                 raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
                                    f"{', '.join(map(str, late))}")
-            for agent in self.agents:
-                try:
-                    for helper in agent.helpers.values():
-                        helper.settle()
-                except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
-                    self._agent_failed(agent, error)
+            self._settle()
         self._raise()
+
+    def _settle(self) -> None:
+        """After an interruption: takes over the lessons that nobody has waited for. The next resets are seeded."""
         for agent in self.agents:
+            try:
+                for helper in agent.helpers.values():
+                    helper.settle()
+            except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
+                self._agent_failed(agent, error)
             agent.fresh = True
 
     def _halt(self) -> None:
@@ -341,6 +357,8 @@ class Crew:
             for agent in self.agents:
                 agent.signal = "stop" if agent in late else None
                 agent.quota_steps = agent.quota_episodes = None
+                if agent.env is not None:
+                    agent.env.carried = None
                 for helper in agent.helpers.values():
                     helper.forget_pending()
             self._driver.stopping = False

@@ -4,12 +4,21 @@ and `tests/test_transport.py` holds every driver to it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from threading import current_thread, get_ident
 from typing import Any, Protocol
+
+from parl_like.errors import WrongCaller
 
 CALLED_BY_AGENT = (
     "an agent cannot run or halt all agents, for it would wait for itself (run, train_iter, collect, save, close and the like, "
     "called from an agent or a hook); call it between iterations, or use request_stop()"
 )
+
+
+def foreign(agent: Any) -> WrongCaller:
+    """For a call from a thread that is not the agent's."""
+    return WrongCaller(f"{agent}: a helper was asked from thread {current_thread().name!r}, which is not the agent's; an agent "
+                       "acts while it learns with mode='async', without threads of its own")
 
 
 class Driver(Protocol):
@@ -20,7 +29,7 @@ class Driver(Protocol):
         agents: Those that were started and have not ended.
         parked: Those of them that wait for `resume`.
         stopping: No further batch is served, and `iterate` returns; set by `request_stop`, cleared by the robot after `halt`.
-        collecting: Helpers shall store without learning; for agents that are not in this process.
+        collecting: Helpers shall store without learning, perhaps at random; for agents that are not in this process.
         lock: Guards the queues, and is held where buffers are changed; None where one thread runs everything.
     """
 
@@ -28,7 +37,7 @@ class Driver(Protocol):
     agents: list[Any]
     parked: list[Any]
     stopping: bool
-    collecting: bool = False
+    collecting: bool | str = False
     lock: Any = None
 
     # ----------------------------------------------------------------------------------------------- called by communicators
@@ -37,7 +46,7 @@ class Driver(Protocol):
         """A fresh object for one ticket's waiting."""
 
     def put(self, queue: Any, ticket: Any, values: Any, wait: bool) -> None:
-        """Queues the request and, with `wait`, returns when it is served; raises `ticket.error`."""
+        """Queues the request and, with `wait`, returns when it is served; raises `ticket.error`, and `WrongCaller` at once."""
 
     def wait(self, ticket: Any) -> None:
         """Returns when a request that was put without waiting is served, at once where it was waited for before; raises
@@ -45,8 +54,21 @@ class Driver(Protocol):
 
     def is_served(self, ticket: Any) -> bool: ...
 
+    def check_caller(self, agent: Any) -> None:
+        """Raises WrongCaller where this code may not wait for a request of the agent: inside of a task, which would wait for
+        itself or for another that waits for it; and in a thread that the agent has started, which nobody counts."""
+        for wrapper in self.crew.wrappers.values():
+            for queue in (wrapper.predictions, wrapper.trainings):
+                if queue.served_by == get_ident():
+                    raise WrongCaller(f"{agent}: a helper was asked from inside of task {queue.task.name!r} ({queue.kind}), "
+                                      "which could wait for itself; ask both tasks from the agent, one after the other")
+
     def park(self, agent: Any) -> None:
         """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
+
+    def rest(self, agent: Any) -> None:
+        """Called now and then by an agent that asks no queue: returns when the others, and the run loop, have had their turn."""
+        return
 
     # -------------------------------------------------------------------------------------------------- called by the robot
 

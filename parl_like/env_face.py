@@ -3,6 +3,7 @@ changing, and watches what the environment's code does to the process."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -18,16 +19,23 @@ import numpy as np
 import torch
 
 from parl_like.batch import Batch
+from parl_like.data.generators import Borrowed
 from parl_like.data.timestep import TimeStep, first_step, next_step
+from parl_like.env_source import REWARD_WEIGHTS, reward_shape
+from parl_like.env_state import can_hold, clone_state, hold, restore_state, unhold
 from parl_like.errors import AgentFailed, Interrupted, Stopped, TaskFailed
 from parl_like.owned import copied, own
 from parl_like.spec import Spec, SpecError, leaves, nest, specs_of
 from parl_like.stages import Hook, overridden
 
+log = logging.getLogger(__name__)
+
 PASSED = (Stopped, TaskFailed)
 """What an environment that asks a task (`AgentHelper.ask`) may hear from it: no failure of its own."""
 
+_VECTORS = (np.ndarray, list, tuple)
 DIRECTORY, CTRL_C = "the working directory", "the handler of Ctrl-C"
+TORCH = "the global generator of torch"
 _LEFT = "left so: nothing of the framework draws from it, but then reset(seed=...) does not decide what the environment does"
 
 
@@ -38,7 +46,8 @@ class EnvFace:
     Attributes:
         last: (observation, action, reward, terminated, truncated, info) of the last step; action None after a reset.
         episode_return, episode_length: Of the running or just finished episode; the length counts actions.
-        time_steps: Environment steps below action repetition.
+        time_steps: The environment's own steps: of an action as many as info says in 'repeats', as `ActionRepeat` does, else one.
+        carried: What is held of an episode that a checkpoint interrupted, for the next reset to go on with it; None: nothing.
         env_index: 0, for this is the agent's only environment; see `VectorFace`.
     """
 
@@ -59,6 +68,7 @@ class EnvFace:
         self.episode_return: Any = 0.0
         self.episode_length = self.time_steps = 0
         self.seed: int | None = None
+        self.carried: dict[str, Any] | None = None
         self._open = False  # an episode is running, or ended without its POST_EPISODE yet
         self._over = True
         self.observe([])
@@ -77,11 +87,15 @@ class EnvFace:
         self._pre_act, self._post_act = overridden(observers, "pre_act"), overridden(observers, "post_act")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode. The first reset after a start or an interruption is seeded from the agent's generator, later ones
-        are not seeded."""
+        """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
+        given. The first reset after a start or an interruption is seeded from the agent's generator,
+        later ones are not seeded."""
         agent = self._agent
         self.end_episode()
         agent.before_episode()
+        carried, self.carried = self.carried, None
+        if carried is not None and seed is None and options is None and agent.quota_episodes is None:
+            return self._go_on(carried)
         if seed is None and agent.fresh:
             seed = int(agent.rng.integers(2**31))
         agent.fresh = False
@@ -108,6 +122,72 @@ class EnvFace:
             self._known = True
             return self._env.reset(**options)
 
+    def carry(self) -> int:
+        """Holds the open episode, with the memory of the agent's helpers, where the environment's state can be cloned.
+
+        Returns:
+            Episodes that are open and cannot be held: they will be cut.
+        """
+        n = self._n_open()
+        if not n:
+            return 0  # and what was held before is still to be gone on with
+        self.carried = None
+        try:
+            info = {key: value for key, value in self.last[5].items() if can_hold(value)}
+            memory = {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
+            self.carried = {"env": hold(clone_state(self._env)), "rest": hold((self._observed(), info, memory, self._counted()))}
+        except (TypeError, gym.error.ResetNeeded):
+            return n
+        except Exception as error:
+            raise self._failed(" raised in clone_state", error) from error
+        return 0
+
+    def _n_open(self) -> int:
+        return int(self._open and not self._over)
+
+    def _observed(self) -> Any:
+        """What to act on next."""
+        return self.last[0]
+
+    def _counted(self) -> Any:
+        return self.episode_return, self.episode_length
+
+    def put_back(self, carried: dict[str, Any]) -> None:
+        """Makes the environment what it was when the episode was held; the next reset goes on with it. Where it is another
+        environment now (`restore_state` raises ValueError), the log says so and the next reset begins an episode.
+
+        Raises:
+            AgentFailed: the environment raised something else.
+        """
+        try:
+            unhold(carried["rest"])
+            restore_state(self._env, unhold(carried["env"]))
+        except ValueError as error:
+            log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)
+        except Exception as error:
+            raise self._failed(" raised in restore_state", error) from error
+        else:
+            self.carried = carried
+
+    def _go_on(self, carried: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        obs, info, memory, counted = unhold(carried["rest"])
+        obs, info = self._again(obs, info)
+        self._agent.fresh = False
+        self._known = self._open = True
+        self._over = False
+        self._begin(obs, info)
+        for name, helper in self._agent.helpers.items():
+            helper.memory = tuple(memory[name])
+        self._count_on(*counted)
+        return obs, info
+
+    def _again(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """What is shown where a carried episode goes on, of which these were shown last."""
+        return obs, info
+
+    def _count_on(self, episode_return: Any, length: int) -> None:
+        self.episode_return, self.episode_length = episode_return, length
+
     def _begin(self, obs: Any, info: dict[str, Any]) -> None:
         self.episode_return, self.episode_length = 0.0, 0
         self.last = (obs, None, 0.0, False, False, info)
@@ -121,8 +201,7 @@ class EnvFace:
         return AgentFailed(f"{self._agent}: its {self._name}{doing}: {type(error).__name__}: {error}{way_out}")
 
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Takes one action, `agent.action_repeat` times or until the episode ends; rewards are summed, the last observation
-        counts."""
+        """Takes one action."""
         agent = self._agent
         if agent.signal is not None:
             agent.obey()
@@ -133,12 +212,9 @@ class EnvFace:
         for call in self._pre_act:
             call(agent, act)
         try:
-            if agent.action_repeat == 1:
-                # The action's copy is the environment's: it may clip it in place.
-                obs, rew, terminated, truncated, info = self._step(act if act.__class__ is int else copied(act))
-                self.time_steps += 1
-            else:
-                obs, rew, terminated, truncated, info = self._repeat(act)
+            # The action's copy is the environment's: it may clip it in place.
+            obs, rew, terminated, truncated, info = self._step(act if act.__class__ is int else copied(act))
+            self.time_steps += info.get("repeats", 1)
         except PASSED:
             raise
         except Exception as error:
@@ -147,12 +223,12 @@ class EnvFace:
         obs = own(obs)
         if rew.__class__ is not float:
             rew = own(rew)
+            if rew.__class__ in _VECTORS and self._accepts is None:  # which has its own way with bad values
+                self._check_rewards(rew)
         if self._accepts is not None:
             obs, rew = self._accepted(self._accepts, obs, rew, "")
         self.episode_return += rew
         self.episode_length += 1
-        if self.episode_length == agent.max_episode_steps:
-            truncated = True  # `terminated` stays what it is: a true end exactly on the limit is an end
         self.last = (obs, act, rew, terminated, truncated, info)
         agent.steps += 1
         robot = agent.robot
@@ -160,12 +236,19 @@ class EnvFace:
         if terminated or truncated:
             self._over = True
             robot.count_episode(float(self.episode_return) if np.ndim(self.episode_return) == 0 else self.episode_return,
-                                self.episode_length)
+                                self.episode_length, info.get("return_parts", ()))
         for call in self._post_act:
             call(agent)
         if robot._stop is not None or agent.quota_steps is not None:
             self._ask_to_go_on(1)
         return obs, rew, terminated, truncated, info
+
+    def _check_rewards(self, rew: Any) -> None:
+        if np.size(rew) > 1 and np.shape(rew) != reward_shape(self._env):
+            declared = reward_shape(self._env) or "a number"
+            raise AgentFailed(f"{self._agent}: its environment (seed {self.seed}), after {self.episode_length} steps of the "
+                              f"episode, gave a reward of shape {np.shape(rew)}, and declares {declared}; {REWARD_WEIGHTS} and "
+                              "give it a `reward_space`")
 
     def _ask_to_go_on(self, steps: int) -> None:
         """After so many actions the run may be over, or the agent's share of a collection."""
@@ -202,21 +285,6 @@ class EnvFace:
         if good_obs is not obs or good_rew is not rew:
             agent.count_bad(f"{where}: replaced {obs!r:.60}, reward {rew!r:.20} by {good_obs!r:.60}, {good_rew!r:.20}")
         return good_obs, good_rew
-
-    def _repeat(self, act: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        agent, total, scale, frames = self._agent, 0.0, 1.0, []
-        for _ in range(agent.action_repeat):
-            obs, rew, terminated, truncated, info = self._step(copied(act))
-            self.time_steps += 1
-            if agent.keep_frames:
-                frames.append(copied(obs))
-            total = total + scale * rew  # type: ignore[operator]  # gymnasium says SupportsFloat; vectors are fine, too
-            scale *= agent.repeat_discount
-            if terminated or truncated:
-                break
-        if agent.keep_frames:
-            info = {**info, "frames": frames}
-        return obs, total, bool(terminated), bool(truncated), info
 
     def _check_action(self, act: Any) -> None:
         space = self.action_space
@@ -265,6 +333,7 @@ class EnvFace:
         return next_step(obs, rew, terminated, truncated, act, self._agent.index, info)
 
     def close(self) -> None:
+        self._agent.owners.clear()
         if hasattr(self._env, "close"):
             self._env.close()
 
@@ -284,8 +353,7 @@ class Acceptance:
             self.specs = specs_of(env.observation_space, "obs")
         except (AttributeError, TypeError):
             self.specs = {}
-        rewards = getattr(getattr(env, "unwrapped", env), "reward_space", None)
-        self.reward = Spec("rew", rewards.shape if isinstance(rewards, gym.spaces.Box) else (), np.dtype(np.float64))
+        self.reward = Spec("rew", reward_shape(env), np.dtype(np.float64))
 
     def observation(self, obs: Any) -> Any:
         """`obs` itself where it is as declared, else mended.
@@ -332,12 +400,15 @@ def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
     from them would else repeat itself in every episode. What we draw comes from others.
     """
     alone = threading.current_thread() is threading.main_thread()
+    borrowed = Borrowed.begun
     before = _belongings(alone, generators)
     try:
         yield
     finally:
         after = _belongings(alone, generators)
-        changed = {name for name, value in before.items() if value is not None and value != after[name]}
+        if Borrowed.begun != borrowed:
+            after.pop(TORCH, None)
+        changed = {name for name, value in before.items() if value is not None and value != after.get(name, value)}
         if DIRECTORY in changed and alone:
             os.chdir(before[DIRECTORY])
         if CTRL_C in changed:
@@ -354,7 +425,8 @@ def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
 
 def _belongings(alone: bool, generators: bool) -> dict[str, Any]:
     """What environments shall not change, by name; None where it cannot be told. Beside other threads, handlers and torch's
-    generator tell nothing: the main thread holds Ctrl-C off at times, and lessons with dropout borrow the generator."""
+    generator tell nothing: the main thread holds Ctrl-C off at times, and lessons with dropout borrow the generator, which
+    may be beside the main thread, too."""
     out: dict[str, Any] = {DIRECTORY: None}
     with suppress(OSError):  # it was deleted
         out[DIRECTORY] = os.getcwd()
@@ -364,6 +436,6 @@ def _belongings(alone: bool, generators: bool) -> dict[str, Any]:
         numbers = np.random.get_state(legacy=False)["state"]
         out["the global generator of random"] = random.getstate()
         out["the global generator of numpy"] = numbers["pos"], numbers["key"].tobytes()
-        if alone:
-            out["the global generator of torch"] = torch.get_rng_state().numpy().tobytes()
+        if alone and Borrowed.begun == Borrowed.ended:
+            out[TORCH] = torch.get_rng_state().numpy().tobytes()
     return out

@@ -40,6 +40,31 @@ def make_one(source: EnvSource) -> Any:
     return source if is_made(source) or not callable(factory_of(source)) else factory_of(source)()
 
 
+def note_of(env: Any) -> str:
+    """The attribute `note` of an environment: a sentence about it for the record of a run. Wrappers are looked through, and of
+    several environments in this process the first is asked; empty: it says nothing."""
+    for _ in range(8):
+        env = getattr(env, "unwrapped", env)
+        if isinstance(note := getattr(env, "note", ""), str) and note:
+            return note
+        env = getattr(env, "envs", None)
+        env = env[0] if isinstance(env, (list, tuple)) and env else env
+    return ""
+
+
+REWARD_WEIGHTS = ("wrap the single environments in parl_like.envs.wrappers.RewardWeights(env, weights), one weight for each, or "
+                  "learn by an algorithm that combines them (streams of IMPALA, or one of yours with `one_reward = False`)")
+"""What to do about rewards that are vectors."""
+
+
+def reward_shape(env: Any) -> tuple[int, ...]:
+    """Shape of one reward, by the `reward_space` that an environment or one of its wrappers declares; () where there is none."""
+    has = getattr(env, "has_wrapper_attr", None)
+    space = (env.get_wrapper_attr("reward_space") if has is not None and has("reward_space")
+             else getattr(getattr(env, "unwrapped", env), "reward_space", None))
+    return space.shape if isinstance(space, gym.spaces.Box) else ()
+
+
 def again(env: Any) -> Callable[..., Any]:
     """A factory of environments like this one, arguments and registered wrappers included.
 

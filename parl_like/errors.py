@@ -18,6 +18,10 @@ class NotEnoughRows(RuntimeError):
     """Learning was asked for before the buffer holds enough rows."""
 
 
+class WrongCaller(RuntimeError):
+    """A helper was asked from inside of a task, or from a thread that is not its agent's."""
+
+
 class Diverged(FloatingPointError):
     """A loss or gradient is no finite number; the optimiser step was not taken."""
 

@@ -1,19 +1,25 @@
-"""Episodes that are counted: what a collection or an evaluation saw, and the crew that evaluates."""
+"""Episodes that are counted: what a collection or an evaluation saw, what it is worth, evaluations by turns with training."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from parl_like.action_map import Structured
 from parl_like.agent import Agent
 from parl_like.crew import Crew
+from parl_like.data.archive import write_archive
 from parl_like.spec import SpecError, leaves, specs_of
 from parl_like.stages import Hook
+
+SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
+"""Numbers of an evaluation that a robot's score may be, by name."""
 
 
 @dataclass(repr=False)
@@ -25,8 +31,11 @@ class Episodes:
         idxs: Where the rows of each episode begin in the buffer of the first task that stores: position, or −1 without a buffer.
         n_steps: Environment steps, unfinished episodes included.
         seconds: Wall time.
+        infos: Of an evaluation: what the environment said with the last step of each episode.
+        score: What the robot's `score` makes of them; None: they are of no evaluation, or there are none.
         mean_return, std_return, min_return, max_return: Over the episodes: a number, of vectors one per component; NaN without
             episodes.
+        success_rate: Share of the episodes whose last info has a true `is_success`; NaN where no info has one.
     """
 
     returns: list[Any] = field(default_factory=list)
@@ -34,6 +43,8 @@ class Episodes:
     idxs: list[int] = field(default_factory=list)
     n_steps: int = 0
     seconds: float = 0.0
+    infos: list[dict[str, Any]] = field(default_factory=list)
+    score: float | None = None
 
     def __repr__(self) -> str:
         both = (self.mean_return, self.std_return)
@@ -53,26 +64,36 @@ class Episodes:
     max_return = property(lambda self: self._over(np.max))
     mean_length = property(lambda self: float(np.mean(self.lengths)) if self.lengths else float("nan"))
 
+    @property
+    def success_rate(self) -> float:
+        told = any("is_success" in info for info in self.infos)
+        return float(np.mean([bool(info.get("is_success", False)) for info in self.infos])) if told else float("nan")
+
     def numbers(self) -> dict[str, float]:
         """Flat and ready to save: `n_steps`, `episodes` and, where there are any, `mean_return`, `std_return` (of the
-        population), `min_return`, `max_return`, `mean_length`. A return of several components counts as their mean."""
+        population), `min_return`, `max_return`, `mean_length`, `success_rate` and `score` if they are known. A return of several
+        components counts as their mean."""
         plain = Episodes([float(np.mean(value)) for value in self.returns], self.lengths)
         names = ("mean_return", "std_return", "min_return", "max_return", "mean_length") if self.returns else ()
-        return {"n_steps": self.n_steps, "episodes": len(self.returns), **{name: getattr(plain, name) for name in names}}
+        out = {"n_steps": self.n_steps, "episodes": len(self.returns), **{name: getattr(plain, name) for name in names}}
+        more = {"success_rate": self.success_rate, "score": self.score}
+        return out | {name: value for name, value in more.items() if value is not None and (name == "score" or value == value)}
 
 
 class Quotas(Hook):
     """Notes the finished episodes of every agent, and counts down how many each is to play."""
 
     def __init__(self, agents: list[Agent]) -> None:
-        self.seen: dict[int, list[tuple[Any, int, int]]] = {agent.index: [] for agent in agents}  # return, length, first row
+        # Return, length, first row and last info.
+        self.seen: dict[int, list[tuple[Any, ...]]] = {agent.index: [] for agent in agents}
 
     def post_episode(self, agent: Agent, interrupted: bool) -> None:
         if interrupted or agent.quota_episodes == 0:
             return
         stored = ((h.buffer, h.lanes[agent.env.env_index]) for h in agent.helpers.values() if h.buffer is not None)
         first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
-        self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row))
+        info = final_info(agent.env) if agent.robot.mode == "test" else {}  # agents that train may be in another process
+        self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row, info))
         if agent.quota_episodes is not None:
             agent.quota_episodes -= 1
 
@@ -109,8 +130,61 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) 
                 agent.quota_steps = agent.quota_episodes = None
             crew._observe()
         seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
-        returns, lengths, idxs = ([episode[i] for episode in seen] for i in range(3))
-        return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin)
+        returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
+        return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin, infos)
+
+
+def final_info(env: Any) -> dict[str, Any]:
+    """What an agent's environment said with the last step of the episode that has just ended; of a vector environment, the part
+    of the one whose episode it was."""
+    info: dict[str, Any] = env.last[5]
+    if not hasattr(env, "n"):
+        return info
+    told, n, i = info.get("final_info", info), env.n, env.env_index
+    given = {key: told.get(f"_{key}") for key, value in told.items() if not key.startswith("_") and np.shape(value)[:1] == (n,)}
+    return {key: told[key][i] for key, has in given.items() if has is None or has[i]}
+
+
+def scored(robot: Any, seen: Episodes) -> Episodes:
+    """The episodes of an evaluation, with what they are worth by the robot's `score`; nothing without episodes."""
+    if seen.returns:
+        given, numbers = robot.score, seen.numbers()
+        if not callable(given) and given not in numbers:
+            raise ValueError(f"evaluate: the score is {given!r}, but no episode's last info has 'is_success'; let the "
+                             "environment give one, or the robot another score=")
+        seen.score = float(given(robot, seen) if callable(given) else numbers[given])
+    return seen
+
+
+def hold_still(robot: Any) -> None:
+    """Nothing learns from here to the robot's next iteration, so an evaluation is of one policy: in sync mode, and under
+    cooperative, that is so between any two iterations; else all agents leave their episodes, as at a checkpoint."""
+    if not (robot.sync or robot.driver_name == "cooperative"):
+        robot.checkpoint_boundary()
+
+
+def epochs(
+    robot: Any, n_epochs: int, steps_per_epoch: int, episodes: int, seed: int | None, stop: Callable[[float], bool] | None,
+    best: str | Path | None,
+) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
+    """See `Robot.epochs`."""
+    if n_epochs < 1 or steps_per_epoch < 1:
+        raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
+    begin, info = perf_counter(), {"best_score": float("-inf"), "best_epoch": 0}
+    for epoch in range(n_epochs + 1):
+        for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
+            pass
+        hold_still(robot)
+        numbers = robot.evaluate(episodes, seed=seed).numbers()
+        if numbers["score"] > info["best_score"]:
+            info |= {"best_score": numbers["score"], "best_epoch": epoch}
+            if best is not None:
+                write_archive(Path(best), robot.acting_state())
+        if epoch:
+            info |= {"env_steps": robot.env_steps, "seconds": perf_counter() - begin}
+            yield epoch, {**robot.metrics(), **{f"eval/{key}": value for key, value in numbers.items()}}, dict(info)
+            if stop is not None and stop(numbers["score"]):
+                return
 
 
 def greedy_action(crew: Crew, name: str, obs: Any) -> Any:
@@ -138,7 +212,9 @@ def greedy_action(crew: Crew, name: str, obs: Any) -> Any:
     if explorer is not None:
         noise = None if explorer.noise is None else np.array([explorer.greedy()] * n, explorer.noise.dtype)
         out |= explorer.act(out, noise)
-    if "act" not in out:
+    acts = queue.actions(out)
+    if acts is None:
         raise ValueError(f"act: task {name!r} gives {', '.join(out)} and no action")
-    act = out["act"] if queue.to_env is None else queue.to_env(out["act"])
-    return act if not one else act[0].item() if act.ndim == 1 and act.dtype.kind != "f" else act[0, ...]
+    if one:
+        return acts[0]
+    return queue.to_env(out) if type(queue.to_env) is Structured else np.asarray(acts)

@@ -191,6 +191,14 @@ class LayerFunc(nn.Module, metaclass=Brief):
             other.reset_parameters()
         return other
 
+    def sync_from(self, other: LayerFunc, decay: float = 0.0) -> None:
+        """self ← decay · self + (1 − decay) · other, see `sync`. A weight that another layer shares changes there, too.
+
+        Raises:
+            ValueError: the layers are not built alike, or one of them has no parameters yet.
+        """
+        sync(self, other, decay)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         other = self.__class__.__new__(self.__class__)
         memo[id(self)] = other
@@ -237,6 +245,65 @@ def require_built(module: nn.Module) -> None:
 
 def has_unbuilt(module: nn.Module) -> bool:
     return any(isinstance(part, LayerFunc) and part.in_size is None for part in module.modules())
+
+
+@torch.no_grad()
+def sync(target: nn.Module, source: nn.Module, decay: float = 0.0) -> None:
+    """target ← decay · target + (1 − decay) · source: parameters by that formula, buffers (and integers) copied.
+
+    Buffers are what the state dict holds beside parameters, such as the statistics of a normalisation: their average over
+    versions of the network would describe none of them.
+
+    Args:
+        target, source: Modules of equal structure; target is changed in place.
+        decay: In [0, 1]. 0 copies; 0.995 lets target follow slowly (τ = 0.005).
+
+    Raises:
+        ValueError: decay out of range, a layer without parameters yet, or the first key whose shapes differ.
+    """
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"sync: decay is {decay}; expected a number in [0, 1] (0 copies, 0.995 follows slowly)")
+    # Walked anew each time: a list kept from an earlier call would silently miss a layer replaced since, and the walk is short
+    # (10 µs of the 20 for a network of 2 × 64).
+    mine, theirs = _tensors(target), _tensors(source)
+    if mine.keys() != theirs.keys() or any(mine[key][0].shape != theirs[key][0].shape for key in mine):
+        for key in (*mine, *theirs):
+            here, there = (tuple(tensors[key][0].shape) if key in tensors else "missing" for tensors in (mine, theirs))
+            if here != there:
+                raise ValueError(f"sync: {key!r} is {here} here and {there} in the other network; sync between networks built "
+                                 "alike")
+    copied: list[tuple[Tensor, Tensor]] = []
+    averaged: list[tuple[Tensor, Tensor]] = []
+    for key, (value, is_parameter) in mine.items():
+        pairs = averaged if decay and is_parameter and value.is_floating_point() else copied
+        pairs.append((value, theirs[key][0]))
+    if copied:
+        torch._foreach_copy_([value for value, _ in copied], [new for _, new in copied])
+    if averaged:
+        torch._foreach_lerp_([value for value, _ in averaged], [new.to(value) for value, new in averaged], 1.0 - decay)
+
+
+def _tensors(module: nn.Module) -> dict[str, tuple[Tensor, bool]]:
+    """Tensors of the state dict by key, each with whether it is a parameter; one that several keys share appears once."""
+    found: dict[str, tuple[Tensor, bool]] = {}
+    seen: set[int] = set()
+
+    def walk(part: nn.Module, prefix: str) -> None:
+        for name, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                if is_lazy(parameter):
+                    require_built(part)
+                seen.add(id(parameter))
+                found[prefix + name] = (parameter, True)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                found[prefix + name] = (buffer, False)
+        for name, child in part._modules.items():
+            if child is not None:
+                walk(child, f"{prefix}{name}.")
+
+    walk(module, "")
+    return found
 
 
 class _Affine(LayerFunc):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -222,7 +223,7 @@ def same(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
     if type(a) is not type(b):
         return False
-    if isinstance(a, (list, tuple)):
+    if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(same, a, b))
     if is_distribution(a):
         return same(_parameters(a), _parameters(b))

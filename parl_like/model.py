@@ -30,12 +30,12 @@ from typing import Any, Self
 
 import gymnasium as gym
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 
 from parl_like.batch import Batch
 from parl_like.layers import Brief, has_unbuilt, require_built
-from parl_like.spec import Spec, nest, specs_of
+from parl_like.layers import sync as sync
+from parl_like.spec import Array, Spec, nest, specs_of
 
 
 class Model(nn.Module, metaclass=Brief):
@@ -134,68 +134,42 @@ class Model(nn.Module, metaclass=Brief):
         return other
 
 
+class ArrayModel(Model):
+    """A model of NumPy arrays, such as a table: its algorithm predicts and learns on arrays, without torch.
+
+        class Values(ArrayModel):
+            def __init__(self, obs, act):
+                super().__init__(obs, act)
+                self.add_array("v", np.zeros(obs.n))
+
+        class TD0(Algorithm):                             # learn changes the arrays in place, and returns numbers to report
+            def learn(self, batch):
+                v, s = self.model.v, batch.obs
+                ...
+
+    Its task makes no optimiser. Whatever else holds for networks holds for the arrays: checkpoints, versions, replicas, sharing;
+    a lesson that leaves a number in them that is not finite is taken back.
+    """
+
+    def add_array(self, name: str, value: Array) -> None:
+        """Makes `value` the attribute `name`, and a part of the model. To be changed in place: `model.v[:] = 0`."""
+        self.register_buffer(name, torch.from_numpy(value))  # the same memory, for whoever saves or sends networks
+        self.__dict__[name] = value
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: array and tensor are one memory again."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name in self._buffers.keys() & self.__dict__.keys():
+            self._buffers[name] = torch.from_numpy(self.__dict__[name])
+
+    def reset_parameters(self) -> None:
+        """Gives all arrays new initial values."""
+        raise TypeError(f"{type(self).__name__} has no reset_parameters(); write it, so that the model can be drawn anew")
+
+
 def one_step(obs: Any) -> Any:
     """Observations [N, ...] as one step of a sequence, [1, N, ...]."""
     return {key: one_step(part) for key, part in obs.items()} if isinstance(obs, (Mapping, Batch)) else obs[None]
-
-
-@torch.no_grad()
-def sync(target: nn.Module, source: nn.Module, decay: float = 0.0) -> None:
-    """target ← decay · target + (1 − decay) · source: parameters by that formula, buffers (and integers) copied.
-
-    Buffers are what the state dict holds beside parameters, such as the statistics of a normalisation: their average over
-    versions of the network would describe none of them.
-
-    Args:
-        target, source: Modules of equal structure; target is changed in place.
-        decay: In [0, 1]. 0 copies; 0.995 lets target follow slowly (τ = 0.005).
-
-    Raises:
-        ValueError: decay out of range, a layer without parameters yet, or the first key whose shapes differ.
-    """
-    if not 0.0 <= decay <= 1.0:
-        raise ValueError(f"sync: decay is {decay}; expected a number in [0, 1] (0 copies, 0.995 follows slowly)")
-    # Walked anew each time: a list kept from an earlier call would silently miss a layer replaced since, and the walk is short
-    # (10 µs of the 20 for a network of 2 × 64).
-    mine, theirs = _tensors(target), _tensors(source)
-    if mine.keys() != theirs.keys() or any(mine[key][0].shape != theirs[key][0].shape for key in mine):
-        for key in (*mine, *theirs):
-            here, there = (tuple(tensors[key][0].shape) if key in tensors else "missing" for tensors in (mine, theirs))
-            if here != there:
-                raise ValueError(f"sync: {key!r} is {here} here and {there} in the other network; sync between networks built "
-                                 "alike")
-    copied: list[tuple[Tensor, Tensor]] = []
-    averaged: list[tuple[Tensor, Tensor]] = []
-    for key, (value, is_parameter) in mine.items():
-        pairs = averaged if decay and is_parameter and value.is_floating_point() else copied
-        pairs.append((value, theirs[key][0]))
-    if copied:
-        torch._foreach_copy_([value for value, _ in copied], [new for _, new in copied])
-    if averaged:
-        torch._foreach_lerp_([value for value, _ in averaged], [new.to(value) for value, new in averaged], 1.0 - decay)
-
-
-def _tensors(module: nn.Module) -> dict[str, tuple[Tensor, bool]]:
-    """Tensors of the state dict by key, each with whether it is a parameter; one that several keys share appears once."""
-    found: dict[str, tuple[Tensor, bool]] = {}
-    seen: set[int] = set()
-
-    def walk(part: nn.Module, prefix: str) -> None:
-        for name, parameter in part._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                if is_lazy(parameter):
-                    require_built(part)
-                seen.add(id(parameter))
-                found[prefix + name] = (parameter, True)
-        for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
-                found[prefix + name] = (buffer, False)
-        for name, child in part._modules.items():
-            if child is not None:
-                walk(child, f"{prefix}{name}.")
-
-    walk(module, "")
-    return found
 
 
 def reinitialise(module: nn.Module) -> None:

@@ -1,137 +1,266 @@
-"""The optimiser steps of one task: which parameters, at which rate, clipped to which norm, in which mode; and what a lesson of
+"""The optimiser steps of one task: which losses move which parameters, at which rate, clipped to which norm; and what a lesson of
 them returns."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextvars import ContextVar
+from functools import cache, partial
 from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
 
-from parl_like.algorithm import Algorithm
+from parl_like.algorithm import Algorithm, Loss
 from parl_like.errors import Diverged
 from parl_like.leaf import to_numpy
+from parl_like.model import ArrayModel
+from parl_like.optim import value_of
 from parl_like.spec import Array
 
 ROW = "lesson_row"
 """Field of minibatches: the place of each row in the lesson."""
 
+BESIDE: ContextVar[Executor | None] = ContextVar("BESIDE", default=None)
+"""Threads for some of this thread's backward passes; None: it makes all of them itself."""
+
 Step = tuple[Mapping[str, Any], Any]
 """What `learn` returned for a minibatch, without gradients, and the places of its rows in the lesson (None: it was all of it)."""
 
 
-class Optimization:
-    """Backward pass, clipping and step for the losses of an algorithm.
+class Stepper:
+    """The optimiser steps of one loss of an algorithm.
 
     Args:
-        owner: Gives the name for messages, such as "task 'RL'".
-        mine: The parameters that this task's optimiser holds.
-        others: Optimisers of the tasks that hold the algorithm's other parameters; they step what has a gradient here.
+        mine: Those of the loss's parameters that its task owns.
+        others: Optimisers of the tasks that own the rest; they step what has a gradient here.
 
     Attributes:
         optimizer: Of `mine`; None where there are none.
-        parameters, buffers: All that learning changes: by steps, and by forward passes.
     """
 
-    def __init__(self, owner: Callable[[], str], algorithm: Algorithm, mine: list[torch.nn.Parameter],
-                 others: list[torch.optim.Optimizer]) -> None:
-        self.owner, self.algorithm = owner, algorithm
-        self.parameters = list(algorithm.parameters())
-        buffers = [buffer for network in algorithm.networks().values() for buffer in network.buffers()]
-        self.buffers = [buffer for buffer in buffers if not torch.nn.parameter.is_lazy(buffer)]
-        self.optimizer = algorithm.optimizer(mine) if mine else None
+    def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer]) -> None:
+        self.parameters, self.lr, self.max_grad_norm = loss.parameters, loss.lr, loss.max_grad_norm
+        self.optimizer = loss.optimizer(mine, lr=value_of(loss.lr, 0)) if mine else None
         self.optimizers = others if self.optimizer is None else [self.optimizer, *others]
         # Rate of each group of parameters as a share of the schedule's: so groups keep rates of their own.
         self._shares: list[float] = []
-        if self.optimizer is not None and callable(algorithm.lr):
-            first, rates = algorithm.lr(0), [group["lr"] for group in self.optimizer.param_groups]
+        if self.optimizer is not None and callable(self.lr):
+            first, rates = self.lr(0), [group["lr"] for group in self.optimizer.param_groups]
             if not first and any(rates):
-                raise ValueError(f"{owner()}: the schedule of the learning rate begins at 0, and a group of parameters at "
+                raise ValueError(f"{owner}: the schedule of the learning rate begins at 0, and a group of parameters at "
                                  f"{max(rates)}, which is no share of it; begin above 0, or give all groups the schedule's rate")
             self._shares = [rate / first if first else 1.0 for rate in rates]
+
+    def step(self, updates: int) -> None:
+        """With the rate that goes with so many updates."""
+        if self._shares:
+            rate = self.lr(updates)  # type: ignore[operator]
+            for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):  # type: ignore[union-attr]
+                group["lr"] = rate * share
+        # An owner's optimiser steps only what has a gradient here: the shared parameters.
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+class Optimization:
+    """What one task does with the losses of its algorithm: backward passes, clipping, steps.
+
+    Args:
+        owner: Gives the name for messages, such as "task 'RL'".
+        steppers: Name of each loss → its steps; {} for an algorithm that changes its parameters itself.
+
+    Attributes:
+        parameters, buffers: All that learning changes: by steps, and by forward passes; without steppers all are `parameters`.
+    """
+
+    def __init__(self, owner: Callable[[], str], algorithm: Algorithm, steppers: dict[str, Stepper]) -> None:
+        self.owner, self.algorithm, self.steppers = owner, algorithm, steppers
+        networks = algorithm.networks().values()
+        self.parameters: list[torch.Tensor] = [p for stepper in steppers.values() for p in stepper.parameters]
+        buffers = [buffer for network in networks for buffer in network.buffers()]
+        self.buffers = [buffer for buffer in buffers if not torch.nn.parameter.is_lazy(buffer)]
+        if not steppers:
+            own = [p for network in networks for p in network.parameters()]
+            self.parameters, self.buffers = list({id(t): t for t in (*own, *self.buffers)}.values()), []
+        self.optimizers = {name: stepper.optimizer for name, stepper in steppers.items() if stepper.optimizer is not None}
 
     def report_unheld(self) -> None:
         """Warns of parameters that should learn and that no optimiser holds."""
         algorithm = self.algorithm
         kept = [value for value in vars(algorithm).values() if isinstance(value, torch.optim.Optimizer)]
-        held = {id(p) for optimizer in (*self.optimizers, *kept) for group in optimizer.param_groups for p in group["params"]}
+        own = [optimizer for stepper in self.steppers.values() for optimizer in stepper.optimizers]
+        held = {id(p) for optimizer in (*own, *kept) for group in optimizer.param_groups for p in group["params"]}
         parameters = own_parameters(algorithm)
         for name, network in algorithm.networks().items():
             if not name.startswith("target"):  # a copy that follows
                 parameters |= {f"{name}.{key}": parameter for key, parameter in network.named_parameters()}
         unheld = [name for name, parameter in parameters.items() if parameter.requires_grad and id(parameter) not in held]
-        if unheld:
+        if unheld and self.steppers:
+            where = "from parameters()" if algorithm.losses is None else "in losses"
             warnings.warn(f"{self.owner()}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them "
-                          f"from parameters() of {type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are "
-                          "not to learn", RuntimeWarning, stacklevel=2)
+                          f"{where} of {type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not "
+                          "to learn", RuntimeWarning, stacklevel=2)
 
-    def step(self, out: Mapping[str, Any]) -> float:
-        """Backward pass and one optimiser step for the `loss` of what `learn` returned. Returns its value.
+    def update(self, minibatch: Any) -> tuple[dict[str, Any], bool, Diverged | None]:
+        """One `learn` of the algorithm, with the optimiser steps that it asks for.
+
+        A step whose loss or gradient is no finite number is left out, with all that `learn` would have done after it: the
+        parameters, and what the forward pass had put into buffers, are as before it, bit for bit.
+
+        Returns:
+            What `learn` returned and yielded, without gradients; whether parameters have changed; and what was wrong with the
+            step that was left out.
 
         Raises:
-            Diverged: the loss or the norm of the gradient is not a finite number. The parameters are untouched.
-            ValueError: there is no loss with a gradient, or it depends on no parameter of the task.
+            ValueError: there is no loss with a gradient, or it depends on none of its parameters.
         """
-        loss = out.get("loss")
-        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
-            what = f"keys {sorted(out)}" if loss is None else "a loss without a gradient"
-            raise ValueError(f"{self.owner()}: learn returned {what}; expected 'loss', a scalar tensor with a gradient (not "
-                             "detached)")
-        value = float(loss.detach())
-        if not isfinite(value):
-            raise self._diverged("loss", value)
-        algorithm, optimizers = self.algorithm, self.optimizers
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
-        norm = clip_gradients(self.parameters, algorithm.max_grad_norm)
-        if not isfinite(norm):
-            raise self._diverged("norm of the gradient", norm)
-        if not norm and all(parameter.grad is None for parameter in self.parameters):
-            raise ValueError(f"{self.owner()}: the loss of {type(algorithm).__name__} reaches none of the task's parameters, so "
-                             "nothing would be learned; compute it with the algorithm's own model, without detach() or no_grad()")
-        if self._shares:
-            rate = algorithm.lr(algorithm.updates)  # type: ignore[operator]
-            for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):  # type: ignore[union-attr]
-                group["lr"] = rate * share
-        # An owner's optimiser steps only what has a gradient here: the shared parameters.
-        for optimizer in optimizers:
-            optimizer.step()
-        algorithm.updates += 1
-        return value
+        algorithm, taken = self.algorithm, not self.steppers
+        values: dict[str, Any] = {}
+        out: Mapping[str, Any] = {}
+        saved = self._saved()
+        try:
+            for out in _parts(algorithm.learn(minibatch)):
+                losses = {name: out[name] for name in self.steppers if name in out}
+                if losses:
+                    values |= out
+                    values |= self._step(losses)
+                    taken = True
+                    saved = self._saved() if len(self.steppers) > 1 else saved
+                values |= {name: value for name, value in out.items() if name not in losses}
+            if not taken:
+                self._refuse(out)
+            if not self.steppers and not all(torch.isfinite(p).all() for p in self.parameters):
+                raise self._diverged("a weight, or a number in an array,", float("nan"))
+        except Diverged as error:
+            fault: Diverged | None = error
+            taken = taken and bool(self.steppers)
+            values |= out
+            with torch.no_grad():
+                for tensor, value in saved:
+                    tensor.copy_(value)
+        else:
+            fault = None
+        algorithm.updates += taken
+        return {name: _plain(value) for name, value in values.items()}, taken, fault
+
+    def _saved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What a step that is left out must not have changed."""
+        changed = self.buffers if self.steppers else self.parameters
+        return [(tensor, tensor.detach().clone()) for tensor in changed]
+
+    def _step(self, losses: Mapping[str, Any]) -> dict[str, float]:
+        """Backward passes and one optimiser step for each of the losses, which belong to one graph; their values."""
+        values = {}
+        parts = {name: loss if isinstance(loss, tuple) else (loss,) for name, loss in losses.items()}
+        for name, of_loss in parts.items():
+            if not of_loss or not all(isinstance(part, torch.Tensor) and part.requires_grad for part in of_loss):
+                self._refuse(losses, f"{'a loss' if name == 'loss' else repr(name)} without a gradient")
+            values[name] = value = float(_plain(of_loss))
+            if not isfinite(value):
+                raise self._diverged(name, value)
+        steppers = [self.steppers[name] for name in losses]
+        for stepper in steppers:
+            for optimizer in stepper.optimizers:
+                optimizer.zero_grad()
+        several = len(self.steppers) > 1
+        whose = "its" if several else "the task's"
+        for i, (name, stepper) in enumerate(zip(losses, steppers, strict=True)):
+            # With several losses each touches its own parameters only; for one that is the same, and dearer.
+            _backward(parts[name], inputs=stepper.parameters if several else None, retain_graph=i + 1 < len(losses))
+        for name, stepper in zip(losses, steppers, strict=True):
+            # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
+            norm = clip_gradients(stepper.parameters, stepper.max_grad_norm)
+            if not isfinite(norm):
+                raise self._diverged("norm of the gradient", norm)
+            if not norm and all(parameter.grad is None for parameter in stepper.parameters):
+                raise ValueError(f"{self.owner()}: the {name} of {type(self.algorithm).__name__} reaches none of "
+                                 f"{whose} parameters, so nothing would be learned; "
+                                 "compute it with the algorithm's own model, without detach() or no_grad()")
+        for stepper in steppers:
+            stepper.step(self.algorithm.updates)
+        return values
+
+    def _refuse(self, out: Mapping[str, Any], what: str = "") -> None:
+        wanted = " or ".join(map(repr, self.steppers))
+        raise ValueError(f"{self.owner()}: learn returned {what or f'keys {sorted(out)}'}; expected {wanted}, a scalar tensor "
+                         "with a gradient (not detached)")
 
     def _diverged(self, what: str, value: float) -> Diverged:
         return Diverged(f"{self.owner()}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are "
                         "unchanged. Lower the learning rate, set max_grad_norm, or look for extreme rewards")
 
 
+def _backward(parts: tuple[torch.Tensor, ...], **options: Any) -> None:
+    """Backward passes of the parts of one loss, at the same time where this thread has others `BESIDE` it. The parts share no
+    parameter, so the gradients are the same, bit for bit."""
+    threads = BESIDE.get()
+    passes = [partial(part.backward, **options) for part in parts]
+    others = [] if threads is None else [threads.submit(one) for one in passes[1:]]
+    try:
+        for one in passes[: 1 if others else None]:
+            one()
+    finally:
+        for other in others:
+            other.result()
+
+
+def _parts(out: Any) -> Iterator[Mapping[str, Any]]:
+    """What `learn` yields, one after the other, and what it returns."""
+    if isinstance(out, Generator):
+        out = yield from out
+    if out is not None:
+        yield out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):  # the parts of a loss
+        return sum(map(_plain, value))
+    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
+
+
 def claim(task: Any) -> Optimization:
-    """Makes the optimiser over the parameters that no other living task owns, and finds the owners of the rest.
+    """Makes the optimisers over the parameters that no other living task owns, and finds the owners of the rest.
 
     Two optimisers on one tensor would each keep moments for half of its gradients, so a shared parameter has one owner: the task
     that claimed it first. Its sharers step the owner's optimiser for it, and all of them have one lock.
+
+    Raises:
+        ValueError: two losses of the algorithm name the same parameter.
     """
-    mine, owners = [], []
-    for parameter in task.algorithm.parameters():
-        reference = getattr(parameter, "_parl_like_owner", None)
-        owner = reference() if reference is not None else None
-        if owner is None or owner is task:
-            parameter._parl_like_owner = weakref.ref(task)
-            mine.append(parameter)
-        elif owner not in owners:
-            owners.append(owner)
-    others = [owner.optimizer for owner in owners if owner.optimizer is not None]
-    optimization = Optimization(task.owner, task.algorithm, mine, others)
+    algorithm, steppers, owners, seen = task.algorithm, {}, [], set()
+    losses = {} if isinstance(algorithm.model, ArrayModel) else algorithm.losses
+    if losses is None:
+        losses = {"loss": Loss([*algorithm.parameters()], algorithm.lr, algorithm.max_grad_norm,
+                               optimizer=lambda mine, lr: algorithm.optimizer(mine))}
+    for name, loss in losses.items():
+        mine, of_loss = [], []
+        for parameter in loss.parameters:
+            if id(parameter) in seen:
+                raise ValueError(f"{task.owner()}: two losses of {type(algorithm).__name__} name one parameter, of shape "
+                                 f"{tuple(parameter.shape)}, the second is {name!r}; name it in one of them, which then moves it")
+            seen.add(id(parameter))
+            owner = _owner(parameter, task)
+            if owner is task:
+                mine.append(parameter)
+            elif owner not in of_loss:
+                of_loss.append(owner)
+        shared = {id(p) for p in loss.parameters} - {id(p) for p in mine}
+        others = [optimizer for owner in of_loss for optimizer in owner.optimizers.values()
+                  if any(id(p) in shared for group in optimizer.param_groups for p in group["params"])]
+        steppers[name] = Stepper(task.owner(), loss, mine, others)
+        owners += [owner for owner in of_loss if owner not in owners]
+    optimization = Optimization(task.owner, algorithm, steppers)
+    if not steppers:  # whoever else changes them shall know of each new version, and wait for it
+        owners = list({owner: None for tensor in optimization.parameters if (owner := _owner(tensor, task)) is not task})
     if owners:
         tensors = {id(p) for p in optimization.parameters}
         for other in {*owners, *(sharer for owner in owners for sharer in owner.sharers)} - {task}:
-            if any(id(p) in tensors for p in other.algorithm.parameters()):
+            if any(id(p) in tensors for p in other.optimized()):
                 other.sharers.add(task)
                 task.sharers.add(other)
         related = [task]  # those that share parameters with it, those that share with these, and so on
@@ -139,6 +268,15 @@ def claim(task: Any) -> Optimization:
             related += [sharer for sharer in one.sharers if sharer not in related]
             one.lock = owners[0].lock
     return optimization
+
+
+def _owner(tensor: Any, task: Any) -> Any:
+    """Whose it is: `task`'s from now on, where it was nobody's."""
+    reference = getattr(tensor, "_parl_like_owner", None)
+    owner = None if reference is None else reference()
+    if owner is None:
+        tensor._parl_like_owner = weakref.ref(task)
+    return task if owner is None else owner
 
 
 def own_parameters(algorithm: Any) -> dict[str, torch.nn.Parameter]:

@@ -7,17 +7,19 @@ wait. So the rules of batching, failing and counting stand here once for all dri
 from __future__ import annotations
 
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
+from parl_like.action_map import Structured, action_list
 from parl_like.computation_task import BatchRule, ComputationTask, Mode
-from parl_like.data.rows import RowBlock
+from parl_like.data._rows import RowBlock
 from parl_like.errors import Dropped, Stopped, TaskFailed
 from parl_like.explorer import Explorer
 from parl_like.spec import Array, Spec, SpecError
@@ -39,6 +41,8 @@ class Ticket:
         version: `ComputationTask.version` of the parameters that made the reply; of a training request, after it.
         queue: Where it was put.
         abandoned: Nobody waits for the reply any more.
+        steps: Of a lesson: its agent's steps since the last one, at least 1.
+        scheduled: Of a lesson: whether a schedule asked for it; else the agent itself did.
         waiter, state, after: The driver's own.
     """
 
@@ -53,7 +57,20 @@ class Ticket:
     version: int = 0
     state: int = 0
     abandoned: bool = False
+    steps: int = 1
+    scheduled: bool = True
     after: Ticket | None = None
+
+    def waits_for(self, steps: int, due: bool) -> bool:
+        """Whether a lesson of a sync round waits for a learning agent that acts: one that has taken fewer `steps` since its own
+        last lesson; and, where a schedule asked for it, one whose schedule has a lesson `due`."""
+        return steps < self.steps or (due and self.scheduled)
+
+
+def joined(tickets: Sequence[Ticket]) -> dict[str, Array]:
+    """The replies to one request that may have been split."""
+    parts = [{name: v[t.start : t.start + t.rows] for name, v in t.out.items()} for t in tickets]
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
 @dataclass
@@ -106,7 +123,7 @@ class RequestBatch:
     born: float = 0.0
 
 
-class RequestQueue:
+class RequestQueue(ABC):
     """Waiting requests of one kind, already divided into batches; the last batch is open for more.
 
     Attributes:
@@ -118,10 +135,12 @@ class RequestQueue:
         passed: 1 + how often a driver has served another queue since it last served this one.
         abandoned: Open requests that nobody waits for any more.
         stopped: Why new requests are refused; None: they are taken.
+        served_by: The thread that serves a batch at this moment; 0: none does.
         server: The driver's own.
     """
 
     kind = ""
+    served_by = 0
 
     def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any) -> None:
         self.task, self.rule, self.max_rows, self.lock = task, rule, rule.max_rows, lock
@@ -150,11 +169,11 @@ class RequestQueue:
         self._default = rule.max_wait is None and rule.min_rows is None and not training
         self.patience = patience if self._default else rule.max_wait
 
-    def due(self, now: float | None, can_still_come: bool) -> float:
+    def due(self, now: float, can_still_come: bool) -> float:
         """When the oldest batch closes: the one rule, which every driver asks.
 
         Args:
-            now: `perf_counter()` seconds. None: no clock closes a batch, so that two runs are the same.
+            now: `perf_counter()` seconds.
             can_still_come: Whether anybody is left whose request could join and is to be waited for.
 
         Returns:
@@ -164,7 +183,7 @@ class RequestQueue:
             return INFINITE
         if not can_still_come or self.rows >= self.enough:
             return 0.0
-        if self.patience is None or now is None:
+        if self.patience is None:
             return INFINITE
         born = self.batches[0].born
         return max((max(born, self._free_since) if self._default else born) + self.patience - now, 0.0)
@@ -210,6 +229,7 @@ class RequestQueue:
         """`serve`, for a batch that was taken."""
         begin = perf_counter()
         tickets = batch.tickets
+        self.served_by = get_ident()
         try:
             self._run(batch)
         except Exception as error:  # noqa: BLE001  a task may raise anything, and its agents must hear of it
@@ -219,6 +239,8 @@ class RequestQueue:
                 self.batches.appendleft(batch)
                 self.rows += batch.rows
             raise
+        finally:
+            self.served_by = 0
         counters = self.counters
         counters.requests += len(tickets)
         counters.rows += batch.rows
@@ -247,10 +269,11 @@ class RequestQueue:
             ticket.error = TaskFailed(message)
             ticket.error.__cause__ = error
 
+    @abstractmethod
     def _run(self, batch: RequestBatch) -> None:
-        raise NotImplementedError
+        """Asks the task, and gives every ticket its reply; raises what the task does."""
 
-    def recycle(self, batch: RequestBatch) -> None:
+    def recycle(self, batch: RequestBatch) -> None:  # noqa: B027  only predictions have memory of their own
         """Keeps the memory of a batch that was answered for a later one."""
 
     def fail_all(self, reason: str, kind: type[Exception] = Stopped) -> list[Ticket]:
@@ -280,8 +303,7 @@ class PredictionQueue(RequestQueue):
         self.specs = specs
         self.explorer: Explorer | None = None
         self.to_env: Any = None
-        space = getattr(task.algorithm.model, "act_space", None)
-        self._one_number = isinstance(space, gym.spaces.Box) and space.shape == ()
+        self._act_space = getattr(task.algorithm.model, "act_space", None)
         self._capacity = rule.max_rows or 64
         self._free: list[RowBlock] = []
         self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
@@ -368,6 +390,8 @@ class PredictionQueue(RequestQueue):
         n = batch.rows
         inputs = {name: column[:n] for name, column in batch.block.arrays.items()}
         noise = inputs.pop("noise", None)
+        if self.explorer is not None and self.explorer.given is not None:
+            inputs[self.explorer.given] = noise
         out, version = self.task.act(inputs, self.mode)
         if self.explorer is not None:
             for name, value in self.explorer.act(out, noise).items():
@@ -377,15 +401,15 @@ class PredictionQueue(RequestQueue):
 
     def answer(self, tickets: list[Ticket], out: Mapping[str, Array], version: int) -> None:
         """Gives the members of one batch its outputs."""
-        acts = None
-        if "act" in out:
-            act = out["act"] if self.to_env is None else self.to_env(out["act"])
-            if act.ndim > 1:
-                acts = list(act)
-            else:  # Python numbers; of a Box of shape () arrays, as its environment expects
-                acts = [act[i, ...] for i in range(len(act))] if self._one_number else act.tolist()
+        acts = self.actions(out)
         for ticket in tickets:
             ticket.out, ticket.acts, ticket.version = out, acts, version
+
+    def actions(self, out: Mapping[str, Array]) -> list[Any] | None:
+        """The actions in a batch's outputs as the environment takes them; None: there are none."""
+        if "act" in out:
+            return action_list(self._act_space, out["act"] if self.to_env is None else self.to_env(out["act"]))
+        return self.to_env.listed(out) if type(self.to_env) is Structured and self.to_env.names[0] in out else None
 
     def recycle(self, batch: RequestBatch) -> None:
         self._free.append(batch.block)
@@ -411,10 +435,12 @@ class TrainingQueue(RequestQueue):
 
     Attributes:
         last_result: Metrics of the newest training return.
+        env_steps: Of the crew whose requests these are.
     """
 
     kind = "learn"
     last_result: Mapping[str, Any] = {}
+    env_steps: Callable[[], int] | None = None
 
     def put(self, ticket: Ticket, values: Mapping[str, Array]) -> list[Ticket]:
         """Adds a request; the caller holds `lock`, and wakes the tickets that were dropped for it."""
@@ -479,6 +505,8 @@ class TrainingQueue(RequestQueue):
                 raise misfit(name, other.shape[1:], other.dtype, "the request before")
 
     def _run(self, batch: RequestBatch) -> None:
+        if self.env_steps is not None:
+            self.task.follow(self.env_steps())
         result = self.task.learn(self.joined(batch))
         for name, value in result.items():
             if isinstance(value, np.ndarray) and value.ndim and len(value) != batch.rows:

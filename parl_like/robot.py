@@ -5,28 +5,30 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 
 from parl_like.agent import Agent
-from parl_like.agent_helper import AgentHelper
-from parl_like.computation_task import ComputationTask
+from parl_like.computation_task import ComputationTask, introduce
 from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
 from parl_like.env_source import EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, write_gif
 from parl_like.errors import AgentFailed, unknown
-from parl_like.evaluation import Episodes, gather, greedy_action
+from parl_like.evaluation import SCORES, Episodes, epochs, gather, greedy_action, scored
 from parl_like.model import Model
-from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
-from parl_like.stages import Hook, StopAfterEpisodes, StopAfterSteps, StopCondition, TraceHash, overridden
+from parl_like.robot_state import acting_state, load_robot_state, robot_state
+from parl_like.row_counts import MANY
+from parl_like.schedules import OffPolicyHelper, OnPolicyHelper, unless_nobody_asks, why_never_learned
+from parl_like.stages import Hook, StopAfterSteps, StopCondition, TraceHash, overridden
 
 log = logging.getLogger(__name__)
+
+ENOUGH_EPISODES = 20
+"""Episodes, with those that were cut off, after which the share of the latter says something."""
 
 
 class Robot(Crew):
@@ -47,12 +49,18 @@ class Robot(Crew):
         eval_env: What `evaluate` and `play` use, such as held-out levels; None: as `env`.
         eval_explore: Evaluations draw actions as training does, instead of taking the best ones: for policies that are meant to
             be drawn from, and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
+        score: What an evaluation is worth, more is better: one of its numbers ('mean_return', 'success_rate', …), or a function
+            of the robot and the finished `Episodes`, such as minus an exploitability.
     """
+
+    parts: Any = None
+    """What it is built of with all its settings, where it was built by `parl_like.robots.parts`."""
 
     def __init__(
         self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent,
         n_agents: int = 1, driver: str | DriverOptions = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0,
         trace: bool = False, eval_env: EnvSource = None, eval_explore: bool = False,
+        score: str | Callable[[Robot, Episodes], float] = "mean_return",
     ) -> None:
         if n_agents < 1:
             raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
@@ -74,14 +82,18 @@ class Robot(Crew):
         if is_made(env) and n_agents > 1:
             raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) "
                              "or an id")
-        self.seed, self.eval_env, self.eval_explore = seed, eval_env, eval_explore
+        if not callable(score) and score not in SCORES:
+            raise ValueError(f"Robot: {unknown('score', score, SCORES)}; or give a function of the robot and its Episodes")
+        self.seed, self.eval_env, self.eval_explore, self.score = seed, eval_env, eval_explore, score
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
         for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
             task.name = name
             task.build(child)
+        introduce(tasks)
         self.trace = TraceHash() if trace else None
-        self.iterations = 0
+        self.iterations = self.episodes_cut = 0
+        self._told_cuts = False
         self._saves: list[Path] = []
         self._departed_time_steps = 0
         super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
@@ -95,17 +107,17 @@ class Robot(Crew):
             print(robot.evaluate(20), robot.act(obs))
 
         Args:
-            algorithm: 'DQN', 'PPO', 'A2C', 'IMPALA', or the class.
+            algorithm: 'DQN', 'PPO', 'A2C', 'IMPALA', 'SAC', 'TD3', 'DDPG', or the class.
             env: As for `Robot`; also a factory of vector environments. Observations with an image get a convolutional model.
-            options: Keys of the configuration of `parl_like.robots.dqn`, `.actor_critic` or `.impala`, such as n_agents=16,
-                lr=1e-3, hidden=(64, 64), driver='processes'. Schedules (of ε, of a learning rate with lr_decay) end at
-                total_steps.
+            options: Keys of the configuration of `parl_like.robots.single`, and arguments of whatever the robot is built of, such
+                as n_agents=16, lr=1e-3, hidden=(64, 64), model='Conv', driver='processes'. Schedules (of ε, of a learning rate
+                `lr={"start": 1e-3, "end": 0.0}`) end at total_steps.
 
         Raises:
             ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions
                 do not fit.
         """
-        robot: Robot = import_module("parl_like.robots.one_line").build(algorithm, env, options)
+        robot: Robot = import_module("parl_like.robots.single").of(algorithm, env, options)
         return robot
 
     def add_agents(self, n: int = 1) -> list[Agent]:
@@ -155,8 +167,8 @@ class Robot(Crew):
     # ------------------------------------------------------------------------------------------------------------- running
 
     def run(self, stop: StopCondition | int | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
-        """Runs until `stop` says so, or for that many environment steps; without it, until interrupted. Begins with new episodes,
-        and ends those that are open then.
+        """Runs until `stop` says so, or for that many environment steps; without it, until interrupted. Begins with new episodes
+        (after `load` or `save` perhaps with those that were carried over), and ends those that are open then.
 
         Training requests that are open at the end are still served (not under the threads driver, where that could mean to wait
         for an environment): with `OnPolicyHelper(unroll=5)`, 20 steps are learned from in 4 lessons.
@@ -207,35 +219,33 @@ class Robot(Crew):
 
     def never_learned(self) -> dict[str, str]:
         """Tasks that could learn, but have not done a single optimiser step since they were built or loaded: name → why."""
-        return {name: self._why_not(name, task) for name, task in self.tasks.items() if task.train and not task.algorithm.updates
-                and any(next(n.parameters(), None) is not None for n in task.algorithm.networks().values())}
-
-    def _why_not(self, name: str, task: ComputationTask) -> str:
-        helper = (task.helper or AgentHelper)()
-        if not helper.learns:
-            return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
-                    "or train=False where that is meant")
-        if not self.agents[0].helpers:  # they are in other processes
-            return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
-        rows, warmup = sum(agent.helpers[name].steps for agent in self.agents), getattr(helper, "warmup", 0)
-        if not rows:
-            return f"no row was stored for it: no agent calls helpers[{name!r}].store(...)"
-        if warmup > rows:
-            return f"{rows} rows were stored, and it begins with {warmup} (warmup, batch_size); train for longer, or lower them"
-        return f"{rows} rows were stored, but no lesson was due yet; train for longer, or learn more often"
+        return {name: why_never_learned(self, name) for name, task in self.tasks.items()
+                if task.train and not task.algorithm.updates and any(n.state_dict() for n in task.algorithm.networks().values())}
 
     def train_iter(self) -> dict[str, float]:
         """One iteration of a sync robot: every learning agent unrolls with unchanged parameters, then the tasks train.
 
         Returns:
             The metrics of the training, by 'task/metric'.
+
+        Raises:
+            AgentFailed: helpers learn only by `learn()`, and each agent has taken 100,000 steps without calling it.
         """
         if not self.sync:
             raise ValueError("train_iter: this robot is async, where an iteration is not defined; use run(stop) or mode='sync'")
         if not any(agent.learns for agent in self.agents):
             raise ValueError("train_iter: no helper of this robot learns; use collect() or evaluate()")
-        self._iterate()
+        self._iterate_outside_run()
         return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
+
+    def _iterate_outside_run(self) -> bool:
+        self._driver.refuse_agents()  # before a run's own stop condition is touched
+        with self._one_thread():
+            self._stop = unless_nobody_asks(self)
+            try:
+                return self._iterate()
+            finally:
+                self._stop = None
 
     def _iterate(self) -> bool:
         """One iteration, and the saves that were asked for in it; False when nothing could run any more."""
@@ -247,41 +257,37 @@ class Robot(Crew):
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they
         are."""
-        while self.env_steps < stop_steps and self._iterate():
+        while self.env_steps < stop_steps and self._iterate_outside_run():
             yield self.iterations
         self._save_as_asked()
 
     def epochs(
-        self, n_epochs: int, steps_per_epoch: int, *, evaluate_episodes: int = 10, stop: Callable[[float], bool] | None = None
+        self, n_epochs: int, steps_per_epoch: int, *, evaluate_episodes: int = 10, seed: int | None = None,
+        stop: Callable[[float], bool] | None = None, best: str | Path | None = None,
     ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
         """`for epoch, stats, info in robot.epochs(...)`: train for `steps_per_epoch` environment steps, then evaluate.
 
-        The robot is evaluated once before the first epoch. `stop(mean_return)` ends the iteration. Several robots may be
-        advanced together with `zip`; nothing is shared between them.
+        The robot is evaluated once before the first epoch. Several robots may be advanced together with `zip`; nothing is shared
+        between them.
+
+        Args:
+            evaluate_episodes, seed: Of each evaluation, see `evaluate`; one seed gives the same start states every time.
+            stop: Asked with the score of every epoch's evaluation; ends the iteration.
+            best: Directory for what acts (`acting_state`) with the best score so far; `load` takes it.
 
         Yields:
-            epoch from 1; stats: `metrics()` and 'test/return/mean', …; info: 'best_return', 'best_epoch', 'env_steps', 'seconds'.
+            epoch from 1; stats: `metrics()` and 'eval/score', 'eval/mean_return', …; info: 'best_score', 'best_epoch' (0: before
+            the first), 'env_steps', 'seconds'.
         """
-        if n_epochs < 1 or steps_per_epoch < 1:
-            raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
-        begin = perf_counter()
-        info: dict[str, Any] = {"best_return": self.evaluate(evaluate_episodes).mean_return, "best_epoch": 0}
-        for epoch in range(1, n_epochs + 1):
-            for _ in self.iterate(self.env_steps + steps_per_epoch):
-                pass
-            test = self.evaluate(evaluate_episodes)
-            if test.mean_return > info["best_return"]:
-                info |= {"best_return": test.mean_return, "best_epoch": epoch}
-            info |= {"env_steps": self.env_steps, "seconds": perf_counter() - begin}
-            stats = {**self.metrics(), "test/return/mean": test.mean_return, "test/return/std": test.std_return}
-            yield epoch, stats, dict(info)
-            if stop is not None and stop(test.mean_return):
-                return
+        return epochs(self, n_epochs, steps_per_epoch, evaluate_episodes, seed, stop, best)
 
-    def collect(self, *, n_step: int | None = None, n_episode: int | None = None) -> Episodes:
+    def collect(self, *, n_step: int | None = None, n_episode: int | None = None, random: bool = False) -> Episodes:
         """Acts and stores without learning: exactly one of `n_step` (all agents together) and `n_episode`.
 
         `n_step` goes on where the agents are, and leaves them in mid-episode; `n_episode` counts whole episodes from a reset.
+
+        Args:
+            random: Actions are drawn evenly from the action space instead, legal ones where the observation has a `mask`.
         """
         if (n_step is None) == (n_episode is None):
             raise ValueError(f"collect: give exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
@@ -294,7 +300,7 @@ class Robot(Crew):
             self._cut()
         acting: list[Any] = [self._driver, *(helper for agent in self.agents for helper in agent.helpers.values())]
         for one in acting:
-            one.collecting = True
+            one.collecting = "random" if random else True
         try:
             return gather(self, n_step, n_episode)
         finally:
@@ -362,7 +368,7 @@ class Robot(Crew):
         return greedy_action(self, name, obs)
 
     def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None,
-                 n_agents: int | None = None) -> Episodes:
+                 n_agents: int | None = None, stop: StopCondition | None = None) -> Episodes:
         """Episodes in test mode, greedy unless `eval_explore`, with agents, environments and queues of their own; nothing is
         stored or counted.
 
@@ -372,16 +378,17 @@ class Robot(Crew):
             env: Another environment than the training one. An environment itself (not a factory) is used by one agent, and not
                 closed.
             n_agents: How many evaluate at once; None: as many as train, at most `episodes`.
+            stop: Asked after every act; ends the evaluation at once, with the episodes that are over by then.
 
         Raises:
             ValueError: there is no environment, or the robot was given one that cannot be made a second time.
         """
         if episodes < 1:
             raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
-        with self._evaluators(min(n_agents or len(self.agents), episodes), seed, env) as crew:
-            return gather(crew, None, episodes)
+        with self._evaluators(min(n_agents or len(self.agents), episodes), seed, env, stop) as crew:
+            return scored(self, gather(crew, None, episodes))
 
-    def _evaluators(self, n: int, seed: int | None, env: EnvSource = None) -> Crew:
+    def _evaluators(self, n: int, seed: int | None, env: EnvSource = None, stop: StopCondition | None = None) -> Crew:
         """Agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the caller
         is used by one agent, and not closed."""
         source = self._evaluation_source(env)
@@ -390,7 +397,11 @@ class Robot(Crew):
         root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
         crew = Crew(self.tasks, source, self._make_agent, 1 if is_made(source) else n, root, "cooperative", True, "test",
                     "evaluator", self.transforms, self.told)
-        crew._borrowed = is_made(source)
+        self.notes += [note for note in (f"evaluation: {text}" for text in crew.notes if text not in self.notes)
+                       if note not in self.notes]
+        crew._borrowed, crew._stop = is_made(source), stop
+        if stop is not None:
+            stop.begin(crew)
         if self.eval_explore:
             for helper in (helper for agent in crew.agents for helper in agent.helpers.values()):
                 helper.explore()
@@ -414,12 +425,10 @@ class Robot(Crew):
             seed, env: As for `evaluate`.
             max_steps: Environment steps after which it stops, with the return so far; 0: at the end of the episode.
         """
-        with self._evaluators(1, seed, env) as crew:
-            if max_steps:
-                crew._stop = StopAfterSteps(max_steps)
-                crew._stop.begin(crew)
+        with self._evaluators(1, seed, env, StopAfterSteps(max_steps) if max_steps else None) as crew:
             seen = gather(crew, None, 1, hook)
-            return float(seen.returns[0] if seen.returns else crew.agents[0].env.episode_return)
+            total = seen.returns[0] if seen.returns else crew.agents[0].env.episode_return
+            return total if np.ndim(total) else float(total)
 
     def play(self, path: str | Path, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
         """One episode as `evaluate` plays them, as an animated GIF at `path`; returns its return.
@@ -463,8 +472,12 @@ class Robot(Crew):
             returns = np.asarray(self.recent_returns, dtype=np.float64)
             out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()),
                     "return/last": float(returns[-1].mean()), "episode/length": float(np.mean(self.recent_lengths))}
+        parts = np.asarray(self.recent_parts or [r for r in self.recent_returns if np.ndim(r)], np.float64)
+        out |= {f"return/part_{i}": float(mean) for i, mean in enumerate(parts.mean(0))} if len(parts) else {}
         if self.bad_values:
             out["bad_values"] = float(self.bad_values)
+        if self.episodes_cut:
+            out["episodes_cut"] = float(self.episodes_cut)
         for name, wrapper in self.wrappers.items():
             counted = {**wrapper.trainings.last_result, **wrapper.summary()}
             out |= {f"{name}/{key}": float(value) for key, value in counted.items()}
@@ -473,7 +486,9 @@ class Robot(Crew):
 
     def remarks(self) -> list[str]:
         """What a user should know at the end of a run and may not have seen: a sentence each; usually none."""
-        return [*self.rows.remarks(), *(f"task {name!r} never learned: {why}" for name, why in self.never_learned().items())]
+        cuts = self._cut_remark()
+        idle = (f"task {name!r} never learned: {why}" for name, why in self.never_learned().items())
+        return [*self.rows.remarks(), *[cuts] * bool(cuts), *idle]
 
     def trace_hash(self) -> str | None:
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
@@ -490,54 +505,45 @@ class Robot(Crew):
     # --------------------------------------------------------------------------------------------------------------- state
 
     def checkpoint_boundary(self) -> None:
-        """Ends all open episodes, with seams in the buffers, so that nothing outside `state_dict` is alive: a Python frame cannot
-        be saved. A run that is to be resumed exactly restarts its episodes at every checkpoint, whether it is interrupted there
-        or not; the environments are seeded anew from the agents' generators."""
-        self._cut()
+        """All agents leave their episodes, with seams in the buffers, so that nothing outside `state_dict` is alive: a Python
+        frame cannot be saved. So `run_one_episode` begins anew at every checkpoint, whether the run is interrupted there or not.
 
-    def _saved_parts(self) -> dict[str, Any]:
-        """What of a saved state is a task's, or statistics of transforms."""
-        chains = {f"transforms.{name}": chain for name, chain in self.transforms.items() if len(chain)}
-        return {f"task.{name}": task for name, task in self.tasks.items()} | chains
+        Where environments can clone their state (`parl_like.env_state`) their episodes are carried over: the next `reset` gives
+        what was to be acted on next, and return, length and a recurrent memory go on. Others are cut off and seeded anew from the
+        agents' generators; they count in 'episodes_cut', not in the returns.
+        """
+        before = self.cuts
+        self._cut()
+        self.episodes_cut += self.cuts - before
+        if not self._told_cuts and (text := self._cut_remark()):
+            self._told_cuts = True
+            log.warning(text)
+
+    def _cut_remark(self) -> str:
+        total = self.episodes_cut + self.episodes
+        if total < ENOUGH_EPISODES or self.episodes_cut <= MANY * total:
+            return ""
+        return (f"{100 * self.episodes_cut / total:.0f} % of the episodes ({self.episodes_cut:,} of {total:,}) were cut off by "
+                "checkpoints, long ones more often than short ones; return/mean is that of the others, so it says too much of "
+                "short episodes. Save less often, or give the environment clone_state and restore_state "
+                "(parl_like.env_state), so that its episodes are carried over")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
-        out = {key: part.state_dict() for key, part in self._saved_parts().items()} | self._driver.state_dict()
-        out["counters"] = {
-            "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations, "seed": self.seed,
-            "returns": [np.asarray(r, np.float64).tolist() for r in self.recent_returns], "lengths": list(self.recent_lengths),
-            "trace": {} if self.trace is None else {str(i): d.hex() for i, d in self.trace.digests.items()},
-            "rows": self.rows.state_dict(), "departed_time_steps": self._departed_time_steps,
-            "wrappers": {name: wrapper.state_dict() for name, wrapper in self.wrappers.items()},
-        }
-        return out
+        return robot_state(self)
+
+    def acting_state(self) -> dict[str, Any]:
+        """The part of `state_dict` that decides how the robot acts: tasks, statistics of transforms, and counters. It may be
+        taken between any two iterations, and loaded like the whole: agents then begin anew, and buffers stay as they are."""
+        return acting_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict()` into a robot that was built the same way.
+        """Restores `state_dict()` or `acting_state()` into a robot that was built the same way.
 
         Raises:
             ValueError: tasks, agents, buffers or shapes differ; the message names the first difference.
         """
-        parts = self._saved_parts()
-        expected = {*parts, *self._driver.state_keys(), "counters"}
-        if state.keys() != expected:
-            raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it "
-                             "was saved")
-        self._driver.check_state(state)
-        self._halt()
-        for key, part in parts.items():
-            part.load_state_dict(state[key])
-        self._driver.load_state_dict(state)
-        counters = state["counters"]
-        self.env_steps, self.episodes, self.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
-        self.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters["returns"]), maxlen=100)
-        self.recent_lengths = deque(counters["lengths"], maxlen=100)
-        self.rows.load_state_dict(counters.get("rows", {}))
-        self._departed_time_steps = counters.get("departed_time_steps", 0)
-        for name, counted in counters.get("wrappers", {}).items():
-            self.wrappers[name].load_state_dict(counted)
-        if self.trace is not None:
-            self.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters["trace"].items()}
+        load_robot_state(self, state)
 
     def save(self, path: str | Path) -> None:
         """Writes a checkpoint directory, atomically, without code in it. Episodes restart, see `checkpoint_boundary`."""
@@ -573,25 +579,3 @@ class Robot(Crew):
             return []
         known = {name: state[f"task.{name}"] for name in self.tasks if f"task.{name}" in state}
         return [f"{name} {left}" for name, saved in known.items() for left in self.tasks[name].load_fitting(saved)]
-
-
-def run_policy(
-    policy: Callable[[Any], Any], env: EnvSource, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = (), *,
-    seed: int = 0,
-) -> None:
-    """Runs a plain function observation → action, without tasks or learning: `run_policy(lambda obs: 0, "CartPole-v1")`.
-
-    Args:
-        stop: None: after one episode.
-        env: As for `Robot`; spaces are not needed. An environment itself is not closed.
-    """
-
-    class PolicyAgent(Agent):
-        def run_one_episode(self) -> None:
-            obs, _ = self.env.reset()
-            while not self.env.is_over:
-                obs = self.env.step(policy(obs))[0]
-
-    with Robot(env, tasks={}, agent=PolicyAgent, seed=seed) as robot:
-        robot._borrowed = is_made(env)
-        robot.run(StopAfterEpisodes(1) if stop is None else stop, hooks)

@@ -8,9 +8,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.action_map import stored_spec
+from parl_like.action_map import stored_specs
 from parl_like.data.row_specs import FLAGS, is_part
 from parl_like.data.transforms import Transforms
+from parl_like.env_source import reward_shape
 from parl_like.spec import Spec, SpecError, leaves, specs_of
 
 DURATION = Spec("duration", (), np.dtype(np.int64), 1)
@@ -18,6 +19,39 @@ DURATION = Spec("duration", (), np.dtype(np.int64), 1)
 
 PARAM_VERSION = Spec("param_version", (), np.dtype(np.int64))
 """Column of rows in worker processes: `ComputationTask.version` of the parameters that the action was predicted with."""
+
+MARKS = {name: Spec(name, (), np.dtype(kind)) for name, kind in (("first", bool), ("lane", np.int64), ("episode", np.int64))}
+"""Columns that algorithms may ask for (`Window.fields`)."""
+
+
+class Marks:
+    """Where the rows of a helper's lanes stand.
+
+    Args:
+        names: Those of `MARKS` that are stored, in the order of `values`.
+        lanes: Numbers of the environments.
+
+    Attributes:
+        first, episode: [lanes], of each lane's next row: whether it begins an episode, and the number of that.
+    """
+
+    def __init__(self, names: Sequence[str], lanes: range) -> None:
+        self.names, self.lane = tuple(names), np.array(lanes)
+        self.first, self.episode = np.ones(len(lanes), bool), np.zeros(len(lanes), np.int64)
+
+    def values(self, rows: Any) -> tuple[Any, ...]:
+        """Of the next row of the lanes `rows`."""
+        return tuple([getattr(self, name)[rows] for name in self.names])
+
+    def end(self, rows: Any, ended: Any = True) -> None:
+        """The next row of these lanes begins an episode where `ended`, unless it does so already."""
+        self.episode[rows] += ended & ~self.first[rows]
+        self.first[rows] |= ended
+
+    def stored(self, rows: Any, ended: Any) -> None:
+        """A row of these lanes was stored, which ended an episode or not."""
+        self.first[rows] = False
+        self.end(rows, ended)
 
 
 class RowFormat:
@@ -76,19 +110,19 @@ class RowFormat:
                             "model's observation space")
         return tuple([flat[name] for name in names])
 
-    def columns(self, policy: bool, version: bool, extras: Sequence[Spec]) -> list[Spec]:
+    def columns(self, policy: bool, version: bool, marks: Sequence[str], extras: Sequence[Spec]) -> list[Spec]:
         """Everything that a row has, in the order in which a helper stores it.
 
         Args:
             policy, version: Whether the action's log-probability, and the version of the parameters, are stored.
+            marks: Which of `MARKS` are.
         """
         # Of several kinds of reward an environment may say how many (`reward_space`); the algorithm combines them.
-        rewards = getattr(getattr(self._env, "unwrapped", None), "reward_space", None)
         specs = [Spec(n, s.shape, s.dtype) for n, s in self.raw.items()]  # without bounds: those were checked when predict asked
-        specs += [stored_spec(self._model.act_space, s) for s in self._model.act_specs.values()]
-        specs += [Spec("rew", rewards.shape if isinstance(rewards, gym.spaces.Box) else (), np.dtype(np.float64))]
+        specs += stored_specs(self._model.act_space, self._model.act_specs)
+        specs += [Spec("rew", reward_shape(self._env), np.dtype(np.float64))]
         specs += [Spec(name, (), np.dtype(bool)) for name in FLAGS]
         specs += [Spec("obs_next" + n[3:], s.shape, s.dtype) for n, s in self.raw.items()]
         specs += self.state.values()
         specs += [Spec("policy.log_prob", (), np.dtype(np.float32))] * policy
-        return [*specs, *[PARAM_VERSION] * version, *extras]
+        return [*specs, *[PARAM_VERSION] * version, *[MARKS[name] for name in marks], *extras]

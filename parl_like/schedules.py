@@ -12,7 +12,8 @@ from parl_like.agent_helper import AgentHelper
 from parl_like.computation_task import BatchRule
 from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.errors import NotEnoughRows
+from parl_like.errors import AgentFailed, NotEnoughRows
+from parl_like.row_format import MARKS
 from parl_like.spec import Array, Spec
 
 
@@ -25,29 +26,35 @@ class OffPolicyHelper(AgentHelper):
             `partial(ReplayBuffer, stack_num=4, ignore_obs_next=True)`, `partial(PrioritizedReplayBuffer, alpha=0.6)`. A
             prioritised one is told the `priority` [N] ≥ 0 of each row, which the algorithm's `learn` must return.
         batch_size: Rows of one training request, which is one learning batch.
-        learn_every: Rows stored by this helper between two requests; so many agents learn as often per step as one.
+        learn_every: Rows stored by this helper between two requests; so many agents learn as often per step as one. None: only
+            when the agent calls `learn()`.
         updates: Requests sent each time.
         warmup: Rows in the buffer before the first request; at least `batch_size`.
+        random_steps: Of the first so many steps, of all agents together (of each worker process), actions are drawn evenly from
+            the action space, legal ones where the observation has a `mask`. Each environment takes an equal share, rounded up.
         The others: As for `AgentHelper`.
     """
 
     learns = True
 
     def __init__(
-        self, *, size: int = 100_000, batch_size: int = 64, learn_every: int = 4, updates: int = 1, warmup: int = 0,
+        self, *, size: int = 100_000, batch_size: int = 64, learn_every: int | None = 4, updates: int = 1, warmup: int = 0,
+        random_steps: int = 0,
         buffer: Callable[[int, int, np.random.Generator], ReplayBuffer] = ReplayBuffer, **options: Any,
     ) -> None:
         super().__init__(**options)
         self._make = buffer
         for name, value in (("size", size), ("batch_size", batch_size), ("learn_every", learn_every), ("updates", updates)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected at least 1")
         if warmup > size or batch_size > size:
             raise ValueError(f"{type(self).__name__}: warmup ({warmup}) or batch_size ({batch_size}) is above size ({size}); "
                              "learning could never begin")
         self.size, self.batch_size, self.learn_every, self.updates = size, batch_size, learn_every, updates
-        self.warmup = max(warmup, batch_size)
-        self._since = 0
+        if random_steps < 0:
+            raise ValueError(f"{type(self).__name__}: random_steps is {random_steps}; expected at least 0")
+        self.warmup, self.random_steps = max(warmup, batch_size), random_steps
+        self._since = self._share = 0
 
     def training_rule(self) -> BatchRule:
         return BatchRule(max_rows=self.batch_size)
@@ -59,6 +66,8 @@ class OffPolicyHelper(AgentHelper):
         super().allocate(buffer, specs)
         # So many rows, wherever they lie, have one that a whole sequence follows.
         self.warmup = max(self.warmup, self.window.sequence * buffer.n_lanes)
+        self._share = -(-self.random_steps // buffer.n_lanes) * len(self.lanes)
+        self.random_left = max(self._share - self.steps, 0)
 
     def _check_window(self) -> None:
         if self.window.in_order:
@@ -66,22 +75,27 @@ class OffPolicyHelper(AgentHelper):
                              f"{type(self).__name__} sends random ones; use OnPolicyHelper or EpisodicHelper")
 
     def _after_store(self, rows: int, ended: int) -> None:
-        if self.collecting:
+        if self.random_left:
+            self.random_left = max(self._share - self.steps, 0)
+        if self.collecting or self.learn_every is None:
             return  # not counted either, or the first step after a long collection would send hundreds of requests
-        self._since += rows
-        while self._since >= self.learn_every:
-            self._since -= self.learn_every
-            if self._warm():
-                for _ in range(self.updates):
-                    self._learn()
+        due, self._since = divmod(self._since + rows, self.learn_every)
+        if due and self.ready():
+            self._at_once = due * self.updates  # an agent that does not wait for lessons is those of one step ahead
+            for _ in range(self._at_once):
+                self._learn()
 
-    def _warm(self) -> bool:
+    def ready(self) -> bool:
         """Whether the warmup is over; of agents that step together all say the same, so that none learns while others act."""
         buffer = self.buffer
-        assert buffer is not None
-        rows, lanes = len(buffer), buffer.n_lanes
+        if buffer is None or (rows := len(buffer)) < self.batch_size:
+            return False
+        lanes = buffer.n_lanes
         # With full lanes of its own an agent waits for nobody: lanes of agents that have left may never fill.
         return (rows - 1) // lanes * lanes + 1 >= self.warmup or all(buffer.is_full(lane) for lane in self.lanes)
+
+    def due(self) -> bool:
+        return self._since > 0
 
     def _learn(self) -> dict[str, Any] | None:
         return self._send(*self.lesson(self.batch_size))
@@ -149,6 +163,7 @@ class OffPolicyHelper(AgentHelper):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._since = state["since"]
+        self.random_left = max(self._share - self.steps, 0)
 
 
 class OnPolicyHelper(AgentHelper):
@@ -223,6 +238,7 @@ class OnPolicyHelper(AgentHelper):
                              "give it a larger unroll (max_steps), or call update() in between")
 
     def _learn(self) -> dict[str, Any] | None:
+        self.comm.check_caller()  # before any row is taken
         # An agent that waits does not overwrite its rows, and those of several agents are joined, so copied, anyway.
         return self._send(self.take(copy=not self.wait or len(self.agent.robot.agents) == 1))
 
@@ -257,8 +273,10 @@ class OnPolicyHelper(AgentHelper):
             del out["policy.log_prob"]
         return out
 
+    def due(self) -> bool:
+        return self._unrolled > 0
+
     def ready(self) -> bool:
-        """Whether there is something to learn from."""
         return any(len(at) for at, _, _ in self._segments())
 
     def _segments(self) -> list[tuple[Array, dict[str, Array], int]]:
@@ -371,14 +389,47 @@ class OfflineHelper(OffPolicyHelper):
         data: The buffer. Its columns must have the names, shapes and dtypes of the model's spaces; what it lacks beside
             observations and actions, the algorithm must not need; what it has more does no harm.
         batch_size: Rows of one training request.
+        in_order: Requests go through the data in the order in which it is stored, again and again; the last of a pass is as short
+            as it must be. `last` marks the rows after which there is a cut, the last of the request included. None: where the
+            algorithm's window asks for it.
     """
 
-    def __init__(self, data: ReplayBuffer, *, batch_size: int = 64, **options: Any) -> None:
+    def __init__(self, data: ReplayBuffer, *, batch_size: int = 64, in_order: bool | None = None, **options: Any) -> None:
         if len(data) < batch_size:
             raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or "
                              "give more data")
         super().__init__(size=len(data), batch_size=batch_size, **options)
-        self.data = data
+        self.data, self.in_order = data, in_order
+        self._at = 0  # in that order
+
+    def _check_window(self) -> None:
+        if self.in_order is None:
+            self.in_order = bool(self.window.in_order)
+        if not self.in_order:
+            super()._check_window()
+
+    def lesson(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
+        """`n` random rows, or the next ones."""
+        if not self.in_order:
+            return super().lesson(n)
+        with self.data.lock:
+            order = self.data.sample_indices(0)
+            begin, end = self._at, self._at + n
+            self._at = end if end < len(order) else 0
+            return self.rows_at(order[begin:end]), None
+
+    def rows_at(self, indices: Array) -> dict[str, Array]:
+        rows = super().rows_at(indices)
+        if self.in_order:
+            rows["last"] = np.append(self.data.next(indices[:-1]) != indices[1:], True)
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "at": self._at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._at = state.get("at", 0)
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
         return self.data
@@ -387,7 +438,7 @@ class OfflineHelper(OffPolicyHelper):
         """Checks the columns that are there."""
         for spec in specs:
             column = buffer.columns.get(spec.name)
-            if column is None and spec.name.split(".")[0] in ("obs", "act"):
+            if column is None and spec.name.split(".")[0] in ("obs", "act", *MARKS):
                 raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field",
                                  True)
             if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):
@@ -399,3 +450,42 @@ class OfflineHelper(OffPolicyHelper):
 
     def interrupt(self, rows: Array | None = None) -> None:
         """Offline data does not change."""
+
+
+UNASKED = 100_000
+"""Steps of each agent after which an iteration gives up waiting for the first call of `learn()`."""
+
+
+def unless_nobody_asks(robot: Any) -> Callable[[Any], bool] | None:
+    """A stop condition for an iteration of this robot that ends with a lesson. Where lessons come only by `learn()`, it raises
+    AgentFailed once each agent has taken `UNASKED` steps and nobody has called it; None where a schedule brings them."""
+    by_hand = [getattr(helper, "learn_every", 0) is None for helper in robot._learners.values()]
+    if not (robot.sync and by_hand and all(by_hand)):
+        return None
+    limit = robot.env_steps + UNASKED * len(robot.agents)
+
+    def nobody_asks(robot: Any) -> bool:
+        if robot.env_steps >= limit and not any(wrapper.trainings.rows for wrapper in robot.wrappers.values()):
+            raise AgentFailed(f"the agents have taken {UNASKED:,} steps each in this iteration, and none asks for a lesson: "
+                              f"helpers of task {', '.join(map(repr, robot._learners))} have learn_every=None, so they learn "
+                              "only when an agent calls learn(). Call it, give learn_every a number, or use run(stop)")
+        return False
+
+    return nobody_asks
+
+
+def why_never_learned(robot: Any, name: str) -> str:
+    """Why a robot's task of this name has had no lesson."""
+    if (helper := robot._learners.get(name)) is None:
+        return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
+                "or train=False where that is meant")
+    if not robot.agents[0].helpers:  # they are in other processes
+        return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
+    rows, warmup = sum(agent.helpers[name].steps for agent in robot.agents), getattr(helper, "warmup", 0)
+    if not rows:
+        return f"no row was stored for it: no agent calls helpers[{name!r}].store(...)"
+    if warmup > rows:
+        return f"{rows} rows were stored, and it begins with {warmup} (warmup, batch_size); train for longer, or lower them"
+    if getattr(helper, "learn_every", 0) is None:
+        return f"{rows} rows were stored, but no agent calls helpers[{name!r}].learn(), and learn_every is None"
+    return f"{rows} rows were stored, but no lesson was due yet; train for longer, or learn more often"

@@ -218,6 +218,15 @@ def parts_of(space: gym.Space[Any]) -> dict[str, gym.Space[Any]] | None:
     return {str(i): part for i, part in enumerate(space.spaces)} if isinstance(space, gym.spaces.Tuple) else None
 
 
+def as_space(space: gym.Space[Any], flat: Mapping[str, Any], name: str) -> Any:
+    """Values under the dotted names of `leaf_spaces`, nested as the space nests them: dicts and tuples."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: as_space(part, flat, f"{name}.{key}") for key, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple([as_space(part, flat, f"{name}.{i}") for i, part in enumerate(space.spaces)])
+    return flat[name]
+
+
 _LEAVES = frozenset((np.ndarray, int, float, bool))
 
 

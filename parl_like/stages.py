@@ -275,6 +275,15 @@ class StopAfterSeconds(StopCondition):
         return monotonic() >= self._end
 
 
+def numbers(owner: Any, returns: list[Any]) -> list[float]:
+    """Returns of episodes that can be compared; raises TypeError where they are vectors."""
+    if returns and np.ndim(returns[-1]):
+        raise TypeError(f"{type(owner).__name__}: returns are vectors of shape {np.shape(returns[-1])}, one number is needed; "
+                        "wrap the environment in parl_like.envs.wrappers.RewardWeights(env, weights), or use StopWhen with a "
+                        "rule of your own")
+    return returns
+
+
 class StopAtReturn(StopCondition):
     """When the mean return of the last `episodes` episodes, 1 to 100, reaches `threshold`."""
 
@@ -286,7 +295,9 @@ class StopAtReturn(StopCondition):
 
     def __call__(self, robot: Any) -> bool:
         recent = robot.recent_returns
-        return len(recent) >= self.episodes and sum(list(recent)[-self.episodes :]) / self.episodes >= self.threshold
+        if len(recent) < self.episodes:
+            return False
+        return sum(numbers(self, list(recent)[-self.episodes :])) / self.episodes >= self.threshold
 
 
 class StopWithoutImprovement(StopCondition):
@@ -311,7 +322,7 @@ class StopWithoutImprovement(StopCondition):
         if new:
             self._seen = robot.episodes
             # A vector agent ends several episodes with one act.
-            values = list(robot.recent_returns)[-new:] if self.value is None else [self.value(robot)] * new
+            values = numbers(self, list(robot.recent_returns)[-new:]) if self.value is None else [self.value(robot)] * new
             for value in values:
                 better = value > self._best + self.delta
                 self._best, self._since = (value, 0) if better else (self._best, self._since + 1)

@@ -33,6 +33,7 @@ def task_state(task: Any) -> dict[str, Any]:
         "networks": {name: {key: _copied(value) for key, value in network.state_dict().items()}
                      for name, network in algorithm.networks().items()},
         "optimizer": {} if task.optimizer is None else _optimizer_state(task.optimizer),
+        "optimizers": {name: _optimizer_state(optimizer) for name, optimizer in task.optimizers.items() if name != "loss"},
         "counters": {name: getattr(algorithm if name == "updates" else task, attribute) for name, attribute in COUNTERS.items()},
         "rng": rng_state(algorithm.rng), "torch_rng": torch_rng_state(algorithm.torch_rng),
         "algorithm": algorithm.state_dict(),
@@ -51,11 +52,13 @@ def load_task_state(task: Any, state: Any) -> None:
         raise ValueError(f"{owner}: expected the state of a task with {', '.join(parts)}, got {state!s:.80}")
     for name, network in algorithm.networks().items():
         _load_network(f"{owner}, network {name!r}", network, state["networks"].get(name))
-    if task.optimizer is not None and state["optimizer"] != {}:
-        try:
-            _load_optimizer(task.optimizer, state["optimizer"])
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"{owner}, {error}") from None
+    saved = {**several, "loss": state["optimizer"]} if isinstance(several := state.get("optimizers", {}), Mapping) else {}
+    for name, optimizer in task.optimizers.items():
+        if saved.get(name) != {}:
+            try:
+                _load_optimizer(optimizer, saved.get(name))
+            except (ValueError, TypeError, RuntimeError) as error:
+                raise ValueError(f"{owner}, {'' if name == 'loss' else f'loss {name!r}, '}{error}") from None
     counters = state["counters"] if isinstance(state["counters"], Mapping) else {}
     for name, attribute in COUNTERS.items():
         value = counters.get(name, 0 if attribute in ("skipped", "skips") else None)  # checkpoints of before have none of these
@@ -165,11 +168,12 @@ class Attributes:
     def _packed(self, algorithm: Any) -> Iterator[tuple[str, Any]]:
         """Every attribute with its packed value, or the error that says why it has none."""
         known = frozenset(id(t) for network in algorithm.networks().values() for t in (*network.parameters(), *network.buffers()))
-        left_out = {"model", "mode", "updates", "rng", "torch_rng", "_attributes", *algorithm.transient}
+        left_out = {"model", "mode", "updates", "rng", "torch_rng", "_attributes", "_asks", *algorithm.transient,
+                    *algorithm.remembers}
         for name, value in vars(algorithm).items():
             if name not in left_out:
                 try:
-                    yield name, _pack(value, f"{type(algorithm).__name__}.{name}", known)
+                    yield name, pack(value, f"{type(algorithm).__name__}.{name}", known)
                 except TypeError as error:
                     yield name, error
 
@@ -201,7 +205,7 @@ class Attributes:
         for name in [name for name in now if name not in self.start and name not in state and hasattr(kind, name)]:
             delattr(algorithm, name)  # what the class says, again
         for name, saved in {**back, **state}.items():
-            now[name] = _unpack(saved, now.get(name), f"{self.owner()}, algorithm, {name!r}")
+            now[name] = unpack(saved, now.get(name), f"{self.owner()}, algorithm, {name!r}")
 
 
 _CONSTANTS: tuple[type, ...] = (
@@ -225,7 +229,7 @@ def _kind(packed: Any) -> Any:
     return packed.get("kind") if isinstance(packed, Mapping) else None
 
 
-def _pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
+def pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
     """A copy of `value`, which messages call `at`, as a tree; what JSON lacks becomes a dict with its `kind`. Tensors of which
     `known` has the ids are saved elsewhere. Raises TypeError for what cannot be saved."""
     if value is None or type(value) in (bool, int, float, str):
@@ -240,21 +244,21 @@ def _pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
         return value.copy() if isinstance(value, np.ndarray) else value.item()
     if isinstance(value, list):
-        return [_pack(item, f"{at}.{i}", known) for i, item in enumerate(value)]
+        return [pack(item, f"{at}.{i}", known) for i, item in enumerate(value)]
     if isinstance(value, dict):
         return {"kind": "dict",
-                "items": [[_pack(key, f"{at}.keys"), _pack(item, f"{at}.{key}", known)] for key, item in value.items()]}
+                "items": [[pack(key, f"{at}.keys"), pack(item, f"{at}.{key}", known)] for key, item in value.items()]}
     for kind, of in _COLLECTIONS.items():
         if isinstance(value, of):  # sets in one order, so that equal ones are equal here
-            return {"kind": kind, "items": _pack(sorted(value, key=repr) if "set" in kind else list(value), at, known)}
+            return {"kind": kind, "items": pack(sorted(value, key=repr) if "set" in kind else list(value), at, known)}
     for kind, (of, state_of, _) in _STATEFUL.items():
         if isinstance(value, of) and (kind != "state" or hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             return {"kind": kind, "value": state_of(value)}
     raise TypeError(f"{at} ({type(value).__name__}) is nothing that a checkpoint can hold")
 
 
-def _unpack(saved: Any, now: Any, at: str) -> Any:
-    """The inverse of `_pack`, where `now` is the value that is there: what holds a state (a generator, an optimiser, a tensor of
+def unpack(saved: Any, now: Any, at: str) -> Any:
+    """The inverse of `pack`, where `now` is the value that is there: what holds a state (a generator, an optimiser, a tensor of
     the same shape) stays the same object and is changed. Raises ValueError for what does not fit."""
     kind, items = (_kind(saved), saved.get("items")) if isinstance(saved, Mapping) else (None, None)
     if isinstance(saved, torch.Tensor):
@@ -272,18 +276,18 @@ def _unpack(saved: Any, now: Any, at: str) -> Any:
             return saved
     elif isinstance(saved, list):
         before = list(now) if isinstance(now, (list, tuple, deque)) else []
-        return [_unpack(item, before[i] if i < len(before) else None, f"{at}.{i}") for i, item in enumerate(saved)]
+        return [unpack(item, before[i] if i < len(before) else None, f"{at}.{i}") for i, item in enumerate(saved)]
     elif kind == "constant":
         return now
     elif kind == "dict" and isinstance(items, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in items):
         there: Any = now if isinstance(now, dict) else {}
-        keys = [_unpack(key, None, f"{at}.keys") for key, _ in items]
+        keys = [unpack(key, None, f"{at}.keys") for key, _ in items]
         new = copy.copy(there)  # a defaultdict, an OrderedDict, a Counter
         new.clear()
-        new.update({key: _unpack(item, there.get(key), f"{at}.{key}") for key, (_, item) in zip(keys, items, strict=True)})
+        new.update({key: unpack(item, there.get(key), f"{at}.{key}") for key, (_, item) in zip(keys, items, strict=True)})
         return new
     elif kind in _COLLECTIONS and isinstance(items, list):
-        values = _unpack(items, now, at)
+        values = unpack(items, now, at)
         if kind == "tuple" and hasattr(now, "_fields"):
             return type(now)(*values)
         return deque(values, now.maxlen) if isinstance(now, deque) else _COLLECTIONS[kind](values)

@@ -12,9 +12,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from parl_like.agent import Agent
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.env_face import PASSED, EnvFace, watched
+from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import AgentFailed
 from parl_like.owned import copied, own
-from parl_like.spec import Array, leaves, nest
+from parl_like.spec import Array, as_space, leaf_spaces, leaves, nest, parts_of
 
 
 class VectorFace(EnvFace):
@@ -51,6 +52,20 @@ class VectorFace(EnvFace):
         self._reset_now = np.zeros(self.n, bool)  # reset by the last step
         self._begins = False  # hooks hear of the beginning of episodes
         self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
+
+    def _n_open(self) -> int:
+        return int(self._running.sum())
+
+    def _observed(self) -> Any:
+        if self._ended.any() or self._lost.any():
+            raise TypeError("the agent was interrupted before it stored its last step")
+        return self.last[0]
+
+    def _counted(self) -> Any:
+        return self._returns, self._lengths, self._done
+
+    def _count_on(self, returns: Array, lengths: Array, done: Array) -> None:  # type: ignore[override]
+        self._returns, self._lengths, self._done = returns, lengths, done
 
     def _wanted(self) -> Array:
         return np.ones(self.n, bool) if self.quotas is None else self.quotas > 0
@@ -109,6 +124,9 @@ class VectorFace(EnvFace):
             self._lost = np.asarray(info["dropped"], bool) & self._running
             self.valid &= ~self._lost
         self._done, self._ended = done, done & self.valid  # told by the environment; those whose POST_EPISODE is still to come
+        if np.shape(rew) != (self.n,):
+            raise AgentFailed(f"{agent}: its {self._name} gave rewards of shape {np.shape(rew)}; expected ({self.n},), a number "
+                              f"for each environment: {REWARD_WEIGHTS}")
         self._returns += np.where(self.valid, np.asarray(rew, np.float64), 0.0)
         counted = self.valid & ~info["imagined"] if "imagined" in info else self.valid
         self._lengths += counted
@@ -117,8 +135,10 @@ class VectorFace(EnvFace):
         agent.steps += k
         self.time_steps += k
         robot.env_steps += k
+        told = info.get("final_info", info) if self._ended.any() else {}
         for i in np.flatnonzero(self._ended):
-            robot.count_episode(float(self._returns[i]), int(self._lengths[i]))
+            parts = told["return_parts"][i] if isinstance(told, dict) and "return_parts" in told else ()
+            robot.count_episode(float(self._returns[i]), int(self._lengths[i]), parts)
         for call in self._post_act:
             call(agent)
         self._ask_to_go_on(k)
@@ -126,7 +146,16 @@ class VectorFace(EnvFace):
 
     def _check_actions(self, act: Any) -> None:
         """All rows at once where the space allows it; a wrong one is then named by `_check_action`."""
-        space, rows = self.action_space, np.asarray(act)
+        space = self.action_space
+        if space is not None and parts_of(space) is not None:
+            shapes = {name: np.shape(part)[:1] for name, part in leaves(act, "act")}
+            if shapes != dict.fromkeys((name for name, _ in leaf_spaces(space, "act")), (self.n,)):
+                raise AgentFailed(f"{self._agent}: actions {act!r:.200}; expected rows for {self.n} environments in each part of "
+                                  f"{space}")
+            for i in range(self.n):
+                self._check_action(_row(act, i, space, "act"))
+            return
+        rows = np.asarray(act)
         if rows.shape[:1] != (self.n,):
             raise AgentFailed(f"{self._agent}: actions of shape {rows.shape}; expected one row for each of {self.n} environments")
         if isinstance(space, gym.spaces.Discrete) and rows.ndim == 1 and rows.dtype.kind in "iu":
@@ -178,9 +207,11 @@ class VectorFace(EnvFace):
         i = self.env_index
         obs, act, rew, terminated, truncated, info = self.last
         begins = act is None or self._begins or (self._mode is AutoresetMode.NEXT_STEP and bool(self._reset_now[i]))
-        row = _row(obs if begins else self.obs_next, i)
+        row = _row(obs if begins else self.obs_next, i, None, "obs")
         info = copied(info)
-        return first_step(row, i, info) if begins else next_step(row, rew[i], terminated[i], truncated[i], act[i], i, info)
+        if begins:
+            return first_step(row, i, info)
+        return next_step(row, rew[i], terminated[i], truncated[i], _row(act, i, self.action_space, "act"), i, info)
 
 
 class VectorAgent(Agent):
@@ -191,13 +222,12 @@ class VectorAgent(Agent):
 
     Args:
         n_envs: Environments that are made of a single one.
-        max_episode_steps: Limit of the environments that are made. A vector environment brings its own limits.
     """
 
     vector = True
 
-    def __init__(self, n_envs: int = 8, *, max_episode_steps: int | None = None) -> None:
-        super().__init__(max_episode_steps=max_episode_steps)
+    def __init__(self, n_envs: int = 8) -> None:
+        super().__init__()
         if n_envs < 1:
             raise ValueError(f"VectorAgent: n_envs is {n_envs}; expected at least 1")
         self.n_envs = n_envs
@@ -205,11 +235,7 @@ class VectorAgent(Agent):
     def join(self, make: Callable[[], Any]) -> None:
         with watched(self, "made"):
             env = make()
-        ready = isinstance(env, VectorEnv)
-        if self.action_repeat != 1 or (ready and self.max_episode_steps is not None):
-            raise ValueError(f"{self}: a VectorAgent does not repeat actions, and limits episodes only in environments that it "
-                             "makes; wrap the environments (gymnasium.wrappers.TimeLimit, an action-repeating wrapper)")
-        if not ready:
+        if not isinstance(env, VectorEnv):
             env = self._copies(env, make)
         self.n_envs = int(env.num_envs)
         self.env = VectorFace(env, self)
@@ -218,10 +244,11 @@ class VectorAgent(Agent):
         envs = [first, *(make() for _ in range(self.n_envs - 1))]
         if len({id(env) for env in envs}) < len(envs):
             raise ValueError(f"{self}: {self.n_envs} environments are needed, and the robot has one; give it a factory or an id")
+        if shape := reward_shape(first):
+            raise ValueError(f"{self}: its environments give rewards of shape {shape}, and a vector environment takes numbers; "
+                             f"{REWARD_WEIGHTS}")
         # gymnasium keeps final observations as they come, and resets before it gives them away.
         envs = [_Owning(env) if isinstance(env, gym.Env) else env for env in envs]
-        if self.max_episode_steps is not None:
-            envs = [gym.wrappers.TimeLimit(env, self.max_episode_steps) for env in envs]
         return SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore[misc]
 
     def run_one_episode(self) -> None:
@@ -258,9 +285,10 @@ class _Owning(gym.Wrapper[Any, Any, Any, Any]):
         return own(obs), *rest
 
 
-def _row(obs: Any, i: int) -> Any:
-    """Environment i's part of stacked observations."""
-    return nest({name: leaf[i] for name, leaf in leaves(obs, "o")})["o"]
+def _row(stacked: Any, i: int, space: gym.Space[Any] | None, name: str) -> Any:
+    """Environment i's part of stacked observations or actions; with a `space` nested as that nests them."""
+    flat = {leaf: value[i] for leaf, value in leaves(stacked, name)}
+    return nest(flat)[name] if space is None else as_space(space, flat, name)
 
 
 def _with_rows(obs: Any, final: Any, rows: Array) -> Any:

@@ -9,63 +9,56 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
-
 from parl_like.algorithm import Shared, create_algorithm_func
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.computation_task import ComputationTask
-from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.envs.wrappers import NoisyObservation
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
-from parl_like.robots import dqn
-from parl_like.robots.spaces import Count, Positive, Rate, Share, Weight, robot_with, schedule, spaces_of
+from parl_like.robots.parts import Parts
+from parl_like.robots.spaces import Env, PartsConfig, env_of, made_anew, probed, robot_with
+from parl_like.schedules import OffPolicyHelper
 
 
-class Config(dqn.Config, frozen=True, kw_only=True):
-    """DQN on the trunk, and what the environment does next on the same trunk.
+class Config(PartsConfig, frozen=True, kw_only=True):
+    """DQN on the trunk, and what the environment does next on the same trunk. Everything else are arguments of what the robot is
+    built of: `NoisyObservation.n`, `robot.tasks.auxiliary.OffPolicyHelper.learn_every`, ….
 
     Attributes:
         auxiliary: Whether there is the second task.
-        noise: Numbers without meaning in each observation.
-        trunk, hidden: Sizes of the trunk's layers, and of the layers of each head on it.
-        forward, inverse: Weights of the auxiliary task's two terms. auxiliary_lr, auxiliary_every: its learning rate and pace.
-        The rest: see `parl_like.robots.dqn.Config`.
     """
 
     auxiliary: bool = True
-    noise: Count = 200
-    trunk: tuple[Positive, ...] = (64,)
-    forward: Weight = 0.05
-    inverse: Weight = 1.0
-    auxiliary_lr: Rate = 1e-3
-    auxiliary_every: Positive = 1
-    hidden: tuple[Positive, ...] = (64,)
-    lr_decay: Share = 0.9
-    epsilon_share: dqn.Part = 0.3
-    target_period: Count = 200
-    size: Positive = 50_000
-    learn_every: Positive = 2
+    env: Env = Env(wrappers=("NoisyObservation",))
+
+
+USUAL = {"NoisyObservation.n": 200, "Trunk.hidden": [64]}
 
 
 def build(config: Config) -> Robot:
-    def make() -> gym.Env[Any, Any]:
-        return NoisyObservation(gym.make(config.env, disable_env_checker=True), config.noise)
+    parts = Parts(config.parts, USUAL, config.__struct_fields__)
+    source = env_of(config.env, parts)
+    spaces, agent = probed(source)
+    steps = config.total_steps
 
-    spaces_of(config.env)  # refuses an unknown id with a clear line
-    spaces = spaces_of(make)
-    trunk = Shared(Trunk, spaces["obs"], config.trunk)
-    policy = create_algorithm_func(
-        MLPQ, {**spaces, "trunk": trunk, "hidden": config.hidden, "dueling": config.dueling}, DQN, dqn.algorithm_args(config))
-    dynamics = create_algorithm_func(
-        Dynamics, {**spaces, "trunk": trunk, "hidden": config.hidden},
-        DynamicsLearner, {"forward": config.forward, "inverse": config.inverse,
-                          "lr": schedule(config.auxiliary_lr, config.lr_decay, config.total_steps // config.auxiliary_every)})
+    def task(where: str, model: Any, algorithm: Any, learn_every: int, **usual: Any) -> ComputationTask:
+        def updates(helper: Any) -> Any:
+            return steps * helper["updates"] // (helper["learn_every"] or 1)
 
-    tasks = {"RL": ComputationTask(policy, lambda: dqn.helper_of(config), device=config.device)}
+        acts = steps / config.n_agents
+        helper = parts.args(where, OffPolicyHelper, acts=acts, updates=updates, size=50_000, warmup=1_000,
+                            learn_every=learn_every)
+        count = updates(parts.of(where, OffPolicyHelper))
+        func = create_algorithm_func(model, {**spaces, "trunk": trunk, **parts.args(where, model, hidden=[64])},
+                                     algorithm, parts.args(where, algorithm, acts=acts, updates=count, **usual))
+        return ComputationTask(func, made_anew(OffPolicyHelper, helper), device=config.device,
+                               **parts.args(where, ComputationTask, skip=("device",)))
+
+    trunk = Shared(Trunk, spaces["obs"], **parts.args("", Trunk))
+    tasks = {"RL": task("tasks.RL", MLPQ, DQN, 2, n_step=3, target_period=200,
+                        epsilon={"start": 1.0, "end": 0.05, "share": 0.3}, lr={"start": 1e-3, "end": 1e-4})}
     if config.auxiliary:
-        pace = {"learn_every": config.auxiliary_every, "updates": 1, "buffer": ReplayBuffer}
-        tasks["auxiliary"] = ComputationTask(dynamics, lambda: dqn.helper_of(config, **pace), device=config.device)
-    return robot_with(config, make, tasks)
+        tasks["auxiliary"] = task("tasks.auxiliary", Dynamics, DynamicsLearner, 1, forward=0.05, inverse=1.0,
+                                  lr={"start": 1e-3, "end": 1e-4})
+    return robot_with(config, source, tasks, agent, parts)

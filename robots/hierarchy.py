@@ -7,52 +7,43 @@ right order, which random orders find often. Scores: docs/robots.md.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
 from msgspec import Meta
 
+from parl_like.agent import Agent
 from parl_like.algorithm import create_algorithm_func
 from parl_like.algorithms.actor_critic import PPO
 from parl_like.computation_task import ComputationTask
 from parl_like.envs.doorkey import DoorKey
-from parl_like.lab.config import ConfigError, ExperimentConfig
+from parl_like.lab.config import ConfigError
 from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
-from parl_like.robots.spaces import Positive, Rate, Share, Weight, robot_with, schedule
+from parl_like.robots.parts import Parts
+from parl_like.robots.spaces import PartsConfig, Positive, made_anew, robot_with
 from parl_like.schedules import OnPolicyHelper
 
 KEY, DOOR, EXIT = range(3)
+USUAL = {"PPO.lr": 1e-3, "PPO.epochs": 6, "PPO.entropy": 0.01}
 
 
-class Config(ExperimentConfig, frozen=True, kw_only=True):
-    """Both tasks are PPO with networks of the same size.
+class Config(PartsConfig, frozen=True, kw_only=True):
+    """Both tasks are PPO with networks of the same size, whose arguments are settings: `robot.tasks.goal.PPO.lr`, ….
 
     Attributes:
         hierarchy: False: one PPO policy on the environment's own reward and the same observation, everything else equal.
         size: Of the square room, walls included. max_steps: Steps after which an episode is cut.
         horizon: Steps after which a goal is given up.
-        worker_unroll, goal_unroll: Steps, and goals, of each agent between two learning batches of the task.
-        gamma: Discount per step, at both levels; a goal that took n steps is discounted by its n-th power.
-        worker_gamma: That of the worker, whose episodes are short.
     """
 
     hierarchy: bool = True
     size: Annotated[int, Meta(ge=5, le=16)] = 8
     max_steps: Positive = 300
-    hidden: tuple[Positive, ...] = (64, 64)
     horizon: Positive = 30
-    worker_unroll: Positive = 64
-    goal_unroll: Positive = 8
-    gamma: Share = 0.99
-    worker_gamma: Share = 0.95
-    lr: Rate = 1e-3
-    lr_decay: Share = 0.0
-    epochs: Positive = 6
-    minibatches: Positive = 4
-    entropy: Weight = 0.01
 
 
 def way(obs: Any, goal: int) -> Any:
@@ -83,14 +74,23 @@ class KeyAgent(GoalAgent):
 
 
 def build(config: Config) -> Robot:
-    def learner(obs: int, act: gym.Space[Any], rows_per_step: float, unroll: int, gamma: float, extras: Any = ()) -> Any:
+    parts = Parts(config.parts, USUAL, config.__struct_fields__)
+
+    def learner(name: str, obs: int, act: gym.Space[Any], rows_per_step: float, extras: Any = (), **usual: Any) -> Any:
         """A task that learns by PPO from `obs` numbers."""
-        updates = int(config.total_steps * rows_per_step / (config.n_agents * unroll) * config.epochs * config.minibatches)
+        where = f"tasks.{name}"
+        rows = config.total_steps * rows_per_step / config.n_agents
+        helper = parts.args(where, OnPolicyHelper, unroll=usual.pop("unroll"))
+
+        def updates(ppo: Any) -> float:
+            return int(rows / parts.of(where, OnPolicyHelper)["unroll"] * ppo["epochs"] * ppo["minibatches"])
+
         func = create_algorithm_func(
-            MLPActorCritic, {"obs": gym.spaces.Box(-1.0, 1.0, (obs,), np.float32), "act": act, "hidden": config.hidden}, PPO,
-            {"lam": 0.95, "lr": schedule(config.lr, config.lr_decay, updates), "epochs": config.epochs,
-             "minibatches": config.minibatches, "entropy": config.entropy, "gamma": gamma})
-        return ComputationTask(func, lambda: OnPolicyHelper(unroll=unroll, extras=extras), device=config.device)
+            MLPActorCritic,
+            {"obs": gym.spaces.Box(-1.0, 1.0, (obs,), np.float32), "act": act, **parts.args(where, MLPActorCritic)},
+            PPO, parts.args(where, PPO, updates=updates, **usual))
+        return ComputationTask(func, made_anew(OnPolicyHelper, {"extras": extras, **helper}), device=config.device,
+                               **parts.args(where, ComputationTask, skip=("device",)))
 
     actions = gym.spaces.Discrete(len(DoorKey.ACTIONS))
 
@@ -102,9 +102,9 @@ def build(config: Config) -> Robot:
     except ImportError as error:
         raise ConfigError(f"Config: {error}") from None
     if not config.hierarchy:
-        return robot_with(config, room, {"RL": learner(17, actions, 1.0, config.worker_unroll, config.gamma)})
+        return robot_with(config, room, {"RL": learner("RL", 17, actions, 1.0, unroll=64)}, Agent, parts)
     tasks = {
-        "goal": learner(20, gym.spaces.Discrete(3), 2.0 / config.horizon, config.goal_unroll, config.gamma, GOAL_EXTRAS),
-        "RL": learner(22, actions, 1.0, config.worker_unroll, config.worker_gamma),
+        "goal": learner("goal", 20, gym.spaces.Discrete(3), 2.0 / config.horizon, GOAL_EXTRAS, unroll=8),
+        "RL": learner("RL", 22, actions, 1.0, unroll=64, gamma=0.95),  # a worker's episodes are short
     }
-    return robot_with(config, room, tasks, lambda: KeyAgent(config.horizon))
+    return robot_with(config, room, tasks, partial(KeyAgent, config.horizon), parts)

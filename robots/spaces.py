@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 import gymnasium as gym
+import msgspec
 from gymnasium.vector import VectorEnv
 from msgspec import Meta
 
 from parl_like.agent import Agent
-from parl_like.algorithm import Algorithm, Linear, create_algorithm_func
 from parl_like.computation_task import ComputationTask
-from parl_like.env_source import EnvSource, is_made, make_one
+from parl_like.env_source import EnvSource, factory_of, is_made, make_one
+from parl_like.envs.vector import make_vector_env
 from parl_like.lab.config import ConfigError, ExperimentConfig
-from parl_like.models.conv import ConvActorCritic
-from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
-from parl_like.schedules import OnPolicyHelper
+from parl_like.robots.parts import Parts, named
 from parl_like.spec import specs_of
 from parl_like.vector_agent import VectorAgent
 
@@ -55,69 +56,68 @@ def probed(source: EnvSource) -> tuple[dict[str, Any], type[Agent]]:
     return {"obs": obs, "act": act}, VectorAgent if many else Agent
 
 
-def network(spaces: dict[str, Any], flat: Callable[..., Any], conv: Callable[..., Any], hidden: tuple[int, ...],
-            standard: tuple[int, ...]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The model for these spaces and its arguments: `conv` where the observation has an image, else `flat`.
-
-    Args:
-        hidden: Sizes of the hidden layers; where they are the `standard` ones of `flat`, the layers of `conv` are its own.
-    """
-    images = [spec for spec in specs_of(spaces["obs"], "obs").values() if len(spec.shape) == 3]
-    if len(images) != 1 or sorted(images[0].shape)[1] < SMALLEST_IMAGE:
-        return flat, {**spaces, "hidden": hidden}
-    return conv, spaces if hidden == standard else {**spaces, "hidden": hidden}
+def has_image(obs: gym.Space[Any]) -> bool:
+    """Whether an observation has one image."""
+    images = [spec for spec in specs_of(obs, "obs").values() if len(spec.shape) == 3]
+    return len(images) == 1 and sorted(images[0].shape)[1] >= SMALLEST_IMAGE
 
 
-def robot_with(config: ExperimentConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Any = Agent) -> Robot:
-    """The robot that a configuration says, with these tasks."""
-    return Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
-                 trace=config.trace)
-
-
-def schedule(start: float, share: float, updates: int) -> Any:
-    """`start` falling linearly to `start * (1 - share)` over `updates` optimiser steps; a number where `share` is 0."""
-    return Linear(start, start * (1.0 - share), max(updates, 1)) if share else start
-
-
-class PolicyConfig(ExperimentConfig, frozen=True, kw_only=True):
-    """What robots with an actor-critic have in common.
+class Env(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An environment by name; a text alone is its `id`.
 
     Attributes:
-        env: gymnasium id.
-        hidden: Sizes of the hidden layers.
-        unroll: Steps of each agent between two of its training requests.
-        lr: Adam's learning rate; lr_decay: share of it that is gone at the end of the run.
-        gamma: Discount per step. lam: λ of GAE or V-trace.
-        entropy: Weight of the entropy bonus. value_weight: of the value loss.
-        reward_scale: Rewards are multiplied by it in learning; reported returns are the environment's.
+        id: Of gymnasium.
+        options: Its own options.
+        wrappers: Classes of `parl_like.envs.wrappers` or `gymnasium.wrappers`, the innermost first; their arguments are settings
+            (`NoisyObservation.n`).
+        vector: Environments that each agent drives at once, as one vector environment; 0: a single one.
     """
 
-    env: str = "CartPole-v1"
-    hidden: tuple[Positive, ...] = (64, 64)
-    unroll: Positive = 128
-    gamma: Share = 0.99
-    lam: Share = 0.95
-    lr: Rate = 3e-4
-    lr_decay: Share = 0.0
-    entropy: Weight = 0.0
-    value_weight: Weight = 0.5
-    reward_scale: Rate = 1.0
-    max_grad_norm: Rate = 0.5
+    short: ClassVar[str] = "id"
+    id: Annotated[str, Meta(min_length=1)] = "CartPole-v1"
+    options: dict[str, Any] = {}
+    wrappers: tuple[str, ...] = ()
+    vector: Count = 0
 
-    def robot(self, env: EnvSource, algorithm: type[Algorithm], updates: int, helper: Mapping[str, Any], task: Mapping[str, Any],
-              *also: str) -> Robot:
-        """A robot whose task 'RL' learns a policy on-policy.
 
-        Args:
-            env: In place of the id: a factory, or an environment for one agent. None: the id.
-            updates: Optimiser steps of the run, over which the learning rate falls.
-            helper, task: Further arguments of the helper and the task. also: Names of further keys that are the algorithm's.
-        """
-        source = self.env if env is None else env
-        spaces, agent = probed(source)
-        model, sizes = network(spaces, MLPActorCritic, ConvActorCritic, self.hidden, type(self)().hidden)
-        keys = ("gamma", "lam", "entropy", "value_weight", "reward_scale", "max_grad_norm", *also)
-        options = {"lr": schedule(self.lr, self.lr_decay, updates), **{key: getattr(self, key) for key in keys}}
-        func = create_algorithm_func(model, sizes, algorithm, options)
-        tasks = {"RL": ComputationTask(func, lambda: OnPolicyHelper(unroll=self.unroll, **helper), device=self.device, **task)}
-        return robot_with(self, source, tasks, agent)
+class PartsConfig(ExperimentConfig, frozen=True, kw_only=True):
+    """Of robots whose parts have settings (`parl_like.robots.parts`); `parts`: name or end of a name → value."""
+
+    parts: dict[str, Any] = {}
+
+
+def env_of(env: Env, parts: Parts) -> EnvSource:
+    """The id alone where that says it all, so that whoever makes the environment knows it; else a factory."""
+    wrappers = [named("Wrapper", name) for name in env.wrappers]
+    made = [partial(one, **parts.args("env", one, skip=("env",))) for one in wrappers]
+    if not (env.options or made or env.vector):
+        return env.id
+    one = partial(wrapped, env.id, env.options, made)
+    return partial(make_vector_env, one, env.vector) if env.vector else one
+
+
+def wrapped(id: str, options: Mapping[str, Any], wrappers: Sequence[Callable[[Any], Any]], **more: Any) -> Any:
+    """The environment of an id, in its wrappers."""
+    env = factory_of(id)(**options, **more)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
+
+
+def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[], Any]:
+    """A function that makes one helper after the other, each with transforms and an explorer of its own."""
+    return lambda: owner(**copy.deepcopy(dict(args)))
+
+
+def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Any, parts: Parts) -> Robot:
+    """The robot that a configuration says, with these tasks; it keeps its `parts`.
+
+    Raises:
+        ConfigError: something was given that no part has.
+    """
+    options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace"))
+    parts.check()
+    robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
+                  trace=config.trace, **options)
+    robot.parts = parts
+    return robot

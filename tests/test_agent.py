@@ -10,6 +10,7 @@ from agent_fakes import Corridor, Log, Noisy, Plain, Recorder, dqn, robot_of, ro
 from parl_like import Agent, OffPolicyHelper
 from parl_like.data.experience import as_alf, as_parl_record
 from parl_like.data.timestep import StepType
+from parl_like.envs.wrappers import ActionRepeat
 from parl_like.errors import AgentFailed
 from parl_like.stages import StopAfterEpisodes, StopAfterSteps
 
@@ -81,8 +82,6 @@ def test_only_the_first_task_acts_and_all_store():
 
 def test_an_action_that_is_repeated_five_times():
     class Repeating(Agent):
-        action_repeat, keep_frames = 5, True
-
         def run_one_episode(self):
             self.infos = []
             obs, _ = self.env.reset()
@@ -93,7 +92,8 @@ def test_an_action_that_is_repeated_five_times():
                 self.infos.append(info)
                 obs, done = obs_next, terminated or truncated
 
-    with robot_of(Recorder(), keep(), env=lambda: Corridor(12), agent=Repeating) as robot:
+    with robot_of(Recorder(), keep(), env=lambda: ActionRepeat(Corridor(12), 5, keep_frames=True),
+                  agent=Repeating) as robot:
         robot.run(StopAfterEpisodes(1))
         agent, stored = robot.agents[0], rows(robot)
         assert stored["rew"].tolist() == [5.0, 5.0, 2.0]
@@ -105,8 +105,7 @@ def test_an_action_that_is_repeated_five_times():
 
 
 def test_repeated_rewards_may_be_discounted():
-    with robot_of(Recorder(), keep(), env=lambda: Corridor(3),
-                  agent=lambda: Agent(action_repeat=2, repeat_discount=0.5)) as robot:
+    with robot_of(Recorder(), keep(), env=lambda: ActionRepeat(Corridor(3), 2, discount=0.5)) as robot:
         robot.run(StopAfterEpisodes(1))
         assert rows(robot)["rew"].tolist() == [1.5, 1.0]
 
@@ -115,7 +114,7 @@ def test_repeated_rewards_may_be_discounted():
 
 
 def test_a_limit_of_steps_truncates():
-    with robot_of(Recorder(), keep(), env=lambda: Corridor(end=None), agent=lambda: Agent(max_episode_steps=3)) as robot:
+    with robot_of(Recorder(), keep(), env=lambda: gym.wrappers.TimeLimit(Corridor(end=None), 3)) as robot:
         robot.run(StopAfterEpisodes(2))
         stored = rows(robot)
         assert stored["truncated"].tolist() == [False, False, True] * 2 and not stored["terminated"].any()
@@ -123,10 +122,7 @@ def test_a_limit_of_steps_truncates():
 
 
 def test_a_true_end_on_the_limit_is_a_true_end():
-    class Limited(Agent):
-        max_episode_steps = 5
-
-    with robot_of(Recorder(), keep(), agent=Limited) as robot:
+    with robot_of(Recorder(), keep(), env=lambda: gym.wrappers.TimeLimit(Corridor(5), 5)) as robot:
         robot.run(StopAfterEpisodes(1))
         assert rows(robot)["terminated"].tolist() == [False] * 4 + [True]
         step = robot.agents[0].env.time_step
@@ -134,10 +130,10 @@ def test_a_true_end_on_the_limit_is_a_true_end():
         assert not step.bootstraps
 
 
-@pytest.mark.parametrize("option", [{"max_episode_steps": 0}, {"action_repeat": 0}])
-def test_options_below_one_are_refused(option):
-    with pytest.raises(ValueError, match=f"{next(iter(option))} is 0; expected at least 1"):
-        robot_of(Recorder(), agent=lambda: Agent(**option))
+@pytest.mark.parametrize(("option", "wrapper"), [({"max_episode_steps": 3}, "TimeLimit"), ({"action_repeat": 2}, "ActionRepeat")])
+def test_options_that_agents_had_once_say_what_has_taken_their_place(option, wrapper):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is the environment's business.*{wrapper}"):
+        robot_of(Recorder(), agent=type("Mine", (Agent,), option))
 
 
 def test_a_continuing_task_is_never_reset():

@@ -253,16 +253,60 @@ def test_learning_by_hand_returns_the_training_return():
         assert len(robot.agents[0].results) == 2 and robot.agents[0].results[0] == {"loss": 1.0}
 
 
-def test_learning_by_hand_before_there_are_rows_says_what_is_missing():
+@pytest.mark.parametrize(("helper", "first"), [
+    (off(learn_every=None), 4), (off(learn_every=None, warmup=5), 5), (lambda: OnPolicyHelper(unroll=9), 3),
+    (lambda: EpisodicHelper(episodes=9), 5), (lambda: EpisodicHelper(), None),
+], ids=["four rows are a batch", "warmup", "on-policy", "whole episodes", "learned by the schedule already"])
+def test_learning_by_hand_before_there_are_rows_is_answered_with_none(helper, first):
+    """An episode of 5 steps, `learn()` from the third on until it gives something."""
+    class Trying(Agent):
+        first = None
+
+        def run_one_episode(self):
+            helper = self.helpers["RL"]
+            obs, _ = self.env.reset()
+            for step in range(1, 6):
+                obs_next, rew, terminated, truncated, _ = self.env.step(0)
+                helper.store(obs, 0, rew, obs_next, terminated, truncated)
+                obs = obs_next
+                if step > 2 and self.first is None and helper.learn() is not None:
+                    self.first = step
+            self.robot.request_stop()
+
+    with robot_of(Recorder(), helper, agent=Trying) as robot:
+        robot.run()
+        assert robot.agents[0].first == first
+
+
+def test_a_helper_that_keeps_no_rows_has_none_to_learn_from():
     agent = type("A", (ByHand,), {"first": 1})
-    for helper, message in [
-        (off(learn_every=10**9), "agent 0, task 'RL': learning needs 4 rows, the buffer has 2; store more steps first, or lower "
-                                 "batch_size"),
-        (lambda: EpisodicHelper(), "agent 0, task 'RL': no episode has ended since the last learning"),
-        (None, "agent 0, task 'RL': AgentHelper keeps no rows; use OnPolicyHelper or OffPolicyHelper"),
-    ]:
-        with robot_of(Recorder(), helper, agent=agent) as robot, pytest.raises(NotEnoughRows, match=message):
-            robot.run(StopAfterEpisodes(1))
+    with robot_of(Recorder(), None, agent=agent) as robot, pytest.raises(
+            NotEnoughRows, match="agent 0, task 'RL': AgentHelper keeps no rows; use OnPolicyHelper or OffPolicyHelper"):
+        robot.run(StopAfterEpisodes(1))
+
+
+def test_a_task_that_does_not_learn_answers_none():
+    agent = type("A", (ByHand,), {"first": 1})
+    with Robot(Corridor, tasks={"RL": ComputationTask(Recorder(), off(learn_every=None), train=False)}, agent=agent) as robot:
+        robot.run(StopAfterEpisodes(1))
+        assert robot.agents[0].results == [None] * 4
+
+
+def test_a_full_lane_that_alone_makes_no_batch_is_not_enough():
+    """Four agents share 40 rows, so each has a lane of 10; only agent 0 stores, and a batch has 30."""
+    class One(Agent):
+        def run_one_episode(self):
+            obs, _ = self.env.reset()
+            while not self.env.is_over:
+                act = self.helpers["RL"].predict(obs)
+                obs_next, rew, terminated, truncated, _ = self.env.step(act)
+                if self.index == 0:
+                    self.helpers["RL"].store(obs, act, rew, obs_next, terminated, truncated)
+                obs = obs_next
+
+    with robot_of(Recorder(), off(size=40, batch_size=30, learn_every=1), agent=One, n_agents=4) as robot:
+        robot.run(StopAfterSteps(200))
+        assert robot.tasks["RL"].learns == 0 and len(robot.buffers["RL"]) == 10
 
 
 def test_a_test_mode_helper_neither_stores_nor_learns():

@@ -8,7 +8,7 @@ from agent_fakes import ACT, POSITION, Corridor, Log, Plain, Recorder, dqn, ppo,
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN
-from parl_like.errors import AgentFailed, NotEnoughRows, TaskFailed
+from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.models import MLPQ
 from parl_like.spec import SpecError
 from parl_like.stages import StopAfterEpisodes, StopAfterSteps
@@ -367,11 +367,6 @@ class Custom(Agent):
             r"'RL'\?",
         ),
         (lambda self, obs: self.helpers["goal"], AgentFailed, r"no task 'goal'; there are 'RL'"),
-        (
-            lambda self, obs: self.helpers["RL"].learn(),
-            NotEnoughRows,
-            "^agent 0, task 'RL': learning needs 4 rows, the buffer has 0; store more",
-        ),
         (lambda self, obs: self.nothing, AgentFailed, "^agent 0: run_one_episode raised AttributeError: .*'nothing'"),
         (
             lambda self, obs: self.helpers["RL"].predict([1.0, 2.0]),

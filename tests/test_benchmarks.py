@@ -27,10 +27,17 @@ def ours(monkeypatch):
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
+    ("tabular", ["--rounds", "1", "--scale", "0.01"]),
     ("thinker", ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"]),
+    ("thinker_hours", ["--set", "n_agents=1", "--set", "env_n=1", "--set", "model_batch_size=2", "--set", "actor_unroll_len=41"]),
+    pytest.param("thinker_workers", ["--rounds", "1", "--steps", "32", "--warmup", "64", "--all",
+                                     "model_downscale_c=32 widths=[4,4,4] rec_t=2 env_n=4 model_batch_size=16"],
+                 marks=pytest.mark.slow),
     ("faults", ["--quick", "--only", "bad", "unsafe"]),
     ("ppo_cartpole", ["--rounds", "1", "--scale", "0.02", "--case", "64 environments"]),
     ("dqn_cartpole", ["--rounds", "1", "--scale", "0.02", "--case", "learn every 4"]),
+    ("sac_pendulum", ["--rounds", "1", "--scale", "0.02"]),
+    ("learning", ["--seeds", "2", "--scale", "0.0052", "--episodes", "1", "--points", "2", "--case", "sac pendulum"]),
 ])
 def test_json_out(name, argv, capsys):
     assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
@@ -47,6 +54,8 @@ def test_json_out(name, argv, capsys):
     elif name == "returns":
         assert set(result["cases"]) == {f"{kind} {shape}" for kind in ("gae", "vtrace") for shape in ("[128, 64]", "[20, 256]")}
         assert all(case["ratios"]["vs numpy"] > 0 for case in result["cases"].values())
+    elif name == "tabular":
+        assert set(result["us_per_step"]) == {"loop", "robot", "choice and update", "helper"}
     elif name == "envs":
         assert set(result["sokoban"]) == set(result["reset_us"]) == {"16", "64"} and len(result["sokoban"]["64"]) == 8
         assert all(rate["median"] > 0 for rate in result["levels_per_s"].values())
@@ -57,6 +66,19 @@ def test_json_out(name, argv, capsys):
                    for case in result["acting"]["small"].values())
         assert {"decoding, channels_last", "latent, bfloat16", "decoding, compiled"} <= result["variants"]["small"].keys()
         assert result["memory"]["growth"] < 0.1
+    elif name == "thinker_hours":
+        case = result["thinker-sokoban"]
+        gflop = {part: counted[0] for part, counted in case["work"].items()}
+        assert gflop["initial"] == pytest.approx(1.320, abs=0.001) and gflop["recurrent"] == pytest.approx(1.285, abs=0.001)
+        assert gflop["model update"] / 2 == pytest.approx(35.2, rel=0.1)  # the original learns with one pass more
+        assert gflop["planner update"] == pytest.approx(42 * 3 * gflop["planner"], rel=0.15)  # forward, and twice that back
+        acting = case["acting_s_per_1000"]
+        assert acting["all"] == pytest.approx(acting["in plan"] + acting["in model"] + acting["rest"])
+        seconds = sum(case["s_per_real_step"].values())
+        assert case["hours_here"] == pytest.approx(50_000_000 * seconds / 3600)
+        assert all(by["0.4"] <= by["0.12"] for by in case["hours_on_paper"].values())
+    elif name == "thinker_workers":
+        assert result["driver=processes"]["vs cooperative"] > 0 and result["driver=processes"]["cpu"][1] > 0
     elif name == "faults":
         assert {name.split()[0] for name in result["card"]} == {"bad", "unsafe"} and len(result["card"]) == 3
         assert all(line["reached"] for name, line in result["card"].items() if name.startswith("bad")), result["card"]
@@ -65,6 +87,12 @@ def test_json_out(name, argv, capsys):
         assert {"parl_like",
                 "by hand"} <= case["rates"].keys() and ("by hand, tuned" in case["rates"]) == (name == "ppo_cartpole")
         assert all(value > 0 for value in case["ratios"].values())
+    elif name == "sac_pendulum":
+        assert result["cases"]["a lesson per step"]["rates"]["parl_like"]["median"] > 0
+    elif name == "learning":
+        case = result["cases"]["sac pendulum"]
+        assert all(len(curve) == 2 and curve[-1][0] >= case["steps"] == 104 for curve in case["parl_like"]["curves"])
+        assert case["parl_like"]["scores"] == [curve[-1][2] for curve in case["parl_like"]["curves"]]
     elif "processes" in argv:
         assert all(0 < seconds < 60 for seconds in result["processes"]["recovery"]["seconds"])
         assert result["processes"]["weights"]["with"]["publications"] > 0
@@ -73,6 +101,18 @@ def test_json_out(name, argv, capsys):
         rates = case["rates"]
         assert case["ratios"]["threads vs plain queues"] == rates["threads"]["median"] / rates["plain queues"]["median"]
         assert set(case["ratios"]) == {"cooperative vs bare greenlets", "threads vs plain queues", "threads vs simple queues"}
+
+
+def test_learning_sums_up_seeds():
+    """Scores are those at the end; a run that never was at the mark is later than all others, and its place stays empty."""
+    from benchmarks.learning import summary
+
+    curves = [[(10, 1.0, 400.0), (20, 2.0, 480.0)], [(10, 1.5, 490.0), (20, 3.0, 100.0)], [(10, 1.0, 0.0), (20, 2.5, 0.0)]]
+    seen = summary(curves, mark=475)
+    assert seen["scores"] == [480.0, 100.0, 0.0] and seen["iqm"] == pytest.approx(580 / 3)
+    assert seen["to_mark"] == [2.0, 1.5, None] and seen["steps_to_mark"] == [20, 10, None] and seen["median_to_mark"] == 2.0
+    assert seen["interval"][0] >= 0.0 and seen["interval"][1] <= 480.0 and seen["seconds"] == 2.5
+    assert summary(curves[2:], mark=475)["median_to_mark"] is None
 
 
 def test_compare_takes_turns_and_the_ratio_is_that_of_neighbours():

@@ -394,7 +394,7 @@ def test_two_tasks_may_follow_each_other_from_two_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the two tasks wait for each other"
 
 

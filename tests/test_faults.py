@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +22,9 @@ from drivers.transport_fakes import BAD, Echo, echo_task, play, row
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent
 from parl_like.algorithm import Algorithm, Linear
+from parl_like.data.generators import Borrowed
 from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.env_face import watched
 from parl_like.errors import AgentFailed, Diverged, TaskFailed
 from parl_like.explorer import EpsilonGreedy
 from parl_like.lab import config as configs
@@ -108,6 +111,11 @@ def test_a_bad_value_raises(flaw, mended, said):
     with corridor_robot(flaw, "raise") as robot:
         if said is None:
             robot.run(StopAfterSteps(10))
+            return
+        if np.ndim(flaw.get("rew", 0)):
+            said = r"environment \(seed \d+\), after 2 steps .* gave a reward of shape \(2,\).*RewardWeights"
+            with pytest.raises(AgentFailed, match=said):
+                robot.run(StopAfterSteps(10))
             return
         field = "rew" if "rew" in flaw else "obs"
         with pytest.raises(SpecError, match=f"^agent 0: task 'RL', field '{field}.*{said}") as caught:
@@ -312,6 +320,25 @@ def test_lessons_of_ppo_and_dropout_do_not_draw_from_global_generators_either(as
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert weights_after(partial(Rude, directory=False)) == weights_after(Noisy)
+
+
+def test_a_lesson_that_borrows_the_generator_beside_a_reset_is_not_the_environments_doing():
+    """As learning in a thread does, while the main thread acts: its random numbers go on in the global generator meanwhile."""
+    agent = SimpleNamespace(told=set(), robot=SimpleNamespace(told=set()))
+    state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with watched(agent, "reset"):
+                Borrowed.begun += 1
+                torch.manual_seed(5)
+            with watched(agent, "reset"):
+                torch.manual_seed(6)
+                Borrowed.ended += 1
+        with pytest.warns(RuntimeWarning, match="the global generator of torch"), watched(agent, "reset"):
+            torch.manual_seed(7)
+    finally:
+        torch.set_rng_state(state)
 
 
 @pytest.mark.parametrize("place", ["made", "reset"])
@@ -638,7 +665,7 @@ class Overflow(Noisy):
 def test_a_run_survives_infinite_rewards_also_with_priorities(driver):
     buffer = partial(PrioritizedReplayBuffer, alpha=0.6)
     with robot_of(dqn(Noisy), off(buffer=buffer), env=Overflow, n_agents=2, driver=driver) as robot:
-        robot.run(StopAfterSteps(200))
+        robot.run(StopAfterSteps(400))
         metrics, task = robot.metrics(), robot.tasks["RL"]
         assert metrics["RL/learn/skipped"] == task.skipped > 0 and metrics["updates/RL"] > 0
         assert metrics["updates/RL"] + task.skipped == task.learns

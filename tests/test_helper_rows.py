@@ -1,6 +1,8 @@
 """Rows of one lesson belong together: one set of statistics, none lost without a word, none changed behind the buffer's back."""
 
 import logging
+import sys
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -27,6 +29,7 @@ from parl_like.data.prioritized import PrioritizedReplayBuffer as Prioritized
 from parl_like.data.reservoir import ReservoirBuffer
 from parl_like.data.timestep import first_step, next_step
 from parl_like.data.transforms import FrameStacker, ObservationNormalizer, RewardNormalizer, Transforms, UntransformedTimeStep
+from parl_like.envs import make_vector_env
 from parl_like.models import MLPActorCritic
 from parl_like.spec import Spec
 from parl_like.stages import StopAfterSteps
@@ -71,6 +74,34 @@ def test_what_the_policy_says_of_an_action_is_the_same_when_it_acts_and_when_it_
             np.testing.assert_allclose(now, then, rtol=0, atol=2e-6)
         moments = next(iter(robot.transforms["RL"])).moments["obs"]
         assert not np.allclose(moments.mean, 0, atol=1e-3)  # and they do change, from lesson to lesson
+
+
+def counting(env, **options):
+    """A robot whose transforms keep statistics."""
+    obs = gym.spaces.Box(-10, 10, (4,), np.float32)
+    func = create_algorithm_func(MLPActorCritic, dict(obs=obs, act=ACT, hidden=[8]), PPO, {})
+    task = ComputationTask(func, lambda: OnPolicyHelper(unroll=8, transforms=[ObservationNormalizer(), RewardNormalizer()]))
+    return Robot(env, tasks={"RL": task}, seed=0, trace=True, **options)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
+def test_statistics_of_environments_in_processes_are_those_of_one_place(tmp_path):
+    """Workers that act would count each for itself: refused. Environments alone may be elsewhere, also over a resume."""
+    with pytest.raises(ValueError, match=r"'RL' keep statistics.*make_vector_env\(ID, 8, 'process'\) with agent=VectorAgent"):
+        counting("CartPole-v1", n_agents=2, driver="processes")
+
+    def trace(kind, resumed):
+        make = partial(counting, lambda: make_vector_env("CartPole-v1", 4, kind), agent=VectorAgent)
+        with make() as first, make() as second:
+            first.run(StopAfterSteps(160))
+            first.save(tmp_path / kind)
+            robot = second if resumed else first
+            if resumed:
+                robot.load(tmp_path / kind)
+            robot.run(StopAfterSteps(160))
+            return robot.trace_hash(), next(iter(robot.transforms["RL"])).moments["obs"].mean.tolist()
+
+    assert trace("sync", False) == trace("process", False) == trace("process", True)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -4,10 +4,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agent_fakes import ACT, POSITION, Corridor, Recorder, dqn, robot_of, rows
+from agent_fakes import ACT, POSITION, Corridor, Recorder, dqn, robot_of, rows, spaces_of
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parl_like import Agent, OffPolicyHelper, VectorAgent
+from parl_like import Agent, OffPolicyHelper, VectorAgent, create_algorithm_func
+from parl_like.algorithms import DQN
+from parl_like.envs.wrappers import ActionRepeat
+from parl_like.models import MLPQ
 from parl_like.owned import own
 from parl_like.stages import StopAfterSteps
 
@@ -74,8 +77,7 @@ def assert_four_steps(stored, name, first=lambda column: column.reshape(len(colu
 @pytest.mark.parametrize("driver", ["cooperative", "threads"])
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_rows_are_what_the_agent_saw(driver, repeat):
-    agent = lambda: Agent(action_repeat=repeat)  # noqa: E731
-    with robot_of(Recorder(), keep, env=lambda: InPlace(4 * repeat), agent=agent, driver=driver) as robot:
+    with robot_of(Recorder(), keep, env=lambda: ActionRepeat(InPlace(4 * repeat), repeat), driver=driver) as robot:
         robot.collect(n_episode=2)
         assert_four_steps(rows(robot), "", factor=repeat)
 
@@ -140,7 +142,11 @@ def test_rewards_of_several_kinds_are_kept():
             self.purse[:] = self.at, -self.at
             return obs, self.purse, *rest
 
-    with robot_of(dqn(Purse), keep, env=Purse, agent=Late) as robot:
+    class Sums(DQN):  # its own affair what it does with several rewards
+        one_reward = False
+
+    func = create_algorithm_func(MLPQ, spaces_of(Purse()), Sums, {})
+    with robot_of(func, keep, env=Purse, agent=Late) as robot:
         seen = robot.collect(n_episode=2)
         assert rows(robot)["rew"][:, 0].tolist() == [1, 2, 3, 4] * 2
         assert [r.tolist() for r in seen.returns] == [[10.0, -10.0]] * 2

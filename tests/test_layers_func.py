@@ -153,6 +153,43 @@ def test_clone_has_storage_and_name_of_its_own():
     assert fc.w.abs().sum() > 0
 
 
+@pytest.mark.parametrize("make", [
+    lambda: layers.fc(4, in_size=3), lambda: layers.conv2d(2, 2, in_channels=1), lambda: layers.gru(4, in_size=3),
+    lambda: layers.batch_norm(3),
+])
+def test_a_layer_takes_over_anothers_parameters_and_follows_slowly(make):
+    mine, theirs = make(), make()
+    for value in theirs.state_dict().values():
+        value.add_(1.0)
+    start, goal = ({key: v.clone() for key, v in layer.state_dict().items()} for layer in (mine, theirs))
+    mine.sync_from(theirs, decay=0.75)
+    parameters = dict(mine.named_parameters())
+    for key, value in mine.state_dict().items():  # running statistics are copied
+        torch.testing.assert_close(value, 0.75 * start[key] + 0.25 * goal[key] if key in parameters else goal[key])
+    mine.sync_from(theirs)
+    assert all(torch.equal(value, goal[key]) for key, value in mine.state_dict().items())
+    assert {v.data_ptr() for v in mine.parameters()}.isdisjoint(v.data_ptr() for v in theirs.parameters())
+
+
+def test_synchronising_a_layer_changes_all_that_share_its_weight():
+    table, other = layers.embedding(7, 5), layers.embedding(7, 5)
+    fc = layers.fc(5, bias=False, w=table)
+    table.sync_from(other)
+    index = torch.tensor([3, 0])
+    torch.testing.assert_close(fc(F.one_hot(index, 7).float()), other(index))
+    fc.sync_from(layers.fc(5, bias=False, w=other, in_size=7))  # through the borrower, too
+    assert torch.equal(table.w, other.w) and fc.w is table.w
+
+
+def test_layers_that_are_not_alike_are_not_synchronised():
+    with pytest.raises(ValueError, match=r"'w' is \(3, 4\) here and \(2, 4\) in the other"):
+        layers.fc(4, in_size=3).sync_from(layers.fc(4, in_size=2))
+    with pytest.raises(ValueError, match="'b' is missing here"):
+        layers.fc(4, in_size=3, bias=False).sync_from(layers.fc(4, in_size=3))
+    with pytest.raises(UnbuiltError, match="fc_.* has no parameters yet"):
+        layers.fc(4).sync_from(layers.fc(4, in_size=2))
+
+
 def test_a_copied_network_shares_inside_and_not_outside():
     table = layers.embedding(7, 5)
     net = nn.ModuleList([table, layers.fc(5, w=table, in_size=7)])

@@ -124,7 +124,7 @@ def test_a_robot_that_another_thread_runs_is_refused(second, tmp_path):
     with robot_of(dqn(), off()) as robot:
         first = threading.Thread(target=lambda: robot.run(stop | StopWhen(begun)), name="first")
         first.start()
-        assert running.wait(30)
+        assert running.wait(60)
         calls = {"run": lambda: robot.run(StopAfterSteps(10)), "train_iter": robot.train_iter,
                  "collect": lambda: robot.collect(n_step=4), "save": lambda: robot.save(tmp_path / "there"), "close": robot.close}
         try:
@@ -135,7 +135,7 @@ def test_a_robot_that_another_thread_runs_is_refused(second, tmp_path):
             errors.append(error)
         finally:
             stop.set()
-            first.join(30)
+            first.join(60)
         assert not first.is_alive() and not errors
         robot.run(StopAfterSteps(10))  # and then it is free again
 

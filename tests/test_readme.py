@@ -1,10 +1,16 @@
 """What the documents show is run, what they link is there, and what they say a block prints is what it prints."""
 
 import re
+import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+
+from parl_like.algorithms import DQN
+from parl_like.lab import cli, config, experiment
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "design.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,6 +50,24 @@ def test_links_and_pictures_exist(page):
 def test_every_page_is_in_the_table_of_contents():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme]
+
+
+def test_the_command_lines_shown_are_taken(monkeypatch):
+    """With their options; experiments and keys are known, benchmarks are there. The reader's own package has an algorithm."""
+    mine = ModuleType("my_package.mine")
+    mine.MyDQN = type("MyDQN", (DQN,), {})
+    monkeypatch.setitem(sys.modules, "my_package", ModuleType("my_package"))
+    monkeypatch.setitem(sys.modules, "my_package.mine", mine)
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    lines = re.findall(r"^parl-like (.+?)(?:  +#.*)?$|`parl-like ([^`]+)`", text, re.MULTILINE)
+    for line in sorted({one or two for one, two in lines}):
+        words = ["ppo-cartpole" if word == "NAME" else word if "=" in word else word.strip("[]") for word in shlex.split(line)]
+        args = cli._parse(words)
+        if words[0] == "train":
+            chosen = experiment.get(args.experiment)
+            config.resolve(chosen.module().Config, chosen.config, args.overrides)
+        elif words[0] == "bench":
+            assert (ROOT / "benchmarks" / f"{args.name.replace('-', '_')}.py").exists(), line
 
 
 def test_the_verbs_and_targets_shown_exist(capsys):

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from time import sleep
+from itertools import count
 
 import gymnasium as gym
 import numpy as np
@@ -25,6 +25,7 @@ from agent_fakes import (
     same,
     weights,
 )
+from drivers.transport_fakes import until
 
 from parl_like import (
     Agent,
@@ -43,6 +44,7 @@ from parl_like import (
 from parl_like.algorithm import Linear
 from parl_like.algorithms import A2C, DQN
 from parl_like.computation_task import BatchRule
+from parl_like.envs.wrappers import ActionRepeat
 from parl_like.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
 from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
@@ -181,6 +183,17 @@ def test_train_iter_needs_a_learner_and_rounds():
         robot.train_iter()
 
 
+def test_an_agent_that_does_not_wait_is_the_lessons_of_one_step_ahead():
+    """Twelve rows a step are three lessons: while they wait to be given the agent goes on, to the next three."""
+    with robot_of(dqn(Noisy), off(), Noisy, agent=lambda: VectorAgent(12), mode="async") as robot:
+        helper, counters = robot.agents[0].helpers["RL"], robot.wrappers["RL"].trainings.counters
+        put, ahead = helper.comm.put_training, []
+        helper.comm.put_training = lambda *request: ahead.append(len(ahead) - counters.batches) or put(*request)
+        robot.run(StopAfterSteps(360))
+        assert ahead[:3] == [0, 1, 2] and max(ahead) == 2
+        assert len(ahead) == 3 * 29  # the step that ends the run is not learned from
+
+
 def test_an_async_robot_learns_and_stops_where_it_should():
     with robot_of(dqn(Noisy), off(), Noisy, n_agents=2, mode="async") as robot:
         robot.run(StopAfterSteps(200))
@@ -223,7 +236,7 @@ def test_iterate_stops_at_the_first_iteration_that_is_far_enough():
 
 def test_robots_that_are_advanced_together_are_as_if_apart():
     def stats(robot):
-        return [(epoch, stat["test/return/mean"], stat["RL/loss"], info["env_steps"]) for epoch, stat,
+        return [(epoch, stat["eval/score"], stat["RL/loss"], info["env_steps"]) for epoch, stat,
                 info in robot.epochs(3, 60, evaluate_episodes=2)]
 
     with BUILD["dqn"](seed=1, n_agents=2) as a, BUILD["ppo"](seed=2) as b:
@@ -233,7 +246,7 @@ def test_robots_that_are_advanced_together_are_as_if_apart():
         together = ([], [])
         for left, right in zip(a.epochs(3, 60, evaluate_episodes=2), b.epochs(3, 60, evaluate_episodes=2), strict=True):
             for found, (epoch, stat, info) in zip(together, (left, right), strict=True):
-                found.append((epoch, stat["test/return/mean"], stat["RL/loss"], info["env_steps"]))
+                found.append((epoch, stat["eval/score"], stat["RL/loss"], info["env_steps"]))
         assert together == apart and (a.trace_hash(), b.trace_hash()) == hashes
 
 
@@ -242,7 +255,7 @@ def test_epochs_report_the_best_and_stop_early():
         seen = []
         for epoch, stats, info in robot.epochs(9, 20, evaluate_episodes=1, stop=lambda mean: len(seen) == 2):
             seen.append((epoch, info["env_steps"]))
-            assert info["best_epoch"] <= epoch and info["best_return"] >= stats["test/return/mean"]
+            assert info["best_epoch"] <= epoch and info["best_score"] >= stats["eval/score"]
         assert [epoch for epoch, _ in seen] == [1, 2] and seen[0][1] >= 20
         with pytest.raises(ValueError, match="n_epochs is 0"):
             next(robot.epochs(0, 20))
@@ -416,6 +429,17 @@ def test_an_evaluation_inside_a_run():
         robot.run(StopAfterSteps(100), EveryNSteps(30, lambda robot: results.append(robot.evaluate(2).mean_return)))
         other.run(StopAfterSteps(100))
         assert len(results) == 3 and robot.trace_hash() == other.trace_hash()
+
+
+def test_an_evaluation_that_is_stopped_has_the_episodes_that_were_over():
+    """Two evaluators, episodes of 5 steps; after 3 of 10 it is enough."""
+    with robot_of(Recorder(), env=lambda: Corridor(5), n_agents=2) as robot:
+        seen = robot.evaluate(10, stop=StopAfterEpisodes(3))
+        assert (seen.n_episodes, seen.returns, seen.n_steps) == (3, [5.0] * 3, 10 + 9)
+        assert robot.evaluate(4).n_episodes == 4 and not robot.stop_requested
+        begun = count()
+        assert robot.evaluate(10**9, stop=StopWhen(lambda crew: next(begun) == 7)).n_episodes == 0  # in mid-episode
+        robot.run(StopAfterSteps(10))
 
 
 def test_an_evaluation_has_environments_of_its_own_where_the_robot_says_so():
@@ -615,7 +639,7 @@ def test_a_checkpoint_in_mid_collection_is_resumed_exactly(tmp_path):
 
 
 def test_time_steps_are_saved(tmp_path):
-    build = lambda: robot_of(Recorder(), off(), env=lambda: Corridor(12), agent=lambda: Agent(action_repeat=5))  # noqa: E731
+    build = lambda: robot_of(Recorder(), off(), env=lambda: ActionRepeat(Corridor(12), 5))  # noqa: E731
     with build() as first, build() as second:
         first.run(StopAfterEpisodes(1))
         first.save(tmp_path / "state")
@@ -752,6 +776,8 @@ class TwoRewards(Corridor):
 def test_vector_rewards_are_stored_summed_and_averaged_by_component(tmp_path):
     """R3: the environment says how many kinds there are, and the algorithm combines them."""
     class Weighted(A2C):
+        one_reward = False
+
         def process(self, batch):
             batch.rew = batch.rew @ torch.tensor([1.0, 10.0], dtype=batch.rew.dtype)
             return super().process(batch)
@@ -863,7 +889,8 @@ def test_closing_drains_the_queues_or_answers_stopped(driver, drain):
     task = ComputationTask(Recorder(), training_rule=BatchRule(min_rows=100), helper=Waits)
     robot = Robot(lambda: Corridor(3), tasks={"RL": task}, agent=Sender, driver=driver)
     robot._advance()
-    sleep(0.05)  # the sender ends meanwhile, so that nobody is left who could still come
+    if driver == "threads":
+        until(lambda: not robot._driver.agents)  # nobody is left who could still come
     robot.close(drain=drain)
     try:
         answers.append(robot.agents[0].helpers["RL"].comm.get(tickets[0])["loss"])
@@ -904,14 +931,14 @@ def test_an_action_may_choose_how_often_it_is_repeated():
             self.env.reset()
             done, taken = False, []
             while not done:
-                self.action_repeat = 1 + len(taken)
+                self.env.set_wrapper_attr("n", 1 + len(taken))
                 _, rew, terminated, truncated, _ = self.env.step(0)
                 taken.append(rew)
                 done = terminated or truncated
             rewards.append(taken)
 
     rewards = []
-    with robot_of(Recorder(), off(), env=lambda: Corridor(8), agent=Chooses) as robot:
+    with robot_of(Recorder(), off(), env=lambda: ActionRepeat(Corridor(8), 1), agent=Chooses) as robot:
         robot.run(StopAfterEpisodes(1))
         assert rewards == [[1.0, 2.0, 3.0, 2.0]]  # the last is cut short by the end
         assert (robot.counters()["env_steps"], robot.counters()["time_steps"]) == (4, 8)
@@ -925,7 +952,7 @@ class Boom(Hook):
 
     def post_act(self, agent):
         helpers = [each.helpers["RL"] for each in agent.robot.agents]
-        if all(h._pending is not None and not h.comm.is_served(h._pending[0]) for h in helpers):
+        if all(h._pending and not h.comm.is_served(h._pending[0][0]) for h in helpers):
             raise ValueError("boom")
 
 
@@ -1006,7 +1033,7 @@ class Blocks(Corridor):
     def step(self, act):
         if self.at == 3:
             Blocks.stuck += 1
-            Blocks.gate.wait(20)
+            Blocks.gate.wait(60)
         return super().step(act)
 
 
@@ -1020,9 +1047,9 @@ def test_draining_does_not_wait_for_ever(monkeypatch):
     robot = robot_of(Recorder(), off(batch_size=2, learn_every=2), lambda: Blocks(9), n_agents=2, driver="threads", mode="async")
     envs = [agent.env._env for agent in robot.agents]
     robot._advance()
-    while Blocks.stuck < 2:
-        sleep(0.01)
-    threading.Timer(1.0, Blocks.gate.set).start()
+    until(lambda: Blocks.stuck == 2)
+    join = robot._driver.join
+    robot._driver.join = lambda timeout: (Blocks.gate.set(), join(timeout))[1]  # they come back when nobody waits any more
     with pytest.raises(RuntimeError, match="still busy 0.2 s after they were told to end their episodes: agent 0, agent 1"):
         robot.close(drain=True)
     assert [env.closed for env in envs] == [1, 1]

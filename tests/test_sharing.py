@@ -172,6 +172,77 @@ def test_two_builds_share_nothing_and_arguments_are_frozen():
     assert factory == create_algorithm_func(MLPQ, {**spaces_of(Noisy()), "hidden": [8]}, DQN, {"gamma": 0.5, "target_period": 0})
 
 
+class Anchored(DQN):
+    """The document's algorithm: it builds its reference network itself, and is drawn towards what that one says."""
+
+    def __init__(self, *, model_func, **options):
+        super().__init__(model_func(), **options)
+        self.model_func = model_func
+        self.reference = model_func().requires_grad_(False)
+        self.drawn_apart = self.model.weights_hash() != self.reference.weights_hash()
+        self.reference.sync_from(self.model)
+
+    def networks(self):
+        return {**super().networks(), "reference": self.reference}
+
+    def learn(self, batch):
+        result = super().learn(batch)
+        with torch.no_grad():
+            anchor = self.reference.q(batch.obs)
+        return {**result, "loss": result["loss"] + (self.model.q(batch.obs) - anchor).square().mean()}
+
+
+class Beside(Anchored):
+    """Takes a ready model, and the function for more."""
+
+    def __init__(self, model, *, model_func, **options):
+        super().__init__(model_func=model_func, **options)
+        self.given = model
+
+    def networks(self):
+        return {**super().networks(), "given": self.given}
+
+
+def anchored(algorithm, **options):
+    return create_algorithm_func(MLPQ, {**spaces_of(Noisy()), "hidden": [8]}, algorithm, {"target_period": 0, **options})
+
+
+@pytest.mark.parametrize(("algorithm", "networks"), [(Anchored, 2), (Beside, 3)])
+def test_an_algorithm_that_takes_model_func_builds_its_networks_itself(algorithm, networks):
+    first, second = anchored(algorithm)(), anchored(algorithm)()
+    assert first.drawn_apart  # each call drew new parameters
+    built = [network for one in (first, second) for network in one.networks().values()]
+    storages = [{p.data_ptr() for p in network.parameters()} for network in built]
+    assert len(built) == 2 * networks and len(set.union(*storages)) == sum(map(len, storages))
+    assert torch.equal(first.model.q(torch.from_numpy(OBS)), first.reference.q(torch.from_numpy(OBS)))
+
+
+def test_a_reference_of_its_own_making_stays_while_the_model_learns_and_is_saved(tmp_path):
+    def build():
+        return Robot(Noisy, tasks={"RL": ComputationTask(anchored(Anchored, lr=0.1),
+                                                         helper=lambda: OffPolicyHelper(size=200, batch_size=16))}, seed=3)
+
+    with build() as robot, build() as other:
+        algorithm = robot.tasks["RL"].algorithm
+        before = algorithm.reference.weights_hash()
+        robot.run(100)
+        assert algorithm.updates and algorithm.reference.weights_hash() == before != algorithm.model.weights_hash()
+        robot.save(tmp_path / "c")
+        other.tasks["RL"].algorithm.reference.net.layers[0].weight.data.zero_()
+        other.load(tmp_path / "c")
+        assert other.tasks["RL"].algorithm.reference.weights_hash() == before
+        clone = algorithm.clone()
+        assert clone.model_func().weights_hash() != before  # a clone can build more, too
+
+
+def test_a_factory_with_model_func_travels_and_a_shared_model_is_one():
+    shared = Shared(MLPQ, **spaces_of(Noisy()), hidden=[8])
+    algorithm = create_algorithm_func(shared, {}, Anchored, {"target_period": 0})()
+    assert algorithm.model is algorithm.reference and not algorithm.drawn_apart
+    copied = pickle.loads(pickle.dumps(anchored(Anchored)))
+    assert copied == anchored(Anchored) and copied().model_func().act_space == spaces_of(Noisy())["act"]
+
+
 # --------------------------------------------------------------------------------------------------------- what leaves a task
 
 

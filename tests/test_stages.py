@@ -7,7 +7,7 @@ import pytest
 from agent_fakes import Corridor, Log, Recorder, TwoLengths, robot_of
 
 from parl_like import Agent, AgentHelper, OffPolicyHelper
-from parl_like.robot import run_policy
+from parl_like.run_policy import run_policy
 from parl_like.stages import (
     EpisodeStats,
     EveryNEpisodes,

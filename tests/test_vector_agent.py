@@ -199,15 +199,15 @@ def test_environments_get_seeds_of_their_own_and_repeat():
 
 
 def test_a_limit_is_put_on_environments_that_are_made():
-    with robot_of(Recorder(), keep, env=lambda: Corridor(end=None), agent=lambda: VectorAgent(2, max_episode_steps=4)) as robot:
+    with robot_of(Recorder(), keep, env=lambda: gym.wrappers.TimeLimit(Corridor(end=None), 4),
+                  agent=lambda: VectorAgent(2)) as robot:
         seen = robot.collect(n_episode=4)
         assert seen.lengths == [4] * 4 and rows(robot)["truncated"].tolist() == [False, False, False, True] * 2
 
 
 @pytest.mark.parametrize(("agent", "env", "message"), [
     (lambda: VectorAgent(0), Corridor, "n_envs is 0; expected at least 1"),
-    (lambda: VectorAgent(max_episode_steps=3), vector(MODES[0], 2), "limits episodes only in environments that it makes"),
-    (type("A", (VectorAgent,), {"action_repeat": 2}), Corridor, "does not repeat actions"),
+    (type("A", (VectorAgent,), {"action_repeat": 2}), Corridor, "action_repeat is the environment's business"),
     (lambda: VectorAgent(2), Corridor(), "2 environments are needed, and the robot has one; give it a factory or an id"),
 ])
 def test_options_that_would_be_ignored_are_refused(agent, env, message):

@@ -1,4 +1,4 @@
-"""What a turn-based game must offer to learning by play and to algorithms that walk the tree; exact values of policies."""
+"""What a turn-based game must offer to learning by play and to algorithms that walk the tree."""
 
 from __future__ import annotations
 
@@ -206,51 +206,3 @@ def uniform(state: State) -> Array:
     mask: Array = state.mask().astype(np.float64)
     mask /= mask.sum()
     return mask
-
-
-def expected_returns(state: State, policies: Policy | Sequence[Policy]) -> Array:
-    """Expected utility [n_players] float64 of going on from a state, exactly, by a walk over all that can happen.
-
-    Args:
-        policies: One for each player, or one for all.
-    """
-    each = [policies] * state.game.n_players if callable(policies) else list(policies)
-    if len(each) != state.game.n_players:
-        raise ValueError(f"{len(each)} policies for {state.game}")
-
-    def walk() -> Array:
-        player = state.player
-        if player == TERMINAL:
-            return np.array(state.returns())
-        if player == CHANCE:
-            moves = state.chance()
-        else:
-            chances = each[player](state)
-            moves = [(a, float(chances[a])) for a in state.legal()]
-        total = np.zeros(state.game.n_players)
-        for action, chance in moves:
-            if chance:
-                state.apply(action)
-                total += chance * walk()
-                state.undo()
-        return total
-
-    return walk()
-
-
-def information_sets(game: Game) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Key → (player, legal actions) of every information state in which somebody decides, in the order of a walk over the whole
-    tree."""
-    sets: dict[str, tuple[int, tuple[int, ...]]] = {}
-    state = game.start()
-
-    def walk() -> None:
-        if state.player >= 0:
-            sets.setdefault(state.key(), (state.player, tuple(state.legal())))
-        for action in tuple(state.legal()):
-            state.apply(action)
-            walk()
-            state.undo()
-
-    walk()
-    return sets

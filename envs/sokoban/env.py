@@ -51,6 +51,16 @@ def find_levels(levels: Levels | str | os.PathLike[str] | None, kind: str, size:
     return Levels.load(path, size, n_boxes)
 
 
+def note_on(levels: Levels, n_boxes: int) -> str:
+    """Which levels a run plays, for its record."""
+    source = Path(levels.source)
+    if source.parent.name != "level_sets":
+        return f"Sokoban: {len(levels):,} levels of {levels.size}×{levels.size} from {levels.source or 'memory'}"
+    made = f"Sokoban: {len(levels):,} levels that were generated for this package ({source.name.partition('.')[0]})"
+    boxoban = "; Boxoban's 900,000 are played where PARL_LIKE_BOXOBAN names a checkout of them"
+    return made + boxoban if (levels.size, n_boxes) == (10, 4) else made
+
+
 def make_boards(n: int, levels: Levels, obs: str, n_danger: int, pomdp: bool, max_steps: int, autoreset: int) -> Boards:
     if obs not in OBS:
         raise ValueError(f"Sokoban: obs is {obs!r}; expected 'image' or 'planes'")
@@ -113,6 +123,7 @@ class SokobanEnv(gym.Env[Any, Any]):
     ) -> None:
         check_render_mode(render_mode)
         self.levels = find_levels(levels, kind, size, n_boxes)
+        self.note = note_on(self.levels, n_boxes)
         self.boards = make_boards(1, self.levels, obs, n_danger, pomdp, max_steps, autoreset=0)
         self.n_danger = n_danger
         self.render_mode = render_mode

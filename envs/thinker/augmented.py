@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from parl_like.env_state import clone_state, restore_state
 from parl_like.envs.thinker.layout import Layout
 from parl_like.envs.thinker.tree import Plan, State, Tree
 from parl_like.spec import Array
@@ -18,6 +19,15 @@ Ask = Callable[[dict[str, Array]], Mapping[str, Array]]
 """Requests to the world model, N rows of `op` (0 initial, 1 recurrent), `obs`, `act` (0 … A − 1), `parent`, `node` (places of
 hidden states), to replies `r`, `done` (a probability), `v` [N], `logits` [N, A], and where they are wanted `hs` and `x`."""
 
+
+
+class Curiosity(NamedTuple):
+    """Weights of what a real step brought and the world model had not expected. `AugmentedEnv` says how they are used."""
+
+    reward: float = 0.0
+    value: float = 0.0
+    feature: float = 0.0
+    done_gate: bool = False
 
 
 class AugmentedEnv(VectorEnv[Any, Any, Array]):
@@ -32,7 +42,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
                                                end, where they are wanted; with `return_double` those of the root before them,
                                                along the channels
         last_act     int64 (2,)                the last action; 0 at the beginning
-        last_rew     float32 (2,)              the last real and planning reward
+        last_rew     float32 (2,)              the last real and planning reward; with `curiosity` (3,), `cur_reward` behind them
         step_status  int64                     0: the last step was real; 1: imagined; 2: the same, and the next is real; 3: both
                                                are real
 
@@ -45,6 +55,13 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
     of the real episode so far (of the whole, in the step that ends it); `real_done` (the environment's own, else the end),
     `truncated_done`, `cost` (the environment's own, else False).
 
+    With `curiosity` also `cur_reward` and `cur_episode_return`, its sum over the real episode. Of a real step that led to s',
+    with d = 1 where it ended the episode, and hats what the model had imagined of it (0 where it imagined an end), it is
+
+        w_reward · (r (1 − d) − r̂)² + w_value · (v(s') (1 − d) − v̂)² + w_feature · mean((z(s') (1 − d) − ẑ)²)
+
+    z being the features of the network that judges; with `done_gate` 0 where the episode ended, or was to. 0 in imaginary steps.
+
     Args:
         envs: The real environments: Discrete actions, observations Box (C, H, W) or (N,); autoreset SAME_STEP.
         ask: The world model.
@@ -54,7 +71,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         reward_clip: Real rewards are cut to ± this in the tree and in `last_rew`, not in what `step` returns; None: not at all.
         h_shape, x_shape: Shapes of the replies' `hs` and `x` (`ThinkerNet.hs_shape`, `x_shape`), which are then shown; None: are
             not.
-        return_double: See above.
+        return_double, curiosity: See above. Features need replies `z` of the world model.
         nodes: First of the `n_nodes` places that this environment uses in the world model's table.
         tree: Options of `Tree`, but for `perfect` and `phase`.
 
@@ -70,10 +87,11 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
     def __init__(
         self, envs: VectorEnv[Any, Any, Any], ask: Ask, *, K: int = 20, perfect: Callable[[int], Any] | None = None,
         reward_clip: float | None = None, h_shape: tuple[int, ...] | None = None, x_shape: tuple[int, ...] | None = None,
-        return_double: bool = False, nodes: int = 0, **tree: Any,
+        return_double: bool = False, curiosity: Curiosity | None = None, nodes: int = 0, **tree: Any,
     ) -> None:
         check_envs(envs)
         self.envs, self.ask, self.reward_clip, self.return_double, self.nodes = envs, ask, reward_clip, return_double, nodes
+        self.curiosity = curiosity
         self.num_envs = n = int(envs.num_envs)
         act: Any = envs.single_action_space
         self.n_actions, self.start = int(act.n), int(act.start)
@@ -84,7 +102,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self._kept = {name: np.zeros((self.n_nodes, *shape), np.float32)  # by slot
                       for name, shape in (("hs", h_shape), ("xs", x_shape)) if shape is not None}
         self.single_observation_space, self.single_action_space = augmented_spaces(
-            envs.single_observation_space, self.tree.layout, h_shape, x_shape, return_double)
+            envs.single_observation_space, self.tree.layout, h_shape, x_shape, return_double, curiosity is not None)
         self.action_space = batch_space(self.single_action_space, n)
         self.observation_space = batch_space(self.single_observation_space, n)
         self.metadata = {**envs.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -97,16 +115,40 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             raise ValueError("AugmentedEnv: reset_mask is not supported; environments are stepped and reset together")
         obs, info = self.envs.reset(seed=seed, options=options)
         n = self.num_envs
+        self._begun, self._obs = True, np.asarray(obs)
+        self._returns, self._steps, self._surprises = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.float32)
+        seen, more = self.plant()
+        return seen, {**info, **more}
+
+    def plant(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Begins a stage with new trees where the environments are now; what `reset` returns."""
+        n = self.num_envs
         roots, none = np.arange(n) * self.tree.capacity, np.zeros(n, bool)
-        self._obs = np.asarray(obs)
         reply = self._answer(0, self._obs, np.zeros(n, np.int64), roots, roots)
         state = self.tree.begin(reply["v"], reply["logits"])
         if self.perfect is not None:
             self.perfect.take(roots)
-        self._begun = True
-        self._returns, self._steps, self._im_returns = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.float32)
-        self._act, self._rew = np.zeros((n, 2), np.int64), np.zeros((n, 2), np.float32)
-        return self._observation(state), {**info, **self._info(state, False, {}, none, none)}
+        self._roots, self._im_returns, self._surprise = roots, np.zeros(n, np.float32), np.zeros(n, np.float32)
+        self._act, self._rew = np.zeros((n, 2), np.int64), np.zeros((n, 2 + (self.curiosity is not None)), np.float32)
+        return self._observation(state), self._info(state, False, {}, none, none)
+
+    def clone_state(self) -> dict[str, Any]:
+        """The real episodes. Trees are not in it: they stand on hidden states, which are large, lie where the network is, and
+        were made by parameters that have learned since. After `restore_state`, `plant` begins new ones.
+
+        Raises:
+            TypeError: the real environments cannot clone their state (`parl_like.env_state`).
+        """
+        if not self._begun:
+            raise gym.error.ResetNeeded("AugmentedEnv: clone_state() before reset()")
+        return {"envs": clone_state(self.envs), "obs": self._obs.copy(), "returns": self._returns.copy(),
+                "steps": self._steps.copy(), "surprises": self._surprises.copy()}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to these episodes. Raises ValueError: they are of other environments."""
+        restore_state(self.envs, state["envs"])
+        self._begun, self._obs, self._returns = True, state["obs"].copy(), state["returns"].copy()
+        self._steps, self._surprises = state["steps"].copy(), state["surprises"].copy()
 
     def step(self, actions: Any) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
         """One augmented step of all environments.
@@ -132,13 +174,20 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         real = len(plan.root_slot) > 0
         if real:
             obs, rew, terminated, truncated, info = self.envs.step(primary + self.start)
+            # What the model expects, before the old root's place is another's; its state goes where none is asked for later.
+            expected = {} if self.curiosity is None else self._answer(
+                1, self._obs, primary, self._roots, n * self.tree.capacity + np.arange(n))
             self._obs, rew, ended = np.asarray(obs), np.asarray(rew, np.float64), np.logical_or(terminated, truncated)
             reply = self._first_look(plan.root_slot, primary, ended, np.flatnonzero(truncated), info)
+            self._roots = plan.root_slot
+            if self.curiosity is not None:
+                self._surprise = _surprise(self.curiosity, expected, reply, self._clipped(rew), ended)
             state = self.tree.update(None, (self._clipped(rew), ended, reply["v"][:n], reply["logits"][:n]))
         else:
             state = self.tree.update(self._imagine(plan) if len(plan.expand) else None)
         self._act = actions.astype(np.int64)
-        self._rew = np.stack([self._clipped(rew), state.im_reward], 1).astype(np.float32)
+        surprise = [] if self.curiosity is None else [self._surprise * real]
+        self._rew = np.stack([self._clipped(rew), state.im_reward, *surprise], 1).astype(np.float32)
         self._returns += rew
         more = self._info(state, real, info, terminated, truncated)
         observation = self._observation(state)
@@ -209,6 +258,11 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         }
         if "dropped" in info:
             out["dropped"] = info["dropped"]
+        if self.curiosity is not None:
+            out["cur_reward"] = self._surprise * np.float32(real)
+            self._surprises += out["cur_reward"]
+            out["cur_episode_return"] = self._surprises.copy()
+            self._surprises[whole] = 0.0
         if real:
             self._im_returns[:] = 0.0
         self._returns[whole], self._steps[whole] = 0.0, 0
@@ -244,16 +298,34 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, **kwargs: Any) -> None:
         self.envs.close(**kwargs)
+        if self.perfect is not None:
+            self.perfect.close()
+
+
+def _surprise(
+    weights: Curiosity, expected: Mapping[str, Array], seen: Mapping[str, Array], rew: Array, ended: Array,
+) -> Array:
+    """[n] float32; see `AugmentedEnv`."""
+    n, over = len(ended), expected["done"] > 0.5
+    out = np.zeros(n, np.float32)
+    for weight, name, there in ((weights.reward, "r", rew), (weights.value, "v", None), (weights.feature, "z", None)):
+        if weight:
+            real = (seen[name][:n] if there is None else there).reshape(n, -1) * ~ended[:, None]
+            out += weight * np.square(real - expected[name].reshape(n, -1) * ~over[:, None]).mean(1)
+    if weights.done_gate:
+        out[ended | over] = 0.0
+    return out
 
 
 def augmented_spaces(
     obs: gym.Space[Any], layout: Layout, h_shape: tuple[int, ...] | None, x_shape: tuple[int, ...] | None, return_double: bool,
+    curious: bool = False,
 ) -> tuple[gym.spaces.Dict, gym.spaces.MultiDiscrete]:
     """Observation and action space of one augmented environment, for whoever builds a network before there is one."""
     act = gym.spaces.MultiDiscrete([layout.n_actions, 2])
     spaces: dict[str, gym.Space[Any]] = {
         "tree_reps": gym.spaces.Box(-np.inf, np.inf, (layout.size,), np.float32), "real_states": obs, "last_act": act,
-        "last_rew": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), "step_status": gym.spaces.Discrete(4),
+        "last_rew": gym.spaces.Box(-np.inf, np.inf, (2 + curious,), np.float32), "step_status": gym.spaces.Discrete(4),
     }
     for name, shape in (("hs", h_shape), ("xs", x_shape)):
         if shape is not None:
@@ -281,6 +353,10 @@ def check_envs(envs: Any) -> None:
     if not isinstance(obs, gym.spaces.Box) or len(obs.shape) not in (1, 3):
         raise TypeError(f"AugmentedEnv: the observation space is {obs}; expected Box (C, H, W), channels first, or Box (N,). "
                         "Wrap the environment (gymnasium.wrappers.TransformObservation, FlattenObservation)")
+    *sides, last = obs.shape
+    if sides and 7 <= min(sides) > last and (last <= 4 or sides[0] == sides[1]):
+        raise ValueError(f"AugmentedEnv: observations {obs.shape} are images with their channels last; expected (C, H, W), "
+                         f"{(last, *sides)}. Wrap the environment (gymnasium.wrappers.TransformObservation)")
 
 
 def _own(info: Mapping[str, Any], name: str, ended: Array, default: Array) -> Array:

@@ -18,9 +18,6 @@ cdef extern from *:
     """
     enum { COLUMNS = 256 };  /* whose carry is kept together: 2 KiB of stack, and a row's piece is some cache lines long */
 
-    #include <math.h>
-    #include <stdint.h>
-
     typedef struct {
         const void *in[5];
         const unsigned char *last;
@@ -46,57 +43,6 @@ cdef extern from *:
     #else
     #define EACH_WIDTH
     #endif
-
-    #if defined(__GNUC__)
-    #define INLINE static inline __attribute__((always_inline))
-    #else
-    #define INLINE static inline
-    #endif
-
-    /* exp(x) = 2^k exp(r) with k whole and r within ln 2 / 2 of 0: the library's takes one number at a time, these as many as fit. Adding
-       1.5 * 2^23 (2^52) rounds x / ln 2 to k, which then is in the lowest bits; ln 2 is taken off in two parts, so that r keeps its digits.
-       Within 2 units in the last place; 0 and infinity a little before the smallest and the greatest number; NaN stays NaN. */
-    INLINE float exp_float(float x) {  /* polynomial: Cephes, expf */
-        union { float f; uint32_t u; } shifted, scale;
-        const float in = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
-        shifted.f = in * 1.44269504088896341f + 12582912.0f;
-        const float k = shifted.f - 12582912.0f;
-        const float r = in - k * 0.693359375f - k * -2.12194440e-4f;
-        float p = 1.9875691500e-4f;
-        p = p * r + 1.3981999507e-3f;
-        p = p * r + 8.3334519073e-3f;
-        p = p * r + 4.1665795894e-2f;
-        p = p * r + 1.6666665459e-1f;
-        p = p * r + 5.0000001201e-1f;
-        p = p * (r * r) + r + 1.0f;
-        scale.u = (shifted.u << 23) + 0x3F800000u;
-        p *= scale.f;
-        return x > 88.0f ? INFINITY : x < -87.0f ? 0.0f : p;
-    }
-
-    INLINE double exp_double(double x) {  /* polynomial: Taylor's; what it leaves out is below 5e-18 */
-        union { double f; uint64_t u; } shifted, scale;
-        const double in = x > 709.0 ? 709.0 : x < -708.0 ? -708.0 : x;
-        shifted.f = in * 1.44269504088896338700 + 6755399441055744.0;
-        const double k = shifted.f - 6755399441055744.0;
-        const double r = in - k * 6.93147180369123816490e-01 - k * 1.90821492927058770002e-10;
-        double p = 1.0 / 6227020800.0;
-        p = p * r + 1.0 / 479001600.0;
-        p = p * r + 1.0 / 39916800.0;
-        p = p * r + 1.0 / 3628800.0;
-        p = p * r + 1.0 / 362880.0;
-        p = p * r + 1.0 / 40320.0;
-        p = p * r + 1.0 / 5040.0;
-        p = p * r + 1.0 / 720.0;
-        p = p * r + 1.0 / 120.0;
-        p = p * r + 1.0 / 24.0;
-        p = p * r + 1.0 / 6.0;
-        p = p * r + 0.5;
-        p = p * (r * r) + r + 1.0;
-        scale.u = (shifted.u << 52) + 0x3FF0000000000000u;
-        p *= scale.f;
-        return x > 709.0 ? (double)INFINITY : x < -708.0 ? 0.0 : p;
-    }
 
     /* Walks [from, to] from its end to its beginning. `body` sees the place `i`, whether the chain is `cut` there, and `carried`, which
        comes from row t + 1 and goes to row t - 1. Few columns are walked one by one: their carry then stays in a register. */
@@ -189,13 +135,12 @@ cdef extern from *:
 
     #define VTRACE(real, name)                                                                                                    \
     EACH_WIDTH static void name(const Call *call) {                                                                               \
-        IN(real, rew, 0); IN(real, discount, 1); IN(real, value, 2); IN(real, value_next, 3); IN(real, log_ratio, 4);             \
+        IN(real, rew, 0); IN(real, discount, 1); IN(real, value, 2); IN(real, value_next, 3); IN(real, ratio, 4);                 \
         OUT(real, out, 0); OUT(real, advantage, 1); ROWS                                                                          \
         const double lam = call->lam, rho_bar = call->rho_bar, c_bar = call->c_bar;                                               \
         WALK(0, steps - 1,                                                                                                        \
-            const double is = exp_##real(log_ratio[i]);                                                                           \
-            const double rho = CLIPPED(is, rho_bar);                                                                              \
-            const double c = lam * CLIPPED(is, c_bar);                                                                            \
+            const double rho = CLIPPED((double)ratio[i], rho_bar);                                                                \
+            const double c = lam * CLIPPED((double)ratio[i], c_bar);                                                              \
             const double one_step = rew[i] + (double)discount[i] * value_next[i] - value[i];                                      \
             const double follows = discount[i] * (cut ? 0.0 : carried);                                                           \
             advantage[i] = (real)(rho * (one_step + follows));                                                                    \
@@ -338,9 +283,9 @@ def gae(rew, discount, value, value_next, last, double lam, out):
         gae_both(&arrays.call)
 
 
-def vtrace(rew, discount, value, value_next, log_ratio, last, double lam, double rho_bar, double c_bar, out, advantage):
+def vtrace(rew, discount, value, value_next, ratio, last, double lam, double rho_bar, double c_bar, out, advantage):
     """Writes V-trace targets [T, ...] into `out`, policy-gradient advantages into `advantage`."""
-    cdef Arrays arrays = held((rew, discount, value, value_next, log_ratio), last, (out, advantage))
+    cdef Arrays arrays = held((rew, discount, value, value_next, ratio), last, (out, advantage))
     arrays.call.lam, arrays.call.rho_bar, arrays.call.c_bar = lam, rho_bar, c_bar
     with nogil:
         vtrace_both(&arrays.call)

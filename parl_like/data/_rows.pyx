@@ -266,15 +266,16 @@ cdef class Ring:
 
     def set(self, count, cursor, written):
         """Takes over the books of another ring, [n_lanes] integers each."""
-        self.count, self.cursor, self.written = (np.array(x, np.int64) for x in (count, cursor, written))
-        if not (len(self.count) == len(self.cursor) == len(self.written) == self.n_lanes):
-            raise ValueError(f"Ring: books of {len(self.count)} lanes; expected {self.n_lanes}")
-        ahead = self.cursor - np.arange(self.n_lanes) * self.lane_size
-        sound = (self.count >= 0) & (self.count <= self.lane_size) & np.where(
-            self.count == self.lane_size, (ahead >= 0) & (ahead < self.lane_size), ahead == self.count)
+        count, cursor, written = (np.array(x, np.int64) for x in (count, cursor, written))
+        if not count.shape == cursor.shape == written.shape == (self.n_lanes,):
+            raise ValueError(f"Ring: books of {count.size} lanes; expected {self.n_lanes}")
+        ahead = cursor - np.arange(self.n_lanes) * self.lane_size
+        sound = (count >= 0) & (count <= self.lane_size) & (count <= written) & np.where(
+            count == self.lane_size, (ahead >= 0) & (ahead < self.lane_size), ahead == count)
         if not sound.all():
             lane = int(np.flatnonzero(~sound)[0])
-            raise ValueError(f"Ring: lane {lane} has {self.count[lane]} rows of {self.lane_size} and its next at {self.cursor[lane]}; damaged books")
+            raise ValueError(f"Ring: lane {lane} has {count[lane]} rows of {self.lane_size} and its next at {cursor[lane]}; damaged books")
+        self.count, self.cursor, self.written = count, cursor, written
         self.counts, self.cursors, self.writes = self.count, self.cursor, self.written
         self.total = int(self.count.sum())
 

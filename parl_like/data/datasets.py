@@ -12,7 +12,7 @@ import numpy as np
 
 from parl_like.data.replay_buffer import OWNER, ReplayBuffer
 from parl_like.data.row_specs import FLAGS, as_array, is_part
-from parl_like.spec import Array, Spec, SpecError, leaves, nest, specs_of
+from parl_like.spec import Array, Spec, SpecError, as_space, leaves, nest, specs_of
 
 
 def from_arrays(
@@ -169,7 +169,7 @@ def to_minari(
         truncated = part["truncated"].tolist()
         truncated[-1] |= not part["terminated"][-1]
         episodes.append(minari.data_collector.EpisodeBuffer(
-            observations=_as_space(observation_space, seen, "obs"), actions=_as_space(action_space, part, "act"), infos={},
+            observations=as_space(observation_space, seen, "obs"), actions=as_space(action_space, part, "act"), infos={},
             rewards=part["rew"].tolist(), terminations=part["terminated"].tolist(), truncations=truncated))
     spaces = {"observation_space": observation_space, "action_space": action_space}
     return minari.create_dataset_from_buffers(dataset_id, episodes, env=env, **spaces, **{"jpeg_encoding": False, **metadata})
@@ -224,15 +224,6 @@ def _episodes(flat: Mapping[str, Array]) -> list[slice]:
     ends[-1] = True
     stops = (np.flatnonzero(ends) + 1).tolist()
     return [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
-
-
-def _as_space(space: gym.Space[Any], flat: Mapping[str, Array], name: str) -> Any:
-    """Columns nested as a space nests them."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _as_space(part, flat, f"{name}.{key}") for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_as_space(part, flat, f"{name}.{i}") for i, part in enumerate(space.spaces))
-    return flat[name]
 
 
 def _minari() -> Any:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from parl_like.batch import Batch
 from parl_like.data.files import Savable
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.data.lanes import Buffer, Positions, Random
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.row_specs import FLAGS, check_saved, in_words, is_part
@@ -186,12 +187,16 @@ class _ByEpisode(Savable):
                 opened.push_rows(np.full(len(rows), lane), tuple(_columns(rows, self._specs).values()))
         return opened.state_dict()
 
-    def _loaded_open(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> ReplayBuffer:
-        """Checks a saved state against what this buffer was built with, and returns its open episodes; nothing has changed
-        yet."""
+    def _loaded_open(self, state: Mapping[str, Any], kept: Mapping[str, Any], own: Mapping[str, Any]) -> ReplayBuffer:
+        """Checks a saved state, in which the finished episodes are `kept`, against what this buffer was built with, and returns
+        its open episodes; nothing has changed yet."""
         check_saved(self, state, own)
         opened = ReplayBuffer(state["open"]["size"], self.n_lanes)
         opened.load_state_dict(state["open"])
+        ended, fields = opened.specs and opened.done.any(), state["open"]["specs"]
+        if ended or opened.lane_size > (self._longest or opened.lane_size) or fields != kept["specs"][: len(fields)]:
+            raise ValueError(f"{self!r}: the saved open episodes are over, too long, or of other fields than finished ones; the "
+                             "file is damaged")
         if opened.specs[: len(self.specs)] != self.specs:
             raise ValueError(f"{self!r}: the saved fields are {in_words(opened.specs)}, this buffer's {in_words(self.specs)}; "
                              "load into a new one")
@@ -407,26 +412,33 @@ class EpisodeBuffer(_ByEpisode, Buffer):
         return {
             "max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes, "dropped": self.dropped,
             "lengths": list(self._lengths), "rows": self._packed(max(len(self), 1), self._kept.specs).state_dict(),
-            "open": self._saved_open(), "rng": self.rng.bit_generator.state,
+            "open": self._saved_open(), "rng": rng_state(self.rng),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave. This buffer may have no fields yet, or the first of those saved.
 
         Raises:
-            ValueError: other bounds, number of lanes, kind of generator or fields, or lengths that are not those of the rows; the
-                buffer is as before.
+            ValueError: other bounds, number of lanes or fields, or none of these; the buffer is as before. KeyError, TypeError:
+                it is no state.
         """
         own = {"max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes}
-        opened = self._loaded_open(state, own)
+        opened = self._loaded_open(state, state["rows"], own)
         kept = ReplayBuffer(state["rows"]["size"], rew_dtype=self._kept.rew_dtype)
         kept.load_state_dict(state["rows"])
-        if sum(state["lengths"]) != len(kept):
-            raise ValueError(f"{self!r}: the saved lengths of episodes make {sum(state['lengths'])} rows, but {len(kept)} are "
-                             "there; the file is damaged")
+        n, lengths = len(kept), [int(length) for length in state["lengths"]]
+        ends = np.flatnonzero(kept.done[:n]) + 1 if kept.specs else np.zeros(0)
+        in_order = kept._ring.cursor[0] == n % kept.capacity  # it never went round
+        if sum(lengths) != n or not in_order or not np.array_equal(ends, np.cumsum(lengths, dtype=np.int64)):
+            raise ValueError(f"{self!r}: the saved lengths of episodes make {sum(lengths)} rows, but {n} are there, or they end "
+                             "elsewhere; the file is damaged")
+        if not 0 <= state["dropped"] < 2**62:
+            raise ValueError(f"{self!r}: the saved number of dropped rows is {state['dropped']}; the file is damaged")
+        if len(lengths) > (self.max_episodes or len(lengths)) or (n > (self.max_rows or n) and len(lengths) > 1):
+            raise ValueError(f"{self!r}: {len(lengths)} episodes of {n} rows were saved, more than it keeps; the file is damaged")
         self._set_open(opened)
-        self._kept, self._first, self.dropped, self._lengths = kept, 0, state["dropped"], deque(state["lengths"])
-        self.rng.bit_generator.state = state["rng"]
+        self._kept, self._first, self.dropped, self._lengths = kept, 0, state["dropped"], deque(lengths)
+        set_rng_state(self.rng, state["rng"])
 
 
 class CachedReplayBuffer(_ByEpisode):
@@ -509,6 +521,7 @@ class CachedReplayBuffer(_ByEpisode):
         Raises:
             ValueError: another number of lanes or longest episode, or `main` refuses its part; the buffer is as before.
         """
-        opened = self._loaded_open(state, {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length})
+        own = {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length}
+        opened = self._loaded_open(state, state["main"], own)
         self.main.load_state_dict(state["main"])
         self._set_open(opened)

@@ -7,9 +7,12 @@ its kind is looked up in a table. A CachedReplayBuffer is saved as its `main`, w
 
 from __future__ import annotations
 
+import importlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -17,15 +20,14 @@ import msgspec
 import numpy as np
 
 from parl_like.data import archive
-from parl_like.data.encoding import ArchiveError, damaged, refusal, versions
-from parl_like.data.generators import rng_state, set_rng_state
+from parl_like.data.encoding import CODES, ArchiveError, damaged, refusal, versions
 from parl_like.data.hdf5 import FORMAT, check_format, read_hdf5, write_hdf5
-from parl_like.data.saved_states import DTYPES, KINDS, Kind, Size, cached_class, check
 from parl_like.spec import Array
 
 __all__ = ["Savable", "load_buffer", "save_buffer"]
 
 HDF5 = (".h5", ".hdf5")
+DTYPES = tuple(dtype.str for dtype in CODES)
 CHUNKS = 64  # parts of a large buffer: one is well below MAX_LOST
 MIN_CHUNK = 256  # rows; smaller parts are mostly names and checksums
 MAX_LOST = 0.05  # share of the rows that a load may do without
@@ -33,18 +35,47 @@ MAX_LOST = 0.05  # share of the rows that a load may do without
 _HEAD = "buffer"  # component of everything but rows
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What files need to know about a class of buffers."""
+
+    module: str
+    name: str
+    given: tuple[str, ...]  # keys of the state that its constructor takes, in order
+    options: Mapping[str, type]  # what else it takes: name -> type; with that attribute, or that key of the state's options
+    chunked: frozenset[str] = frozenset({"columns"})  # keys of the state whose arrays have one row for each row of the buffer
+    inside: str = ""  # the key of the state under which those are; "" for the state itself
+    # (state, lost [rows] bool) -> the state without these rows, and how many went; None: none may be lost
+    drop: Callable[[dict[str, Any], Array], tuple[dict[str, Any], int]] | None = None
+
+    def get(self) -> Any:
+        return getattr(importlib.import_module(f"parl_like.data.{self.module}"), self.name)
+
+    def rows(self, state: dict[str, Any]) -> Any:
+        """The part of a state that has the `chunked` keys."""
+        return state.get(self.inside) if self.inside else state
+
+
+class _Cache(msgspec.Struct, forbid_unknown_fields=True):
+    """The state of a CachedReplayBuffer but that of its main."""
+
+    n_lanes: int
+    max_episode_length: int
+    open: dict[str, Any]
+
+
 class _Head(msgspec.Struct, forbid_unknown_fields=True):
-    """The component "buffer". `code`: options that were functions; `chunk`: rows of a part; `state`: but the rows; `cache`: the
-    state of a CachedReplayBuffer but that of its main, to which all the rest belongs."""
+    """The component "buffer". `code`: options that were functions; `chunk`: rows of a part; `state`: but the rows, of a
+    CachedReplayBuffer that of its main."""
 
     kind: str
     versions: dict[str, str]
     options: dict[str, Any]
     code: list[str]
     rows: Annotated[int, msgspec.Meta(ge=0, le=2**48)]
-    chunk: Size
+    chunk: Annotated[int, msgspec.Meta(ge=1, le=2**48)]
     state: dict[str, Any]
-    cache: dict[str, Any] | None = None
+    cache: _Cache | None = None
 
 
 def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: int | None = None) -> None:
@@ -66,17 +97,16 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
         OSError: the disk is full, read-only …; what was at `path` is still there.
     """
     path = Path(os.path.abspath(path))
-    main = buffer.main if type(buffer) is cached_class() else buffer
+    main = buffer.main if type(buffer) is _cached_class() else buffer
     kind = KINDS.get(type(main).__name__)
     if kind is None or type(main) is not kind.get():
         raise TypeError(f"{path}: expected a {', '.join(KINDS)}, CachedReplayBuffer, got {type(main).__name__}; save the "
                         "state_dict() of other classes with write_archive")  # fmt: skip
-    state, cache = _with_rng(buffer.state_dict(), _named), None
+    state, cache = buffer.state_dict(), None
     if main is not buffer:
         cache, state = {key: value for key, value in state.items() if key != "main"}, state["main"]
     given = {**state.get("options", {}), **({"rew_dtype": main.rew_dtype.str} if "rew_dtype" in kind.options else {})}
     options = {name: as_type(given[name]) for name, as_type in kind.options.items() if name in given}
-    check(path, kind, state, cache)  # what could not be read is not written
     arrays = _arrays(kind, kind.rows(state))
     rows = max(map(len, arrays.values()), default=0)
     size = max(MIN_CHUNK, -(-rows // CHUNKS)) if rows_per_chunk is None else rows_per_chunk
@@ -131,18 +161,23 @@ def load_buffer(path: str | os.PathLike[str], **options: Any) -> Any:
     if not isinstance(inside, dict) or inside.keys() & kind.chunked:
         raise damaged(path, "rows in components of their own", "others")
     inside |= _join(path, kind, head.rows, head.chunk, tree, bad)
-    check(path, kind, state, head.cache)
-    state = _with_rng(state, _unnamed)
-    if bad:
-        state = _without(path, kind, head.rows, head.chunk, state, bad)
     for name in head.code:
         if name not in options:
             raise ValueError(f"{path}: option {name!r} was a function, which no file holds; call load_buffer(path, {name}=…)")
-    buffer = kind.get()(*(state[key] for key in kind.given), **{**head.options, **options})
-    if head.cache is not None:
-        buffer = cached_class()(buffer, head.cache["n_lanes"], head.cache["max_episode_length"])
-        state = {**_with_rng(head.cache, _unnamed), "main": state}
-    buffer.load_state_dict(state)
+    try:
+        cache = {} if head.cache is None else msgspec.structs.asdict(head.cache)
+        _check_sizes({**cache, "main": state})
+        if bad:
+            state = _without(path, kind, head.rows, head.chunk, state, bad)
+        buffer = kind.get()(*(state[key] for key in kind.given), **{**head.options, **options})
+        if cache:
+            buffer, state = _cached_class()(buffer, cache["n_lanes"], cache["max_episode_length"]), {**cache, "main": state}
+        buffer.load_state_dict(state)
+    except ArchiveError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise refusal(path, f"the state of a {kind.name}", text, "use an earlier file") from error
     return buffer
 
 
@@ -168,30 +203,6 @@ class Savable:
 
 
 # ------------------------------------------------------------------------------------------------ parts of the state
-
-
-def _with_rng(state: Any, convert: Callable[[Any], Any]) -> Any:
-    """A state whose generators, under the keys "rng", are converted. An array there is a field of that name."""
-    if not isinstance(state, dict):
-        return state
-    return {key: convert(value) if key == "rng" and isinstance(value, dict) else _with_rng(value, convert)
-            for key, value in state.items()}
-
-
-def _named(state: Mapping[str, Any]) -> dict[str, Any]:
-    """NumPy's state of a generator as `rng_state` has it."""
-    kind = str(state["bit_generator"])
-    if kind != "PCG64":
-        raise TypeError(f"save_buffer: expected a generator over PCG64, got {kind}; use numpy.random.default_rng(seed)")
-    generator = np.random.default_rng(0)
-    generator.bit_generator.state = state
-    return rng_state(generator)
-
-
-def _unnamed(state: Any) -> dict[str, Any]:
-    generator = np.random.default_rng(0)
-    set_rng_state(generator, state)
-    return dict(generator.bit_generator.state)
 
 
 def _is_chunk(name: str) -> bool:
@@ -250,13 +261,9 @@ def _without(path: Path, kind: Kind, rows: int, size: int, state: dict[str, Any]
         start = int(name.rpartition(".")[2]) * size
         lost[start : start + size] = True
     assert kind.drop is not None
-    try:
-        state, count = kind.drop(state, lost)
-    except (KeyError, TypeError) as error:
-        raise damaged(path, "rows with flags", f"no {error}") from None
+    state, count = kind.drop(state, lost)
     if count > MAX_LOST * rows:
         raise _lost(path, count, rows, bad)
-    check(path, kind, state)
     warnings.warn(f"{path}: {count} of {rows} rows were dropped, since {len(bad)} part(s) are damaged: "
                   f"{next(iter(bad.values()))}",
                   stacklevel=3)  # fmt: skip
@@ -270,3 +277,77 @@ def _lost(path: Path, lost: int, rows: int, bad: dict[str, str], kind: Kind | No
     return refusal(path, f"{rows} rows, and {limit}", f"{lost} in damaged parts ({next(iter(bad.values()), '')})",
                    "use an earlier file")
 
+
+# ------------------------------------------------------------------------------------------------ kinds of buffers
+
+
+def _cached_class() -> Any:
+    return importlib.import_module("parl_like.data.episodes").CachedReplayBuffer
+
+
+def _check_sizes(state: Any) -> None:
+    """Refuses, with a ValueError, what this machine could never hold: a size in a file costs nothing to write."""
+    if not isinstance(state, dict):
+        return
+    slots = state.get("size", 0) + state.get("n_lanes", 0)
+    row = 64 + sum(math.prod(spec["shape"]) * np.dtype(spec["dtype"]).itemsize for spec in state.get("specs", ()))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if slots * row > memory:
+        raise ValueError(f"expected a buffer that fits into {memory} bytes of memory, got {slots} rows of {row} bytes")
+    for part in state.values():
+        _check_sizes(part)
+
+
+def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, Any], int]:
+    """Takes rows out of a ring. What is left of their lanes moves together, so positions change there."""
+    terminated, truncated = state["columns"]["terminated"], state["columns"]["truncated"].copy()
+    ends = terminated | truncated  # lost rows are zero: they end nothing
+    lane_size, before, options = -(-state["size"] // state["n_lanes"]), 0, state["options"]
+    whole = options["stack_num"] > 1 or options["ignore_obs_next"]
+    counts, cursors, starts = list(state["count"]), list(state["cursor"]), list(state["open"]["start"])
+    rows: list[Array] = []
+    moved: dict[int, int] = {}
+    for lane, count in enumerate(state["count"]):
+        first, shift = lane * lane_size, cursors[lane] - lane * lane_size if count == lane_size else 0
+        order = before + (np.arange(count) + shift) % max(count, 1)  # of the lane's rows in the columns, oldest first
+        gone = lost[order]
+        if not gone.any():
+            order = before + np.arange(count)
+        else:
+            if whole:  # a row here needs the one before or after it
+                episode = np.cumsum(ends[order]) - ends[order]
+                gone = np.isin(episode, episode[gone])
+                if options["stack_num"] > 1 and count == lane_size:
+                    gone |= episode == 0  # frames of its first rows are overwritten, which is not seen in a lane with empty slots
+            else:
+                truncated[order[:-1][gone[1:] & ~gone[:-1] & ~ends[order[:-1]]]] = True
+            order = order[~gone]
+            over = np.flatnonzero((terminated | truncated)[order])
+            counts[lane], cursors[lane] = len(order), first + len(order)
+            starts[lane] = first + (int(over[-1]) + 1 if len(over) else 0)
+        moved.update((first + row - before, first + place) for place, row in enumerate(order.tolist()))
+        rows.append(order)
+        before += count
+    index = np.concatenate(rows)
+    columns = {name: column[index] for name, column in {**state["columns"], "truncated": truncated}.items()}
+    opened = {**state["open"], "start": starts}
+    state = {**state, "count": counts, "cursor": cursors, "open": opened, "columns": columns}
+    if "weights" in state:
+        state["weights"] = state["weights"][index]
+    if finals := state["finals"]:
+        keep = np.array([position in moved for position in finals["positions"].tolist()], bool)
+        positions = np.array([moved[position] for position in finals["positions"][keep].tolist()], np.int64)
+        kept = {name: column[keep] for name, column in finals["rows"].items()}
+        state["finals"] = {**finals, "positions": positions, "rows": kept}
+    return state, len(lost) - len(index)
+
+
+_RING = {"stack_num": int, "ignore_obs_next": bool, "save_only_last_obs": bool, "sample_avail": bool, "rew_dtype": str}
+_PRIORITIES = {"alpha": float, "beta": float, "weight_norm": bool}
+KINDS = {kind.name: kind for kind in (
+    Kind("replay_buffer", "ReplayBuffer", ("size", "n_lanes"), _RING, drop=_drop_rows),
+    Kind("prioritized", "PrioritizedReplayBuffer", ("size", "n_lanes"), _RING | _PRIORITIES, frozenset({"columns", "weights"}),
+         drop=_drop_rows),
+    Kind("reservoir", "ReservoirBuffer", ("size",), {}),
+    Kind("episodes", "EpisodeBuffer", ("max_rows", "max_episodes", "n_lanes"), {"rew_dtype": str}, inside="rows"),
+)}  # fmt: skip

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 
+class Borrowed:
+    """How often lessons have borrowed torch's global generator, the only one that dropout knows, and given it back."""
+
+    begun = ended = 0
+
+
 def rng_state(generator: np.random.Generator) -> dict[str, Any]:
     """The state of a PCG64 generator as named integers: kind, state and inc (128 bits), has_uint32, uinteger (32 bits).
 
@@ -30,6 +36,8 @@ def rng_state(generator: np.random.Generator) -> dict[str, Any]:
 def set_rng_state(generator: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Puts a generator into a state of `rng_state`. Raises ArchiveError where it is none, and TypeError like `rng_state`."""
     rng_state(generator)
+    if isinstance(state, Mapping) and isinstance(state.get("state"), Mapping):  # NumPy's own form, as buffers were saved once
+        state = {"kind": state.get("bit_generator"), **state["state"], **{k: state.get(k) for k in ("has_uint32", "uinteger")}}
     bits = {"state": 128, "inc": 128, "has_uint32": 1, "uinteger": 32}
     fits = isinstance(state, Mapping) and state.keys() == {"kind", *bits} and state["kind"] == "PCG64"
     fits = fits and all(type(state[name]) is int and 0 <= state[name] < 2**width for name, width in bits.items())

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch
+from parl_like.data._rows import Ring
 from parl_like.data.files import Savable
-from parl_like.data.frames import next_stack
 from parl_like.data.row_specs import FLAGS, is_part
-from parl_like.data.rows import Ring
 from parl_like.data.stored_fields import FinalObservations, StoredFields
 from parl_like.spec import Array
 
@@ -345,3 +344,16 @@ class Lanes(Buffer):
         """Shape of one row of a stored field as `gather` gives it, frames included."""
         shape = self.columns[name].shape[1:]
         return (self.stack_num, *shape) if self.stack_num > 1 and is_part(name, "obs") else shape
+
+
+# ---- stacks of frames, oldest first: those of the episode, the newest ones; for those that are missing the oldest one stands
+
+
+def first_stack(frame: Array, stack: int) -> Array:
+    """[N, stack, …] of the first frames [N, …] of episodes."""
+    return np.repeat(frame[:, None], stack, axis=1)
+
+
+def next_stack(frames: Array, newest: Array) -> Array:
+    """The stacks [N, stack, …] that follow `frames` when `newest` [N, …] come; a new array."""
+    return np.concatenate([frames[:, 1:], newest[:, None]], axis=1)

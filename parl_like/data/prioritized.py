@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parl_like.data._segment_tree import SegmentTree
 from parl_like.data.lanes import Positions, Random
 from parl_like.data.replay_buffer import LOCKED, ReplayBuffer
-from parl_like.data.segment_tree import SegmentTree
 from parl_like.spec import Array, Spec
 
 EPS = float(np.finfo(np.float32).eps)
@@ -36,7 +36,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         max_priority: The largest priority so far.
     """
 
-    locked = (*LOCKED, "update_weight", "set_priorities", "weights")
+    locked = (*LOCKED, "update_weight", "weights")
 
     def __init__(
         self, size: int, n_lanes: int = 1, rng: Random = None, *, alpha: float = 0.6, beta: float | Callable[[int], float] = 0.4,
@@ -96,37 +96,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._set(np.arange(before), weights)
 
     def update_weight(self, index: Any, td: npt.ArrayLike, serials: Positions | None = None) -> int:
-        """Sets the priorities of rows to |td| + eps. See `set_priorities`."""
-        return self._set_priorities(index, np.abs(np.asarray(td, np.float64)) + EPS, serials)
-
-    def set_priorities(self, index: Any, priorities: npt.ArrayLike, serials: Positions | None = None) -> int:
-        """Sets the priorities of rows; of several for one row the last one stays.
+        """Sets the priorities of rows to |td| + eps; of several for one row the last one stays.
 
         Args:
             index: Rows, as for `buffer[index]`.
-            priorities: ≥ 0, one for each, or one for all.
+            td: TD errors, or what stands for them; one for each, or one for all.
             serials: `serials(index)` from when the rows were drawn: those that were overwritten since are left alone.
 
         Returns:
             Rows left alone.
 
         Raises:
-            ValueError: a negative or infinite priority, or NaN. IndexError: a position that holds no row. The buffer is as
-                before.
+            ValueError: an infinite number, or NaN. IndexError: a position that holds no row. The buffer is as before.
         """
-        values = np.asarray(priorities, np.float64)
-        if values.size and values.min() < 0:
-            raise self._no_priority(values)
-        return self._set_priorities(index, values, serials)
-
-    def _no_priority(self, values: Array) -> ValueError:
-        where = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
-        return ValueError(f"{self!r}: priority {values.ravel()[where]} at place {where}; expected finite numbers ≥ 0, look for "
-                          "NaN in the loss")
-
-    def _set_priorities(self, index: Any, values: Array, serials: Positions | None) -> int:
-        """Of priorities that are not negative."""
-        stale = 0
+        values, stale = np.abs(np.asarray(td, np.float64)) + EPS, 0
         if serials is not None:
             index = np.asarray(index)
             fresh = (self.serials(index) == serials) & (serials >= 0)
@@ -137,7 +120,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if positions.size:
             highest = float(values.max())
             if not highest < np.inf:  # also NaN, which a maximum passes on
-                raise self._no_priority(values)
+                where = int(np.flatnonzero(~np.isfinite(values))[0])
+                raise ValueError(f"{self!r}: priority {values.ravel()[where]} at place {where}; expected finite numbers, look "
+                                 "for NaN in the loss")
             self._set(positions, values**self.alpha)
             self.max_priority = max(self.max_priority, highest)
         return stale
@@ -151,11 +136,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Sets weights; all of them, or none where one is refused."""
         self._sum[positions] = weights
         if self._min is not None:
-            # A row that can never be drawn must not set the scale of the others.
+            # An empty slot must not set the scale of the others.
             self._min[positions] = np.where(np.asarray(weights) > 0, weights, np.inf)
 
     def _least(self) -> float:
-        """The smallest weight of a row that can be drawn. Its tree is made when it is first asked for."""
+        """The smallest weight of a row. Its tree is made when it is first asked for."""
         if self._min is None:
             self._min = SegmentTree(self.capacity, "min")
             self._min.fill(np.where(self._leaves > 0, self._leaves, np.inf))
@@ -170,8 +155,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return drawn
 
     def _draw(self, n: int, rng: np.random.Generator) -> Positions:
-        if not self._sum.total > 0:
-            raise ValueError(f"{self!r}: all priorities are 0; set some with update_weight or set_priorities")
         return self._sum.sample(n, rng)
 
     def _shares(self, rows: Positions) -> Array | None:
@@ -181,11 +164,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def weights(self, positions: Positions) -> Array:
         """Importance weights of rows, [N] float32."""
         weights = self._leaves.take(positions)
-        if not (smallest := weights.min(initial=np.inf)) > 0:  # rows that can never be drawn, asked for by position
-            out, drawn = np.zeros(len(weights), np.float32), weights > 0
-            out[drawn] = self.weights(positions[drawn])
-            return out
-        least = smallest if self.weight_norm else self._least()  # a batch's largest importance is that of its smallest weight
+        # A batch's largest importance is that of its smallest weight.
+        least = weights.min(initial=np.inf) if self.weight_norm else self._least()
         importance: Array = ((weights / least) ** -self.beta).astype(np.float32)
         return importance
 
@@ -218,7 +198,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if alpha != self.alpha:
             raise ValueError(f"{self!r}: the saved weights are of alpha={alpha}, this buffer has {self.alpha}; build it with "
                              "the saved one")
+        weights = np.asarray(state["weights"], np.float64)
+        if weights.shape != (sum(state["count"]),) or not (np.isfinite(weights) & (weights > 0)).all():
+            raise ValueError(f"{self!r}: the saved weights are {weights.shape}; expected finite numbers above 0, one per row")
+        if not (0 < state["max_priority"] < np.inf and state["batches_drawn"] >= 0):
+            raise ValueError(f"{self!r}: the saved max_priority is {state['max_priority']}, batches_drawn "
+                             f"{state['batches_drawn']}; expected a finite number above 0, and a count")
         super().load_state_dict(state)
         self._trees()
-        self._set(self._filled(), np.asarray(state["weights"], np.float64))
+        self._set(self._filled(), weights)
         self.max_priority, self.batches_drawn = state["max_priority"], state["batches_drawn"]

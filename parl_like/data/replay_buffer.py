@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch, ready_batch
+from parl_like.data._rows import Ring
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.data.lanes import Lanes, Positions, Random
 from parl_like.data.row_specs import (
     FLAGS,
@@ -23,10 +25,10 @@ from parl_like.data.row_specs import (
     difference,
     infer,
     is_part,
+    loaded_columns,
     loaded_specs,
     saved_specs,
 )
-from parl_like.data.rows import Ring
 from parl_like.data.stored_fields import EpisodeCounts, FinalObservations, StoredFields
 from parl_like.spec import Array, Spec, SpecError, leaves
 
@@ -407,7 +409,7 @@ class ReplayBuffer(Lanes):
             "specs": saved_specs(self.specs), "empty_keys": list(self._empty_keys),
             "columns": self.take(filled), "open": self._open.state_dict(),
             "finals": {} if self._finals is None else self._finals.state_dict(),
-            "rng": self.rng.bit_generator.state,
+            "rng": rng_state(self.rng),
         }
 
     def _options(self) -> dict[str, Any]:
@@ -419,7 +421,7 @@ class ReplayBuffer(Lanes):
         """Takes over what `state_dict` gave. This buffer may have no fields yet, or the first of those saved.
 
         Raises:
-            ValueError: another size, number of lanes, kind of generator, or other fields; the buffer is as before.
+            ValueError: another size, number of lanes, other fields or none of these. KeyError, TypeError: it is no state.
         """
         check_saved(self, state, {"size": self.size, "n_lanes": self.n_lanes})
         saved = loaded_specs(OWNER, state["specs"])
@@ -430,20 +432,20 @@ class ReplayBuffer(Lanes):
             if theirs != own and key in ("ignore_obs_next", "save_only_last_obs"):
                 raise ValueError(f"{self!r}: saved with {key}={theirs}, this buffer has {own}; build it as it was saved")
         stored = self._make_plan(saved).kept
-        arrays = [convert_rows(spec, state["columns"][spec.name], sum(state["count"])) for spec in stored]
+        arrays = loaded_columns(self, stored, state["columns"], sum(state["count"]))
         if saved:
             self._use((*self.specs, *saved[len(self.specs) :]), state["empty_keys"])
-        self._ring.set(state["count"], state["cursor"], state.get("written", state["count"]))
+        self._ring.set(state["count"], state["cursor"], state["written"])
         filled = self._filled()
         for spec, array in zip(stored, arrays, strict=True):
             self.columns[spec.name][:] = 0
             self.columns[spec.name][filled] = array
-        self._open.load_state_dict(state["open"])
+        self._open.load_state_dict(state["open"], np.arange(self.n_lanes) * self.lane_size, self.lane_size)
         if self._finals is not None:
             self._finals = FinalObservations(self._finals.specs, self.n_lanes)
-            if state["finals"]:
-                self._finals.load_state_dict(state["finals"])
-        self.rng.bit_generator.state = state["rng"]
+            if saved:
+                self._finals.load_state_dict(state["finals"], self.capacity)
+        set_rng_state(self.rng, state["rng"])
 
     # ---- inside
 

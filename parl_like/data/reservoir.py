@@ -8,9 +8,10 @@ from typing import Any, Never
 import numpy as np
 
 from parl_like.batch import Batch
+from parl_like.data._rows import RowBlock
+from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.data.lanes import Buffer, Positions, Random
-from parl_like.data.row_specs import check_numbers, check_saved, in_words, infer, loaded_specs, saved_specs
-from parl_like.data.rows import RowBlock
+from parl_like.data.row_specs import check_numbers, check_saved, in_words, infer, loaded_columns, loaded_specs, saved_specs
 from parl_like.spec import Array, Spec, SpecError, leaves
 
 OWNER = "reservoir buffer"
@@ -152,26 +153,23 @@ class ReservoirBuffer(Buffer):
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the kept rows."""
         return {"size": self.size, "seen": self.seen, "specs": saved_specs(self.specs),
-                "columns": self.take(np.arange(len(self))), "rng": self.rng.bit_generator.state}
+                "columns": self.take(np.arange(len(self))), "rng": rng_state(self.rng)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave. This buffer may have no fields yet, or those saved.
 
         Raises:
-            ValueError: another size, kind of generator, number of rows, or other fields; the buffer is as before.
+            ValueError: another size, number of rows, other fields or none of these. KeyError, TypeError: it is no state.
         """
         check_saved(self, state, {"size": self.size})
         saved = loaded_specs(OWNER, state["specs"])
         if (saved and self.specs and tuple(saved) != self.specs) or (state["seen"] and not saved):
             raise ValueError(f"{self!r}: the saved fields are {in_words(saved)}; load into a new buffer")
         count = min(state["seen"], self.size)
-        arrays = {spec.name: spec.convert(state["columns"][spec.name], rows=True) for spec in saved}
-        for name, array in arrays.items():
-            if len(array) != count:
-                raise ValueError(f"{self!r}: the saved column {name!r} has {len(array)} rows; expected {count}")
+        arrays = loaded_columns(self, saved, state["columns"], count)
         if saved:
             self.allocate(saved)
-        for name, array in arrays.items():
-            self.columns[name][:count] = array
+        for spec, array in zip(saved, arrays, strict=True):
+            self.columns[spec.name][:count] = array
         self.seen = state["seen"]
-        self.rng.bit_generator.state = state["rng"]
+        set_rng_state(self.rng, state["rng"])

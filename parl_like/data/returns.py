@@ -117,7 +117,9 @@ def vtrace(
     if not 0.0 <= c_bar <= rho_bar:
         raise ValueError(f"vtrace: `c_bar` is {c_bar} and `rho_bar` {rho_bar}; expected 0 ≤ c_bar ≤ rho_bar")
     numbers = (_fraction("vtrace", "lam", lam), float(rho_bar), float(c_bar))
-    floats, names = (rew, discount, value, value_next, log_ratio), "rew discount value value_next log_ratio"
+    with np.errstate(over="ignore"):  # an infinite ratio is cut off
+        ratio = np.exp(log_ratio)
+    floats, names = (rew, discount, value, value_next, ratio), "rew discount value value_next log_ratio"
     targets, advantages = _run(_returns.vtrace, names, floats, last, numbers, results=2)
     return targets, advantages
 

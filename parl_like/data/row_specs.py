@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from parl_like.data.encoding import CODES
+from parl_like.data.generators import set_rng_state
 from parl_like.spec import Array, Spec, SpecError
 
 FLAGS = ("terminated", "truncated")
@@ -83,15 +85,25 @@ def saved_specs(specs: Sequence[Spec]) -> list[dict[str, Any]]:
 
 
 def loaded_specs(owner: str, saved: Sequence[Mapping[str, Any]]) -> list[Spec]:
+    for field in saved:
+        if np.dtype(field["dtype"]) not in CODES:
+            raise ValueError(f"{owner}: a saved field has dtype {field['dtype']!r:.20}; expected numbers")
     return [Spec(s["name"], tuple(s["shape"]), np.dtype(s["dtype"]), owner=owner) for s in saved]
 
 
+def loaded_columns(owner: object, specs: Sequence[Spec], columns: Mapping[str, Any], n: int) -> list[Array]:
+    """The saved columns [n, …] of these fields; refuses others."""
+    names = [spec.name for spec in specs]
+    if columns.keys() != set(names) or (n and not names):
+        raise ValueError(f"{owner}: {n} rows were saved with the columns {', '.join(columns) or 'none'}; expected "
+                         f"{', '.join(names) or 'some'}")
+    return [convert_rows(spec, columns[spec.name], n) for spec in specs]
+
+
 def check_saved(buffer: Any, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuses a saved state of a buffer that was built with other options than `own`, or another kind of generator."""
+    """Refuses a saved state of a buffer that was built with other options than `own`, or with another kind of generator."""
     for key, value in own.items():
         if state[key] != value:
             raise ValueError(f"{buffer!r}: the saved {key} is {state[key]}, this buffer's {value}; build it with the saved one")
     if "rng" in state:
-        saved, kind = state["rng"]["bit_generator"], type(buffer.rng.bit_generator).__name__
-        if saved != kind:
-            raise ValueError(f"{buffer!r}: saved with a {saved} generator, this one has {kind}; use that kind")
+        set_rng_state(np.random.default_rng(0), state["rng"])

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.data.row_specs import FLAGS, as_array, convert_rows, is_part
-from parl_like.data.rows import Ring, RowBlock
+from parl_like.data._rows import Ring, RowBlock
+from parl_like.data.row_specs import FLAGS, as_array, convert_rows, is_part, loaded_columns
 from parl_like.spec import Array, Spec
 
 Positions = npt.NDArray[np.int64]
 Names = list[str]
+_KNOWN = Spec("fresh", (), np.dtype(np.bool_))
 
 
 class StoredFields:
@@ -161,12 +162,16 @@ class FinalObservations:
         return {"positions": np.array(at, np.int64), "rows": rows, "fresh": self.known.copy(),
                 "pending": {name: column.copy() for name, column in self.newest.arrays.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.known[:] = state["fresh"]
-        for name, column in self.newest.arrays.items():
-            column[:] = state["pending"][name]
-        self.table = {p: {spec.name: state["rows"][spec.name][i].copy() for spec in self.specs}
-                      for i, p in enumerate(state["positions"].tolist())}
+    def load_state_dict(self, state: Mapping[str, Any], capacity: int) -> None:
+        """Takes over what `state_dict` of a buffer of that many slots gave. Raises ValueError where it is none."""
+        n, at = len(self.known), state["positions"].astype(np.int64).tolist()
+        if at and not 0 <= min(at) <= max(at) < capacity:
+            raise ValueError(f"final observations of positions {min(at)} to {max(at)}; expected some of {capacity} slots")
+        self.known = convert_rows(_KNOWN, state["fresh"], n).copy()
+        for spec, column in zip(self.specs, loaded_columns("final observations", self.specs, state["pending"], n), strict=True):
+            self.newest.arrays[spec.name][:] = column
+        columns = loaded_columns("final observations", self.specs, state["rows"], len(at))
+        self.table = {p: {spec.name: c[i].copy() for spec, c in zip(self.specs, columns, strict=True)} for i, p in enumerate(at)}
 
 
 class EpisodeCounts:
@@ -204,6 +209,11 @@ class EpisodeCounts:
     def state_dict(self) -> dict[str, Any]:
         return {"return": self.returns.tolist(), "length": self.lengths.tolist(), "start": self.starts.tolist()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.returns = np.array(state["return"], np.float64)
-        self.lengths, self.starts = np.array(state["length"], np.int64), np.array(state["start"], np.int64)
+    def load_state_dict(self, state: Mapping[str, Any], firsts: Positions, lane_size: int) -> None:
+        """Takes over what `state_dict` gave, of lanes that begin at `firsts`. Raises ValueError where it is none."""
+        returns = np.array(state["return"], np.float64)
+        lengths, starts = np.array(state["length"], np.int64), np.array(state["start"], np.int64)
+        fits = len(returns) == len(firsts) and lengths.shape == starts.shape == firsts.shape and (lengths >= 0).all()
+        if not fits or ((starts < firsts) | (starts >= firsts + lane_size)).any():
+            raise ValueError(f"open episodes {str(dict(state)):.200}; expected one for each of {len(firsts)} lanes, and in it")
+        self.returns, self.lengths, self.starts = returns, lengths, starts

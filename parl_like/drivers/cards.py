@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from parl_like.acting import ActingCopies
+from parl_like.agent import Helpers
 from parl_like.computation_task import ComputationTask
+from parl_like.errors import WrongCaller
+from parl_like.places import Places
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -33,7 +36,7 @@ class AlgorithmCard:
     ) -> None:
         model = algorithm.model
         self.__dict__.update(plain_of(algorithm))
-        self.window = algorithm.window
+        self.window, self.acts_with = algorithm.window, algorithm.acts_with
         self.model = SimpleNamespace(obs_space=model.obs_space, act_space=model.act_space, act_specs=dict(model.act_specs),
                                      inputs=dict(model.inputs()).copy)
         self._explorer, self._kind, self._elsewhere = algorithm.explorer(), type(algorithm).__name__, elsewhere
@@ -65,6 +68,7 @@ class TaskCard:
         self.algorithm = AlgorithmCard(task.algorithm)
         self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
         self.source = task._source if task.serve == "replica" else None
+        self.places = Places(n=0)  # those of the worker's agents, among all that the task has
 
     def make(self, seed: np.random.SeedSequence) -> Any:
         """What the worker's wrappers serve or send for: this card; of a replica a task with networks of its own, which get their
@@ -79,6 +83,13 @@ class TaskCard:
         return task
 
 
+class Elsewhere(Helpers):
+    """The helpers of an agent in a worker process: none are here."""
+
+    def __missing__(self, name: str) -> Any:
+        raise WrongCaller(f"{self._agent}: its helpers are in a worker process, where its own code can ask them and nobody else")
+
+
 class RemoteAgent:
     """An agent of a worker; `steps` as of the last stop or checkpoint.
 
@@ -89,8 +100,8 @@ class RemoteAgent:
 
     def __init__(self, crew: Any, index: int, like: Any, observe: Any) -> None:
         self.robot, self.index, self._label = crew, index, f"{crew._label} {index}"
-        self.n_envs, self.vector, self.learns = like.n_envs, like.vector, like.learns
-        self.helpers: dict[str, Any] = {}
+        self.n_envs, self.vector, self.learns, self.needs = like.n_envs, like.vector, like.learns, like.needs
+        self.helpers = Elsewhere(self._label)
         self.steps = 0
         self.env: Any = None if like.env is None else RemoteEnv(self._label, observe)
         self.fresh = True

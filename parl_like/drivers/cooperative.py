@@ -8,14 +8,14 @@ batches.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
 
-from parl_like.driver import CALLED_BY_AGENT, Driver
+from parl_like.driver import CALLED_BY_AGENT, Driver, foreign
 from parl_like.errors import Interrupted
 from parl_like.queues import INFINITE
 
@@ -34,8 +34,7 @@ class CooperativeDriver(Driver):
 
     Args:
         sync: Training is served only when every learning agent waits for it (unroll, then train). Else as soon as it may close.
-        failed: Called with an agent and what its code raised.
-        on_error: Called with the tickets' error when a training batch failed.
+        failed: Called with an agent and what its code raised, or a lesson that ends the run.
 
     Attributes:
         queues: Of all tasks, in their order: `predictions` and `trainings` by turns.
@@ -46,13 +45,13 @@ class CooperativeDriver(Driver):
 
     patience: float | None = None
 
-    def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None],
-                 on_error: Callable[[Any, BaseException], None]) -> None:
+    def __init__(self, sync: bool, failed: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync
-        self._failed, self._on_error = failed, on_error
+        self._failed = failed
         self.ready: deque[greenlet] = deque()
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
+        self._resting: list[tuple[Agent, greenlet]] = []
         self._fibers: dict[int, greenlet] = {}
         self._hub = getcurrent()
         self.stopping = False
@@ -76,12 +75,14 @@ class CooperativeDriver(Driver):
 
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = ticket.waiter = None
+        current = getcurrent()
+        if current.parent is None or current is self._hub:
+            self.check_caller(ticket.agent)
         dropped = queue.put(ticket, values)
         if dropped:
             self._wake(dropped)
         if not wait:
             return
-        current = getcurrent()
         if current is self._hub or not self.agents:
             self.wait(ticket)
         else:  # as in `wait`, which would cost 2 % of a request
@@ -92,6 +93,7 @@ class CooperativeDriver(Driver):
 
     def wait(self, ticket: Ticket) -> None:
         if ticket.waiter is not SERVED:
+            self.check_caller(ticket.agent)
             current = getcurrent()
             if current is not self._hub and self.agents:
                 ticket.waiter = current
@@ -105,9 +107,21 @@ class CooperativeDriver(Driver):
     def is_served(self, ticket: Ticket) -> bool:
         return ticket.waiter is SERVED
 
+    def check_caller(self, agent: Any) -> None:
+        super().check_caller(agent)
+        current = getcurrent()
+        if self.agents and current.parent is None and current is not self._hub:
+            raise foreign(agent)
+
     def park(self, agent: Agent) -> None:
         self.parked.append(agent)
         self._hub.switch()
+
+    def rest(self, agent: Agent) -> None:
+        current = getcurrent()
+        if current is not self._hub and self.agents:
+            self._resting.append((agent, current))
+            self._hub.switch()
 
     # ---------------------------------------------------------------------------------------------------- the robot's side
 
@@ -115,6 +129,7 @@ class CooperativeDriver(Driver):
         self._hub = getcurrent()
         self._fibers = {}
         self.ready.clear()
+        self._resting.clear()
         self._begin(agents, wrappers)
         for agent in agents:
             agent.signal = None
@@ -146,13 +161,18 @@ class CooperativeDriver(Driver):
             if self.stopping:
                 return
 
+    def _rouse(self) -> None:
+        """Those who rest go on."""
+        self.ready.extend(fiber for _, fiber in self._resting)
+        self._resting.clear()
+
     def _serve(self, queue: RequestQueue) -> None:
         self._answer(queue, queue.serve())
 
     def _answer(self, queue: RequestQueue, tickets: list[Ticket]) -> None:
         self._wake(tickets)
         if queue.kind == "learn" and tickets and tickets[0].error is not None and queue.task.on_error == "stop":
-            self._on_error(tickets[0].agent, tickets[0].error)
+            self._failed(tickets[0].agent, tickets[0].error)
 
     def _wake(self, tickets: list[Ticket]) -> None:
         ready = self.ready
@@ -169,8 +189,12 @@ class CooperativeDriver(Driver):
             if self.stopping:
                 return False
             queue = self._choose()
+            if queue is None and self._resting and (not self.sync or self._lessons_wait()):
+                self._rouse()
+                return True
             if queue is None:
                 return self._train_round()
+            self._rouse()
             self._serve(queue)
             if self.sync and queue.kind == "learn":
                 return True  # a batch that its own rule closed before everybody came ends the iteration, too
@@ -181,11 +205,10 @@ class CooperativeDriver(Driver):
                     return True
 
     def _due(self, queue: RequestQueue) -> float:
-        """Seconds until the queue's oldest batch closes (`RequestQueue.due`). In sync mode no clock closes one, so that two runs
-        are the same."""
+        """Seconds until the queue's oldest batch closes (`RequestQueue.due`)."""
         if queue in self.lessons:
             return INFINITE
-        return queue.due(None if self.sync else perf_counter(), queue.rows < queue.enough and self._can_still_come(queue))
+        return queue.due(perf_counter(), queue.rows < queue.enough and self._can_still_come(queue))
 
     def _can_still_come(self, queue: RequestQueue) -> bool:
         """The hub looks when nobody else can run, so all who could ask for a prediction have; lessons of sync mode wait for their
@@ -207,13 +230,23 @@ class CooperativeDriver(Driver):
             for queue in due:
                 queue.passed += 1
             best.passed = 1
-        if self.sync and best.kind == "predict" and any(queue.rows for queue in self.trainings) and not self._learner_acts():
+        if self.sync and best.kind == "predict" and not self._lessons_wait():
             return None
         return best
 
     def _learner_acts(self) -> bool:
         """Whether any waiting prediction is a learning agent's; else nobody is left who could still come to train."""
-        return any(t.agent.learns for queue in self.predictions for batch in queue.batches for t in batch.tickets)
+        return next(self._paces(), None) is not None
+
+    def _paces(self) -> Iterator[tuple[int, bool]]:
+        """`Agent.pace` of the learning agents that wait for predictions, or rest."""
+        waiting = (t.agent for queue in self.predictions for batch in queue.batches for t in batch.tickets)
+        return (agent.pace() for agent in (*waiting, *(agent for agent, _ in self._resting)) if agent.learns)
+
+    def _lessons_wait(self) -> bool:
+        """Whether any agent that acts is waited for by a lesson, or no lesson waits at all."""
+        lessons = [ticket for queue in self.trainings for batch in queue.batches for ticket in batch.tickets]
+        return not lessons or any(lesson.waits_for(*pace) for pace in self._paces() for lesson in lessons)
 
     def _train_round(self) -> bool:
         served = False
@@ -241,6 +274,7 @@ class CooperativeDriver(Driver):
             for queue in self.queues:
                 self._wake(queue.fail_all("the robot stopped"))
         self.resume(list(self.parked))
+        self._rouse()
         if signal != "stop":
             self._finish()
             return []
@@ -262,6 +296,8 @@ class CooperativeDriver(Driver):
             choice = self._choose()
             if choice is not None:
                 self._serve(choice)
+            elif self._resting:
+                self._rouse()
             elif not self._train_round():
                 break
         for queue in self.queues:

@@ -9,6 +9,7 @@ same; async, as soon as something waits.
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from parl_like.drivers.shared import Publication, Publisher
 from parl_like.drivers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
 from parl_like.drivers.worker_crew import COUNTS, Recipe
 from parl_like.errors import AgentFailed
+from parl_like.places import Owner, Places
 from parl_like.process.child import RestartBudget, readable
 from parl_like.queues import INFINITE, RequestQueue, Ticket
 from parl_like.stages import overridden
@@ -59,11 +61,8 @@ class HostedDriver(CooperativeDriver):
     # (Waiting even 0.1 ms by default was measured to cost more than fuller batches give: workers that wait together do not
     # overlap.)
 
-    def __init__(
-        self, sync: bool, failed: Callable[[Any, BaseException], None], on_error: Callable[[Any, BaseException], None],
-        options: Any = None,
-    ) -> None:
-        super().__init__(sync, failed, on_error)
+    def __init__(self, sync: bool, failed: Callable[[Any, BaseException], None], options: Any = None) -> None:
+        super().__init__(sync, failed)
         self.options = options or self.defaults()
         self.link: Link = self.options.make_link()
         self.supervisor = Supervisor(self.link, self.options, self._recipe, lambda worker, why: self._lost(worker, why),
@@ -74,7 +73,7 @@ class HostedDriver(CooperativeDriver):
         self._owner = 0  # the process that opened the link; 0: it is closed
         self._halting = False  # whether agents are being interrupted
         self._calling = False  # a hook or a stop condition is being called
-        self._known_collecting = False  # what the workers know of `collecting`
+        self._known_collecting: bool | str = False  # what the workers know of `collecting`
         self._robots_turn = False  # before paused workers go on
         self._lesson_replies: list[Ticket] = []  # sync: given when the run goes on
         self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
@@ -96,7 +95,7 @@ class HostedDriver(CooperativeDriver):
         self.crew = crew
         like, seeds = crew.make_example(), crew.new_seeds(n)
         agents = [RemoteAgent(crew, index, like, self.observe) for index, _ in seeds]
-        options, blocks = self.options, np.array_split(np.arange(n), min(self.options.workers or os.cpu_count() or 1, n))
+        options, blocks = self.options, np.array_split(np.arange(n), self.options.count(n))
         self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
                                                 RestartBudget(options.max_restarts, options.period, 0.0))
                                    for number, block in enumerate(blocks)]
@@ -106,13 +105,18 @@ class HostedDriver(CooperativeDriver):
 
     def _recipe(self, worker: WorkerHandle) -> Recipe:
         """What a worker's next process is told."""
-        crew, root = self.crew, self.crew._seeds
+        crew, root, cards = self.crew, self.crew._seeds, {}
+        worker.owner = Owner()  # the rows of the process before are free when nothing that it sent waits any more
         for name, card in self._cards.items():
-            card.version, card.learns = crew.tasks[name].version, crew.tasks[name].learns
+            task = crew.tasks[name]
+            cards[name] = card = copy.copy(card)
+            card.version, card.learns = task.version, task.learns
+            if card.source is None and (n := sum(agent.needs.get(name, 0) for agent in worker.agents)):
+                card.places = Places(task.places.claim(worker.owner, n), n)
         again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
         seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
         return Recipe(
-            worker.name, self._cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync, seeds,
+            worker.name, cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None,
             self.options.agent_restarts,
         )
@@ -214,6 +218,8 @@ class HostedDriver(CooperativeDriver):
                 if self.sync and any(queue.rows for queue in self.predictions):
                     self.supervisor.order("go", paused)
                     break
+                if self.sync and not self._lessons_wait():
+                    break
                 if self.sync and not (had or self._halting or any(queue.rows for queue in self.trainings)):
                     self._robots_turn = True
                     break
@@ -247,13 +253,13 @@ class HostedDriver(CooperativeDriver):
 
     def _can_still_come(self, queue: RequestQueue) -> bool:
         """In async mode agents that are busy in their workers may come, too."""
-        if queue.kind == "predict":
-            return not self.sync and self._busy()
-        return super()._can_still_come(queue)
+        return not self.sync and self._busy() if queue.kind == "predict" else super()._can_still_come(queue)
 
     def _learner_acts(self) -> bool:
-        waiting = (ticket for queue in self.predictions for batch in queue.batches for ticket in batch.tickets)
-        return (not self.sync and self._busy()) or any(ticket.state for ticket in waiting)
+        return (not self.sync and self._busy()) or super()._learner_acts()
+
+    def _paces(self) -> Iterator[tuple[int, bool]]:
+        return ((steps, bool(due)) for steps, due in (worker.acting for worker in self.workers if worker.acting))
 
     def _busy(self) -> bool:
         return any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
@@ -362,8 +368,9 @@ class HostedDriver(CooperativeDriver):
 
     def _put_request(self, worker: WorkerHandle, message: Message) -> None:
         notes = message.notes
-        ticket = Ticket(worker, (worker.incarnation, message.request, notes["n"]))
-        ticket.rows, ticket.state = message.rows, "learner" in notes
+        ticket = Ticket(worker, (worker.owner, message.request, notes["n"]))
+        ticket.rows = message.rows
+        ticket.steps, ticket.scheduled = notes.get("lesson", (1, True))
         try:
             wrapper = self.crew.wrappers[message.task]
             if message.kind is Kind.PREDICT:
@@ -390,6 +397,7 @@ class HostedDriver(CooperativeDriver):
             if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
                 crew.rows.count(queue.task.name, *rows)
         crew.bad_values += notes.get("bad", 0)
+        crew.cuts += notes.get("cuts", 0)
         if "steps" in notes:
             if agent.env is not None:
                 agent.env.time_steps += notes["time"]
@@ -427,10 +435,12 @@ class HostedDriver(CooperativeDriver):
                     self.parked.remove(agent)
         for agent, steps in zip(worker.agents, notes.get("agent_steps", ()), strict=False):
             agent.steps = steps
-        for index, env, episode_return, length in zip(*(column.tolist() for column in message.arrays.values()), strict=True):
+        columns = dict(message.arrays)
+        parts = iter(columns.pop("parts", ()))
+        for index, env, episode_return, length in zip(*(column.tolist() for column in columns.values()), strict=True):
             value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
             if index < 0:
-                self.crew.count_episode(value, length)
+                self.crew.count_episode(value, length, next(parts, ()))
                 continue
             agent = worker.agents[index - worker.agents[0].index]
             agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env
@@ -450,7 +460,7 @@ class HostedDriver(CooperativeDriver):
             self._reply(tickets)
 
     def _reply(self, tickets: list[Ticket]) -> None:
-        tickets = [t for t in tickets if not t.abandoned and t.waiter[0] == t.agent.incarnation]
+        tickets = [t for t in tickets if not t.abandoned and t.waiter[0] is t.agent.owner]
         last = {ticket.agent: ticket for ticket in tickets}
         for ticket in tickets:
             worker, request = ticket.agent, ticket.waiter[1]

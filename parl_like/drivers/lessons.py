@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from parl_like.optimization import BESIDE
 from parl_like.process.child import shielded
 from parl_like.queues import RequestBatch, RequestQueue, Ticket
 
@@ -29,6 +30,7 @@ class Lessons:
         self.running: dict[RequestQueue, Future[tuple[list[Ticket], Any]]] = {}
         self.descriptors: list[int] = []
         self._threads: ThreadPoolExecutor | None = None
+        self._beside: ThreadPoolExecutor | None = None  # for backward passes that go on at the same time
         self._uncopied: set[str] = set()
 
     def make_copies(self, tasks: Sequence[Any]) -> None:
@@ -45,7 +47,9 @@ class Lessons:
     def give(self, queue: RequestQueue, batch: RequestBatch, tasks: Sequence[Any], afterwards: Callable[[], Any]) -> None:
         """Begins a lesson. `afterwards` is called in its thread at the end, and `ended` gives what it returned."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(len(tasks), "learn", torch.get_num_threads)  # asking limits a thread's own threads
+            # Asking torch for its threads limits a thread's own.
+            self._beside = ThreadPoolExecutor(len(tasks), "learn", torch.get_num_threads)
+            self._threads = ThreadPoolExecutor(len(tasks), "learn", lambda: (BESIDE.set(self._beside), torch.get_num_threads()))
             self.descriptors = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)]
         (told,) = self.descriptors
 
@@ -72,7 +76,8 @@ class Lessons:
         return out
 
     def close(self) -> None:
-        if self._threads is not None:
+        if self._threads is not None and self._beside is not None:
             self._threads.shutdown()
-            self._threads = None
+            self._beside.shutdown()
+            self._threads = self._beside = None
             os.close(self.descriptors.pop())

@@ -3,6 +3,7 @@ enter."""
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,10 @@ class Processes:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected more than 0")
         if self.agent_restarts < 0:
             raise ValueError(f"{type(self).__name__}: agent_restarts is {self.agent_restarts}; expected at least 0")
+
+    def count(self, n_agents: int) -> int:
+        """Workers for so many agents."""
+        return min(self.workers or os.cpu_count() or 1, n_agents)
 
     def make_link(self) -> Link:
         """How the robot's process and its workers reach each other."""

@@ -43,14 +43,24 @@ class TaskActor:
             self.task = task
         return {"card": AlgorithmCard(self.task.algorithm, IN_ACTOR), "output_shapes": self.task.output_shapes, **self.facts()}
 
+    def meet(self, asked: Mapping[str, tuple[bytes, Any]]) -> None:
+        """The tasks that this one asks: what builds each, and its actor."""
+        faces = {name: RayTask(ComputationTask(unpacked(payload)), actor) for name, (payload, actor) in asked.items()}
+        for name, face in faces.items():
+            face.name = name
+            face.build()
+        self.task.meet(faces)
+
     def facts(self) -> dict[str, Any]:
         """What changes as the task works; travels with every reply, and is numbered, for one thread's may overtake another's."""
         self.told += 1
         return {"number": self.told, "algorithm": plain_of(self.task.algorithm),
                 "counts": {name: getattr(self.task, name) for name in COUNTS}}
 
-    def call(self, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def call(self, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any],
+             env_steps: int) -> tuple[Any, dict[str, Any]]:
         """A method of the task: what it returns, and the facts after it."""
+        self.task.follow(env_steps)
         if method in ("act", "learn"):  # copies: Ray's arrays are read-only, and tensors are made of these
             arguments = ({name: np.array(value) for name, value in arguments[0].items()}, *arguments[1:])
         return _on_cpu(getattr(self.task, method)(*arguments, **options)), self.facts()
@@ -101,7 +111,7 @@ class RayTask(ComputationTask):
         self.resources = resources
         self._actor, self._owner, self._address = actor, os.getpid() if actor is None else 0, address
         self._card: Any = None
-        self._noted = 0
+        self._noted = self._env_steps = 0
 
     @property
     def algorithm(self) -> Any:
@@ -126,6 +136,19 @@ class RayTask(ComputationTask):
         known = self._get(self._actor.build.remote(payload, self.name, options, seed))
         self._card, self.output_shapes = self._face(known["card"]), known["output_shapes"]
         self._note(known)
+
+    def meet(self, asked: Mapping[str, ComputationTask]) -> None:
+        """They are asked from actor to actor.
+
+        Raises:
+            ValueError: one of them is in no actor, and cannot be asked from there.
+        """
+        others: dict[str, RayTask] = {name: task for name, task in asked.items() if isinstance(task, RayTask)}
+        if here := asked.keys() - others.keys():
+            raise ValueError(f"task {self.name!r} is in a Ray actor and asks {', '.join(map(repr, sorted(here)))}, not in one; "
+                             "name all of them in Ray(tasks=…), or leave this one out")
+        self._get(self._actor.meet.remote({name: (packed(f"task {name!r}: what builds the algorithm", other._source),
+                                                  other._actor) for name, other in others.items()}))
 
     def _face(self, card: AlgorithmCard) -> Any:
         """What is known here of the algorithm: its plain attributes as of the last reply, and on demand its weights."""
@@ -160,7 +183,8 @@ class RayTask(ComputationTask):
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
         call = self._actor.call
-        return (call.options(concurrency_group=LESSONS) if method == "learn" else call).remote(method, arguments, options)
+        return (call.options(concurrency_group=LESSONS) if method == "learn" else call).remote(method, arguments, options,
+                                                                                                self._env_steps)
 
     act, learn = _forwarded("act"), _forwarded("learn")
     state_dict, load_state_dict, load_fitting = map(_forwarded, ("state_dict", "load_state_dict", "load_fitting"))
@@ -168,8 +192,13 @@ class RayTask(ComputationTask):
     def predict(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> dict[str, Array]:
         return self.act(inputs, mode)[0]  # type: ignore[no-any-return]
 
-    def networks_state(self) -> dict[str, dict[str, Any]]:
-        return self.state_dict()["networks"]  # type: ignore[no-any-return]
+    def networks_state(self, acting: bool = False) -> dict[str, dict[str, Any]]:
+        states, names = self.state_dict()["networks"], self.algorithm.acts_with if acting else ()
+        return {name: state for name, state in states.items() if not names or name in names}
+
+    def follow(self, env_steps: int) -> None:
+        """Travels with the next call."""
+        self._env_steps = env_steps
 
     def publish(self) -> None:
         """There are no acting copies: the actor predicts between its optimiser steps."""

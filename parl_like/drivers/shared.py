@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from parl_like.acting import tensors_of
-from parl_like.data.rows import RowBlock
+from parl_like.data._rows import RowBlock
 from parl_like.process.shared_memory import offsets, size_of, views
 from parl_like.spec import Array, Spec
 from parl_like.wire import pack_state
@@ -163,17 +163,17 @@ class Publisher:
                 notes = {"version": task.version, "updates": task.algorithm.updates}
                 area = self._area(task, folder)
                 if area is None:
-                    out.append((task.name, notes, pack_state(task.networks_state())))
+                    out.append((task.name, notes, pack_state(task.networks_state(acting=True))))
                 else:
                     self._numbers += 1
-                    area.write(tensors_of(task.networks_state()), self._numbers)
+                    area.write(tensors_of(task.networks_state(acting=True)), self._numbers)
                     out.append((task.name, {**notes, "number": self._numbers}, {}))
         return out
 
     def _area(self, task: Any, folder: str) -> Parameters | None:
         """Shared memory for its parameters; None: they go in messages, for they are small, or there is no such memory."""
         if task.name not in self._areas:
-            like = tensors_of(task.networks_state())
+            like = tensors_of(task.networks_state(acting=True))
             large = sum(tensor.numel() * tensor.element_size() for tensor in like.values()) >= LARGE
             try:
                 self._areas[task.name] = Parameters(folder, task.name, like) if large and folder else None

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from parl_like.places import Owner
 from parl_like.process.child import RestartBudget, shielded
 from parl_like.spec import Array, Spec
 from parl_like.wire import Kind, Message, WireError, pack, unpack, unpack_state
@@ -29,10 +30,12 @@ class WorkerHandle:
 
     Attributes:
         incarnation: How often its process has been replaced; −1 before the first.
+        owner: Of the rows that tasks keep for its process's agents; its requests hold it, too.
         taken: A process has been begun and has not ended.
         up: It has said hello.
         running: Its agents have been started.
         paused: Its agents could go on without the robot, which has its turn first.
+        acting: `Agent.pace` of those of its learning agents that waited for predictions at its last turn, as of one.
         sent, seen: Messages to it, and how many of them it had taken in at its last turn.
         silent: Seconds since it last said something, or began to owe it, in which the robot listened.
         owes: Since when it has owed a turn. pace: Seconds of a turn, a running mean. slow: It has been called slow.
@@ -41,6 +44,7 @@ class WorkerHandle:
     def __init__(self, number: int, agents: list[Any], budget: RestartBudget) -> None:
         self.number, self.agents, self.budget = number, agents, budget
         self.incarnation = -1
+        self.owner = Owner()
         self.inbox: deque[Message] = deque()
         self.states: deque[Any] = deque()
         self.taken = False
@@ -51,6 +55,7 @@ class WorkerHandle:
         self.up = self.running = self.paused = self.slow = False
         self.sent = self.seen = 0
         self.silent = self.owes = self.pace = 0.0
+        self.acting: list[int] = []
         self.inbox.clear()
         self.states.clear()
 
@@ -69,10 +74,10 @@ class WorkerHandle:
         """Its agents all wait, or are not there."""
         return not self.running or self.seen == self.sent
 
-    def heard_turn(self, seen: int, paused: bool) -> None:
-        """It has taken in `seen` messages, and its agents wait again."""
-        self.seen, self.paused = seen, paused
-        if seen:  # the first turn was asked for by nobody
+    def heard_turn(self, notes: Mapping[str, Any]) -> None:
+        """It has taken in so many messages, and its agents wait again."""
+        self.seen, self.paused, self.acting = notes["turn"], "paused" in notes, notes.get("pace", [])
+        if self.seen:  # the first turn was asked for by nobody
             took = monotonic() - self.owes
             self.pace = 0.98 * self.pace + 0.02 * took if self.pace else took
 
@@ -207,7 +212,7 @@ class Supervisor:
         else:
             worker.inbox.append(message)
             if "turn" in notes:
-                worker.heard_turn(notes["turn"], "paused" in notes)
+                worker.heard_turn(notes)
 
     def look(self) -> None:
         """Finds workers that have ended, hang, have grown too large or never come up, and those that are slow."""

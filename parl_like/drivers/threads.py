@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parl_like.driver import CALLED_BY_AGENT, Driver
+from parl_like.driver import CALLED_BY_AGENT, Driver, foreign
 from parl_like.errors import TaskFailed
 from parl_like.process.child import shielded
 from parl_like.queues import INFINITE
@@ -101,22 +101,24 @@ class _Server:
 class ThreadsDriver(Driver):
     """Agents as threads. See `CooperativeDriver` for the arguments."""
 
-    def __init__(self, sync: bool, failed: Callable[[Agent, BaseException], None],
-                 on_error: Callable[[Any, BaseException], None]) -> None:
+    def __init__(self, sync: bool, failed: Callable[[Any, BaseException], None]) -> None:
         self.sync = sync
-        self._failed, self._on_error = failed, on_error
+        self._failed = failed
         self.lock = threading.Lock()
         self._news = _locked()  # what the robot's thread sleeps on
         self._run: object | None = None  # this run; agents of an earlier one that come late see another
         self._owner = 0  # the thread that started it, the robot's
+        self._callers: dict[int, Agent] = {}  # threads of agents, but for one that serves a batch at the moment
         self._servers: list[_Server] = []
+        self._trainings: list[_Server] = []  # those of them that train
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
         self._gates: dict[int, threading.Lock] = {}  # what parked agents sleep on
         self._threads: list[tuple[Agent, threading.Thread]] = []
         self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
-        self._learners = 0  # learning agents that are neither waiting for training, nor parked, nor ended
+        self._learners: set[Agent] = set()  # learning agents that are neither waiting for training, nor parked, nor ended
         self._any_learns = False  # else any agent may come to train
+        self._asked = False  # sync: a lesson waits, as far as `_look` has seen
         self._phase = "unroll"  # sync: unroll → train → done → unroll …
         self._trained = False  # sync: a round is done, or a batch was closed by its own rule, and `iterate` has not said so
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
@@ -130,6 +132,8 @@ class ThreadsDriver(Driver):
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
         mine = False
+        if self._callers.get(threading.get_ident()) is not ticket.agent:
+            self.check_caller(ticket.agent)
         with self.lock:
             dropped = queue.put(ticket, values)
             first = self._count_in(dropped) if dropped else ()
@@ -139,7 +143,8 @@ class ThreadsDriver(Driver):
                 ticket.state = WAITED
                 self._acting = acting = self._acting - 1
                 if server.training:
-                    self._learners -= ticket.agent.learns
+                    self._asked = self.sync
+                    self._learners.discard(ticket.agent)
                     self._look()
                 elif acting <= 0 or queue.rows >= queue.enough:
                     if not (server.busy or self.stopping):  # whoever is at it looks again afterwards
@@ -148,7 +153,10 @@ class ThreadsDriver(Driver):
                         self._look()
                 elif server.asleep:
                     _release(server.bell)
+                if self._asked and acting > 0 and not server.training:
+                    self._look()  # its steps may have been what a lesson waited for
             elif server is not None:
+                self._asked = self._asked or (self.sync and server.training)
                 self._look()
         if first:
             self._wake(first)
@@ -169,7 +177,7 @@ class ThreadsDriver(Driver):
             with self.lock:
                 if ticket.state == OPEN:
                     ticket.state = WAITED
-                    self._leave(ticket.queue.kind == "learn" and ticket.agent.learns)
+                    self._leave(ticket.agent, ticket.queue.kind == "learn")
         if ticket.state != READ:
             try:
                 # Ended by `_count_in`: the batch was served, the run stopped, or the server broke.
@@ -185,6 +193,12 @@ class ThreadsDriver(Driver):
         if ticket.error is not None:
             raise ticket.error
 
+    def check_caller(self, agent: Any) -> None:
+        super().check_caller(agent)
+        me = threading.get_ident()
+        if self._run is not None and me != self._owner and self._callers.get(me) is not agent:
+            raise foreign(agent)
+
     def is_served(self, ticket: Ticket) -> bool:
         return ticket.state >= SERVED
 
@@ -193,7 +207,7 @@ class ThreadsDriver(Driver):
         with self.lock:
             if ticket.state == WAITED:
                 self._acting += 1
-                self._learners += ticket.queue.kind == "learn" and ticket.agent.learns
+                self._come(ticket)
                 ticket.state = OPEN
             elif ticket.after is not None:
                 ticket.after.waiter.release()
@@ -204,22 +218,33 @@ class ThreadsDriver(Driver):
             if agent.signal is not None:
                 return  # `halt` came between the agent's last look and this
             self.parked.append(agent)
-            self._leave(agent.learns)
+            self._leave(agent)
             _release(self._news)
         self._gates[id(agent)].acquire()  # ended by `resume` or `halt`
 
-    def _leave(self, learner: bool) -> None:
-        """An agent stops acting; `learner`: and will send no training request for now. The caller holds the lock."""
+    def _leave(self, agent: Agent, learner: bool = True) -> None:
+        """An agent stops acting; `learner`: and it will send no training request for now. The caller holds the lock."""
         self._acting -= 1
-        self._learners -= learner
-        if self._acting <= 0 or learner:
+        if self._acting <= 0 or (learner and agent in self._learners):
+            if learner:
+                self._learners.discard(agent)
             self._look()
+
+    def _come(self, ticket: Ticket) -> None:
+        """An agent no longer waits for a lesson. The caller holds the lock."""
+        if ticket.queue.kind == "learn" and ticket.agent.learns:
+            self._learners.add(ticket.agent)
+
+    def _lessons_wait(self) -> bool:
+        """Whether any learning agent is waited for by a lesson, or no lesson waits any more. The caller holds the lock."""
+        lessons = [ticket for server in self._trainings for batch in server.queue.batches for ticket in batch.tickets]
+        self._asked = bool(lessons)
+        return not lessons or any(lesson.waits_for(*agent.pace()) for agent in self._learners for lesson in lessons)
 
     def _look(self) -> None:
         """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock."""
-        if self.sync and self._learners <= 0 and self._phase == "unroll":  # no learning agent is left who could still come
-            if any(server.training and server.queue.rows for server in self._servers):
-                self._phase = "train"
+        if self._asked and self._phase == "unroll" and not self._lessons_wait():
+            self._phase, self._asked = "train", False
         for server in self._servers:
             left = self._due(server)
             if left <= 0 or (left < INFINITE and server.asleep):
@@ -244,7 +269,7 @@ class ThreadsDriver(Driver):
             can_still_come = self._phase != "train"
         else:  # whoever waits for a prediction acts again before anybody need wait for nobody
             predicting = any(other.busy or other.queue.rows for other in self._servers if not other.training)
-            can_still_come = (self._acting > 0 or predicting) and not (self._any_learns and self._learners <= 0)
+            can_still_come = (self._acting > 0 or predicting) and not (self._any_learns and not self._learners)
         return queue.due(perf_counter(), can_still_come)
 
     def _serve_forever(self, server: _Server) -> None:
@@ -274,12 +299,15 @@ class ThreadsDriver(Driver):
     def _serve(self, server: _Server, own: Ticket | None = None) -> None:
         """Serves the oldest batch, in the server's thread or in that of the agent with the ticket `own`; the caller has set
         `busy`."""
-        queue = server.queue
+        queue, me = server.queue, threading.get_ident()
         tickets: list[Ticket] = []
+        caller = self._callers.pop(me, None)
         try:
             tickets = queue.serve()
+            if caller is not None:
+                self._callers[me] = caller
             if server.training and tickets and tickets[0].error is not None and queue.task.on_error == "stop":
-                self._on_error(tickets[0].agent, tickets[0].error)
+                self._failed(tickets[0].agent, tickets[0].error)
             with self.lock:
                 server.busy = False
                 if server.training and self._phase == "train" and not self.stopping:
@@ -314,7 +342,7 @@ class ThreadsDriver(Driver):
                 self._acting += ticket.state == WAITED
                 ticket.state = SERVED
                 ticket.waiter.release()
-        self._on_error("nobody", TaskFailed(f"task {queue.task.name!r}: {message}"))
+        self._failed("nobody", TaskFailed(f"task {queue.task.name!r}: {message}"))
 
     def _count_in(self, tickets: list[Ticket], own: Ticket | None = None) -> list[Ticket]:
         """Marks tickets as served, and counts the agents that wait for them as acting again. The caller holds the lock.
@@ -329,8 +357,7 @@ class ThreadsDriver(Driver):
         for ticket in tickets:
             if ticket.state == WAITED:
                 waited.append(ticket)
-                if ticket.queue.kind == "learn" and ticket.agent.learns:
-                    self._learners += 1
+                self._come(ticket)
             else:
                 ticket.waiter.release()  # nobody sleeps on it
             ticket.state = SERVED
@@ -359,12 +386,13 @@ class ThreadsDriver(Driver):
         run = self._run = object()
         self._owner = threading.get_ident()
         self.agents, self.parked, self._held = list(agents), [], []
-        self._phase, self._trained = "unroll", False
+        self._phase, self._trained, self._asked = "unroll", False, self.sync
         self._acting = len(agents)
-        self._learners = sum(agent.learns for agent in agents)
-        self._any_learns = self._learners > 0
+        self._learners = {agent for agent in agents if agent.learns}
+        self._any_learns = bool(self._learners)
         queues = [queue for wrapper in wrappers for queue in (wrapper.predictions, wrapper.trainings)]
         self._servers = [_Server(queue, self._serve_forever) for queue in queues]
+        self._trainings = [server for server in self._servers if server.training]
         for server in self._servers:
             server.queue.server = server
             server.queue.begin(self.sync, PATIENCE_S)
@@ -380,15 +408,17 @@ class ThreadsDriver(Driver):
         # Asking makes torch give this thread the number of OpenMP threads that the process has set; without it a small forward
         # pass takes all cores, 2 to 30 times as long when they are busy.
         torch.get_num_threads()
+        self._callers[threading.get_ident()] = agent
         try:
             agent.run()
         except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported, unless the run was given up before
             if self._run is run:
                 self._failed(agent, error)
         finally:
+            self._callers.pop(threading.get_ident(), None)
             with self.lock:
                 self.agents.remove(agent)
-                self._leave(agent.learns)
+                self._leave(agent)
                 _release(self._news)
 
     def request_stop(self) -> None:
@@ -406,7 +436,8 @@ class ThreadsDriver(Driver):
             if agent in self.parked:
                 self.parked.remove(agent)
                 self._acting += 1
-                self._learners += agent.learns
+                if agent.learns:
+                    self._learners.add(agent)
                 self._gates[id(agent)].release()
 
     def _next_unroll(self) -> list[Ticket]:
@@ -431,11 +462,13 @@ class ThreadsDriver(Driver):
             with self.lock:
                 if self._trained or self.stopping or self._idle():
                     break
-                left = INFINITE if self._rounds() else end - monotonic()
+                left = 0.05 if self._rounds() else end - monotonic()
+                if self._asked:
+                    self._look()  # at the steps of agents that ask nobody
             if left <= 0:
                 break
-            # Ended by the round's end, by a stop, by an agent that parks or ends; or by the clock where there are no rounds.
-            self._news.acquire(timeout=-1 if left == INFINITE else left)
+            # Ended by the round's end, by a stop, by an agent that parks or ends; or by the clock.
+            self._news.acquire(timeout=left)
         with self.lock:
             trained, self._trained = self._trained, False
             return not self.stopping and (trained or not self._idle())

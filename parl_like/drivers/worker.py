@@ -21,6 +21,7 @@ import zmq
 from parl_like.acting import tensors_of
 from parl_like.drivers.shared import Blocks, Parameters
 from parl_like.drivers.worker_crew import COUNTS, Recipe, WorkerCrew
+from parl_like.errors import AgentFailed
 from parl_like.spec import Array
 from parl_like.wire import Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 
@@ -85,6 +86,9 @@ class Worker:
         """Runs the agents until all wait; sends what they wait for, and what has happened since the last turn. The last message
         says so.
 
+        A replica waits for agents that wait for lessons (async): these set the pace then, and a batch of all agents costs little
+        more than one of those that come first.
+
         Returns:
             True: some of them waited for a replica, which has answered, so there is more to do before the robot is heard; at most
                 ROUNDS times.
@@ -94,7 +98,9 @@ class Worker:
             return False  # only parameters have come, or some of several replies
         driver._run_ready()
         here, batches = driver.waiting_here(), driver.batches()
-        if here and self.rounds < ROUNDS:
+        paused = bool(here) and self.rounds == ROUNDS
+        held = bool(here) and not paused and not self.recipe.sync and driver.answers_come()
+        if here and not paused and not held:
             self.rounds += 1
             for request, queue, batch in batches:
                 self._ask(request, queue, batch, {})
@@ -102,10 +108,11 @@ class Worker:
             if monotonic() - self.spoke > SIGN_OF_LIFE:
                 self.send(Kind.EVENT)
             return True
-        self.rounds, self.turned = 0, self.seen
+        self.rounds, self.turned = self.rounds if held else 0, self.seen
         notes = self._counts()
-        if here:
+        if paused:
             notes["paused"] = True
+        notes["pace"] = driver.pace()
         events, episodes = self._events()
         if events or episodes or not batches:
             self.send(Kind.EVENT, arrays=episodes, notes=events if batches else events | notes)
@@ -119,12 +126,11 @@ class Worker:
         number = self.blocks.number_of(batch.block) if self.blocks is not None and batch.block is not None else None
         if queue.kind == "learn":
             rows = queue.joined(batch)
+            said["lesson"] = [max(t.steps for t in batch.tickets), int(any(t.scheduled for t in batch.tickets))]
         elif number is None:
             rows = {name: column[:n] for name, column in batch.block.arrays.items()}
         else:
             rows, said["block"] = {}, [number, batch.block.capacity]
-        if any(ticket.agent.learns for ticket in batch.tickets):
-            said["learner"] = True
         self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n,
                   arrays=rows, notes=said)
 
@@ -136,6 +142,8 @@ class Worker:
             time_steps = self._time_steps()
             notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
             self.steps, self.time_steps = crew.env_steps, time_steps
+        if crew.cuts:
+            notes["cuts"], crew.cuts = crew.cuts, 0
         if crew.bad_values:
             notes["bad"], crew.bad_values = crew.bad_values, 0
         for name, rows in crew.rows.take().items():
@@ -163,6 +171,9 @@ class Worker:
         columns = zip(*self.crew.ended, strict=True)
         episodes = {name: np.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=False)}
         self.crew.ended.clear()
+        if self.crew.parts:
+            episodes["parts"] = np.array(self.crew.parts, np.float64)
+            self.crew.parts.clear()
         return notes, episodes
 
     # --------------------------------------------------------------------------------------------------------------- orders
@@ -230,9 +241,7 @@ class Worker:
 
     def _start(self, message: Message) -> None:
         self._limit(message)
-        self.driver.reopen()
-        self.driver.stopping = False
-        self.driver.start(self.crew.agents, list(self.crew.wrappers.values()))
+        self.crew._ensure_started()
 
     def _resume(self, message: Message) -> None:
         self.driver.resume(self._limit(message))
@@ -242,26 +251,13 @@ class Worker:
 
     def _stop(self, message: Message) -> None:
         """Ends all agents; they can be started again."""
-        self.driver.halt(self.crew.agents, "stop")
-        for agent in self.crew.agents:
-            agent.signal = agent.quota_steps = agent.quota_episodes = None
-            agent.fresh = True
-            for helper in agent.helpers.values():
-                helper.forget_pending()
-        self.driver.parked.clear()
-        self.driver.reopen()
+        self.crew._halt()
         self.crew.wants_stop = False
         self.tell_steps = True
 
     def _settle(self, message: Message) -> None:
-        """After an interruption: lessons that nobody waited for, and whose replies have come."""
-        for agent in self.crew.agents:
-            try:
-                for helper in agent.helpers.values():
-                    helper.settle()
-            except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
-                self.report_failure(agent.index, error)
-            agent.fresh = True
+        """After an interruption: lessons whose replies have come."""
+        self.crew._settle()
         self.tell_steps = True
 
     def _answer(self, state: Any) -> None:
@@ -280,8 +276,12 @@ class Worker:
 
     def _load(self, message: Message) -> None:
         state = unpack_state(message.arrays)
-        self.driver.load_state_dict({"agents": state["agents"],
-                                     **{f"buffer.{name}": buffer for name, buffer in state["buffers"].items()}})
+        try:
+            self.driver.load_state_dict({"agents": state["agents"],
+                                         **{f"buffer.{name}": buffer for name, buffer in state["buffers"].items()}})
+        except AgentFailed as error:  # another worker would fail likewise
+            self.report_failure(self.crew.agents[0].index, error)
+            return
         self.time_steps = self._time_steps()
         for name, learns in state["learns"].items():
             self.crew.tasks[name].learns = learns

@@ -64,7 +64,7 @@ class RemoteDriver(CooperativeDriver):
     """
 
     def __init__(self, failed: Callable[[Agent, BaseException], None], again: Callable[[Agent, Exception], bool]) -> None:
-        super().__init__(False, failed, lambda agent, error: None)
+        super().__init__(False, failed)
         self._again = again
         self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
         self._requests = 0
@@ -96,9 +96,23 @@ class RemoteDriver(CooperativeDriver):
                     out.append((self._requests, queue, batch))
         return out
 
+    def pace(self) -> list[int]:
+        """`Agent.pace` of those that learn and wait for predictions, as of one agent; empty where there are none."""
+        waiting = [batch for queue in self.predictions for batch in queue.batches]
+        waiting += [batch for queue, batch in self.sent.values() if queue.kind == "predict"]
+        agents = [ticket.agent for batch in waiting for ticket in batch.tickets if ticket.agent.learns]
+        if not agents:
+            return []
+        return [min(agent.steps - agent.learned_at for agent in agents), int(any(agent.pace()[1] for agent in agents))]
+
     def waiting_here(self) -> list[Any]:
         """Queues of replicas with requests."""
         return [queue for queue in self.predictions if queue.rows and queue.task.serve == "replica"]
+
+    def answers_come(self) -> bool:
+        """Whether an agent waits for a lesson that was sent and itself waits for nobody (async, and no `min_rows`)."""
+        return any(ticket.waiter is not None for queue, batch in self.sent.values()
+                   if queue.kind == "learn" and queue.rule.min_rows is None for ticket in batch.tickets)
 
     def answer(self, message: Message) -> None:
         """Takes over a reply. One that nobody waits for, of before a stop, is dropped."""
@@ -164,6 +178,7 @@ class WorkerCrew(Crew):
 
     Attributes:
         ended: Episodes since the last turn, as `EpisodeReport` has them; those that the robot is to count have −1 for the agent.
+        parts: Of the rewards of the latter, where there are any.
     """
 
     remote = True
@@ -177,6 +192,7 @@ class WorkerCrew(Crew):
         self.wants_stop = False
         self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
         self.ended: list[tuple[int, int, Any, int]] = []
+        self.parts: list[Any] = []
         tasks = {card.name: card.make(child) for card,
                  child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
         super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
@@ -214,8 +230,10 @@ class WorkerCrew(Crew):
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.agents]
 
-    def count_episode(self, episode_return: Any, length: int) -> None:
+    def count_episode(self, episode_return: Any, length: int, parts: Any = ()) -> None:
         self.ended.append((-1, 0, episode_return, length))
+        if len(parts):
+            self.parts.append(parts)
 
     def request_stop(self) -> None:
         self.wants_stop = True

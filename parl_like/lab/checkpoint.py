@@ -8,13 +8,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from parl_like.data.archive import ArchiveError, Manifest, read_archive, read_manifest, write_archive
-from parl_like.data.disk import clean_partial, open_folder, read_file, remove_folder, replace_file
+from parl_like.data.disk import clean_partial, open_folder, place_of, read_file, remove_folder, replace_file
 from parl_like.data.encoding import refusal
 
 MAX_FAILURES = 3
@@ -49,20 +50,19 @@ class Loaded(NamedTuple):
 
 
 class Checkpoints:
-    """The directory `root` of a run: one archive per saved step, named `%09d`, and the small files LATEST and BEST that name one.
+    """The directory `root` of a run: one archive per saved step, named `%09d`, and the small files LATEST and BEST that name one;
+    of a run that is evaluated while it trains also the archive `best`, see `save_best`.
 
     Only the process that holds the `RunLock` may save; any number may load.
 
     Args:
         root: Made at the first `save`, with mode 0700.
-        keep: How many of the newest stay; those that LATEST and BEST name stay in any case.
+        keep: How many of the newest stay, at least 1; those that LATEST and BEST name stay in any case.
         give_up_s: `save` raises after MAX_FAILURES failures in a row that span at least so many seconds.
         warn: Gets one line for everything that went wrong but was survived; default: the log.
     """
 
     def __init__(self, root: Path, keep: int = 5, *, give_up_s: float = 0.0, warn: Callable[[str], None] = _LOG.warning) -> None:
-        if keep < 1:
-            raise ValueError(f"Checkpoints: `keep` is {keep}; expected at least 1")
         self.root, self.keep, self.give_up_s, self.warn = Path(root), keep, give_up_s, warn
         self.failures = 0  # saves in a row that failed, the first of them at this time
         self._failing_since = 0.0
@@ -106,6 +106,25 @@ class Checkpoints:
             self.warn(f"an old checkpoint in {self.root} could not be removed ({error.strerror or error})")
         return self._path(step)
 
+    def save_best(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], score: float) -> bool:
+        """Writes the archive `best`: what acts (`Robot.acting_state`), at the evaluation with the best score so far. To load
+        'best' takes it before what BEST names. False where the disk refused: a warning went out."""
+        try:
+            self._start()
+            write_archive(self.root / "best", tree, {**meta, "step": step, "score": float(score), "parent": None}, over=True)
+        except OSError as error:
+            self.warn(f"{self.root / 'best'} could not be saved ({error.strerror or error}); training goes on")
+            return False
+        return True
+
+    def evaluated_best(self) -> Path | None:
+        """What `save_best` wrote, if it did."""
+        path = self.root / "best"
+        with suppress(OSError):
+            if os.path.lexists(place_of(path)):
+                return path
+        return None
+
     def _start(self) -> None:
         """Makes the directory, private to its owner, and removes what a killed process left. Raises OSError."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,7 +155,10 @@ class Checkpoints:
         return next(self._candidates("LATEST", []), None)
 
     def best(self) -> Path | None:
-        """The checkpoint that BEST names; None where no score was saved."""
+        """What `save_best` wrote, else the checkpoint that BEST names; None where no score was saved."""
+        return self.evaluated_best() or self._named_best()
+
+    def _named_best(self) -> Path | None:
         name = self._pointer("BEST")[0]
         return self.root / name if name else None
 
@@ -193,9 +215,11 @@ class Checkpoints:
         raise ArchiveError(f"{self.root}: expected a good checkpoint, got none ({reasons}); {mend}")
 
     def _candidates(self, pointer: str, skipped: list[tuple[str, str]]) -> Iterator[Path]:
-        """What to try, in order: what the pointer names (for BEST then LATEST's), older ones, at last those of a later step than
-        LATEST: their save did not end, or an earlier resume passed them over as damaged."""
+        """What to try, in order: what the pointer names (for BEST first what `save_best` wrote, then LATEST's), older ones, at
+        last those of a later step than LATEST: their save did not end, or an earlier resume passed them over as damaged."""
         steps, tried, name = self.steps(), set(), None
+        if pointer == "BEST" and (best := self.evaluated_best()) is not None:
+            yield best
         for which in dict.fromkeys((pointer, "LATEST")):
             name, reason = self._pointer(which)
             if reason:
@@ -230,7 +254,7 @@ class Checkpoints:
         return (text, "") if _STEP.fullmatch(text) else (None, f"expected the name of a checkpoint, got {text!r}")
 
     def _best_score(self) -> float:
-        path = self.best()
+        path = self._named_best()
         try:
             score = _meta_of(path, read_manifest(path)).score if path else None
         except ArchiveError as error:
@@ -264,12 +288,12 @@ def verify(root: Path) -> list[tuple[str, bool, str]]:
     checkpoint has a row too."""
     checkpoints = Checkpoints(root)
     faults = {}
-    for step in checkpoints.steps():
+    for path in [*map(checkpoints._path, checkpoints.steps()), *filter(None, [checkpoints.evaluated_best()])]:
         try:
-            _read(checkpoints._path(step), None, [])
-            faults[f"{step:09d}"] = ""
+            _read(path, None, [])
+            faults[path.name] = ""
         except (ArchiveError, MemoryError) as error:
-            faults[f"{step:09d}"] = str(error) or "not enough memory"
+            faults[path.name] = str(error) or "not enough memory"
     rows = [(name, not fault, fault) for name, fault in faults.items()]
     for which in ("LATEST", "BEST"):
         name, reason = checkpoints._pointer(which)

@@ -68,7 +68,7 @@ def _train(args: argparse.Namespace) -> int:
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
     if args.show_config:
-        print(config.dump_yaml(config.to_dict(resolved)), end="")
+        print(runner.describe(chosen, resolved), end="")
         return 0
     return runner.train(chosen, resolved, command=args.words, stream=stream, debug=args.debug, report=args.report)
 
@@ -125,6 +125,14 @@ def _plot(args: argparse.Namespace) -> None:
     default = runs[0].plots / "learning_curve.png" if len(runs) == 1 else runs[0].path.parent / "learning_curves.png"
     path = plots.learning_curve(runs, Path(args.out) if args.out else default, metric=args.metric or plots.DEFAULT_METRIC)
     _show(args, {"picture": str(path)}, [str(path)])
+
+
+def _marks(args: argparse.Namespace) -> None:
+    from parl_like.lab import marks
+
+    found = marks.measure(args.names, args.seeds, args.overrides, file=Path(args.out), runs=Path(args.runs), jobs=args.jobs,
+                          say=lambda line: print(line, file=args.stream, flush=True))
+    _show(args, found, marks.table(found))
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -207,16 +215,18 @@ def _print_json(value: Any) -> None:
 
 
 def _run_row(run: Any) -> dict[str, Any]:
-    """What `list` says of a run: `score` is the mean return of its evaluation, `differs` what is not as its experiment has it."""
+    """What `list` says of a run: `score` is that of its last evaluation, `best` that of the best one while it trained, `differs`
+    what is not as its experiment has it."""
     from parl_like.lab.metrics import last_row
 
-    row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "last_return": None,
-                           "differs": {}}
+    row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "best": None,
+                           "best_step": None, "last_return": None, "differs": {}}
     try:
         info, last = run.info(), last_row(run)
-        score = ((run.result() or {}).get("evaluation") or {}).get("mean_return")
+        found = {"score": info.evaluated.get("score"), **((run.result() or {}).get("evaluation") or {})}
+        score = found["score"] if found["score"] is not None else found.get("mean_return")
         row |= {"experiment": info.experiment, "state": run.state(), "last_return": last.get("return/last"),
-                "differs": info.differs}
+                "differs": info.differs, **{key: info.evaluated.get(key) for key in ("best", "best_step")}}
         row |= {"steps": int(last.get("step", 0)), "score": score if isinstance(score, (int, float)) else None}
     except (UsageError, AttributeError, ValueError, OverflowError) as error:
         row["state"] = f"unreadable: {error}"
@@ -264,6 +274,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     def checkpoint(default: str, more: str = "") -> tuple[str, dict[str, Any]]:
         return option("--checkpoint", f"{more}latest, best, or a step; default: {default}", default=default, metavar="WHICH")
 
+    best = option("--best", "the same as --checkpoint best", dest="checkpoint", action="store_const", const="best")
+
     exact = "exact (the newest of the schedule, so that the run equals an uninterrupted one), "
     run, runs = option("run", metavar="RUN"), option("runs", nargs="+", metavar="RUN")
     again = words_of("what names a module, given again: env=module:Id")
@@ -272,21 +284,29 @@ def _parse(words: list[str]) -> argparse.Namespace:
          option("experiment", "one of `parl-like list`", metavar="EXPERIMENT"),
          words_of("configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]"),
          option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
-         option("--show-config", "print the resolved configuration and stop", action="store_true"))
+         option("--show-config", "print all that can be set, as it is, and stop", action="store_true"))
     verb("resume", _resume, "continue a run from its last checkpoint", run, words_of("e.g. total_steps=40000"),
          checkpoint("exact", exact))
     verb("eval", _eval, "evaluate a trained run without exploration", run, again,
          option("--episodes", after, type=_whole(1), default=0, metavar="N"),
-         option("--seed", after, type=_whole(0), metavar="N"), checkpoint("latest"))
+         option("--seed", after, type=_whole(0), metavar="N"), checkpoint("latest"), best)
     verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans", run, again,
          option("--episodes", type=_whole(1), default=1, metavar="N"), option("--seed", type=_whole(0), metavar="N"),
          option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
-         checkpoint("latest"))
+         checkpoint("latest"), best)
     verb("list", _list, "list the experiments, and the runs in runs/",
          option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"))
     verb("plot", _plot, "draw the learning curve of one or several runs", runs,
          option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
          option("--metric", "column of metrics.csv (default: return/mean)", metavar="KEY"))
+    verb("marks", _marks, "train experiments with several seeds, and keep their scores in a file and a table",
+         option("names", "experiments (default: all that expect something)", nargs="*", metavar="EXPERIMENT"),
+         words_of("configuration on top of the experiments'"),
+         option("--seeds", "train with the seeds 0 … N - 1 (default: 5)", type=_whole(1), default=5, metavar="N"),
+         option("--jobs", "runs at a time (default: 1)", type=_whole(1), default=1, metavar="N"),
+         option("--out", "default: docs/marks.json; the table is written beside it, as .md", default="docs/marks.json",
+                metavar="FILE"),
+         option("--runs", "where the run directories are (default: runs/marks)", default="runs/marks", metavar="DIR"))
     verb("bench", _bench, "run a benchmark of the repository; without a name: list them",
          option("name", nargs="?", metavar="NAME"),
          option("rest", "passed on to the benchmark", nargs=argparse.REMAINDER, metavar="args"))
@@ -297,7 +317,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         raise UsageError(f"there is no command {words[0]!r} any more: workers on other machines are actors of a Ray cluster, "
                          "which begin with the run: parl-like train NAME driver=ray workers.address=ADDRESS")
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
-    split = bool(words) and words[0] in ("train", "resume", "eval", "play")
+    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "marks")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
     args = parser.parse_args([word for word in words if word not in assignments])
     if split:

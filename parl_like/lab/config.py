@@ -66,13 +66,17 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         keep_checkpoints: How many of the newest checkpoints stay on disk.
         metrics_every: Environment steps between two rows of `metrics.csv`. Steps, not seconds: two runs give the same rows.
         log_every_s: Seconds between two progress lines where the output is not a terminal.
-        eval_episodes: Episodes of the evaluation after training; 0: as many as the experiment's expectation names, or 10.
+        eval_episodes: Episodes of the evaluation after training, and of each while training; 0: as many as the experiment's
+            expectation names, or 10.
+        eval_every: Environment steps between two evaluations while training, the first before it; 0: only the one at the end.
+        stop_score: Training ends when an evaluation's score reaches this.
+        eval_score: The score of an evaluation, by which one is the best; empty: as the robot has it, else the mean return.
         torch_threads: Threads of one torch operation on the CPU; more than one slows small networks down.
         tensorboard: Also write TensorBoard files, where the extra `tb` is installed.
         trace: Keep a hash of every event, so that two runs can be compared.
     """
 
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     total_steps: Annotated[int, msgspec.Meta(gt=0)] = 100_000
     n_agents: Annotated[int, msgspec.Meta(ge=1)] = 1
     driver: Literal["cooperative", "threads", "processes", "ray"] = "cooperative"
@@ -84,9 +88,21 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     metrics_every: Annotated[int, msgspec.Meta(ge=1)] = 1_000
     log_every_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     eval_episodes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    eval_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    stop_score: float | None = None
+    eval_score: Literal["", "mean_return", "min_return", "max_return", "mean_length", "success_rate"] = ""
     torch_threads: Annotated[int, msgspec.Meta(ge=1)] = 1
     tensorboard: bool = True
     trace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stop_score is not None and not self.eval_every:
+            raise ValueError(f"stop_score={self.stop_score:g} is reached by an evaluation while training; give eval_every=, too")
+
+    @classmethod
+    def usual(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Values in place of the defaults, where they depend on what is given."""
+        return {}
 
     def robot_driver(self) -> Any:
         """`driver` and `workers`, as `Robot(driver=)` takes them."""
@@ -109,6 +125,8 @@ C = TypeVar("C", bound=ExperimentConfig)
 def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
     """The configuration that the layers give, later ones before earlier ones, all before the defaults.
 
+    A class with the field `parts` takes keys that it does not know as settings of what the robot is built of, which checks them.
+
     Raises:
         ConfigError: an unknown key, a wrong type or value, or a number that is not finite, in any layer, even in one that a
             later layer covers.
@@ -117,6 +135,7 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merge(config_class, merged, layer, name)
+    merged = {**config_class.usual(merged), **merged}
     try:
         return msgspec.convert(merged, config_class)
     except msgspec.ValidationError as error:  # a required field that no layer gives, or `__post_init__`
@@ -125,7 +144,24 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
 
 def to_dict(config: msgspec.Struct) -> dict[str, Any]:
     """The complete configuration as nested dicts and lists of plain values, as YAML and JSON give it back (tuples are lists)."""
-    return msgspec.json.decode(msgspec.json.encode(config), type=dict[str, Any])
+    tree = msgspec.json.decode(msgspec.json.encode(config), type=dict[str, Any])
+    return nested(tree.pop("parts", {}), tree)
+
+
+def nested(keys: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"a.b": 1}` → `{"a": {"b": 1}}`, put into a copy of a tree."""
+    out = dict(into)
+    for key, value in keys.items():
+        head, _, rest = key.partition(".")
+        below = out.get(head)
+        out[head] = nested({rest: value}, below if isinstance(below, dict) else {}) if rest else value
+    return out
+
+
+def ends_with(name: str, key: str) -> str | None:
+    """How a key means a setting of this full name: `""` as a whole, `"end"` that part of its mapping; None: not at all."""
+    path, given = name.split("."), key.split(".")
+    return next((".".join(given[n:]) for n in range(len(given), 0, -1) if path[-n:] == given[:n]), None)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
@@ -201,9 +237,9 @@ def load_yaml(text: str, source: str = "YAML") -> dict[str, Any]:
     return tree
 
 
-def dump_yaml(tree: Mapping[str, Any]) -> str:
-    """YAML text that `load_yaml` reads back unchanged."""
-    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
+def dump_yaml(tree: Mapping[str, Any], flow: bool = False) -> str:
+    """YAML text that `load_yaml` reads back unchanged; `flow`: on one line."""
+    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000, default_flow_style=flow)
 
 
 # ------------------------------------------------------------------------------------------------ fitting keys to a class
@@ -220,20 +256,38 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
                 continue
             raise ConfigError(f"{name}: {prefix}{key} is no key any more; workers on other machines are actors of a Ray "
                               "cluster: driver=ray workers.address=ADDRESS (docs/machines.md)")
+        if key not in fields and "parts" in fields:
+            for part, leaf in _leaves(value, key):
+                fit(leaf, Any, name, part)
+                parts = out["parts"] = {k: v for k, v in out.get("parts", {}).items() if k != part}
+                parts[part] = leaf  # the last one in order counts
+            continue
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {prefix + near[0]!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
             raise ConfigError(f"{name} has no key {_short(f'{prefix}{key}')}; {hint}")
         inner, below = _struct_in(fields[key]), low.get(key)
+        if isinstance(value, str) and (short := getattr(inner, "short", "")):
+            value = {short: value}
         if inner is not None and isinstance(value, Mapping):
             out[key] = _merge(inner, below if isinstance(below, dict) else {}, value, name, f"{prefix}{key}.")
         else:
-            out[key] = _fit(value, fields[key], name, f"{prefix}{key}")
+            out[key] = fit(value, fields[key], name, f"{prefix}{key}")
     return out
 
 
-def _fit(value: Any, expected: Any, name: str, key: str) -> Any:
-    for number in _numbers(value):
+def _leaves(tree: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Dotted key → value of nested mappings."""
+    if isinstance(tree, Mapping) and tree:
+        for name, part in tree.items():
+            yield from _leaves(part, f"{key}.{name}")
+    else:
+        yield key, tree
+
+
+def fit(value: Any, expected: Any, name: str, key: str) -> Any:
+    """A plain value that is of that type. Raises ConfigError, which names the key, what was expected and what came."""
+    for number in flat(value).values():
         if isinstance(number, float) and not math.isfinite(number):
             raise ConfigError(f"{name}: key {key!r} expects a finite number, got {number}")
         if isinstance(number, int) and not -(2**63) <= number < 2**63:
@@ -274,13 +328,6 @@ def _literals(expected: Any) -> list[str]:
     if typing.get_origin(expected) is Literal:
         return [str(value) for value in typing.get_args(expected)]
     return [value for part in typing.get_args(expected) for value in _literals(part)]
-
-
-def _numbers(value: Any) -> list[float | int]:
-    parts = list(value.values()) if isinstance(value, Mapping) else value
-    if isinstance(parts, (list, tuple)):
-        return [number for part in parts for number in _numbers(part)]
-    return [value] if isinstance(value, (int, float)) else []
 
 
 def _show(value: Any) -> str:

@@ -16,63 +16,38 @@ from parl_like.data.disk import open_file, remove
 from parl_like.lab.outbox import RunError
 from parl_like.lab.rundir import MAX_TABLE_BYTES, RunDir
 
-METRICS, EXTRA = "metrics.csv", "metrics_extra.csv"
-EXTRA_HEADER = ["step", "key", "value"]
-HELD_ROWS = 100  # a robot that has not learned by then writes its losses to the extra file
+METRICS = "metrics.csv"
+EVALUATION = "eval/"  # columns of evaluations while training; they have rows of their own
 TAIL_BYTES = 65_536  # of a file that is read for its last row only
 
 
 class MetricsLog:
     """Writes rows of metrics, each in its file when `write` returns, if the disk takes it; else as soon as it does.
 
-    The header of `metrics.csv` never changes: parsers and appenders rely on it. But a robot knows the names of its losses only
-    when it has learned. So the first rows are held back until one is `complete`, at most HELD_ROWS of them; their keys together
-    make the header. A key that comes later still is announced once in `events.jsonl` and goes to `metrics_extra.csv`, one line
-    `step, key, value` each, where `read_metrics` finds it; a missing or NaN value leaves its cell empty.
+    A robot knows the names of its losses only when it has learned. So where a row has a key without a column, the file is
+    replaced by one that has it, empty in the rows before; it is empty, too, where a value is missing or NaN.
 
     Columns whose name ends in `_s` are readings of the clock. All others are the same in two runs that do the same.
 
     Args:
-        run: Where to write. The files are continued where they exist; call `truncate` first when a run is resumed.
+        run: Where to write. The file is continued where it exists; call `truncate` first when a run is resumed.
         tensorboard: Also write TensorBoard files, if the extra `tb` is there.
         start_step: Where this process begins; TensorBoard then hides what an earlier process wrote after it.
     """
 
     def __init__(self, run: RunDir, *, tensorboard: bool = False, start_step: int = 0) -> None:
         self.run = run
-        self.header = _table(run, METRICS)[0]
-        self._held: list[Mapping[str, float]] = []
-        self._late: set[str] = set()
-        self._has_extra = bool(_table(run, EXTRA)[0])
+        self.header = _table(run)[0]
         self._board = _Board(run, start_step) if tensorboard and not tensorboard_missing() else None
 
-    def write(self, row: Mapping[str, float], *, complete: bool = True) -> None:
-        """Writes one row, which begins with `step`, in environment steps; `complete`: no more keys are to be expected."""
+    def write(self, row: Mapping[str, float]) -> None:
+        """Writes one row, which begins with `step`, in environment steps."""
         if self._board is not None:
             self._board.add_row(row)
-        self._held.append(dict(row))
-        if self.header or complete or len(self._held) >= HELD_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes what is held back; this decides the header."""
-        rows, self._held = self._held, []
-        if rows and not self.header:
-            self.header = list(dict.fromkeys(key for row in reversed(rows) for key in row))
-            self._append(METRICS, [self.header])
-        for row in rows:
-            self._append(METRICS, [[_cell(row.get(key, math.nan)) for key in self.header]])
-            late = {key: value for key, value in row.items() if key not in self.header and not math.isnan(value)}
-            for key in late:
-                if key not in self._late:
-                    self.run.event("late metric", key=key, step=row["step"], file=EXTRA)
-            self._late |= late.keys()
-            if late:
-                header, self._has_extra = [EXTRA_HEADER] * (not self._has_extra), True
-                self._append(EXTRA, header + [[_cell(row["step"]), key, _cell(value)] for key, value in late.items()])
-
-    def _append(self, name: str, rows: Iterable[Sequence[str]]) -> None:
-        self.run.outbox.append(name, _csv(rows))
+        if new := [key for key in row if key not in self.header]:
+            self.header += new
+            self.run.outbox.replace(METRICS, _csv([self.header, *(old + [""] * len(new) for old in _table(self.run)[1])]))
+        self.run.outbox.append(METRICS, _csv([[_cell(row.get(key, math.nan)) for key in self.header]]))
 
 
 class _Board:
@@ -107,26 +82,27 @@ def tensorboard_missing() -> bool:
 
 
 def truncate(run: RunDir, step: int) -> None:
-    """Drops the rows after `step` from both metrics files, and a last line that a crash left unfinished."""
-    for name in (METRICS, EXTRA):
-        header, rows = _table(run, name)
-        if header:
-            kept = [row for row in rows if _number(row[0]) <= step]
-            run.outbox.replace(name, _csv([header, *kept]))
-        elif (run.path / name).exists():
-            remove(run.path / name)
+    """Drops the rows after `step`, and a last line that a crash left unfinished."""
+    header, rows = _table(run)
+    if header:
+        run.outbox.replace(METRICS, _csv([header, *(row for row in rows if _number(row[0]) <= step)]))
+    elif run.metrics_file.exists():
+        remove(run.metrics_file)
 
 
 def read_metrics(run: RunDir) -> dict[str, list[float]]:
-    """The columns of `metrics.csv`, and those of `metrics_extra.csv` behind them; an empty or damaged cell is NaN, an unfinished
-    last line is left out. Raises RunError where a file is none of these."""
-    header, rows = _table(run, METRICS)
-    columns = {key: [_number(row[at]) for row in rows] for at, key in enumerate(header)}
-    row_of = {step: row for row, step in enumerate(columns.get("step", []))}
-    for row in _table(run, EXTRA)[1]:
-        if len(row) == len(EXTRA_HEADER) and _number(row[0]) in row_of:
-            columns.setdefault(row[1], [math.nan] * len(rows))[row_of[_number(row[0])]] = _number(row[2])
-    return columns
+    """The columns of `metrics.csv`; an empty or damaged cell is NaN, an unfinished last line is left out. Raises RunError where
+    the file is none."""
+    header, rows = _table(run)
+    return {key: [_number(row[at]) for row in rows] for at, key in enumerate(header)}
+
+
+def evaluations(run: RunDir) -> list[tuple[int, float]]:
+    """Env step and score of every evaluation while training, in their order."""
+    columns = read_metrics(run)
+    names = "step", f"{EVALUATION}score", f"{EVALUATION}episodes"
+    rows = zip(*(columns.get(name, []) for name in names), strict=False)
+    return [(int(step), score) for step, score, episodes in rows if not math.isnan(episodes)]
 
 
 def last_row(run: RunDir) -> dict[str, float]:
@@ -142,23 +118,23 @@ def last_row(run: RunDir) -> dict[str, float]:
         raise RunError(f"{run.metrics_file} is not readable: {error.strerror or error}") from None
     lines = tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True)
     for line in reversed(lines if first.endswith(b"\n") else []):
-        header, *rows = _parsed(run, METRICS, first + line)
+        header, *rows = _parsed(run, first + line)
         if rows and rows[0] != header and len(rows[0]) == len(header):
             return dict(zip(header, map(_number, rows[0]), strict=True))
     return {}
 
 
-def _table(run: RunDir, name: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a CSV file, [] and [] where there is none; without torn rows and a torn last line. Raises RunError."""
-    header, *rows = _parsed(run, name, run.read(name, MAX_TABLE_BYTES, missing=b"")) or [[]]
+def _table(run: RunDir) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of `metrics.csv`, [] and [] where there is none; without torn rows, a torn last line. Raises RunError."""
+    header, *rows = _parsed(run, run.read(METRICS, MAX_TABLE_BYTES, missing=b"")) or [[]]
     return header, [row for row in rows if len(row) == len(header)]
 
 
-def _parsed(run: RunDir, name: str, data: bytes) -> list[list[str]]:
+def _parsed(run: RunDir, data: bytes) -> list[list[str]]:
     try:
         return list(csv.reader(io.StringIO(data[: data.rfind(b"\n") + 1].decode(), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise RunError(f"{run.path / name} is no table that a run wrote: {error}") from None
+        raise RunError(f"{run.metrics_file} is no table that a run wrote: {error}") from None
 
 
 def _csv(rows: Iterable[Sequence[str]]) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,13 @@ import numpy.typing as npt
 from parl_like.data.disk import replace_file
 from parl_like.lab.config import ExperimentConfig, UsageError
 from parl_like.lab.experiment import ExperimentError, get
-from parl_like.lab.metrics import read_metrics
+from parl_like.lab.metrics import EVALUATION, evaluations, read_metrics
 from parl_like.lab.rundir import RunDir
 
 Floats = npt.NDArray[np.float64]
 
 DEFAULT_METRIC = "return/mean"
+EVALUATED = f"{EVALUATION}mean_return"
 MISSING = "no picture: matplotlib is not installed; `pip install 'parl_like[plot]'`"
 POINTS = 200  # of the common axis of several runs
 RESAMPLES = 2_000
@@ -50,28 +52,24 @@ def iqm(values: npt.ArrayLike) -> Floats:
     return mean
 
 
-def bootstrap_interval(values: npt.ArrayLike, rng: np.random.Generator, *, statistic: Callable[[Floats], Floats] = iqm,
-                       level: float = 0.95) -> tuple[Floats, Floats]:
-    """Percentile bootstrap of a statistic over the first axis: n rows are drawn from the n with replacement, again and again.
+def bootstrap_interval(values: npt.ArrayLike, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """95 % percentile bootstrap of `iqm`: n rows are drawn from the n with replacement, again and again.
 
     Args:
         values: [n, ...], n ≥ 1; a row is one run.
-        statistic: [n, ...] → [...].
-        level: Share of the resampled statistics between the two bounds.
 
     Returns: Lower and upper bound, each [...] float64.
     """
     rows = np.asarray(values, dtype=np.float64)
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"bootstrap_interval: `level` is {level}; expected a number between 0 and 1")
-    resampled = np.stack([statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES)])
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    resampled = np.stack([iqm(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES)])
+    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
     return low, high
 
 
 def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_METRIC) -> Path:
     """Draws a metric against environment steps: a line per run; per setting with several runs also their IQM with the 95 %
-    bootstrap band; a dashed line where an experiment expects a `mean_return` and the metric is a return.
+    bootstrap band; a dashed line where an experiment expects a `mean_return` and the metric is a return. With the default metric
+    also the mean returns of evaluations while training, dotted.
 
     Args:
         runs: At least one; runs of one experiment with the same configuration, apart from seed and bookkeeping, are its seeds.
@@ -86,19 +84,15 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
 
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    groups: dict[str, list[tuple[str, Floats, Floats]]] = {}
+    groups: dict[str, list[RunDir]] = {}
     for run, setting in zip(runs, settings(runs), strict=True):
-        groups.setdefault(setting, []).append((run.path.name, *curve(run, metric)))
-    for number, (setting, curves) in enumerate(groups.items()):
-        colour, single = f"C{number % 10}", len(curves) == 1
-        for name, steps, values in curves:
-            axes.plot(steps, values, color=colour, linewidth=1.5 if single else 0.7, alpha=1.0 if single else 0.4,
-                      label=name if single else None)
-        if not single:
-            steps, rows = on_common_steps([(steps, values) for _, steps, values in curves])
-            low, high = bootstrap_interval(rows, np.random.default_rng(0))
-            axes.plot(steps, iqm(rows), color=colour, linewidth=2.0, label=f"{setting}, IQM of {len(rows)} runs")
-            axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, label="95 % bootstrap band")
+        groups.setdefault(setting, []).append(run)
+    for number, (setting, alike) in enumerate(groups.items()):
+        _draw(axes, f"C{number % 10}", setting, [(run.path.name, *curve(run, metric)) for run in alike])
+        evaluated = [run for run in alike if evaluations(run)] if metric == DEFAULT_METRIC else []
+        if evaluated:
+            found = [(f"{run.path.name}, evaluated", *curve(run, EVALUATED)) for run in evaluated]
+            _draw(axes, f"C{number % 10}", f"{setting}, evaluated", found, linestyle=":", marker=".")
     for experiment in dict.fromkeys(run.info().experiment for run in runs) if metric.startswith("return") else ():
         with suppress(ExperimentError):  # one that the registry does not know
             goal = get(experiment).bounds.get("mean_return")
@@ -119,6 +113,20 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
     except (OSError, ValueError) as error:  # a folder that cannot be written, a format that does not exist
         raise PlotError(f"cannot write the picture {out}: {error}") from None
     return out
+
+
+def _draw(axes: Any, colour: str, setting: str, curves: Sequence[tuple[str, Floats, Floats]], **style: Any) -> None:
+    """The curves (name, steps, values) of one setting, and of several their IQM and its band."""
+    single = len(curves) == 1
+    for name, steps, values in curves:
+        axes.plot(steps, values, color=colour, linewidth=1.5 if single else 0.7, alpha=1.0 if single else 0.4,
+                  label=name if single else None, **style)
+    if not single:
+        steps, rows = on_common_steps([(steps, values) for _, steps, values in curves])
+        low, high = bootstrap_interval(rows, np.random.default_rng(0))
+        axes.plot(steps, iqm(rows), color=colour, linewidth=2.0, label=f"{setting}, IQM of {len(rows)} runs",
+                  linestyle=style.get("linestyle", "-"))
+        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, label="95 % bootstrap band")
 
 
 def settings(runs: Sequence[RunDir]) -> list[str]:

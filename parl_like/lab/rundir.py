@@ -4,8 +4,7 @@
       run.json           RunInfo: experiment, state, process, times, versions, git, command
       config.yaml        the complete configuration; loads back unchanged
       log.txt            for people; tracebacks go here
-      metrics.csv        one row per report; the header never changes
-      metrics_extra.csv  step, key, value of metrics that appeared after the header was written
+      metrics.csv        one row per report; a metric that appears later adds a column
       events.jsonl       what happened when: started, checkpoint, resumed, stopped …
       checkpoints/       of parl_like.lab.checkpoint
       tb/ plots/ videos/ made when they are needed
@@ -52,7 +51,8 @@ class Git(msgspec.Struct, frozen=True):
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse; `differs`:
-    dotted key → value, where the configuration is not that of the experiment."""
+    dotted key → value, where the configuration is not that of the experiment; `evaluated`: `step` and `score` of the last
+    evaluation while training, `best_step` and `best` of the best one, if there was one."""
 
     name: str
     experiment: Name
@@ -65,6 +65,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     resumed: int = 0
     versions: dict[str, str] = {}
     differs: dict[str, Any] = {}
+    evaluated: dict[str, float | None] = {}
     git: Git | None = None
     command: list[str] = []
 
@@ -79,7 +80,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file, self.log_file = path / "config.yaml", path / "log.txt"
-        self.metrics_file, self.extra_file = path / "metrics.csv", path / "metrics_extra.csv"
+        self.metrics_file = path / "metrics.csv"
         self.checkpoints, self.tensorboard, self.plots, self.videos = (
             path / name for name in ("checkpoints", "tb", "plots", "videos"))
         self.outbox = Outbox(path)
@@ -216,7 +217,7 @@ class RunDir:
         return path
 
     def _write_info(self, info: RunInfo) -> None:
-        self.outbox.replace("run.json", json.dumps(msgspec.to_builtins(info), indent=2).encode() + b"\n")
+        self.outbox.replace("run.json", json.dumps(plain(msgspec.to_builtins(info)), indent=2).encode() + b"\n")
 
     def _must_be_written(self) -> None:
         if left := self.outbox.flush():

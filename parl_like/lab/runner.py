@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import msgspec
+
 from parl_like.data.archive import ArchiveError, Manifest
 from parl_like.data.encoding import Plan, refusal
 from parl_like.lab import config as configs
@@ -17,6 +19,7 @@ from parl_like.lab.checkpoint import Checkpoints, Loaded
 from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.lock import RunLock
+from parl_like.lab.metrics import evaluations
 from parl_like.lab.rundir import RunDir
 from parl_like.lab.session import Report, Session, evaluation_episodes, evaluation_seed
 
@@ -24,9 +27,10 @@ if TYPE_CHECKING:
     from parl_like.robot import Robot
 
 RESUMABLE = frozenset({
-    "total_steps", "keep_checkpoints", "log_every_s", "eval_episodes", "tensorboard", "workers.address", "workers.step_limit",
+    "total_steps", "keep_checkpoints", "log_every_s", "eval_every", "eval_episodes", "stop_score", "tensorboard",
+    "workers.address", "workers.step_limit",
 })
-"""What may differ when a run is continued: nothing here changes what happens at a step."""
+"""What may differ when a run is continued: nothing here changes what happens at a step of training."""
 
 # gymnasium imports the module that an environment's id names: `module:Id`.
 _NAMES_A_MODULE = re.compile(r"\s*[A-Za-z_][\w.]*\s*:")
@@ -53,7 +57,8 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         Exception: whatever else goes wrong while the robot is built. No run directory is left then, for there was no run.
     """
     with _robot(experiment, config) as robot:
-        run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config))
+        config = _complete(config, robot)
+        run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot))
         with RunLock(run.path):
             return Session(experiment, config, run, stream, debug, report).go(robot, None)
 
@@ -81,6 +86,9 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         experiment, config = _stored(run, overrides)
         session = Session(experiment, config, run, stream, debug, report)
         chosen = _choose(run, session.checkpoints, which)
+        if chosen == "best" and session.checkpoints.evaluated_best() is not None:
+            raise UsageError(f"the best checkpoint of {run.path} has what acts, but neither buffers nor agents to go on with; "
+                             "resume from exact, latest or a step (`eval` and `play` take the best)")
         if which == "exact" and (steps := session.checkpoints.exact()) and steps[0] != steps[1]:
             session.say(f"continuing from step {steps[0]:,}, the last scheduled checkpoint, so that the run equals one that was "
                         f"never interrupted; `--checkpoint latest` continues from step {steps[1]:,}")
@@ -88,13 +96,24 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
             loaded = session.checkpoints.load(chosen, _expected_by(robot))
             stored = configs.resolve(type(config), run.config())
             _refuse_changes(loaded.meta.config, configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
-            if run.info().state == "finished" and loaded.meta.step >= config.total_steps:
+            finished, goal = run.info().state == "finished", config.stop_score
+            if finished and goal is not None and any(score >= goal for _, score in evaluations(run)):
+                raise UsageError(f"{run.path} has finished: an evaluation reached stop_score={goal:g}; to train longer: "
+                                 f"`parl-like resume {run.path} stop_score=...` with a higher one, or null")
+            if finished and loaded.meta.step >= config.total_steps:
                 raise UsageError(f"{run.path} has finished its {stored.total_steps} steps; to train longer: "
                                  f"`parl-like resume {run.path} total_steps={2 * max(loaded.meta.step, stored.total_steps)}`")
             _restore(robot, loaded)
-            run.restarted(command, _differs(experiment, config))
+            run.restarted(command, _differs(experiment, config, robot))
             run.save_config(configs.to_dict(config))
             return session.go(robot, loaded)
+
+
+def describe(experiment: Experiment, config: ExperimentConfig) -> str:
+    """YAML text of everything that can be set, as it is; of its parts also type, default, and where it belongs."""
+    with _robot(experiment, config) as robot:
+        fields = configs.dump_yaml(configs.to_dict(_with_parts(config, {})))
+        return fields + (robot.parts.describe() if robot.parts is not None else "")
 
 
 def load_run(run_dir: str | Path, *, checkpoint: str = "latest", **overrides: Any) -> Any:
@@ -164,17 +183,37 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
 # ------------------------------------------------------------------------------------------------ from a directory to a robot
 
 
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in plain data, keys among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for one in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _texts(one)
+
+
 def _stored(run: RunDir, overrides: Mapping[str, Any] | None) -> tuple[Experiment, ExperimentConfig]:
     """A run's experiment and its configuration, with what the user gives anew. Raises UsageError."""
     experiment = experiments.get(run.info().experiment)
     config_class: type[ExperimentConfig] = experiment.module().Config
-    stored = configs.to_dict(configs.resolve(config_class, run.config()))
     given = configs.flat(overrides or {})
-    for key, value in configs.flat({name: part for name, part in stored.items() if name not in _OWN_COLONS}).items():
-        if isinstance(value, str) and _NAMES_A_MODULE.match(value) and given.get(key) != value:
+    # As the file has it: resolving it looks up classes, which would import them already.
+    for key, value in configs.flat({name: part for name, part in run.config().items() if name not in _OWN_COLONS}).items():
+        if any(map(_NAMES_A_MODULE.match, _texts(value))) and value not in (given.get(key), given.get(key.removesuffix(".id"))):
             raise ConfigError(f"{run.config_file}: {key}={value!r} would import a module, which a run directory may not ask for; "
                               f"if you trust it, give {key}={value} again")
-    config = configs.resolve(config_class, run.config(), overrides or {})
+    stored = configs.to_dict(configs.resolve(config_class, run.config()))
+    config: Any = configs.resolve(config_class, run.config(), overrides or {})
+    if kept := getattr(configs.resolve(config_class, run.config()), "parts", {}):
+        if "robot" not in stored:
+            raise ConfigError(f"{run.config_file} was written by an earlier version, whose keys ({', '.join(list(kept)[:3])}, …) "
+                              "are no longer read; train anew, or use the version that its run.json names")
+        for key in config.parts.keys() - kept.keys():
+            was = [value for name, value in kept.items() if configs.ends_with(name, key) == ""]
+            if was != [config.parts[key]]:
+                raise ConfigError(f"a run keeps its configuration: {key!r} is {' or '.join(map(repr, was)) or 'nothing'} there "
+                                  f"and {config.parts[key]!r} now; for another configuration train a new run")
+        config = _with_parts(config, {name: config.parts[name] for name in kept})
     _refuse_changes(stored, configs.to_dict(config), "a run keeps its configuration")
     return experiment, config
 
@@ -191,6 +230,8 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Config: {error}") from error
+    if config.eval_score:
+        robot.score = config.eval_score
     with contextlib.closing(robot):
         yield robot
 
@@ -232,10 +273,21 @@ def _restore(robot: Robot, loaded: Loaded) -> None:
         raise ArchiveError(f"{loaded.path}: its state does not fit this robot: {text}") from error
 
 
-def _differs(experiment: Experiment, config: ExperimentConfig) -> dict[str, Any]:
+def _with_parts(config: Any, parts: Mapping[str, Any]) -> Any:
+    return msgspec.structs.replace(config, parts=dict(parts)) if hasattr(config, "parts") else config
+
+
+def _complete(config: ExperimentConfig, robot: Any) -> Any:
+    """The configuration with every setting of what this robot is built of, also those that nobody gave."""
+    return config if robot.parts is None else _with_parts(config, robot.parts.complete())
+
+
+def _differs(experiment: Experiment, config: ExperimentConfig, robot: Any) -> dict[str, Any]:
     """Dotted key → value, where the configuration is not that of the experiment; `run_dir` is no difference."""
-    usual = configs.to_dict(configs.resolve(type(config), experiment.config))
-    return {key: new for key, (_, new) in configs.differences(usual, configs.to_dict(config)).items() if key != "run_dir"}
+    usual = configs.resolve(type(config), experiment.config)
+    old, here = (configs.to_dict(_with_parts(one, {})) for one in (usual, config))
+    found = {key: new for key, (_, new) in configs.differences(old, here).items() if key != "run_dir"}
+    return found if robot.parts is None else {**found, **robot.parts.differs(getattr(usual, "parts", {}))}
 
 
 def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) -> None:
@@ -250,7 +302,7 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) ->
 
 def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:
     """The checkpoint `latest`, `best`, `exact`, or of a step, as `Checkpoints.load` takes it. Raises UsageError."""
-    if checkpoints.latest() is None:
+    if checkpoints.latest() is None and not (which == "best" and checkpoints.evaluated_best()):
         raise UsageError(f"{run.path} has no checkpoint yet; start a new run with `parl-like train {run.info().experiment}`")
     if which in ("latest", "best", "exact"):
         return which

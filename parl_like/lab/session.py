@@ -20,6 +20,7 @@ import numpy as np
 from parl_like.data.archive import ArchiveError
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.errors import Diverged
+from parl_like.evaluation import hold_still
 from parl_like.lab import config as configs
 from parl_like.lab import metrics as metrics_files
 from parl_like.lab import plots
@@ -29,6 +30,7 @@ from parl_like.lab.experiment import Experiment
 from parl_like.lab.outbox import RunError
 from parl_like.lab.progress import Progress, show
 from parl_like.lab.rundir import RunDir, State, logged
+from parl_like.stages import StopWhen
 
 if TYPE_CHECKING:
     from parl_like.robot import Robot
@@ -98,6 +100,8 @@ class Session:
     robot: Robot
     progress: Progress
     metrics: metrics_files.MetricsLog
+    evaluations: list[tuple[int, float]]
+    """While training: env step and score of each, in order."""
 
     def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, debug: bool,
                  report: Report | None) -> None:
@@ -110,12 +114,11 @@ class Session:
         self.saved_step = self.last_row = -1
         self.result: dict[str, Any] | None = None
         self.ended: tuple[State, str] = "running", ""
-        self._writers = contextlib.ExitStack()
 
     def go(self, robot: Robot, loaded: Loaded | None) -> int:
         """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
         self.robot = robot
-        with logged(self.run), Signals(self.run) as signals, self._writers:
+        with logged(self.run), Signals(self.run) as signals:
             try:
                 self._open(loaded)
                 try:
@@ -126,8 +129,9 @@ class Session:
                     self._roll_back(error)
                     self._train(signals)
                 if not signals.received:
-                    self._finish()
-                code = self._end("stopped", signals.received) if self.result is None else self._end("finished", "")
+                    self._finish(signals)
+                whole = self.result is not None and self.result["stopped_by"] is None
+                code = self._end("finished", "") if whole else self._end("stopped", signals.received)
             except BaseException as error:
                 code = self._failed(error)
                 if not isinstance(error, Exception):
@@ -156,6 +160,9 @@ class Session:
         parts = f"robot {self.experiment.robot}", f"{config.n_agents} agents", config.driver, f"seed {config.seed}"
         self.title = f"{self.experiment.name} ({', '.join(parts)})"
         self.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
+        for note in self.robot.notes:
+            run.event("note", text=note)
+            self.say(note)
         if config.tensorboard and metrics_files.tensorboard_missing():
             self.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
         self._write_from(self.step())
@@ -169,25 +176,27 @@ class Session:
 
     def _write_from(self, step: int) -> None:
         """Opens the metrics and the progress, from `step` on; what was written of later ones goes."""
-        self._writers.close()
         metrics_files.truncate(self.run, step)
+        self.evaluations = metrics_files.evaluations(self.run)
+        self._show_evaluated()
         self.last_row = step
         self.metrics = metrics_files.MetricsLog(self.run, tensorboard=self.config.tensorboard, start_step=step)
         self.progress = Progress(self.title, self.config.total_steps, step, self.config.log_every_s, self.stream)
-        self._writers.callback(self.metrics.flush)
-        self._writers.callback(self.progress.close)
 
     def _train(self, signals: Signals) -> None:
-        """Iterations until `total_steps`, with a checkpoint at every multiple of `checkpoint_every`, 0 included, and at the end.
+        """Iterations until `total_steps` or `stop_score`, with a checkpoint at every multiple of `checkpoint_every`, 0 included,
+        and at the end; and an evaluation at every multiple of `eval_every`, 0 included.
 
         Multiples are counted from step 0, not from where this process began, and every save is preceded by the robot's boundary:
-        so a run that was cut at a checkpoint and resumed meets the same boundaries as one that was not.
+        so a run that was cut at a checkpoint and resumed meets the same boundaries as one that was not. Where both are due the
+        evaluation comes second: so it is the same in a run that has come there and in one that resumes there.
         """
         total, every = self.config.total_steps, self.config.checkpoint_every
         step = self.step()
-        if step == 0 and every:
+        if every and self.saved_step < 0 == step:
             self._save(last=False)  # what a run that is interrupted before its first checkpoint goes on from, exactly
-        while step < total and not signals.received:
+        self._evaluate_if_due(step, signals)
+        while step < total and not signals.received and not self._reached():
             stop = min(total, (step // every + 1) * every) if every else total
             before = step
             iterations = self.robot.iterate(stop)
@@ -197,14 +206,19 @@ class Session:
                     self._write_row(step)
                 self.progress.tick(step, self._metrics)
                 self.run.outbox.tend()
-                if signals.received:
+                if step < stop:
+                    self._evaluate_if_due(step, signals)
+                if signals.received or self._reached():
                     break
             if (close := getattr(iterations, "close", None)) is not None:
                 close()  # a generator left in the middle tidies up now, not when it is collected
             step = self.step()
-            if step == before and not signals.received:
+            ended = bool(signals.received) or self._reached()
+            if step == before and not ended:
                 raise RuntimeError(f"robot.iterate({stop}) ended at env step {step} without a step; expected it to reach {stop}")
-            step = self._save(last=step >= total or bool(signals.received), interrupted=bool(signals.received) and step < stop)
+            step = self._save(last=step >= total or ended, interrupted=ended and step < stop)
+            if step < total and not ended:
+                self._evaluate_if_due(step, signals)
         if step > self.last_row:
             self._write_row(step)
         if step != self.saved_step:
@@ -226,27 +240,41 @@ class Session:
             raise error from error.__cause__
         self.robot.load_state_dict(_moved_on(loaded.tree))
         step = self.step()
+        self.progress.close()
         self._write_from(step)
         self.run.event("rolled back", step=step, reached=reached, reason=reason)
         self.say(f"diverged at env step {reached:,} ({reason}); once, training goes back to the checkpoint of step {step:,}")
 
-    def _finish(self) -> None:
-        """Evaluation, `result.json`, the picture, and four lines for the person who waits."""
+    def _finish(self, signals: Signals) -> None:
+        """Evaluation, `result.json`, the picture, and four lines for the person who waits.
+
+        A signal ends the evaluation at its next step: `result.json` then has the episodes that were over, who stopped it, and no
+        verdict. All training is saved, so a resume evaluates anew.
+        """
         self.progress.close()
         step, seconds, trace = self.step(), self.seconds(), self.robot.trace_hash()
         episodes = evaluation_episodes(self.experiment, self.config)
-        evaluation = self.robot.evaluate(episodes=episodes, seed=evaluation_seed(self.config)).numbers()
-        solved = self.experiment.verdict({**self._metrics(), **evaluation})
+        evaluation = self._evaluate(signals)
+        stopped_by = signals.received if evaluation["episodes"] < episodes else None
+        if self.config.eval_every and not stopped_by and (not self.evaluations or self.evaluations[-1][0] < step):
+            self._note_evaluation(step, evaluation)
+        solved = None if stopped_by else self.experiment.verdict({**self._metrics(), **evaluation})
         self.result = {
-            "experiment": self.experiment.name, "solved": solved, "evaluation": evaluation, "trace_hash": trace,
+            "experiment": self.experiment.name, "solved": solved, "stopped_by": stopped_by, "evaluation": evaluation,
+            "trace_hash": trace,
             "env_steps": step, "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None,
             "counters": self.robot.counters(),
             "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
             "never_learned": dict(self.robot.never_learned()), "remarks": list(self.robot.remarks()),
+            "notes": list(self.robot.notes),
+            **({"best": self._evaluated()} if self.config.eval_every else {}),
         }
         for remark in self.result["remarks"]:
             self._warn(remark)
         self.run.save_result(self.result)
+        if stopped_by:
+            self.say(f"the evaluation was stopped after {int(evaluation['episodes'])} of {episodes} episodes")
+            return
         try:
             picture = f"learning curve: {plots.learning_curve([self.run], self.run.plots / 'learning_curve.png')}"
         except plots.PlotError as error:
@@ -255,6 +283,53 @@ class Session:
         self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.say(f"everything is in {self.run.path}; {picture}")
         self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
+
+    # ---- evaluations
+
+    def _evaluate(self, signals: Signals) -> dict[str, float]:
+        """Numbers of an evaluation, always with the same seeds. A signal ends it at its next step."""
+        struck = StopWhen(lambda _: bool(signals.received))
+        hold_still(self.robot)
+        episodes, seed = evaluation_episodes(self.experiment, self.config), evaluation_seed(self.config)
+        return self.robot.evaluate(episodes=episodes, seed=seed, stop=struck).numbers()
+
+    def _evaluate_if_due(self, step: int, signals: Signals) -> None:
+        """One that a signal cuts leaves nothing, so that a resume does it anew."""
+        every, last = self.config.eval_every, self.evaluations[-1][0] if self.evaluations else -1
+        if every and step // every > last // every and not signals.received:
+            numbers = self._evaluate(signals)
+            if numbers["episodes"] >= evaluation_episodes(self.experiment, self.config):
+                self._note_evaluation(step, numbers)
+
+    def _note_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        score, best = numbers["score"], self._best()[1]
+        self.evaluations.append((step, score))
+        self.metrics.write(self._row(step) | {f"{metrics_files.EVALUATION}{key}": value for key, value in numbers.items()})
+        if score > best:
+            self.checkpoints.save_best(step, self.robot.acting_state(), self._meta(), score)
+        self.run.event("evaluated", step=step, score=score)
+        self._show_evaluated()
+        self.say(f"evaluation at env step {step:,}: score {score:.4g}{', the best so far' * (score > best)}")
+
+    def _show_evaluated(self) -> None:
+        if self.config.eval_every:
+            self.run.update(evaluated=self._evaluated())
+
+    def _evaluated(self) -> dict[str, float]:
+        """As `RunInfo.evaluated`."""
+        if not self.evaluations:
+            return {}
+        (step, score), (best_step, best) = self.evaluations[-1], self._best()
+        return {"step": step, "score": score, "best_step": best_step, "best": best}
+
+    def _best(self) -> tuple[int, float]:
+        """Env step and score of the best evaluation so far, the first of equal ones; a score that is no number is none."""
+        return max((one for one in self.evaluations if not math.isnan(one[1])), key=lambda one: one[1], default=(-1, -math.inf))
+
+    def _reached(self) -> bool:
+        """Whether the last evaluation has reached `stop_score`."""
+        stop = self.config.stop_score
+        return stop is not None and bool(self.evaluations) and self.evaluations[-1][1] >= stop
 
     # ---- rows and checkpoints
 
@@ -265,9 +340,15 @@ class Session:
 
     def _write_row(self, step: int) -> None:
         self.last_row = step
+        self.metrics.write(self._row(step))
+
+    def _row(self, step: int) -> dict[str, float]:
         clock = {"step": step, "elapsed_s": round(self.seconds(), 3), "steps_per_s": self.progress.steps_per_s()}
-        updates = [count for key, count in self.robot.counters().items() if key.startswith("updates/")]
-        self.metrics.write({**clock, **self._metrics()}, complete=all(updates))
+        return {**clock, **self._metrics()}
+
+    def _meta(self) -> dict[str, Any]:
+        """What a checkpoint says of its run."""
+        return {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config)}
 
     def _save(self, *, last: bool, interrupted: bool = False) -> int:
         """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
@@ -277,10 +358,8 @@ class Session:
         """
         self.run.outbox.check()
         self.robot.checkpoint_boundary()
-        step = self.step()
-        meta = {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config),
-                "interrupted": interrupted}
-        score = self.robot.metrics().get("return/mean", math.nan)
+        step, meta = self.step(), {**self._meta(), "interrupted": interrupted}
+        score = None if self.config.eval_every else self.robot.metrics().get("return/mean", math.nan)
         patience = END_PATIENCE_S if last else 0.0
         if self.checkpoints.save(step, self.robot.state_dict(), meta, score, patience=patience) is not None:
             self.saved_step = step

@@ -47,7 +47,7 @@ class Child:
     Args:
         pid: Process id.
         pidfd: Its pidfd, which this object closes in `forget`.
-        wait_for_code: Called when it has ended; sets `code`, within a second or so.
+        wait_for_code: Called when it has ended; sets `code`, within seconds at most.
 
     Attributes:
         pidfd: File descriptor that becomes readable when it ends; −1 after `forget`.

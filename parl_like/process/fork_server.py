@@ -301,9 +301,9 @@ class ForkServer:
         return None
 
     def _wait_for_code(self, child: Child) -> None:
-        """Notes what the server tells, until it has told of the end of `child`; for a second."""
+        """Notes what the server tells, until it has told of the end of `child`; for 10 s, as on a machine that stands still."""
         with self.lock:
-            end = monotonic() + 1.0
+            end = monotonic() + 10.0
             try:
                 while child.code is None and monotonic() < end:
                     self._next(0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,23 +15,12 @@ from parl_like.spec import Array
 from parl_like.vector_agent import VectorAgent, VectorFace
 
 
-class Places:
-    """Owns nodes in the table of hidden states, as long as it lives."""
+class _PlanningFace(VectorFace):
+    """A carried episode goes on with a new stage; see `AugmentedEnv.clone_state`."""
 
-
-class ThinkerFace(VectorFace):
-    """Gives its nodes back when it is closed: agent and environment refer to each other, so they themselves live until Python
-    looks for such."""
-
-    def __init__(self, env: AugmentedEnv, agent: ThinkerAgent) -> None:
-        super().__init__(env, agent)
-        self.places: Places | None = Places()
-
-    def close(self) -> None:
-        super().close()
-        self.places = None
-        if self._agent.augmented.perfect is not None:
-            self._agent.augmented.perfect.close()
+    def _again(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        out: tuple[Any, dict[str, Any]] = self.plant()
+        return out
 
 
 class ThinkerAgent(VectorAgent):
@@ -60,11 +48,8 @@ class ThinkerAgent(VectorAgent):
         self.n_envs = int(made.num_envs)
         perfect = partial(snapshots_of, made, make=make) if self.perfect else None
         self.augmented = AugmentedEnv(made, self._ask, perfect=perfect, **self.planning)
-        self.env = face = ThinkerFace(self.augmented, self)
-        # Hidden states of all agents lie in one table of the task; who closes its environments leaves its part to others.
-        algorithm: Any = self.robot.tasks["model"].algorithm
-        self.augmented.nodes = algorithm.claim_nodes(face.places, self.augmented.n_nodes)
-        self._algorithm: Any = weakref.proxy(algorithm)
+        self.env = _PlanningFace(self.augmented, self)
+        self.augmented.nodes = self.claim("model", self.augmented.n_nodes)
 
     def _ask(self, rows: dict[str, Array]) -> Mapping[str, Array]:
         return self.helpers["model"].ask(rows)
@@ -84,6 +69,5 @@ class ThinkerAgent(VectorAgent):
         if real.any() and model.mode != "test":  # an evaluation leaves no trace, also not in the learning rate
             odds = np.exp(logits - logits.max(1, keepdims=True))
             extra = {"baseline": info["baseline"], "action_prob": odds / odds.sum(1, keepdims=True)}
-            self._algorithm.real_steps = self.robot.env_steps
             model.store(obs["real_states"], act[:, 0] + int(model.model.act_space.start), rew, env.obs_next["real_states"],
                         terminated, truncated, info, real, extra)

@@ -4,20 +4,19 @@ Names are those of the published options, where there is one; `published` transl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from parl_like.errors import unknown
-from parl_like.lab.config import ConfigError, ExperimentConfig, to_dict
+from parl_like.lab.config import ConfigError, ExperimentConfig, load_yaml_file, to_dict
+from parl_like.robots.spaces import Count, Positive, Rate, Share, Weight
 
-Positive = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
 Stride = Annotated[int, Meta(ge=1, le=2)]
-Weight = Annotated[float, Meta(ge=0)]
-Rate = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 
 ENCODINGS = {0: "scalar", 2: "two_hot", 3: "two_hot_biased"}
 
@@ -62,6 +61,10 @@ class PlanningConfig(ExperimentConfig, frozen=True, kw_only=True):
     model_img_loss_cost: Weight = 0.0  # of images
     model_fea_loss_cost: Weight = 10.0  # of features of images
     model_reg_loss_cost: Weight = 0.0  # of squared features
+    cur_reward_cost: Weight = 0.0  # weights of curiosity (see `AugmentedEnv`): about rewards
+    cur_v_cost: Weight = 0.0  # about values
+    cur_enc_cost: Weight = 0.0  # about features of observations
+    cur_done_gate: bool = False  # none where an episode ends, or was to end
 
     @property
     def clip(self) -> float | None:
@@ -73,6 +76,7 @@ class PlanningConfig(ExperimentConfig, frozen=True, kw_only=True):
         return 128 // self.model_downscale_c, 128 // (self.model_downscale_c_vp or self.model_downscale_c)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         refuse(
             (self.model_enc_type not in ENCODINGS,
              f"model_enc_type is {self.model_enc_type}; expected 0 (numbers), 2 or 3 (two-hot)"),
@@ -80,6 +84,8 @@ class PlanningConfig(ExperimentConfig, frozen=True, kw_only=True):
              "128 // model_downscale_c and 128 // model_downscale_c_vp are numbers of channels; expected even ones"),
             (self.clip is not None and self.discounting == 1,
              "reward_clip bounds values by reward_clip / (1 - discounting); with discounting=1 set reward_clip=0"),
+            (self.cur_enc_cost > 0 and not self.dual_net,
+             "cur_enc_cost is about features of what is imagined; it needs dual_net=true"),
         )
 
 
@@ -98,6 +104,10 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
     eval_options: dict[str, Any] = {}  # what differs where the robot is evaluated
     eval_explore: bool = True  # it is evaluated with drawn actions, not the best ones
     env_n: Positive = 16
+    # agents that wait for lessons act in step with them; auto: they do not where they are in workers, which is faster there
+    mode: Literal["auto", "sync", "async"] = "auto"
+    # where workers ask: networks of their own, with hidden states of their own, or those of the robot's process
+    serve: Literal["replica", "central"] = "replica"
     # with a world model; with the environments themselves (they must clone their state); the same actor-critic without a tree
     planning: Literal["learned", "perfect", "none"] = "learned"  # (wrapper_type 0, 2, 1)
     see_h: bool = True  # what the planner sees beside the tree: hidden states, imagined observations, real ones
@@ -105,28 +115,57 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
     see_real_state: bool = False
     tree_rep_rnn: bool = False  # the tree goes through an LSTM with attention; false: an MLP
     widths: tuple[Positive, ...] = (64, 64, 32)  # channels of the planner's image encoders
-    actor_unroll_len: Positive = 200  # augmented steps of each environment between two updates of the planner
+    actor_unroll_len: Positive = 201  # augmented steps of each environment between two updates of the planner
+    actor_batch_size: Positive = 16  # environments of one update: those of as many whole agents as fit
     actor_learning_rate: Rate = 6e-4
     lr_decay: Share = 1.0  # share of it that is gone by the end of the run
     actor_grad_norm_clipping: Rate = 1200.0
     im_cost: Weight = 1.0  # of the planning reward, falling to 0 by the end of the run
+    cur_cost: Weight = 0.0  # of curiosity, whose own weights are cur_reward_cost, cur_v_cost and cur_enc_cost
+    cur_cost_anneal: bool = True  # it falls to 0 by the end of the run
     entropy_cost: Weight = 1e-3  # of real actions
     im_entropy_cost: Weight = 1e-4  # of imaginary actions
     baseline_cost: Weight = 0.5  # of values
     reg_cost: Weight = 1e-3  # of large features and logits
     return_norm: Literal["targets", "advantages", "batch", "none"] = "none"  # see `IMPALA`
-    frame_stack_n: Positive = 1  # frames in an observation, of which the model predicts the newest
+    # frames in an observation, of which the model predicts the newest; where the environment says it itself, that counts
+    frame_stack_n: Positive = 1
     model_strides: tuple[Stride, Stride, Stride, Stride] = (2, 2, 2, 2)  # of its encoder; these are the published ones
     latent: bool = False  # imagine without decoding images
     model_sigmoid: bool = False  # for planes of 0 and 1, with model_img_loss_cost above 0; this and the next: see `ThinkerNet`
     model_residual: bool = False  # only what changes is learned
     model_markov: bool = False  # each imagined image is a new start
 
+    def updates(self) -> tuple[int, int]:
+        """Environments in one update of the planner, and its updates in the whole run."""
+        agents = min(self.actor_batch_size // self.env_n, self.n_agents)
+        steps = self.n_agents * self.env_n * self.actor_unroll_len / (1 if self.planning == "none" else self.rec_t)
+        return agents * self.env_n, max(int(self.total_steps / steps * -(-self.n_agents // agents)), 1)
+
+    def robot_mode(self) -> Literal["sync", "async"]:
+        if self.mode == "auto":
+            return "async" if self.driver in ("processes", "ray") else "sync"
+        return self.mode
+
+    def robot_driver(self) -> Any:
+        """See `ExperimentConfig`. Where lessons are given all the time they have a core, and the workers the others."""
+        driver = super().robot_driver()
+        if isinstance(driver, str) or driver.workers or self.robot_mode() == "sync":
+            return driver
+        return replace(driver, workers=max((os.cpu_count() or 1) - 1, 1))
+
     def __post_init__(self) -> None:
         super().__post_init__()
         none = self.planning == "none"
         refuse((none and not self.see_real_state, "planning 'none' leaves the actor nothing to see; set see_real_state=true"),
-               (none and self.see_x, "planning 'none' imagines nothing; set see_x=false"))
+               (self.cur_cost > 0 and self.planning != "learned",
+                "cur_cost is about what a learned model did not expect; it needs planning=learned"),
+               (self.cur_cost > 0 and not self.cur_reward_cost + self.cur_v_cost + self.cur_enc_cost,
+                "cur_cost is the weight of a reward that is 0; set cur_reward_cost, cur_v_cost or cur_enc_cost"),
+               (none and self.see_x, "planning 'none' imagines nothing; set see_x=false"),
+               (self.env_n > self.actor_batch_size,
+                f"actor_batch_size ({self.actor_batch_size}) is below env_n ({self.env_n}), and the unrolls of one agent stay "
+                "together; raise it, or have more agents (n_agents) with fewer environments each"))
         if none:
             return
         depth, starts = self.model_decoder_depth, self.model_residual or self.model_markov
@@ -166,22 +205,31 @@ class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
     """
 
     name: str = ""  # gymnasium id; empty: the environments are those of env_fn
+    game: str = ""  # of Atari-v0
+    frame_stack_n: Positive = 1  # frames in an observation; where the environment says it itself, that counts
     env_n: Positive = 1
     wrapper_type: int = 0  # 0: learned model; 1: the real environment, no tree; 2: transitions from the environment itself
     has_model: bool = True
     train_model: bool = True
-    parallel: bool = False  # learn in a thread, beside the steps
+    parallel: bool = False  # learn in a thread beside the steps; with one of the four below in a Ray actor, if there is Ray
+    gpu_learn: Weight = 0.5  # share of a GPU for that actor
+    ray_mem: float = -1.0  # gigabytes of an instance of Ray that is begun; this and the next two below 0: as `ray_init` chooses
+    ray_gpu: int = -1
+    ray_cpu: int = -1
     require_prob: bool = False  # the model's policy target is a distribution, so `step` needs action_prob
     total_steps: Positive = 50_000_000  # real steps after which learning ends; the learning rate falls to 0 until then
     base_seed: Count = 1
     test_rec_t: int = -1  # stage length in place of rec_t; below 1: rec_t
     im_enable: bool = True  # whether info holds im_reward and im_episode_return
+    cur_enable: bool = False  # whether it holds cur_reward and cur_episode_return, see `AugmentedEnv`
     return_h: bool = True
     return_x: bool = False
     sokoban_pomdp: bool = False
     min_replay_ratio: Weight = 4.0
-    xpid: str = ""
-    savedir: str = "logs"
+    buffer_traj_len: Positive = 1  # steps of each environment that come into use together; lessons come in as large pieces
+    profile: bool = False  # print where the time of the steps went, when the environment is closed
+    xpid: str = ""  # name of the run; empty: thinker-DATE-TIME, which is printed
+    savedir: str = "logs"  # the run's files are in savedir/xpid; empty: there are none
     ckp: bool = False
     preload: str = ""  # folder of a run, whose weights this one begins with
 
@@ -209,7 +257,11 @@ class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
             (self.learns and max(self.model_warm_up_n, self.model_batch_size) > self.model_buffer_n,
              f"model_buffer_n is {self.model_buffer_n}; expected at least model_warm_up_n ({self.model_warm_up_n}) and "
              f"model_batch_size ({self.model_batch_size})"),
-            (self.ckp and not self.xpid, "ckp=true goes on with a run; give its xpid (and savedir)"),
+            (self.ckp and not (self.xpid and self.savedir), "ckp=true goes on with a run; give its xpid (and savedir)"),
+            (self.cur_enable and self.wrapper_type != 0,
+             "cur_enable is about what a learned model did not expect; it needs wrapper_type=0"),
+            (bool(self.game) and self.name != "Atari-v0",
+             f"game is {self.game!r}; it is for the name 'Atari-v0', other names of games say it themselves"),
             (self.ckp and bool(self.preload), "ckp takes all of a run, preload the weights of another; give one of them"),
         )
 
@@ -221,19 +273,50 @@ class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
 OPTIONS = {*ThinkerOptions.__struct_fields__} - {*ExperimentConfig.__struct_fields__} | {"total_steps"}
 """What `thinker.make` takes: no word of the lab's about drivers, run directories and the like."""
 
-RENAMED = {"model_logits_loss_cost": "model_policy_loss_cost"}
-"""Names of version 1.1 → those of 1.2, which are used here. For `model_img_type` see `published`."""
+RENAMED = {"model_logits_loss_cost": "model_policy_loss_cost", "ray_GPU": "ray_gpu", "ray_CPU": "ray_cpu"}
+"""Other published names, of version 1.1 and of its README → those that are used here. For `model_img_type` see `published`."""
+
+CLUSTER = ("gpu_learn", "ray_mem", "ray_gpu", "ray_cpu")
+"""Options for Ray, which `ray_init` obeys."""
+
+UNBUILT: dict[str, Any] = {
+    "model_optimizer": "adam", "model_sgd_momentum": 0.9, "model_sgd_weight_decay": 1e-4, "model_mem_unroll_len": 0,
+    "model_has_memory": False, "model_noise_loss_cost": 0, "noise_enable": False, "noise_n": 16, "noise_d": 10,
+    "noise_alpha": 0.8, "noise_mlp": False, "fea_loss_inf_bn": False, "img_fea_cos": False, "model_ordinal": False,
+    "vp_fix_bootstrap": False, "sample_n": -1, "sample_temp": 4, "sample_replace": True, "discrete_k": -1, "obs_norm": False,
+    "obs_clip": -1, "reward_norm": False, "repeat_action_n": 0, "rand_action_eps": 0, "atari": False, "grayscale": False,
+    "dm_rgb": False, "se_query_size": 20, "se_td_lambda": 0.9, "se_query_cur": 2, "se_buffer_n": 20, "se_tree_carry": True,
+    "se_manual_stat": False, "project": "",
+}  # fmt: skip
+"""Options of version 1.2 that are not built, and their published values, with which they may be given: they mean what is done
+here. docs/thinker.md says why, and the ways out."""
+
+
+def layer(config: str | os.PathLike[str] | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options of a YAML file, or of a mapping."""
+    return {} if config is None else dict(config) if isinstance(config, Mapping) else load_yaml_file(Path(config))
 
 
 def published(given: Mapping[str, Any]) -> dict[str, Any]:
-    """One layer of options by the names of `ThinkerOptions`, those of version 1.1 translated."""
+    """One layer of options by the names of `ThinkerOptions`.
+
+    Raises:
+        ConfigError: an option is unknown, or not built and has another than its published value; all that are so are named.
+    """
     known = {*OPTIONS, *RENAMED, "model_img_type"}
+    changed = [f"{key}={value!r} (published: {UNBUILT[key]!r})" for key, value in given.items()
+               if key in UNBUILT and value != UNBUILT[key]]
+    if changed:
+        raise ConfigError(f"thinker.make: not built: {', '.join(changed)}; leave out, or see docs/thinker.md for the reasons and "
+                          "the ways out")
     out: dict[str, Any] = {}
     for key, value in given.items():
+        if key in UNBUILT:
+            continue
         if key not in known:
-            known |= {"env_fn", "gpu", "config"}
-            raise ConfigError(f"thinker.make: {unknown('option', key, known)}; docs/thinker.md lists the published options that "
-                              "are not built, and the ways out")
+            words = {"env_fn", "gpu", "config", "ray_obj"}
+            raise ConfigError(f"thinker.make: {key!r} is an argument of make, and no option" if key in words else
+                              f"thinker.make: {unknown('option', key, known | words)}")
         if RENAMED.get(key) in given:
             raise ConfigError(f"thinker.make: {key!r} and {RENAMED[key]!r} are one option; give one of them")
         out[RENAMED.get(key, key)] = value

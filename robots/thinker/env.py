@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import atexit
+import cProfile
+import csv
+import pstats
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -32,13 +35,13 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
     """The augmented environments of `thinker.make` as a vector environment of gymnasium; what really happened is learned from
     inside of `step`.
 
-    Observations, rewards and infos are those of `AugmentedEnv`, arrays. wrapper_type 1: stages of one step, and a tree with
-    nothing in it.
+    Observations, rewards and infos are those of `AugmentedEnv`, arrays; rewards are within ± `reward_clip`, where there is one.
+    wrapper_type 1: stages of one step, and a tree with nothing in it.
 
     Args:
         source: The robot, or for wrapper_type 1 the environments.
         options: The options.
-        folder: Where checkpoints go; None: nowhere.
+        folder: Where the run's files go; None: there are none.
         maker: Its place at a shared model.
     """
 
@@ -56,7 +59,11 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             super().__init__(AugmentedEnv(source, partial(_nothing, n_actions), K=1, max_depth=0, discounting=options.discounting,
                                           reward_clip=options.clip))
         if folder is not None:
+            self._log = ModelLog(folder / "logs_model.csv")
             atexit.register(self.close)
+        self._profile = cProfile.Profile() if options.profile else None
+        if self._profile is not None:
+            self.step = partial(self._profile.runcall, self.step)  # type: ignore[method-assign, call-arg]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Begins episodes and trees; without `seed` the first time with one from `base_seed`, later with none."""
@@ -83,7 +90,8 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         if self._obs is None:
             raise gym.error.ResetNeeded("thinker: step() before reset()")
         if self.robot is None:
-            return self.env.step(actions)
+            self._obs, rew, terminated, truncated, info = self.env.step(actions)
+            return self._obs, self._clipped(rew), terminated, truncated, info
         face, before, acts, o = self._agent.env, self._obs, np.asarray(actions), self.options
         if o.learns and o.require_prob and action_prob is None and (before["step_status"] >= 2).any():
             raise ValueError("thinker: require_prob is true, and this real step has no action_prob [n, A]; give it, or make with "
@@ -91,6 +99,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         self._obs, rew, terminated, truncated, info = face.step(acts)
         try:
             if o.learns:
+                self._task.follow(self.robot.env_steps)  # also while nothing is learned yet, for who shares the model
                 if action_prob is None:
                     action_prob = np.eye(self._agent.augmented.n_actions)[acts[:, 0]]
                 self._agent.helpers["model"].collecting = self.real_steps >= o.total_steps  # its learning rate is 0 from there on
@@ -99,10 +108,15 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                                               np.log(np.asarray(action_prob, np.float32)))
         finally:
             face.end_episodes()
-        due = self.folder is not None and time.monotonic() - self._saved_at > CHECKPOINT_S
-        if due and not info["imagined"].all():
-            self.save()
-        return self._obs, rew, terminated, truncated, info
+        if self.folder is not None and not info["imagined"].all():
+            self._log.write(self)
+            if time.monotonic() - self._saved_at > CHECKPOINT_S:
+                self.save()
+        return self._obs, self._clipped(rew), terminated, truncated, info
+
+    def _clipped(self, rew: Array) -> Array:
+        clip = self.options.clip
+        return rew if clip is None else rew.clip(-clip, clip)
 
     @property
     def real_steps(self) -> int:
@@ -110,16 +124,17 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         return 0 if self.robot is None else self.robot.env_steps + getattr(self._task, "others", 0)
 
     def status(self) -> dict[str, Any]:
-        """`processed_n` real steps so far, `warm_up_n` before the first lesson, whether learning is `running` or has come to its
-        `finish`, and `replay_ratio`, steps learned from per real step after the warm-up. Of a shared model: of all its makers."""
+        """`processed_n` real steps so far, `model_warm_up_n` before the first lesson (also as `warm_up_n`), whether learning is
+        `running` or has come to its `finish`, and `replay_ratio`, steps learned from per real step after the warm-up. Of a shared
+        model: of all its makers."""
         o, n, warm, updates = self.options, self.real_steps, self.options.model_warm_up_n, 0
         if self.robot is not None:
             warm = self._agent.helpers["model"].warmup if o.learns else warm
             warm, updates = warm * getattr(self._task, "makers", 1), self._task.algorithm.updates
         finish = n >= o.total_steps
         ratio = updates * o.model_batch_size * o.model_unroll_len / max(n - warm + 1, 1)
-        return {"processed_n": n, "warm_up_n": warm, "running": o.learns and n >= warm and not finish, "finish": finish,
-                "replay_ratio": ratio}
+        return {"processed_n": n, "warm_up_n": warm, "model_warm_up_n": warm, "running": o.learns and n >= warm and not finish,
+                "finish": finish, "replay_ratio": ratio}
 
     def save(self) -> Path:
         """Writes the checkpoint of the run; episodes go on. A lesson that is open is waited for.
@@ -133,15 +148,20 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         self._agent.helpers["model"].settle()
         write_archive(self.folder / "checkpoint", self.robot.state_dict())
         self._saved_at = time.monotonic()
+        if self.status()["finish"]:
+            (self.folder / "finish").touch()
         return self.folder / "checkpoint"
 
     def close(self, **kwargs: Any) -> None:
-        """Saves, ends threads, closes the environments. May be called twice."""
+        """Saves, ends threads, closes the environments; prints the profile, where there is one. May be called twice."""
         if self.env.closed:
             return
         atexit.unregister(self.close)
         try:
+            if self._profile is not None:
+                pstats.Stats(self._profile).sort_stats("cumulative").print_stats(30)
             if self.folder is not None:
+                self._log.write(self, 0.0)
                 self.save()
         finally:
             if self.robot is not None:
@@ -156,6 +176,37 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                                                    "a run)")
 
 
+class ModelLog:
+    """`logs_model.csv`: how the learning of the world model goes, a row every `EVERY_S` seconds.
+
+    Columns: `_tick`, the row; `_time`, seconds since 1970; `step`, updates of the model; `real_step`; then the metrics of the
+    last lesson as `model/…`.
+    """
+
+    EVERY_S = 5.0
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._at, self._columns = path, time.monotonic(), list[str]()
+        if path.exists():  # a run that goes on
+            with path.open(newline="", encoding="utf-8") as file:
+                self._columns, self._tick = next(csv.reader(file), []), sum(1 for _ in file)
+
+    def write(self, env: LearningEnv, every: float = EVERY_S) -> None:
+        if time.monotonic() - self._at < every or not (status := env.status())["running"]:
+            return
+        assert env.robot is not None
+        self._at = time.monotonic()
+        row = {"_time": time.time(), "step": env.robot.tasks["model"].algorithm.updates, "real_step": status["processed_n"],
+               **{key: value for key, value in env.robot.metrics().items() if key.startswith("model/")}}
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            if not self._columns:
+                self._columns, self._tick = ["_tick", *row], 0
+                writer.writerow(self._columns)
+            writer.writerow([{**row, "_tick": self._tick}.get(name, "") for name in self._columns])
+        self._tick += 1
+
+
 def _nothing(n_actions: int, rows: Mapping[str, Array]) -> dict[str, Array]:
     """A model that knows nothing, for stages of one step."""
     zeros = np.zeros(len(rows["op"]), np.float32)
@@ -164,6 +215,7 @@ def _nothing(n_actions: int, rows: Mapping[str, Array]) -> dict[str, Array]:
 
 INFO = ("real_done", "truncated_done", "cost", "step_status", "max_rollout_depth", "baseline", "episode_return", "episode_step")
 PLANNING_INFO = ("im_reward", "im_episode_return")
+CURIOSITY_INFO = ("cur_reward", "cur_episode_return")
 
 
 class ThinkerEnv:
@@ -190,7 +242,7 @@ class ThinkerEnv:
             {key: space for key, space in augmented.observation_space.items() if key in seen})
         choices = (gym.spaces.Tuple([gym.spaces.Discrete(k)] * self.env_n) for k in (self.num_actions, 2))
         self.action_space = gym.spaces.Tuple(tuple(choices))
-        self._info = INFO + PLANNING_INFO if options.im_enable else INFO
+        self._info = INFO + PLANNING_INFO * options.im_enable + CURIOSITY_INFO * options.cur_enable
 
     def reset(self, seed: int | None = None) -> dict[str, torch.Tensor]:
         """Begins episodes and trees in all environments; see `LearningEnv.reset`."""
@@ -209,10 +261,11 @@ class ThinkerEnv:
                 themselves.
 
         Returns:
-            State; reward [n] float32; done [n] bool, terminated or truncated; and info, [n] each: real_done, truncated_done, cost
-            bool; step_status, max_rollout_depth, episode_step int64; baseline, im_reward, im_episode_return, episode_return
-            float32; real_states_np, array; model_status, see `LearningEnv.status`; initial_per_state, {} (no model here has a
-            memory).
+            State; reward [n] float32, within ± reward_clip; done [n] bool, terminated or truncated; and info, [n] each:
+            real_done, truncated_done, cost bool; step_status, max_rollout_depth, episode_step int64; float32 baseline, im_reward,
+            im_episode_return, episode_return (of rewards as they were before they were clipped), with cur_enable cur_reward and
+            cur_episode_return; real_states_np, array; model_status, see `LearningEnv.status`; initial_per_state, {} (no model
+            here has a memory).
 
         Raises:
             ValueError: an argument does not fit; nothing has happened then. Else as `LearningEnv.step`.

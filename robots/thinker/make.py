@@ -8,8 +8,8 @@
     state, reward, done, info = env.step(primary_action, reset_action)      # the policy is yours; the model learns inside of step
 
 Behind it is a robot with the one task `model`; its agent does not run, for the caller's loop acts in its place. The model learns
-inside of step (mode 1), in a thread beside it (mode 2: `parallel=True`), or is shared with others (mode 3:
-`ray_obj=thinker.ray_init()`).
+inside of step (mode 1), beside it in a thread or a Ray actor (mode 2: `parallel=True`), or is shared with others (mode 3:
+`ray_obj=thinker.ray_init(…)`).
 """
 
 from __future__ import annotations
@@ -17,65 +17,69 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
 from parl_like.data.disk import clean_partial, replace_file
 from parl_like.envs.thinker.augmented import check_envs
-from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file, resolve
+from parl_like.lab.config import ConfigError, dump_yaml, resolve
 from parl_like.robot import Robot
 from parl_like.robots.thinker.agent import ThinkerAgent
-from parl_like.robots.thinker.build import REFUSALS, same_step_envs, world_model
-from parl_like.robots.thinker.config import ThinkerOptions, published
+from parl_like.robots.thinker.build import REFUSALS, frames_of, log, same_step_envs, world_model
+from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
 from parl_like.robots.thinker.env import LearningEnv, ThinkerEnv
 from parl_like.robots.thinker.ray import Maker, SharedModel, ray_init, seeds
 
 __all__ = ["LearningEnv", "ThinkerEnv", "ThinkerOptions", "make", "ray_init"]
 FREE = {
     "ckp", "savedir", "xpid", "parallel", "train_model", "total_steps", "model_learning_rate", "test_rec_t", "return_h",
-    "return_x", "return_double",
+    "return_x", "return_double", "profile", "buffer_traj_len", "cur_enable", "cur_reward_cost",
+    "cur_v_cost", "cur_enc_cost", "cur_done_gate", *CLUSTER,
 }  # fmt: skip
 """Options that may change where a run goes on: nothing in a checkpoint depends on them."""
 
 
 def make(
-    name: str | None = None, env_fn: Callable[[], Any] | None = None, env_n: int | None = None, gpu: bool | None = None,
-    config: str | os.PathLike[str] | Mapping[str, Any] | None = None, ray_obj: SharedModel | None = None, **options: Any,
+    name: str | None = None, env_fn: Callable[[], Any] | None = None, ray_obj: SharedModel | None = None,
+    env_n: int | None = None, gpu: bool | None = None, config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> ThinkerEnv:
     """n environments seen through a search tree. See `ThinkerEnv` for what they do, `ThinkerOptions` for the options.
 
-    Files are written only if `xpid` or `savedir` is given (and the model learns): savedir/xpid holds `config_c.yaml`, all
-    options, and `checkpoint`: networks, optimiser, replay, counters, generators; no code, and nothing of the machine. It is saved
-    every 10 minutes, when the environment is closed, and when the interpreter ends. `ckp=True` goes on with such a run: options
-    that are not given are then the run's, and episodes and trees begin anew. `ckp=True, train_model=False` takes its networks
-    only.
+    A model that learns leaves files in savedir/xpid: `config_c.yaml`, all options; `logs_model.csv`, a row about its learning
+    every 5 s; and `checkpoint`: networks, optimiser, replay, counters, generators; no code, and nothing of the machine. It is
+    saved every 10 minutes, when the environment is closed, and when the interpreter ends. savedir/latest is a link to the newest
+    run, and the name of a run that was given none is printed. `ckp=True` goes on with a run: options that are not given are then
+    the run's, and episodes and trees begin anew. `ckp=True, train_model=False` takes its networks only.
 
     Args:
-        name: gymnasium id, such as "Sokoban-v0".
+        name: gymnasium id, such as "Sokoban-v0". Atari games ("BreakoutNoFrameskip-v4", "ALE/Seaquest-v5") have the published
+            preparation, see `parl_like.envs.atari.Atari`.
         env_fn: Makes one environment, in place of `name`: observations Box (C, H, W) or (N,) with finite limits, Discrete
             actions, `step` of five or of four values. Its `frame_stack_n`, if any, says how many frames are stacked along C, of
             which the model imagines the newest. For wrapper_type 2 it must clone its state
             (`parl_like.envs.wrappers.clone_state`).
+        ray_obj: What `ray_init` gave, for a model that several makers share: it computes where `ray_init` said, and has the
+            options that `ray_init` took. None: a model of its own.
         env_n: Environments; None: 1, or those of the run that goes on.
         gpu: Whether the model computes, and tensors are returned, on CUDA; None: if there is any.
         config: YAML file of options, or a mapping.
-        ray_obj: What `ray_init` gave, for a model that several makers share: it computes where `ray_init` said. None: a model of
-            its own.
         options: Options by name, before those of `config`.
 
     Raises:
         ConfigError: an option is unknown (the nearest name is said), out of its range, or not that of the checkpoint; an
             environment does not fit; it is not that of the shared model.
     """
-    layer = {} if config is None else dict(config) if isinstance(config, Mapping) else load_yaml_file(Path(config))
     words = {key: value for key, value in (("name", name), ("env_n", env_n)) if value is not None}
-    given = {**published(_plain(layer)), **published(options), **words}
+    given = {**({} if ray_obj is None else ray_obj.options), **published(_plain(layer(config))), **published(options), **words}
     saved = _saved(Path(given.get("savedir", "logs"), given["xpid"])) if given.get("ckp") and given.get("xpid") else {}
     kept = {key: value for key, value in _plain(saved).items() if key != "preload"}
     o = resolve(ThinkerOptions, kept, given)
@@ -91,36 +95,54 @@ def make(
         raise ConfigError("thinker.make: wrapper_type 1 has no model to share; leave ray_obj out")
     device = torch.device("cuda" if gpu or (gpu is None and torch.cuda.is_available()) else "cpu")
     with ExitStack() as undo:
-        maker = None if ray_obj is None else Maker(ray_obj, o)
+        own = None  # mode 2 in a Ray actor is mode 3 with one maker
+        if ray_obj is None and o.parallel and o.wrapper_type != 1 and given.keys() & {*CLUSTER}:
+            try:
+                own = undo.enter_context(ray_init(**{key: getattr(o, key) for key in CLUSTER}))
+            except ImportError as error:
+                log.warning("thinker.make: the model learns in a thread, and %s mean nothing: %s", ", ".join(CLUSTER), error)
+        maker = None if (shared := ray_obj or own) is None else Maker(shared, o, own)
         if maker is not None:
             undo.callback(maker.leave)
-        folder = None
-        if o.learns and given.keys() & {"xpid", "savedir"} and (maker is None or maker.rank == 0):
-            folder = Path(o.savedir, o.xpid or f"thinker-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-        if folder is not None and not o.ckp and _holds_run(folder):
-            raise ConfigError(f"thinker.make: there is a run in {folder}; ckp=True goes on with it, another xpid begins a new "
-                              "one")
-        stacks: list[int] = []  # frames in an observation of each environment that env_fn made
-
-        def one() -> Any:
-            env = env_fn()  # type: ignore[misc]  # only called where there is one
-            stacks.append(int(getattr(env, "frame_stack_n", 1)))
-            return env
-
-        again = partial(_environments, o, None if env_fn is None else one)
+        writes = o.learns and bool(o.savedir) and (maker is None or maker.rank == 0)
+        if writes and o.xpid and not o.ckp and _holds_run(Path(o.savedir, o.xpid)):
+            raise ConfigError(f"thinker.make: there is a run in {Path(o.savedir, o.xpid)}; ckp=True goes on with it, another "
+                              "xpid begins a new one")
+        again = partial(_environments, o, env_fn)
         envs = again()
         undo.callback(envs.close)
         spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
         if saved and saved["spaces"] != spaces:
             raise ConfigError(_differs(o, "name" if env_fn is None else "env_fn", saved["spaces"], spaces))
-        source = envs if o.wrapper_type == 1 else _robot(o, envs, again, device, stacks[0] if stacks else 1, maker)
-        vector = LearningEnv(source, o, folder, maker)
+        source = envs if o.wrapper_type == 1 else _robot(o, envs, again, device, maker)
+        folder = _folder(o) if writes else None
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            o = msgspec.structs.replace(o, xpid=folder.name)
             clean_partial(folder)
             replace_file(folder / "config_c.yaml", dump_yaml({"spaces": spaces, **o.given()}).encode())
+        vector = LearningEnv(source, o, folder, maker)
         undo.pop_all()
     return ThinkerEnv(vector, o, device)
+
+
+def _folder(o: ThinkerOptions) -> Path:
+    """The run's folder, made if need be. A run without a name gets one by the clock, which is printed."""
+    folder, names = Path(o.savedir, o.xpid), time.strftime("thinker-%Y%m%d-%H%M%S")
+    for k in count():
+        try:
+            if not o.xpid:
+                folder = Path(o.savedir, f"{names}-{k}" if k else names)
+            folder.mkdir(parents=True, exist_ok=bool(o.xpid))
+            break
+        except FileExistsError:  # another one's, of the same second
+            continue
+    if not o.xpid:
+        print(f"thinker.make: xpid={folder.name!r}, files in {folder}")
+    with suppress(OSError):  # not every file system has links
+        link = folder.with_name(f".latest.{folder.name}")
+        link.symlink_to(folder.name)
+        link.replace(folder.with_name("latest"))
+    return folder
 
 
 def _plain(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +159,7 @@ def _saved(folder: Path) -> dict[str, Any]:
     if not (folder / "config_c.yaml").exists() or not _holds_run(folder):
         raise ConfigError(f"thinker.make: ckp=True, but there is no checkpoint in {folder}; give savedir and xpid of the run, or "
                           f"leave ckp out")
-    return load_yaml_file(folder / "config_c.yaml")
+    return layer(folder / "config_c.yaml")
 
 
 def _differs(o: ThinkerOptions, key: str, there: Any, here: Any) -> str:
@@ -152,8 +174,9 @@ def _environments(o: ThinkerOptions, env_fn: Callable[[], Any] | None) -> Vector
                           "one)")
     if o.sokoban_pomdp and not (env_fn is None and o.name.startswith("Sokoban-")):
         raise ConfigError(f"thinker.make: sokoban_pomdp is for the names Sokoban-…; leave it out for {which}")
+    options = {key: value for key, value in (("pomdp", o.sokoban_pomdp), ("game", o.game)) if value}
     try:
-        envs = same_step_envs(o.name if env_fn is None else env_fn, o.env_n, **({"pomdp": True} if o.sokoban_pomdp else {}))
+        envs = same_step_envs(o.name if env_fn is None else env_fn, o.env_n, **options)
     except REFUSALS as error:
         raise ConfigError(f"thinker.make: {which}: {str(error).splitlines()[0]}") from error
     try:
@@ -176,17 +199,21 @@ class _Caller(ThinkerAgent):
 
 
 def _robot(
-    o: ThinkerOptions, envs: VectorEnv[Any, Any, Any], again: Callable[[], Any], device: torch.device, frame_stack: int,
-    maker: Maker | None,
+    o: ThinkerOptions, envs: VectorEnv[Any, Any, Any], again: Callable[[], Any], device: torch.device, maker: Maker | None,
 ) -> Robot:
     n, rows, perfect = o.env_n, o.model_unroll_len + o.model_return_n + 3, o.wrapper_type == 2
     if o.train_model and o.model_buffer_n // n < rows:
         raise ConfigError(f"thinker.make: model_buffer_n is {o.model_buffer_n}; expected at least {rows * n}: {n} environments, "
                           "and what model_unroll_len and model_return_n look at")
+    try:
+        frames = frames_of(envs, o.frame_stack_n)
+    except ValueError as error:
+        raise ConfigError(f"thinker.make: {error}") from None
     # A lesson that fails in its thread is told by the next step that teaches, so nothing is stopped for it.
     task, planning = world_model(
         o, envs.single_observation_space, envs.single_action_space, perfect=perfect, return_h=o.return_h, return_x=o.return_x,
-        frame_stack=frame_stack, learns=o.train_model, on_error="fail_batch",
+        frame_stack=frames, learns=o.train_model, on_error="fail_batch", piece=o.buffer_traj_len * n,
+        curious=o.cur_enable,
         device=device if maker is None else torch.device(maker.model.device))
     planning["test_K"] = o.test_rec_t if o.test_rec_t > 0 else None
     seed, made = o.base_seed, [envs]

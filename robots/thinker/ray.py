@@ -1,6 +1,6 @@
 """One world model for several `thinker.make`s, in Ray actors or in processes that are connected to one cluster.
 
-    ray_obj = thinker.ray_init()
+    ray_obj = thinker.ray_init(rec_t=10)
     @ray.remote
     def actor(ray_obj):
         with thinker.make("Sokoban-v0", env_n=16, ray_obj=ray_obj) as env: ...
@@ -12,24 +12,28 @@ that.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from parl_like.computation_task import ComputationTask
-from parl_like.drivers.cards import AlgorithmCard
 from parl_like.drivers.ray_connection import CONNECTION, the_ray
 from parl_like.drivers.ray_tasks import LESSONS, RayTask, TaskActor, start
-from parl_like.lab.config import ConfigError
-from parl_like.robots.thinker.agent import Places
-from parl_like.robots.thinker.config import ThinkerOptions
+from parl_like.lab.config import ConfigError, resolve
+from parl_like.places import Owner, Places
+from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
 
-OWN = {"ckp", "savedir", "xpid", "preload", "parallel", "name", "env_n"}
-"""Options in which makers of one shared model may differ."""
+OWN = {"ckp", "savedir", "xpid", "preload", "parallel", "name", "env_n", "profile", "buffer_traj_len", *CLUSTER}
+"""Options in which makers of one shared model may differ; and later ones may leave learning to the others (train_model)."""
+
+
+NOBODY = -1
+"""The rank of who only looks after a shared model, and has no environments."""
 
 
 class ModelActor(TaskActor):
@@ -38,7 +42,7 @@ class ModelActor(TaskActor):
     def __init__(self) -> None:
         self.steps: dict[int, int] = {}  # rank → real steps of that maker
         self.left = 0  # real steps of makers that have left
-        self.places: dict[int, Places] = {}
+        self.owners: dict[int, Owner] = {}
         self.options: dict[str, Any] = {}
 
     def enter(self, options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -46,27 +50,27 @@ class ModelActor(TaskActor):
         if not self.steps and not hasattr(self, "task"):
             self.options = options
         rank = next(number for number in count() if number not in self.steps)
-        self.steps[rank], self.places[rank] = 0, Places()
+        self.steps[rank], self.owners[rank] = 0, Owner()
         return rank, self.options
 
     def leave(self, rank: int) -> None:
         self.left += self.steps.pop(rank)
-        del self.places[rank]
+        del self.owners[rank]
 
-    def claim_nodes(self, rank: int, n: int) -> int:
-        """See `WorldModel.claim_nodes`; they are the maker's until it leaves."""
-        return int(cast(Any, self.task.algorithm).claim_nodes(self.places[rank], n))
+    def claim(self, rank: int, n: int) -> int:
+        """See `Places.claim`; the rows are the maker's until it leaves."""
+        return self.task.places.claim(self.owners[rank], n)
 
     def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...],
               options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call of a maker that has made so many real steps: the learning rate follows those of all."""
-        self.steps[rank] = steps
-        cast(Any, self.task.algorithm).real_steps = self.real_steps
+        if rank != NOBODY:
+            self.steps[rank] = steps
         if method == "load_state_dict":
             self.left = arguments[0].get("others", 0)
-        out, facts = self.call(method, arguments, options)
-        if method == "state_dict":  # for the checkpoint of rank 0, which has its own steps
-            out = {**out, "others": self.real_steps - self.steps.get(0, 0)}
+        out, facts = self.call(method, arguments, options, self.real_steps)
+        if method == "state_dict":  # for a checkpoint of somebody who has his own steps
+            out = {**out, "others": self.real_steps - self.steps.get(rank, 0)}
         return out, facts
 
     @property
@@ -77,27 +81,33 @@ class ModelActor(TaskActor):
         return {**super().facts(), "real_steps": self.real_steps, "makers": len(self.steps)}
 
 
+class _SharedPlaces(Places):
+    """Rows of the shared model."""
+
+    def __init__(self, task: SharedTask) -> None:
+        super().__init__()
+        self._task = task
+
+    def claim(self, owner: Any, n: int) -> int:
+        task = self._task
+        return int(task._get(task._actor.claim.remote(task.rank, n)))
+
+
 class SharedTask(RayTask):
     """One maker's face of the shared model."""
 
     def __init__(self, task: ComputationTask, actor: Any, rank: int) -> None:
         super().__init__(task, actor)
         self.rank, self.others, self.makers = rank, 0, 1
-
-    def _face(self, card: AlgorithmCard) -> Any:
-        """What agents use of a world model: places for hidden states, and `real_steps`, where a maker sets its own."""
-        face = super()._face(card)
-        face.claim_nodes = lambda _, n: int(self._get(self._actor.claim_nodes.remote(self.rank, n)))
-        face.real_steps = 0
-        return face
+        self.places = _SharedPlaces(self)
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
         call = self._actor.serve.options(concurrency_group=LESSONS) if method == "learn" else self._actor.serve
-        return call.remote(self.rank, self._card.real_steps, method, arguments, options)
+        return call.remote(self.rank, self._env_steps, method, arguments, options)
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         super()._note(facts)
-        self.others, self.makers = max(facts["real_steps"] - self._card.real_steps, 0), facts["makers"]
+        self.others, self.makers = max(facts["real_steps"] - self._env_steps, 0), facts["makers"]
 
 
 class SharedModel:
@@ -105,13 +115,15 @@ class SharedModel:
 
     Attributes:
         device: Where the model computes.
+        options: Options of its makers.
     """
 
-    def __init__(self, actor: Any, device: str, open_here: bool = False) -> None:
-        self.actor, self.device, self._open = actor, device, open_here  # open: here is the connection that it ends with
+    def __init__(self, actor: Any, device: str, options: Mapping[str, Any], open_here: bool = False) -> None:
+        self.actor, self.device, self.options = actor, device, options
+        self._open = open_here  # here is the connection that it ends with
 
     def __reduce__(self) -> Any:
-        return SharedModel, (self.actor, self.device)
+        return SharedModel, (self.actor, self.device, self.options)
 
     def close(self) -> None:
         """Ends the model, after its makers; a local instance of Ray that `ray_init` started ends, too, unless others use it."""
@@ -129,18 +141,18 @@ class SharedModel:
 
 
 class Maker:
-    """One maker's place at a shared model.
+    """One maker's place at a shared model; `own`: the same model, if it ends with this maker.
 
     Raises:
         ConfigError: the first maker had other options.
     """
 
-    def __init__(self, model: SharedModel, o: ThinkerOptions) -> None:
-        self.model = model
+    def __init__(self, model: SharedModel, o: ThinkerOptions, own: SharedModel | None = None) -> None:
+        self.model, self._own = model, own
         mine = {key: value for key, value in o.given().items() if key not in OWN}
         self.rank, first = the_ray().get(model.actor.enter.remote(mine))
         for key, value in mine.items():
-            if value != first[key]:
+            if value != first[key] and (key, value) != ("train_model", False):
                 self.leave()
                 raise ConfigError(f"thinker.make: the shared model's first maker has {key} {first[key]!r}, not {value!r}; makers "
                                   f"of one model have the same options")
@@ -164,33 +176,43 @@ class Maker:
         with suppress(ray.exceptions.RayError):
             if ray.is_initialized():
                 ray.get(self.model.actor.leave.remote(self.rank))
+        if self._own is not None:
+            self._own.close()
 
 
 def ray_init(
-    address: str | None = None, *, ray_mem: float = -1, ray_cpu: int = -1, ray_gpu: int = -1, gpu_learn: float | None = None,
+    address: str | None = None, *, config: str | os.PathLike[str] | Mapping[str, Any] | None = None, **options: Any,
 ) -> SharedModel:
     """Connects to Ray, and starts the actor of a world model that several `make(ray_obj=…)` share.
 
-    Who comes first decides on the options, which the others must have, too (but for `ckp`, `savedir`, `xpid`, `preload`,
-    `parallel` and `env_n`), and builds the model; the others wait for it. `total_steps` and the learning rate follow the real
-    steps of all makers; `model_warm_up_n` and `model_buffer_n` are those of each. The maker of rank 0 alone writes checkpoints,
-    and goes on with them: of its own replay and the model. A maker that dies disturbs nobody; when this process ends, so does the
-    model.
+    Options are those of all makers, which need say nothing but what they are to have for themselves: environments, and perhaps
+    `ckp`, `savedir`, `xpid`, `preload`, `parallel`. Who comes first builds the model; the others wait for it, and in other
+    options must agree. `total_steps` and the learning rate follow the real steps of all makers; `model_warm_up_n` and
+    `model_buffer_n` are those of each. The maker of rank 0 alone writes files, and goes on with them: with its own replay and the
+    model. A maker that dies disturbs nobody; when this process ends, so does the model.
+
+    Of the options, these are about Ray: `gpu_learn`, the share of a GPU for the model, if the cluster has any; and of a new
+    instance `ray_mem`, gigabytes of its object store (below 0: 0.27), `ray_cpu` and `ray_gpu`, what it may use (below 0: what
+    there is).
 
     Args:
         address: Of a running cluster; None: as this process is connected already, or a new local instance.
-        ray_mem: Gigabytes of a new instance's object store; below 0: 0.27. ray_cpu, ray_gpu: What it may use; below 0: what there
-            is.
-        gpu_learn: Share of a GPU for the model; None: 0.5 if the cluster has any, else 0, which is the CPU.
+        config, options: As for `make`.
 
     Raises:
-        ImportError: Ray is not installed.
+        ImportError: Ray is not installed. ConfigError: as `make`; the cluster has fewer GPUs than `gpu_learn`, and not none.
     """
-    ray = the_ray()
-    size = {"num_cpus": ray_cpu, "num_gpus": ray_gpu, "object_store_memory": int(ray_mem * 1e9)}
+    given = {**published(layer(config)), **published(options)}
+    o, ray = resolve(ThinkerOptions, given), the_ray()
+    size = {"num_cpus": o.ray_cpu, "num_gpus": o.ray_gpu, "object_store_memory": int(o.ray_mem * 1e9)}
     CONNECTION.open(address, **{name: n for name, n in size.items() if n >= 0})
-    share = (0.5 if ray.cluster_resources().get("GPU", 0) >= 0.5 else 0.0) if gpu_learn is None else gpu_learn
-    return SharedModel(start(ModelActor, num_gpus=share), "cuda" if share else "cpu", open_here=True)
+    gpus = ray.cluster_resources().get("GPU", 0.0)
+    share = o.gpu_learn if gpus else 0.0
+    if share > gpus:
+        CONNECTION.close()
+        raise ConfigError(f"thinker.ray_init: gpu_learn is {share}, and the cluster has {gpus:g} GPUs; its actor would wait for "
+                          "ever")
+    return SharedModel(start(ModelActor, num_gpus=share), "cuda" if share else "cpu", given, open_here=True)
 
 
 def seeds(base_seed: int, rank: int) -> tuple[int, np.random.SeedSequence]:

@@ -113,6 +113,26 @@ def test_the_loss_of_both_streams_is_the_sum_that_the_paper_writes():
     assert model.values.grad[8].tolist() == [0.0, 0.0]
 
 
+def test_curiosity_is_a_third_reward_that_ends_with_the_episode():
+    """Three rows of an episode, surprises 1, 2, 4, γ = 1/2 per row: returns 4, 2 + 4/2 = 4, 1 + 4/2 = 3. All values 0, all four
+    joint actions as likely: loss = cost · (11 ln 4 + ½ (16 + 16 + 9))."""
+    streams = thinker_streams(0.5, 1, cost=0.0, entropy=0.0, curiosity=Linear(0.8, 0.0, 4))
+    algorithm = IMPALA(Table(), streams=streams, entropy=0.0, reduction="sum", value_weight=0.5)
+    algorithm.model.logits.data.zero_()
+    algorithm.model.values = nn.Parameter(torch.zeros(9, 3))
+    last = torch.tensor([False, False, True])
+    seen = torch.tensor([[0.0, 0.0, surprise] for surprise in (1.0, 2.0, 4.0)])
+    batch = Batch(obs=Batch(row=torch.arange(3), step_status=torch.ones(3, dtype=torch.int64), last_rew=torch.zeros(3, 3)),
+                  obs_next=Batch(row=torch.arange(1, 4), step_status=torch.ones(3, dtype=torch.int64), last_rew=seen),
+                  act=torch.zeros(3, 2, dtype=torch.int64), rew=torch.zeros(3).double(), last=last, terminated=last,
+                  truncated=torch.zeros(3, dtype=torch.bool))
+    for algorithm.updates, cost in ((0, 0.8), (2, 0.4), (4, 0.0)):
+        result = algorithm.learn(batch)
+        assert float(result["curiosity_policy_loss"]) == pytest.approx(11 * np.log(4))
+        assert float(result["curiosity_value_loss"]) == pytest.approx(41.0)
+        assert float(result["loss"].detach()) == pytest.approx(cost * (11 * np.log(4) + 20.5), abs=1e-5)
+
+
 def test_values_of_real_rows_teach_nothing_about_planning():
     """Of rows that acted for real, neither planning baseline nor reward changes the planning loss of the others."""
     algorithm = IMPALA(Table(), streams=thinker_streams(0.5, 4))

@@ -181,7 +181,7 @@ def test_losses_by_hand():
     batch = prepared(algorithm)
     with torch.no_grad():
         out = model.unroll(batch.obs, batch.act)
-        losses = algorithm.losses(out, batch)
+        losses = algorithm.terms(out, batch)
         g = [
             [model.held_feature(x, batch.act[:, t + 1]) for x in (out.x[:, t], model.normalize(batch.obs[:, t + 1]))]
             for t in range(K)
@@ -207,7 +207,7 @@ def test_losses_by_hand():
             np.testing.assert_allclose(losses["reg"][i, t], mask[i, t + 1] * (out.z[i, t] ** 2).mean(), rtol=1e-4)
     result = algorithm.learn(batch)
     per_sequence = sum(algorithm.weights[name] * loss.sum(1) for name, loss in losses.items())
-    np.testing.assert_allclose(result["loss"].detach(), (per_sequence * batch.weight).sum(), rtol=1e-5)
+    np.testing.assert_allclose(sum(result["loss"]).detach(), (per_sequence * batch.weight).sum(), rtol=1e-5)
     np.testing.assert_allclose(result["value_loss"], (losses["value"] * batch.weight[:, None]).mean(), rtol=1e-5)
     np.testing.assert_allclose(result["priority"], (out.value[:, 0, 0] - torch.tensor(VALUE_2[0])).abs().clamp(min=1e-8),
                                rtol=1e-5)
@@ -218,7 +218,7 @@ def test_generation_1_teaches_nothing_about_the_last_step():
     batch = prepared(algorithm)
     np.testing.assert_allclose(batch.value.T, VALUE_1, atol=1e-6)
     out = algorithm.model.unroll(batch.obs, batch.act)
-    losses = algorithm.losses(out, batch)
+    losses = algorithm.terms(out, batch)
     assert losses["value"].shape == losses["policy"].shape == (4, K) and losses["reward"].shape == (4, K)
 
 
@@ -227,7 +227,7 @@ def test_without_ends_what_follows_one_is_black_and_worth_nothing():
     batch = prepared(algorithm)
     model = algorithm.model.eval()
     out = model.unroll(batch.obs, batch.act)
-    losses = {name: loss.detach() for name, loss in algorithm.losses(out, batch).items()}
+    losses = {name: loss.detach() for name, loss in algorithm.terms(out, batch).items()}
     assert "done" not in losses and out.done is None
     assert (losses["value"][1] > 0).all() and not losses["value"][2, 2:].any()  # only truncation masks
     np.testing.assert_allclose(losses["value"][1, 2], out.value[1, 2, 0].detach() ** 2, rtol=1e-5)
@@ -242,7 +242,7 @@ def learned(algorithm, only=None):
     if only is not None:
         algorithm.weights = {name: float(name in only) for name in algorithm.weights}
     algorithm.model.train().zero_grad()
-    algorithm.learn(prepared(algorithm))["loss"].backward()
+    sum(algorithm.learn(prepared(algorithm))["loss"]).backward()
     return {name: p.grad for name, p in algorithm.model.named_parameters() if p.grad is not None and p.grad.any()}
 
 
@@ -265,6 +265,23 @@ def test_sr_and_vp_learn_apart():
     assert both.keys() == apart.keys()
     for name, gradient in both.items():
         torch.testing.assert_close(gradient, apart[name], rtol=1e-4, atol=1e-6)
+
+
+def test_what_acts_elsewhere_gets_the_network_that_plans_alone():
+    task = ComputationTask(world_model())
+    assert set(task.networks_state()) == {"model", "acting"} and set(task.networks_state(acting=True)) == {"acting"}
+    task.publish()
+    assert {network for network, _ in task.acting.tensors} == {"acting"}
+
+
+@pytest.mark.parametrize("options", [{}, {"markov": True}, {"latent_planning": True}, {"net": "single"}])
+def test_parts_of_the_loss_are_of_networks_that_share_nothing(options):
+    algorithm = world_model(net(zero_init=False, **options), image=0.0, reg=1.0)
+    parameters, reached = list(algorithm.model.parameters()), []
+    for part in algorithm.learn(prepared(algorithm))["loss"]:
+        slopes = torch.autograd.grad(part, parameters, allow_unused=True)  # frees what it passes: the parts share no graph
+        reached.append({i for i, slope in enumerate(slopes) if slope is not None})
+    assert len(reached) == 1 + algorithm.model.dual and all(reached) and len(set.union(*reached)) == sum(map(len, reached))
 
 
 def test_the_latent_loss_teaches_the_shortcut_alone():
@@ -443,18 +460,6 @@ def test_a_tiny_world_is_learned():
     for name in ("reward", "done", "feature", "value", "policy"):
         first, last = (history[i][f"{name}_loss"] for i in (0, -1))
         assert last < first / 4, (name, first, last)
-
-
-def test_places_of_the_table_are_claimed_and_given_back():
-    class Owner:
-        pass
-
-    algorithm = world_model()
-    a, b, c = Owner(), Owner(), Owner()
-    assert [algorithm.claim_nodes(a, 10), algorithm.claim_nodes(b, 5), algorithm.claim_nodes(c, 7)] == [0, 10, 15]
-    del b
-    late = Owner()
-    assert algorithm.claim_nodes(late, 6) == 22 and algorithm.claim_nodes(a, 5) == 10
 
 
 def test_planes_are_held_against_their_cross_entropy():

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.batch import Batch
+from parl_like.data._rows import RowBlock
 from parl_like.data.replay_buffer import ReplayBuffer, VectorReplayBuffer
-from parl_like.data.rows import RowBlock
 from parl_like.spec import Spec, SpecError
 
 
@@ -757,18 +757,27 @@ def test_vector_returns_are_saved():
     assert copy.add(Batch(row(1, True), rew=[1.0, 1.0]))[1].tolist() == [[2.0, 3.0]]
 
 
+def test_a_generator_in_the_form_of_earlier_checkpoints_goes_on():
+    buffer, copy = pushed(6, 2, [(0, i, False) for i in range(6)]), ReplayBuffer(6, 2)
+    buffer.sample(3)
+    copy.load_state_dict(through_json(buffer.state_dict() | {"rng": buffer.rng.bit_generator.state}))
+    assert copy.sample_indices(20).tolist() == buffer.sample_indices(20).tolist()
+
+
 def test_a_state_that_does_not_fit_changes_nothing():
     buffer = pushed(6, 2, [(0, 0, False)])
     before = snapshot(buffer)
-    other_generator = pushed(6, 2, rng=np.random.Generator(np.random.MT19937(0)))
     for other, words in [
         (pushed(8, 2), "saved size is 8, this buffer's 6"),
         (pushed(6, 1), "saved n_lanes is 1, this buffer's 2"),
         (mixed(), r"'obs' \(2,\) float32 here, 'obs.x' \(\) int64 there"),
-        (other_generator, "MT19937 generator, this one has PCG64"),
     ]:
         with pytest.raises(ValueError, match=words):
             buffer.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="MT19937"):
+        buffer.load_state_dict(buffer.state_dict() | {"rng": {"kind": "MT19937"}})
+    with pytest.raises(TypeError, match="MT19937"):
+        ReplayBuffer(6, rng=np.random.Generator(np.random.MT19937(0))).state_dict()
     short = buffer.state_dict()
     short["columns"]["act"] = short["columns"]["act"][:0]
     with pytest.raises(SpecError, match="'act'.*give 1 rows"):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins import RingReference
 
-from parl_like.data.rows import Ring
+from parl_like.data._rows import Ring
 from parl_like.spec import Spec, SpecError
 
 SPECS = [

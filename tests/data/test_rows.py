@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins import RowBlockReference
 
-from parl_like.data.rows import RowBlock
+from parl_like.data._rows import RowBlock
 from parl_like.spec import Spec, SpecError
 
 DTYPES = ("bool", "uint8", "int8", "int16", "uint16", "int32", "int64", "uint64", "float16", "float32", "float64")

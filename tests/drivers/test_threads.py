@@ -10,13 +10,13 @@ import threading
 from functools import partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter, sleep
+from time import sleep
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, framework_threads, lesson, play, row, until
+from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, end_by_ctrl_c, framework_threads, lesson, play, row, until
 
 from parl_like import AgentHelper, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.computation_task import BatchRule, ComputationTask
@@ -27,7 +27,7 @@ from parl_like.process import child
 from parl_like.queues import Ticket
 from parl_like.stages import StopAfterSteps, StopWhen
 
-SAFETY_S = 10.0
+SAFETY_S = 60.0
 """Only bounds how long a broken test takes."""
 
 OURS = {threads.__file__, child.__file__, threading.__file__, contextlib.__file__, sys.modules[Robot.__module__].__file__}
@@ -60,15 +60,13 @@ def no_thread_is_left():
 
 
 def test_the_agent_that_completes_a_batch_serves_it():
-    """One agent needs no second thread; of three, none waits for a prediction thread to be woken."""
-    names = []
+    """One agent needs no second thread; of three, none waits for a prediction thread to be woken, unless by the clock."""
     for n_agents in (1, 3):
-        task = echo_task()
-        task.algorithm.before = lambda rows: names.append(threading.current_thread().name)
+        names = []
+        task = echo_task(predict_rule=BatchRule(max_wait=SAFETY_S))
+        task.algorithm.before = lambda rows, names=names: names.append(threading.current_thread().name)
         play("threads", partial(ask, 50), n_agents, {"echo": task})
-        if n_agents == 1:
-            assert set(names) == {"agent 0"}
-    assert sum(name.startswith("agent") for name in names) > len(names) / 2
+        assert len(names) >= 50 and all(name.startswith("agent") for name in names), names
 
 
 def test_one_request_opens_and_one_clock_closes_a_batch():
@@ -173,14 +171,6 @@ def test_a_slow_step_of_one_agent_does_not_hold_up_the_others():
     play("threads", program, 4)
 
 
-def test_a_batch_that_waited_while_another_was_computed_takes_the_agents_that_come_back():
-    """Else two halves of the agents would take turns for ever, each in half a batch."""
-    task = echo_task(Echo(seconds=0.004))
-    play("threads", partial(ask, 30), 8, {"echo": task})
-    sizes = [len(batch) for batch in task.algorithm.batches]
-    assert np.mean(sizes[5:-5]) > 6, sizes  # the halves would have 4
-
-
 def test_every_thread_uses_the_number_of_cores_that_torch_was_told():
     """OpenMP keeps that number per thread, and gives a new thread all cores."""
     maps = open("/proc/self/maps").read().split() if sys.platform == "linux" else []
@@ -198,14 +188,11 @@ def test_every_thread_uses_the_number_of_cores_that_torch_was_told():
 # ------------------------------------------------------------------------------------------------------------------- stopping
 
 
-def stopped_after(begun, robot, release=None):
-    """Runs the robot, stops it from another thread once `begun` is set; the seconds from the stop until all have ended."""
-    moment = []
-
+def run_and_stop(begun, robot, release=None):
+    """Runs the robot, and stops it from another thread once `begun` is set: it ends, and with a warning if that takes 5 s."""
     def stop():
         assert begun.wait(SAFETY_S)
         sleep(0.005)
-        moment.append(perf_counter())
         robot.request_stop()
         if release is not None:
             sleep(0.02)
@@ -214,9 +201,7 @@ def stopped_after(begun, robot, release=None):
     thread = threading.Thread(target=stop)
     thread.start()
     robot.run()
-    seconds = perf_counter() - moment[0]
     thread.join()
-    return seconds
 
 
 class Ledger:
@@ -261,7 +246,7 @@ def test_stop_while_a_batch_is_computed(what, mode):
         ledger.predict(agent, 1)
 
     with robot_of(program, 4, task, mode=mode) as robot:
-        assert stopped_after(computing, robot, release) < 2.0
+        run_and_stop(computing, robot, release)
     assert 1 <= ledger.replies and 1 <= ledger.stopped <= 4
 
 
@@ -277,7 +262,7 @@ def test_stop_while_a_batch_waits_for_more():
             ledger.predict(agent, 1)
 
     with robot_of(program, 4, echo_task(predict_rule=BatchRule(min_rows=100))) as robot:
-        assert stopped_after(waiting, robot) < 2.0
+        run_and_stop(waiting, robot)
     assert (ledger.replies, ledger.stopped) == (0, 3)
 
 
@@ -293,7 +278,7 @@ def test_stop_while_learners_wait_for_the_last_one():
             ledger.learn(agent)
 
     with robot_of(program, 4, echo_task(helper=Learner)) as robot:
-        assert stopped_after(waiting, robot) < 2.0
+        run_and_stop(waiting, robot)
     assert (ledger.replies, ledger.stopped) == (0, 3)
 
 
@@ -349,39 +334,47 @@ def test_close_between_iterations_and_while_parked():
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    """Stops wait 0.2 s instead of 5."""
-    join = threads.ThreadsDriver.join
-    monkeypatch.setattr(threads.ThreadsDriver, "join", lambda driver, timeout: join(driver, 0.2))
+def stuck(monkeypatch):
+    """Names of those whom a stop does not wait for: 0 instead of 5 s. It waits for the others as long as they need."""
+    names, join = [], threads.ThreadsDriver.join
+
+    def only_those(driver, timeout):
+        until(lambda: {str(late) for late in join(driver, 0.01)} <= set(names), SAFETY_S)
+        return join(driver, 0.01)
+
+    monkeypatch.setattr(threads.ThreadsDriver, "join", only_those)
+    return names
 
 
-def test_an_agent_stuck_in_its_environment_is_reported_and_does_not_come_back_as_a_ghost(impatient):
+def test_an_agent_stuck_in_its_environment_is_reported_and_does_not_come_back_as_a_ghost(stuck):
     release = threading.Event()
+    stuck.append("agent 1")
     envs = iter([Line(), Line(release), Line()])
     robot = Robot(lambda: next(envs), tasks={"RL": echo_task(Walk())}, n_agents=3, driver="threads")
-    stuck = robot.agents[1]
+    late = robot.agents[1]
     try:
         with pytest.warns(RuntimeWarning, match=r"still busy 5 s after the stop: agent 1$"):
-            robot.run(StopWhen(lambda robot: stuck.env.entered.is_set() and robot.env_steps > 30))
+            robot.run(StopWhen(lambda robot: late.env.entered.is_set() and robot.env_steps > 30))
         assert [name for name in framework_threads()] == ["agent 1"]
         with (
             pytest.raises(RuntimeError, match="still busy since the last stop: agent 1"),
             pytest.warns(RuntimeWarning, match="agent 1"),
         ):
             robot.run(StopAfterSteps(10))
-        assert stuck.signal == "stop"
+        assert late.signal == "stop"
     finally:
         release.set()
+        stuck.clear()
     until(lambda: not framework_threads(), SAFETY_S, "the end of agent 1")
-    steps = stuck.steps
+    steps = late.steps
     assert steps == 3  # it finished the step it was in, and took no other
-    robot.run(StopAfterSteps(60))
-    assert stuck.steps > steps
+    robot.run(StopWhen(lambda robot: late.steps > steps))
     robot.close()
 
 
-def test_a_task_that_is_still_learning_is_reported(impatient):
+def test_a_task_that_is_still_learning_is_reported(stuck):
     release, begun = threading.Event(), threading.Event()
+    stuck.append("echo learn")
     task = echo_task()
 
     def block(rows):
@@ -401,6 +394,7 @@ def test_a_task_that_is_still_learning_is_reported(impatient):
             robot.run()
     finally:
         release.set()
+        stuck.clear()
     until(lambda: not framework_threads(), SAFETY_S, "the end of the lesson")
     robot.close()
 
@@ -488,7 +482,7 @@ def test_a_robot_that_nobody_closed_does_not_abort_the_process():
     """A thread that comes back from torch after the end of the interpreter would: "terminate called without an active
     exception"."""
     done = subprocess.run([sys.executable, "-c", LEFT_OPEN, str(Path(__file__).parent)], capture_output=True, text=True,
-                          timeout=50, check=False)
+                          timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -624,7 +618,7 @@ def test_no_agent_is_lost_from_the_counts():
             with robot_of(program, 6, echo_task(helper=Learner), mode=mode) as robot:
                 robot.run()
                 driver = robot._driver
-                assert (driver._acting, driver._learners, driver._held) == (0, 0, [])
+                assert (driver._acting, driver._learners, driver._held) == (0, set(), [])
     finally:
         sys.setswitchinterval(interval)
 
@@ -703,9 +697,7 @@ def test_an_interrupted_call_of_the_robots_thread_holds_up_nobody():
     robot = robot_of(program, 4, task)
     robot._ensure_started()
     ghost = Communicator(robot.wrappers["echo"], robot.agents[0], robot._driver)
-    threading.Timer(0.05, strike).start()
-    with pytest.raises(KeyboardInterrupt):
-        ghost.predict((np.array([99.0, 1.0]),))
+    end_by_ctrl_c(lambda: ghost.predict((np.array([99.0, 1.0]),)), 0.05, lambda: robot.wrappers["echo"].predictions.rows)
     assert robot._driver._acting == 4
     go.set()
     robot.run()
@@ -714,7 +706,7 @@ def test_an_interrupted_call_of_the_robots_thread_holds_up_nobody():
 
 
 def test_whoever_gives_up_a_reply_wakes_the_next_in_line():
-    driver = threads.ThreadsDriver(True, print, print)
+    driver = threads.ThreadsDriver(True, print)
     tickets = [Ticket("agent", driver.waiter()) for _ in range(5)]
     for ticket in tickets:
         ticket.state = threads.WAITED

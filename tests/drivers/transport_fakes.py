@@ -1,5 +1,6 @@
 """Fakes for the tests of the transport: a task that answers what it was asked, and agents that run one function once."""
 
+import signal
 import threading
 from collections import Counter
 from functools import partial
@@ -151,6 +152,30 @@ def until(condition, seconds=60.0, what="condition"):
     while not condition():
         assert perf_counter() < end, f"{what} did not come within {seconds} s"
         sleep(0.0005)
+
+
+def end_by_ctrl_c(call, seconds=0.0, when=lambda: True):
+    """Calls `call()`, which Ctrl-C in the main thread ends: after so many seconds, and not before `when()`.
+
+    Should it come where Python loses exceptions (in a callback of the garbage collector), it comes again, much later.
+    """
+    over = threading.Event()
+
+    def strike():
+        until(when)
+        wait = seconds
+        while not over.wait(wait):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            wait = 30.0
+
+    thread = threading.Thread(target=strike)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.start()
+            call()
+    finally:
+        over.set()
+        thread.join()
 
 
 def framework_threads():

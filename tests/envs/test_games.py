@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import warnings
 from collections import defaultdict
 from functools import cache
@@ -10,6 +9,7 @@ from functools import cache
 import gymnasium as gym
 import numpy as np
 import pytest
+from aec_fakes import aec_of
 from gymnasium.utils.env_checker import check_env
 
 from parl_like.envs.games import (
@@ -24,15 +24,44 @@ from parl_like.envs.games import (
     TicTacToe,
     Traits,
     draw,
-    expected_returns,
-    information_sets,
     uniform,
 )
-from parl_like.envs.pettingzoo import AECPlayer, game_to_aec, random_choice
+from parl_like.envs.pettingzoo import AECPlayer, random_choice
 
 GAMES = {"kuhn": Kuhn, "kuhn3": lambda: Kuhn(3), "leduc": Leduc,
          "tic-tac-toe": TicTacToe}
 each_game = pytest.mark.parametrize("make", GAMES.values(), ids=GAMES)
+
+
+def expected_returns(state, policy):
+    """Expected utility [n_players] of going on from a state, exactly, by a walk over all that can happen."""
+    player = state.player
+    if player == TERMINAL:
+        return np.array(state.returns())
+    moves = state.chance() if player == CHANCE else [(a, float(policy(state)[a])) for a in state.legal()]
+    total = np.zeros(state.game.n_players)
+    for action, chance in moves:
+        if chance:
+            state.apply(action)
+            total += chance * expected_returns(state, policy)
+            state.undo()
+    return total
+
+
+def information_sets(game):
+    """Key → (player, legal actions) of every information state in which somebody decides, in the order of a walk."""
+    sets, state = {}, game.start()
+
+    def walk():
+        if state.player >= 0:
+            sets.setdefault(state.key(), (state.player, tuple(state.legal())))
+        for action in tuple(state.legal()):
+            state.apply(action)
+            walk()
+            state.undo()
+
+    walk()
+    return sets
 
 
 def play_out(game, rng):
@@ -205,8 +234,6 @@ def test_illegal_moves_and_views():
         Leduc().replay([0, 0, 0])
     with pytest.raises(ValueError, match="n_players is 1; expected 2 to 9"):
         Kuhn(1)
-    with pytest.raises(ValueError, match="1 policies for Kuhn"):
-        expected_returns(Kuhn().start(), [uniform])
 
 
 # -------------------------------------------------------------------------------------------------------------------- traits
@@ -645,29 +672,11 @@ def test_masks_from_infos_and_random_others():
 def test_rewards_on_the_way_are_paid_once(monkeypatch):
     pytest.importorskip("pettingzoo")
     monkeypatch.setattr(KuhnState, "returns", lambda self: (float(len(self.history)), 0.0))
-    env = AECPlayer(game_to_aec(Kuhn()), 0, lambda obs, rng: 1)
+    env = AECPlayer(aec_of(Kuhn()), 0, lambda obs, rng: 1)
     env.reset(seed=0)
     assert env.step(0)[1:3] == (2.0, False) and env.step(0)[1:3] == (1.0, True)  # two moves until the next turn, then one
-    env = AECPlayer(game_to_aec(Kuhn()), 0, lambda obs, rng: 1)
+    env = AECPlayer(aec_of(Kuhn()), 0, lambda obs, rng: 1)
     assert env.metadata["render_modes"] == ["ansi"] and env.metadata["render_fps"] > 0
-
-
-def test_turns_masks_and_seeds_of_the_aec_environment():
-    pytest.importorskip("pettingzoo")
-    env = game_to_aec(Kuhn())
-    deals = []
-    for _ in range(2):
-        env.reset(seed=7)
-        for _ in range(8):
-            deals.append(tuple(env.state_now.history))
-            env.reset()  # goes on with the generator
-    assert deals[:8] == deals[8:] and len(set(deals[:8])) > 2
-    assert env.observe("player_0")["action_mask"].tolist() == [1, 1] and env.observe("player_1")["action_mask"].tolist() == [0, 0]
-    env.step(1)
-    assert env.agent_selection == "player_1" and env.observe("player_0")["action_mask"].tolist() == [0, 0]
-    env.step(0)
-    assert env.agent_selection == "player_0"  # the game is over; the next in turn hears it first
-    assert env.terminations == {"player_0": True, "player_1": True} and env.rewards == {"player_0": 1.0, "player_1": -1.0}
 
 
 def test_random_actions_come_from_the_given_generator():
@@ -711,27 +720,6 @@ def test_what_is_no_aec_environment():
         env.step(1)
 
 
-def test_without_pettingzoo_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(ImportError, match=r"game_to_aec needs PettingZoo; install the extra: pip install "
-                                          r"'parl_like\[pettingzoo\]'"):
-        game_to_aec(Kuhn())
-
-
-@each_game
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PettingZoo's own modules use what it calls old
-def test_pettingzoos_own_checks_of_our_games(make):
-    pytest.importorskip("pettingzoo")
-    from pettingzoo.test import api_test, seed_test
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        # Vectors of 0 and 1, and no picture: both are meant.
-        warnings.filterwarnings("ignore", message="Observation.*|.*render.*")
-        api_test(game_to_aec(make()), num_cycles=200)
-    seed_test(lambda: game_to_aec(make()), num_cycles=50)
-
-
 @each_game
 def test_there_and_back_again(make):
     """One player of a game through PettingZoo sees and gets what it does in `GameEnv`, where nothing is random."""
@@ -748,7 +736,7 @@ def test_there_and_back_again(make):
 
     rng = np.random.default_rng(0)
     for player in range(game.n_players):
-        via, direct = AECPlayer(game_to_aec(game), player, lambda obs, rng: int(obs["mask"].argmax())), Dealt(game, player=player)
+        via, direct = AECPlayer(aec_of(game), player, lambda obs, rng: int(obs["mask"].argmax())), Dealt(game, player=player)
         assert via.observation_space == direct.observation_space and via.action_space == direct.action_space
         for k in range(40):
             theirs, over = via.reset(seed=k)[0], False
@@ -769,7 +757,7 @@ def test_the_checker_through_pettingzoo():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*spec")
-        check_env(AECPlayer(game_to_aec(Kuhn()), 1), skip_render_check=True)
+        check_env(AECPlayer(aec_of(Kuhn()), 1), skip_render_check=True)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -789,15 +777,3 @@ def test_pettingzoos_tic_tac_toe():
         wins.append(np.mean(returns))
         env.close()
     np.testing.assert_allclose(wins, [RANDOM_X, -RANDOM_X], atol=0.22)
-
-
-def test_rendering_and_bad_modes():
-    pytest.importorskip("pettingzoo")
-    env = game_to_aec(TicTacToe(), render_mode="ansi")
-    env.reset()
-    env.step(4)
-    assert env.render() == "...\n.x.\n...\n" and str(env) == "tictactoe_v0"
-    with pytest.raises(ValueError, match="move 4 of player 1"):
-        env.step(4)
-    with pytest.raises(ValueError, match="render_mode is 'human'"):
-        game_to_aec(TicTacToe(), render_mode="human")

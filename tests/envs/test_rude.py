@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from parl_like.envs.make import make_env
 from parl_like.envs.vector import make_vector_env
-from parl_like.envs.wrappers import ActionRepeat, FrameStack, NormalizeObservation, RecordVideo
+from parl_like.envs.wrappers import ActionRepeat, NormalizeObservation
 
 KINDS = ["sync", "thread", "process"]
 
@@ -131,10 +131,8 @@ def test_repeated_actions_are_the_same_and_vector_rewards_add_up():
     assert total.tolist() == [9.0, 9.0]
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda env: FrameStack(env, 2), lambda env: FrameStack(env, 1),
-    NormalizeObservation,
-    lambda env: FrameStack(ActionRepeat(env, 2), 3)], ids=["stack", "one", "normal", "repeat"])
+@pytest.mark.parametrize("wrap", [NormalizeObservation, lambda env: NormalizeObservation(ActionRepeat(env, 2))],
+                         ids=["normal", "repeat"])
 def test_what_wrappers_keep_and_hand_out_stays_as_it_is(wrap):
     env = wrap(Rude(length=20))
     kept = [env.reset(seed=1)[0]]
@@ -153,10 +151,3 @@ def test_clipped_and_rescaled_actions_are_the_callers_own():
     given = np.array([0.5, 2.0], np.float32)
     env.step(given)
     assert given.tolist() == [0.5, 2.0] and env.unwrapped.taken == [[0.5, 1.0]]
-
-
-def test_a_film_shows_each_frame_as_it_was(tmp_path):
-    env = RecordVideo(Rude(render_mode="rgb_array"), tmp_path)
-    env.reset(seed=1)
-    env.step(np.zeros(2, np.float32))
-    assert [np.asarray(image)[0, 0, 0] for image in env._images] == [1, 2]

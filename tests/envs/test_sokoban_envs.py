@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from parl_like import Robot
 from parl_like.envs.sokoban import SPRITES, LevelError, Levels, SokobanEnv, SokobanVectorEnv, solve
 from parl_like.envs.sokoban.env import FOLDERS
 from parl_like.envs.sokoban.levels import from_text
@@ -60,6 +62,7 @@ def test_every_id_takes_its_folder_of_a_checkout(tmp_path, monkeypatch):
     for name, kind in IDS.items():
         for env in (gym.make(name), gym.make(name, levels=tmp_path)):
             assert len(env.unwrapped.levels) == 1 + list(FOLDERS).index(kind)
+    assert gym.make("Sokoban-v0").unwrapped.note == f"Sokoban: 1 levels of 10×10 from {tmp_path / 'unfiltered/train'}"
     assert gym.make("Sokoban-v0", size=7, n_boxes=2).unwrapped.levels is Levels.shipped(7, 2)  # a checkout has no such boards
     (tmp_path / "hard" / "000.txt").write_text(TINY)
     with pytest.raises(LevelError, match=r"hard/000.txt, line 2, level 0: row 0 has 5 characters; expected 10"):
@@ -68,6 +71,16 @@ def test_every_id_takes_its_folder_of_a_checkout(tmp_path, monkeypatch):
     (tmp_path / "hard").rmdir()
     with pytest.raises(FileNotFoundError, match="holds neither level files nor the folder 'hard' of a Boxoban checkout"):
         SokobanEnv(tmp_path, "hard")
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "processes"])
+@pytest.mark.parametrize("env", [SokobanEnv, partial(SokobanVectorEnv, 2), partial(gym.make, "Sokoban-v0"),
+                                 lambda: SyncVectorEnv([SokobanEnv])], ids=["one", "vector", "id", "made a vector"])
+def test_a_robot_notes_which_levels_it_plays(env, driver, monkeypatch):
+    monkeypatch.delenv("PARL_LIKE_BOXOBAN", raising=False)
+    with Robot.of("A2C", env, n_agents=2, driver=driver) as robot:
+        assert robot.notes == ["Sokoban: 5,000 levels that were generated for this package (10x10-4-train); Boxoban's 900,000 "
+                               "are played where PARL_LIKE_BOXOBAN names a checkout of them"]
 
 
 def test_levels_by_file_folder_and_object(tmp_path):

@@ -7,26 +7,23 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from PIL import Image
 
 from parl_like.data.transforms import Moments
+from parl_like.env_state import BARE, WRAPPERS
 from parl_like.envs.atari import Atari
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.make import ActionBounds, TimeLimit
 from parl_like.envs.sokoban import SokobanEnv
 from parl_like.envs.wrappers import (
-    BARE,
-    WRAPPERS,
     ActionRepeat,
     Discretize,
-    FrameStack,
     NoisyObservation,
     NormalizeObservation,
-    NormalizeReward,
-    RecordVideo,
     clone_state,
     restore_state,
 )
+
+FrameStack = gym.wrappers.FrameStackObservation
 
 
 class Counter(gym.Env):
@@ -60,23 +57,22 @@ def make(name="CartPole-v1", **options):
 
 def test_statistics_that_change_make_an_environment_nondeterministic():
     env = NormalizeObservation(make(), update=False)
-    assert env.spec.nondeterministic is False and NormalizeReward(env, update=False).spec.nondeterministic is False
-    assert FrameStack(NormalizeReward(env)).spec.nondeterministic is True
+    assert env.spec.nondeterministic is False
+    assert FrameStack(NormalizeObservation(make()), 4).spec.nondeterministic is True
     for env.update in (True, False, True):
         assert env.spec.nondeterministic is env.update
     assert env.env.spec.nondeterministic is False
 
 
 def test_a_stack_of_wrappers_can_be_made_again_from_its_spec():
-    env = gym.make(NormalizeReward(FrameStack(NormalizeObservation(ActionRepeat(Discretize(make("Pendulum-v1"), 3), 2)), 2)).spec)
-    assert [type(layer).__name__ for layer in layers(env)][:5] == [
-        "NormalizeReward",
-        "FrameStack",
+    env = gym.make(FrameStack(NormalizeObservation(ActionRepeat(Discretize(make("Pendulum-v1"), 3), 2)), 2).spec)
+    assert [type(layer).__name__ for layer in layers(env)][:4] == [
+        "FrameStackObservation",
         "NormalizeObservation",
         "ActionRepeat",
         "Discretize",
     ]
-    assert env.env.n == 2 and env.action_space == gym.spaces.Discrete(3)
+    assert env.stack_size == 2 and env.action_space == gym.spaces.Discrete(3)
 
 
 def layers(env):
@@ -118,32 +114,7 @@ def test_statistics_are_saved_shared_and_frozen():
         NormalizeObservation(Counter(), moments=Moments(window=3)).load_state_dict(saved)
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_return():
-    env = NormalizeReward(Counter(n=3, reward=2.0), discount=0.5, clip=None)
-    returns = []
-    for episode in range(2):
-        env.reset()
-        total = 0.0
-        for _ in range(3):
-            total = total * 0.5 + 2.0
-            returns.append(total)
-            _, reward, terminated, _, info = env.step(0)
-            assert reward == pytest.approx(2.0 / max(np.std(returns), 1e-4)) and info == {"raw_reward": 2.0, "t": env.unwrapped.t}
-        assert terminated, episode
-    clipped = NormalizeReward(Counter(reward=2.0), moments=env.moments, update=False, clip=0.5)
-    clipped.load_state_dict(env.state_dict())
-    clipped.reset()
-    assert clipped.step(0)[1] == 0.5
-    inner = NormalizeReward(NormalizeReward(Counter(reward=2.0)))
-    inner.reset()
-    assert inner.step(0)[4]["raw_reward"] == 2.0
-    with pytest.raises(ValueError, match="not finite"):
-        bad = NormalizeReward(Counter(reward=float("nan")))
-        bad.reset()
-        bad.step(0)
-
-
-# ----------------------------------------------------------------------------------------------------------- repeat and stack
+# --------------------------------------------------------------------------------------------------------------------- repeat
 
 
 def test_repeat_stops_at_the_end():
@@ -159,21 +130,6 @@ def test_repeat_stops_at_the_end():
     env = ActionRepeat(Counter(cut=1), 3)
     env.reset()
     assert env.step(1)[1:4] == (1.0, False, True)
-
-
-def test_a_stack_never_shows_an_older_episode():
-    # Golden `frame_stack`: the same numbers as for the stacks of a buffer.
-    env = FrameStack(Counter(), 4)
-    outputs = [env.reset()[0]] + [env.step(0)[0] for _ in range(4)] + [env.reset()[0]] + [env.step(0)[0] for _ in range(2)]
-    assert [obs[:, 0].tolist() for obs in outputs[3:]] == [
-        [0, 1, 2, 3],
-        [1, 2, 3, 4],
-        [5, 5, 5, 5],
-        [5, 5, 5, 6],
-        [5, 5, 6, 7],
-    ]
-    assert outputs[0].tolist() == [[0, 0]] * 4 and outputs[0] in env.observation_space
-    assert env.observation_space.shape == (4, 2) and env.observation_space.dtype == np.float64
 
 
 # ------------------------------------------------------------------------------------------------------------------ discrete
@@ -207,78 +163,13 @@ def test_discrete_actions():
 @pytest.mark.parametrize("build, message", [
     (lambda: Discretize(make()), "actions are Discrete"), (lambda: Discretize(Sink([-np.inf], [1])), "finite bounds"),
     (lambda: Discretize(Sink([0, 0], [1, 1]), [3]), "expected 2 numbers"), (lambda: Discretize(Sink([0], [1]), 0), "at least 1"),
-    (lambda: Discretize(Sink([0] * 9, [1] * 9), 5), "1953125 combinations"), (lambda: FrameStack(Counter(), 0), "n is 0"),
-    (lambda: FrameStack(make("FrozenLake-v1")), "observations are Discrete"), (lambda: ActionRepeat(Counter(), 0), "n is 0"),
-    (lambda: NormalizeObservation(Counter(), clip=0), "clip is 0"), (lambda: NormalizeReward(Counter(), clip=-1), "clip is -1"),
-    (lambda: NormalizeReward(Counter(), discount=2), "discount is 2"),
+    (lambda: Discretize(Sink([0] * 9, [1] * 9), 5), "1953125 combinations"), (lambda: ActionRepeat(Counter(), 0), "n is 0"),
+    (lambda: NormalizeObservation(Counter(), clip=0), "clip is 0"),
     (lambda: NormalizeObservation(make("FrozenLake-v1")), "observations are Discrete"),
-    (lambda: RecordVideo(Counter(), "."), "render mode"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(build, message):
     with pytest.raises(ValueError, match=message):
         build()
-
-
-# -------------------------------------------------------------------------------------------------------------------- videos
-
-
-class Screen(Counter):
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
-    render_mode = "rgb_array"
-
-    def render(self):
-        return np.full((6, 8, 3), 20 * self.t, np.uint8)
-
-
-def test_videos_of_the_chosen_episodes(tmp_path):
-    env = RecordVideo(Screen(n=3), tmp_path / "new", when=lambda episode: episode != 1, name="run")
-    for _ in range(3):
-        env.reset()
-        while not env.step(0)[2]:
-            pass
-    env.reset()
-    env.step(0)
-    env.reset()  # left early: written all the same
-    env.close()
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [f"run-{i:06d}.gif" for i in (0, 2, 3, 4)]
-    frames = {}
-    for i in (0, 3, 4):
-        with Image.open(tmp_path / "new" / f"run-{i:06d}.gif") as image:
-            frames[i] = getattr(image, "n_frames", 1)
-            assert image.size == (8, 6)
-            if i == 0:
-                assert image.info["duration"] == 40
-    assert frames == {0: 4, 3: 2, 4: 1}
-
-
-def test_what_cannot_be_written_is_told_and_the_environment_closed_all_the_same(tmp_path):
-    closed = []
-    env = Screen()
-    env.close = lambda: closed.append(True)
-    (tmp_path / "file").write_text("")
-    env = RecordVideo(env, tmp_path / "file")
-    env.reset()
-    with pytest.raises(FileExistsError):
-        env.close()
-    assert closed == [True]
-
-
-def test_a_video_has_a_longest_length(tmp_path):
-    env = RecordVideo(Screen(n=9), tmp_path, max_frames=2)
-    env.reset()
-    while not env.step(0)[2]:
-        pass
-    with Image.open(tmp_path / "episode-000000.gif") as image:
-        assert image.n_frames == 2
-
-
-def test_a_truncated_episode_is_written_at_once_and_viewers_can_keep_up(tmp_path):
-    env = RecordVideo(Screen(cut=2), tmp_path, fps=1000)
-    env.reset()
-    assert not env.step(0)[3] and not list(tmp_path.iterdir())
-    assert env.step(0)[3]
-    with Image.open(tmp_path / "episode-000000.gif") as image:
-        assert image.n_frames == 3 and image.info["duration"] == 20
 
 
 # --------------------------------------------------------------------------------------------------------------------- state
@@ -374,20 +265,15 @@ def test_a_state_is_a_copy_and_stays_one(monkeypatch):
 
 
 def test_what_the_bare_environment_refuses_changes_no_wrapper():
-    def build():
-        return FrameStack(SokobanEnv(size=5, n_boxes=1, obs="planes"), 2)
-
-    env = build()
+    env = FrameStack(SokobanEnv(size=5, n_boxes=1, obs="planes"), 2)
     env.reset(seed=0)
     state = clone_state(env)
     env.step(1)
-    frames = list(env._frames)
+    frames = list(env.obs_queue)
     broken = {"layers": [state["layers"][0], (state["layers"][1][0], {})]}
     with pytest.raises((KeyError, ValueError, TypeError)):
         restore_state(env, broken)
-    assert all(a is b for a, b in zip(env._frames, frames, strict=True))
-    with pytest.raises(gym.error.ResetNeeded, match="FrameStack"):
-        clone_state(build())
+    assert all(a is b for a, b in zip(env.obs_queue, frames, strict=True))
 
 
 def test_cartpole_beyond_its_end():
@@ -414,34 +300,13 @@ def test_stacks_of_wrappers_replay(name):
             moments = Moments()
             moments.update(np.random.default_rng(0).normal(size=(50, 5)))
             env = Discretize(NoisyObservation(gym.make("Pendulum-v1", max_episode_steps=30), 2), 5)
-            env = NormalizeReward(FrameStack(NormalizeObservation(env, moments=moments, update=False), 2), update=False)
-            env.load_state_dict(Moments().state_dict())
-            return env
+            return FrameStack(NormalizeObservation(env, moments=moments, update=False), 2)
         if name == "made":
             return TimeLimit(ActionBounds(gym.make("Pendulum-v1")), 30)
         env = gym.wrappers.RecordEpisodeStatistics(gym.make("Acrobot-v1", max_episode_steps=30))
         return gym.wrappers.FlattenObservation(env)
 
     check_replay(build)
-
-
-def test_the_running_return_is_in_the_state_and_the_statistics_are_not():
-    env = NormalizeReward(Counter2(), discount=0.9)
-    env.reset()
-    env.step(0)
-    state = clone_state(env)
-    env.step(0)
-    mean = env.moments.mean
-    restore_state(env, state)
-    assert env._return == 1.0 and env.moments.mean == mean
-
-
-class Counter2(Counter):
-    def clone_state(self):
-        return {"t": self.t, "count": self.count}
-
-    def restore_state(self, state):
-        self.t, self.count = state["t"], state["count"]
 
 
 def test_environments_with_states_of_their_own_replay():
@@ -494,13 +359,23 @@ def test_a_state_stays_as_it_is():
     assert str(state) == before
 
 
+def test_statistics_are_not_in_the_state():
+    env = NormalizeObservation(gym.make("Acrobot-v1"))
+    env.reset(seed=0)
+    state = clone_state(env)
+    env.step(0)
+    mean = env.moments.mean
+    restore_state(env, state)
+    assert env.moments.mean.tolist() == mean.tolist()
+
+
 def test_what_is_not_known_is_refused_by_name():
     class Other(gym.Wrapper):
         pass
 
     with pytest.raises(TypeError, match=r"what .*Other remembers is not known; give it the methods own_state and restore_own"):
         clone_state(Other(gym.make("CartPole-v1")))
-    env = FrameStack(Counter())
+    env = FrameStack(Counter(), 4)
     env.reset()
     with pytest.raises(TypeError, match=r"what .*\.Counter remembers is not known; give it the methods clone_state and "
                                         r"restore_state"):
@@ -526,17 +401,8 @@ def test_ale_pys_own_environment_is_refused():
 def test_a_state_of_other_layers_is_refused():
     env = gym.make("CartPole-v1")
     env.reset()
-    with pytest.raises(ValueError, match="the state is of TimeLimit → .*CartPoleEnv; expected FrameStack → TimeLimit"):
-        restore_state(FrameStack(gym.make("CartPole-v1")), clone_state(env))
-
-
-def test_a_state_of_another_number_of_frames_is_refused():
-    env = FrameStack(gym.make("CartPole-v1"), 2)
-    env.reset()
-    for n in (1, 3):
-        with pytest.raises(ValueError, match=f"FrameStack: the state holds 2 frames; expected {n}: make the environment as it "
-                                             "was"):
-            restore_state(FrameStack(gym.make("CartPole-v1"), n), clone_state(env))
+    with pytest.raises(ValueError, match="the state is of TimeLimit → .*CartPoleEnv; expected FrameStackObservation → TimeLimit"):
+        restore_state(FrameStack(gym.make("CartPole-v1"), 4), clone_state(env))
 
 
 def test_the_tables_name_classes_that_exist():

@@ -13,6 +13,7 @@ import numpy as np
 from parl_like.evaluation import Episodes
 from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.lab.experiment import Experiment
+from parl_like.stages import StopCondition
 
 EPISODE = 10  # steps
 WARM_UP = 60  # steps before it learns, and knows its loss
@@ -44,6 +45,7 @@ class FakeRobot:
     at_step: ClassVar[dict[int, Callable[[], Any]]] = {}
     on_save: ClassVar[Callable[[], Any] | None] = None
     closed: ClassVar[int] = 0
+    parts = None
 
     def __init__(self, config: Config) -> None:
         if config.refuse:
@@ -102,8 +104,11 @@ class FakeRobot:
         self.noise, self.env_steps, self.iterations, self.episodes, self.boundaries = map(int, tree["counts"])
         self.trace = bytes(np.asarray(tree["trace"], np.uint8))
 
-    def evaluate(self, *, episodes: int, seed: int) -> Evaluation:
-        return Evaluation([self.weight + (seed + each) % 7 for each in range(episodes)], [EPISODE] * episodes)
+    def evaluate(self, *, episodes: int, seed: int, stop: StopCondition | None = None) -> Evaluation:
+        episodes = next((each for each in range(episodes) if stop is not None and stop(self)), episodes)
+        seen = Evaluation([self.weight + (seed + each) % 7 for each in range(episodes)], [EPISODE] * episodes)
+        seen.score = seen.mean_return if episodes else None
+        return seen
 
     def play(self, path: Path, *, seed: int, max_steps: int = 0) -> float:
         path.write_bytes(b"GIF89a")
@@ -111,6 +116,12 @@ class FakeRobot:
 
     def never_learned(self) -> dict[str, str]:
         return {"RL": "too few rows"} if self.env_steps <= WARM_UP else {}
+
+    notes = ()
+    sync = True
+
+    def acting_state(self) -> dict[str, Any]:
+        return self.state_dict()
 
     def remarks(self) -> list[str]:
         return [f"task {name!r} never learned: {why}" for name, why in self.never_learned().items()]

@@ -115,9 +115,6 @@ def test_steps_count_as_numbers(tmp_path):
     for step in (-1, 10**18):
         with pytest.raises(ValueError, match=f"`step` is {step}; expected 0 or more"):
             checkpoints.save(step, {})
-    for options in ({"keep": 0},):
-        with pytest.raises(ValueError, match="expected at least 1"):
-            Checkpoints(tmp_path, **options)
 
 
 def test_pruning_does_not_follow_links(tmp_path):
@@ -407,7 +404,7 @@ print(k - 1)
 def test_a_kill_at_any_step_leaves_a_good_one(tmp_path, variant, when):
     """`before` each system call of a save that also replaces or prunes; `half`: half of a write done, or the call just done."""
     words = [sys.executable, "-c", KILL, str(tmp_path), variant, when]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     # files: 4 writes, 4 fsyncs; their directory: mkdir, 2 fsyncs, rename; BEST and LATEST: 2 × (write, 2 fsyncs, rename); and
     # what is old
@@ -534,7 +531,7 @@ def test_a_jump_of_the_clock_changes_nothing(tmp_path, monkeypatch, jump):
 
 def test_of_many_at_once_one_gets_it(tmp_path):
     (tmp_path / "run.lock").write_text(json.dumps({"pid": 2**31 - 1, "started": 0.0, "host": os.uname().nodename}))  # stale
-    go, ready = os.pipe(), os.pipe()
+    go, ready, tried = os.pipe(), os.pipe(), os.pipe()
     children = []
     for _ in range(8):
         child = os.fork()
@@ -542,16 +539,22 @@ def test_of_many_at_once_one_gets_it(tmp_path):
             os.close(go[1])
             os.write(ready[1], b"x")
             os.read(go[0], 1)  # until the parent closes its end
+            code = 0
             try:
                 RunLock(tmp_path).acquire()
             except RunLocked:
-                os._exit(1)
-            time.sleep(1)  # hold it while the others try
-            os._exit(0)
+                code = 1
+            os.write(tried[1], b"x")
+            while code == 0 and not (tmp_path / "all have tried").exists():  # hold it as long
+                time.sleep(0.01)
+            os._exit(code)
         children.append(child)
     for _ in children:
         os.read(ready[0], 1)
     os.close(go[1])
+    for _ in children:
+        os.read(tried[0], 1)
+    (tmp_path / "all have tried").touch()
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert sorted(codes) == [0] + [1] * 7
 

@@ -248,7 +248,7 @@ def test_help_names_every_verb_and_loads_nothing(command):
 
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "parl_like", "train", "no-such"], check=False, capture_output=True, text=True,
-                          timeout=60)
+                          timeout=200)
     assert done.returncode == 2
     assert done.stderr.startswith("error: no experiment 'no-such'")
 

@@ -223,11 +223,16 @@ def test_keys_of_earlier_versions_say_what_has_taken_their_place_and_pass_where_
         resolve(ExperimentConfig, {"workers": {key: 3}})
 
 
+def test_a_score_to_stop_at_needs_evaluations():
+    with pytest.raises(ConfigError, match="stop_score=475 is reached by an evaluation while training; give eval_every=, too"):
+        resolve(ExperimentConfig, {"stop_score": 475})
+    assert resolve(ExperimentConfig, {"stop_score": 475, "eval_every": 10}).stop_score == 475
+
+
 def test_the_base_fields_and_their_defaults():
     defaults: dict[str, Any] = to_dict(ExperimentConfig())
     assert defaults == {"seed": 0, "total_steps": 100_000, "n_agents": 1, "driver": "cooperative", "workers": to_dict(Workers()),
                         "run_dir": "", "device": "cpu",
                         "checkpoint_every": 0, "keep_checkpoints": 5, "metrics_every": 1_000, "log_every_s": 10.0,
-                        "eval_episodes": 0,
-                        "torch_threads": 1,
+                        "eval_episodes": 0, "eval_every": 0, "stop_score": None, "eval_score": "", "torch_threads": 1,
                         "tensorboard": True, "trace": False}

@@ -106,7 +106,7 @@ def test_a_real_limit_of_the_system_is_survived(tmp_path):
         given = {{"run_dir": "run", "metrics_every": 10, "tensorboard": True, "checkpoint_every": 150}}
         sys.exit(runner.train(one, config.resolve(MODULE.Config, one.config, given), stream=sys.stdout))
     """))
-    done = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    done = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     run = RunDir(tmp_path / "run")
     assert run.info().state == "finished"
@@ -171,11 +171,12 @@ def test_what_waits_can_be_read(tmp_path, monkeypatch):
     MetricsLog(run).write({"step": 1, "a": 1.0})
     disk.begin()
     MetricsLog(run).write({"step": 2, "a": 2.0})
+    MetricsLog(run).write({"step": 3, "b": 3.0})
     run.save_result({"a": 1})
-    assert (read_metrics(run)["step"], run.result()) == ([1, 2], {"a": 1})
-    metrics.truncate(run, 1)
+    assert (read_metrics(run)["step"], run.result()) == ([1, 2, 3], {"a": 1})
+    metrics.truncate(run, 2)
     disk.end()
-    assert run.outbox.flush() == [] and run.metrics_file.read_text() == "step,a\n1,1\n"
+    assert run.outbox.flush() == [] and run.metrics_file.read_text() == "step,a,b\n1,1,\n2,2,\n"
 
 
 def test_many_threads_share_an_outbox(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
-"""metrics.csv keeps its header; the curves and statistics that are read from it; the lines that people read meanwhile."""
+"""metrics.csv; the curves and statistics that are read from it; the lines that people read meanwhile."""
 
 import io
-import json
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 
 from parl_like.lab import plots
 from parl_like.lab.config import ExperimentConfig, to_dict
-from parl_like.lab.metrics import HELD_ROWS, MetricsLog, last_row, read_metrics, truncate
+from parl_like.lab.metrics import MetricsLog, last_row, read_metrics, truncate
 from parl_like.lab.plots import PlotError, bootstrap_interval, iqm, learning_curve, on_common_steps, settings
 from parl_like.lab.progress import Progress
 from parl_like.lab.rundir import RunDir
@@ -23,55 +23,24 @@ def run(tmp_path, monkeypatch):
     return RunDir.create("cartpole", to_dict(ExperimentConfig(run_dir="run")))
 
 
-def test_the_header_of_the_first_row_stays(run):
+def test_a_metric_that_appears_later_adds_a_column(run):
     log = MetricsLog(run)
     log.write({"step": 1000, "return/mean": NAN, "RL/loss": 0.5})
     log.write({"step": 2000, "return/mean": 12.5, "RL/loss": 1e-7, "late": 3.0})
-    log.write({"step": 3000, "late": 4.0, "RL/loss": np.float32(2), "never": NAN})
-    assert run.metrics_file.read_text() == "step,return/mean,RL/loss\n1000,,0.5\n2000,12.5,1e-07\n3000,,2\n"
-    assert run.extra_file.read_text() == "step,key,value\n2000,late,3\n3000,late,4\n"
-    events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
-    assert [(event["event"], event["key"], event["step"]) for event in events] == [("late metric", "late", 2000)]
-
-
-def test_the_first_rows_wait_until_the_losses_have_names(run):
-    log = MetricsLog(run)
-    log.write({"step": 1000, "old": 1.0}, complete=False)
-    log.write({"step": 2000, "old": 2.0, "return": 5.0}, complete=False)
-    assert not run.metrics_file.exists()
-    log.write({"step": 3000, "return": 6.0, "RL/loss": 0.5})
-    assert run.metrics_file.read_text() == "step,return,RL/loss,old\n1000,,,1\n2000,5,,2\n3000,6,0.5,\n"
-    log.write({"step": 4000, "return": 7.0}, complete=False)
-    assert last_row(run)["return"] == 7.0
-    assert not run.extra_file.exists()
-
-
-def test_rows_do_not_wait_for_ever(run):
-    log = MetricsLog(run)
-    log.write({"step": 0}, complete=False)
-    log.flush()
-    assert run.metrics_file.read_text() == "step\n0\n", "a run that ends early still has its rows"
-    other = make_run("other", [])
-    log = MetricsLog(other)
-    for step in range(HELD_ROWS):
-        log.write({"step": step}, complete=False)
-    assert last_row(other) == {"step": HELD_ROWS - 1}
-
-
-def test_late_metrics_are_read_beside_the_others(run):
-    log = MetricsLog(run)
-    log.write({"step": 1, "a": 1.0})
-    log.write({"step": 2, "a": 2.0, "late": 0.5})
+    log.write({"step": 3000, "late": 4.0, "RL/loss": np.float32(2), "later": NAN})
+    log.write({"step": 4000, "return/mean": 1.0})
+    assert run.metrics_file.read_text() == ("step,return/mean,RL/loss,late,later\n1000,,0.5,,\n2000,12.5,1e-07,3,\n"
+                                            "3000,,2,4,\n4000,1,,,\n")
     columns = read_metrics(run)
-    assert list(columns) == ["step", "a", "late"]
-    np.testing.assert_array_equal(columns["late"], [NAN, 0.5])
+    assert list(columns) == ["step", "return/mean", "RL/loss", "late", "later"]
+    np.testing.assert_array_equal(columns["late"], [NAN, 3, 4, NAN])
+    assert last_row(run)["step"] == 4000
 
 
-def test_a_second_process_keeps_the_header_of_the_first(run):
+def test_a_second_process_goes_on_with_the_columns_of_the_first(run):
     MetricsLog(run).write({"step": 1, "a": 1.0, "b": 2.0})
     MetricsLog(run).write({"step": 2, "b": 3.0, "c": 4.0})
-    assert run.metrics_file.read_text() == "step,a,b\n1,1,2\n2,,3\n"
-    assert run.extra_file.read_text() == "step,key,value\n2,c,4\n"
+    assert run.metrics_file.read_text() == "step,a,b,c\n1,1,2,\n2,,3,4\n"
 
 
 def test_numbers_come_back_exactly(run):
@@ -89,10 +58,9 @@ def test_truncate_drops_what_came_after_the_checkpoint(run):
     with open(run.metrics_file, "a") as file:
         file.write("1500,1")  # of 1500,123: the crash came in the middle of the line
     truncate(run, 2000)
-    assert run.metrics_file.read_text() == "step,a\n1000,1\n2000,1\n"
-    assert run.extra_file.read_text() == "step,key,value\n2000,late,5\n"
+    assert run.metrics_file.read_text() == "step,a,late\n1000,1,\n2000,1,5\n"
     truncate(run, 0)
-    assert run.metrics_file.read_text() == "step,a\n", "the header stays the one of this run"
+    assert run.metrics_file.read_text() == "step,a,late\n", "the header stays the one of this run"
 
 
 def test_truncate_of_nothing_and_of_a_torn_header(run):
@@ -118,11 +86,8 @@ def test_tensorboard_gets_the_same_numbers(run):
     log = MetricsLog(run, tensorboard=True)
     log.write({"step": 1000, "return/mean": 1.5, "RL/loss": NAN})
     log.write({"step": 2000, "return/mean": 2.5, "RL/loss": 3.0})
-    log.flush()
-    log.flush()
     log = MetricsLog(run, tensorboard=True, start_step=1000)  # resumed at 1000: what came after it does not count
     log.write({"step": 1500, "return/mean": 9.0})
-    log.flush()
     events = EventAccumulator(str(run.tensorboard)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("return/mean")] == [(1000, 1.5), (1500, 9.0)]
     assert "RL/loss" not in events.Tags()["scalars"] or not events.Scalars("RL/loss")
@@ -145,17 +110,13 @@ def test_bootstrap_interval():
     np.testing.assert_array_equal((low, high), again)
     assert (low < iqm(rows)).all()
     assert (iqm(rows) < high).all()
-    narrow = bootstrap_interval(rows, np.random.default_rng(0), level=0.5)
-    assert (low < narrow[0]).all()
-    assert (narrow[1] < high).all()
-    # The mean of two rows 0 and 1 is 0, ½, ½ or 1 with equal chance: the middle 60 % of the resamples reach from 0 to 1,
-    # the middle 40 % lie at ½.
-    for level, expected in ((0.95, (0.0, 1.0)), (0.6, (0.0, 1.0)), (0.4, (0.5, 0.5))):
-        assert bootstrap_interval([0.0, 1.0], np.random.default_rng(0), statistic=lambda rows: rows.mean(axis=0),
-                                  level=level) == expected
+    # The mean of two rows 0 and 1 is 0, ½, ½ or 1 with equal chance.
+    assert bootstrap_interval([0.0, 1.0], np.random.default_rng(0)) == (0.0, 1.0)
+    five = np.array([0.0, 1.0, 4.0, 9.0, 16.0])
+    all_of_them = [iqm(five[list(drawn)]) for drawn in itertools.product(range(5), repeat=5)]  # all 5⁵, each as likely
+    exact = np.quantile(all_of_them, [0.025, 0.975])
+    np.testing.assert_allclose(bootstrap_interval(five, np.random.default_rng(0)), exact, atol=0.4)
     np.testing.assert_array_equal(bootstrap_interval([[7.0]] * 5, np.random.default_rng(0)), [[7.0], [7.0]])
-    with pytest.raises(ValueError, match="level"):
-        bootstrap_interval(rows, np.random.default_rng(0), level=95)
 
 
 def test_curves_meet_on_the_steps_that_all_cover():

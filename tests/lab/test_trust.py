@@ -105,7 +105,7 @@ def test_gymnasium_imports_nothing_for_a_stored_id(tmp_path, monkeypatch):
     assert main(["train", "dqn-cartpole", "run_dir=real", "total_steps=20", "n_agents=1", "eval_episodes=1",
                  "tensorboard=false"]) == 0
     text = (tmp_path / "real" / "config.yaml").read_text()
-    (tmp_path / "real" / "config.yaml").write_text(text.replace("env: CartPole-v1", "env: evil:CartPole-v1"))
+    (tmp_path / "real" / "config.yaml").write_text(text.replace("id: CartPole-v1", "id: evil:CartPole-v1"))
     for verb in (["eval", "real"], ["play", "real"], ["resume", "real", "total_steps=40"]):
         assert main(verb) == 2
     assert not (tmp_path / "imported").exists()
@@ -135,7 +135,7 @@ def test_git_is_asked_in_our_own_checkout_only_and_starts_nothing(tmp_path, monk
 
 # ---- what would be followed, or waited for
 
-FILES = ["run.json", "config.yaml", "result.json", "metrics.csv", "metrics_extra.csv", "events.jsonl", "log.txt", "run.lock",
+FILES = ["run.json", "config.yaml", "result.json", "metrics.csv", "events.jsonl", "log.txt", "run.lock",
          "checkpoints/LATEST",
          "checkpoints/BEST", "checkpoints/000000400/manifest.json", "checkpoints/000000400/RL.json", "videos/episode_1000000.gif"]
 FOLDERS = ["checkpoints", "checkpoints/000000400", "videos", "plots", "tb"]
@@ -354,6 +354,16 @@ def test_wrong_types_end_in_our_errors(tmp_path, capsys):
     try_all(tmp_path, 0.01)
 
 
+def test_a_seed_beyond_all_numbers_is_refused(tmp_path, capsys):
+    """Names of files are made of it."""
+    run = train("pattern")
+    config = run.path / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 1e+308").replace('"seed": 0', '"seed": 1e+308'))
+    assert "e+308" in config.read_text()
+    with pytest.raises(OURS, match="seed"):
+        VERBS["play"](run.path)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_all_wrong_types_end_in_our_errors(tmp_path, capsys):
@@ -365,13 +375,12 @@ def test_all_wrong_types_end_in_our_errors(tmp_path, capsys):
                           b"step,return/mean\n" + b"9" * 200_000 + b",1\n",
                                   b"step\n\0\n", b"step,return/mean\ninf,1\nnan,2\n-1e999,3\n", b"\n\n\n",
                                   b"step,step,return/mean\n1,2,3\n"])
-@pytest.mark.parametrize("name", ["metrics.csv", "metrics_extra.csv"])
-def test_tables_that_no_run_wrote(tmp_path, name, text, capsys):
+def test_tables_that_no_run_wrote(tmp_path, text, capsys):
     run = train("pattern")
     for verb, do in VERBS.items():
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         shutil.copytree(run.path, tmp_path / "run")
-        (tmp_path / "run" / name).write_bytes(text)
+        (tmp_path / "run" / "metrics.csv").write_bytes(text)
         try:
             do("run")
         except OURS:

@@ -20,12 +20,12 @@ from parl_like.models import (
     ConvActorCritic,
     ConvQ,
     ConvTrunk,
+    EnsembleMLP,
     FlatObs,
     GaussianHead,
     MLPActorCritic,
     MultiCategoricalHead,
     RecurrentActorCritic,
-    TwinMLP,
     make_head,
 )
 
@@ -175,7 +175,7 @@ def test_mlp_is_linear_layers_in_a_row(activate_last):
 
 @pytest.mark.parametrize("orthogonal", [False, True])
 def test_twins_are_two_mlps(orthogonal):
-    twins, x = TwinMLP([3, 5, 4], "tanh", orthogonal), normal(2, 6, 3)
+    twins, x = EnsembleMLP(2, [3, 5, 4], "tanh", orthogonal), normal(2, 6, 3)
     for i in (0, 1):
         mlp = MLP([3, 5, 4], "tanh", activate_last=True)
         with torch.no_grad():

@@ -171,6 +171,30 @@ def test_everything_that_is_seen_counts(seen):
         assert torch.equal(model.value({**obs, "done": 1 - obs["done"]}), before)
 
 
+def test_a_picture_that_stays_is_encoded_once():
+    """Rows of a stage show one real observation: as many are encoded as there are changes, with equal values and gradients."""
+    model = Planner(space(real_states=box(2, 6, 6, high=1, dtype=np.uint8)), MultiDiscrete([A, 2]), see_h=False,
+                    see_real_state=True)
+    for p in model.parameters():
+        p.data += 0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
+    obs = rows(model, 9)
+    kept = torch.tensor([0, 0, 0, 3, 3, 0, 6, 7, 7])  # the picture of which row
+    obs["real_states"] = obs["real_states"][kept]
+    seen = []
+    hook = model.encoders["real_states"].register_forward_hook(lambda _, args, out: seen.append(len(out)))
+    out, value = model.evaluate(obs)
+    (out["logits"][:, 0].sum() + value.square().sum()).backward()
+    assert seen == [5]
+    hook.remove()
+    together = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    alone = [model.evaluate({name: x[i : i + 1] for name, x in obs.items()}) for i in range(9)]
+    (sum(o["logits"][:, 0].sum() + v.square().sum() for o, v in alone)).backward()
+    torch.testing.assert_close(value, torch.cat([v for _, v in alone]))
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(together[name], p.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_pictures_of_bytes_are_seen_from_0_to_1():
     """Small and whole: the encoder gets x / 255."""
     model = Planner(Dict({"real_states": box(2, 7, 7, high=255, dtype=np.uint8)}), Discrete(A), see_tree_rep=False, see_h=False,
@@ -278,8 +302,8 @@ def test_what_does_not_fit_is_refused():
     for wrong in (MultiDiscrete([A, 3]), box(2), MultiDiscrete([A, 2, 2])):
         with pytest.raises(TypeError, match=r"expected MultiDiscrete\(\[A, 2\]\)"):
             Planner(space(), wrong, see_h=False)
-    with pytest.raises(ValueError, match=r"'last_rew' has shape \(3,\); expected \(2,\)"):
-        Planner(space(last_rew=box(3)), act, see_h=False)
+    with pytest.raises(ValueError, match=r"'last_rew' has shape \(4,\); expected \(2,\) or \(3,\)"):
+        Planner(space(last_rew=box(4)), act, see_h=False)
     with pytest.raises(ValueError, match=r"'hs' has shape \(4, 5\)"):
         Planner(space(hs=box(4, 5)), act)
     with pytest.raises(ValueError, match="tree is 'rnn'"):

@@ -8,12 +8,15 @@ import torch
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.batch import Batch
 from parl_like.envs.wrappers import NoisyObservation
+from parl_like.lab.config import resolve
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.robots.auxiliary import Config, build
 
 
 def small(**options):
-    return build(Config(total_steps=2000, n_agents=2, warmup=64, batch_size=32, noise=3, **options))
+    tasks = ["RL"] + ["auxiliary"] * options.get("auxiliary", True)
+    helpers = {f"{task}.OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
+    return build(resolve(Config, {"total_steps": 2000, "n_agents": 2, "NoisyObservation.n": 3, **helpers, **options}))
 
 
 def rows(robot, n=32):
@@ -64,7 +67,7 @@ def test_without_the_auxiliary_task_the_policy_learns_as_ever():
 
 
 def test_both_tasks_learn_at_their_own_pace():
-    with small(auxiliary_every=2, learn_every=8) as robot:
+    with small(**{"auxiliary.OffPolicyHelper.learn_every": 2, "RL.OffPolicyHelper.learn_every": 8}) as robot:
         for _ in robot.iterate(464):
             pass
         updates = robot.counters()

@@ -15,11 +15,15 @@ from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.session import evaluation_seed
 from parl_like.models import Planner
-from parl_like.robots.impala import Config, build
+from parl_like.robots.single import Config, build
+
+
+def impala(max_rows, **options):
+    return configs.resolve(Config, {"algorithm": "IMPALA", "training_rule": {"max_rows": max_rows}, **options})
 
 
 def test_a_batch_has_some_of_the_agents_and_all_but_the_first_are_of_an_older_policy():
-    with build(Config(n_agents=8, batch=2, unroll=10, total_steps=800, lr=0.02)) as robot:
+    with build(impala(n_agents=8, unroll=10, max_rows=20, total_steps=800, lr=0.02)) as robot:
         task, rho = robot.tasks["RL"], []
         learn = task.learn
 
@@ -38,9 +42,9 @@ def test_a_batch_has_some_of_the_agents_and_all_but_the_first_are_of_an_older_po
 
 
 def test_agents_that_do_not_wait_learn_too():
-    config = Config(n_agents=4, batch=2, unroll=8)
+    config = impala(n_agents=4, unroll=8, max_rows=16)
     task = build(config).tasks["RL"]
-    with Robot(config.env, tasks={"RL": ComputationTask(task._source, task.helper)}, n_agents=4, mode="async", seed=0) as robot:
+    with Robot("CartPole-v1", tasks={"RL": ComputationTask(task._source, task.helper)}, n_agents=4, mode="async") as robot:
         for _ in robot.iterate(1000):
             pass
         assert robot.tasks["RL"].learns > 20 and 0.0 < robot.metrics()["RL/rho"] <= 1.0

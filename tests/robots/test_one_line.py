@@ -97,7 +97,7 @@ def test_a_vector_environment_and_an_environment_itself():
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: Robot.of("POO", "CartPole-v1"), "Robot.of: .*'POO'.*did you mean 'PPO'"),
     (lambda: Robot.of("PPO", "CartPoll-v1"), "Robot.of: .*CartPoll"),
-    (lambda: Robot.of("DQN", "Pendulum-v1"), "Robot.of: DQN chooses one of several actions, .* use PPO"),
+    (lambda: Robot.of("DQN", "Pendulum-v1"), "Robot.of: MLPQ: act is Box.*expected Discrete, .*use an actor-critic"),
     (lambda: Robot.of("PPO", "CartPole-v1", unrol=3), "Robot.of: .*'unrol'.*did you mean 'unroll'"),
     (lambda: Robot.of("PPO", "CartPole-v1", run_dir="here"), "Robot.of: run_dir is no option of a robot"),
     (lambda: Robot.of("PPO", "CartPole-v1", n_agents=0), "Robot.of: .*n_agents"),

@@ -18,13 +18,14 @@ pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform !=
 
 A, N, K = 3, 2, 4
 SMALL = {
-    "env_n": N, "gpu": False, "model_downscale_c": 32, "rec_t": K, "max_depth": 3, "model_batch_size": 8, "model_unroll_len": 2,
+    "env_n": N, "gpu": False, "savedir": "", "model_downscale_c": 32, "rec_t": K, "max_depth": 3, "model_batch_size": 8,
+    "model_unroll_len": 2,
     "model_return_n": 2, "model_warm_up_n": 30, "model_buffer_n": 400, "min_replay_ratio": 1, "max_replay_ratio": 4,
 }  # fmt: skip
 
 
 class Walk(gym.Env):
-    """Places that actions lead to; the third number says whose environment it is."""
+    """As that of `nine_places`, which actors of Ray cannot import; the third number says whose environment it is."""
 
     action_space = gym.spaces.Discrete(A)
     observation_space = gym.spaces.Box(0, 99, (3,), np.float32)
@@ -71,8 +72,9 @@ def weights(env):
 class Maker:
     """A maker in a Ray actor."""
 
-    def __init__(self, mark, ray_obj, options):
-        self.env = make(mark, ray_obj=ray_obj, **options)
+    def __init__(self, mark, ray_obj, options, bare=False):
+        made = thinker_make.make if bare else make
+        self.env = made(env_fn=lambda: Walk(mark), ray_obj=ray_obj, **options)
         self.env.reset()
 
     def pid(self):
@@ -121,12 +123,54 @@ def test_one_maker_has_what_it_has_without_ray(ray_obj):
         assert weights(alone) == weights(sharing)
 
 
+def test_mode_3_as_the_document_has_it(monkeypatch):
+    """The configuration goes to ray_init; makers, also in other processes, say only what is theirs."""
+    options = {key: value for key, value in SMALL.items() if key not in ("env_n", "gpu")}
+    with thinker_make.ray_init(**{**options, "gpu_learn": 0.5, "rec_t": 6}) as ray_obj:
+        with thinker_make.make(env_fn=Walk, env_n=3, gpu=False, ray_obj=ray_obj) as env_1:
+            other = ray.remote(Maker).options(num_cpus=0).remote(2.0, ray_obj, {"env_n": N}, bare=True)
+            assert ray.get(other.rank.remote()) == 1
+            assert (env_1.options.rec_t, env_1.options.model_batch_size, env_1.env_n) == (6, 8, 3)
+            assert env_1.reset()["tree_reps"].shape == (3, 10 * A + 6 + 9)
+            before = ray.get(other.weights.remote())[1]
+            for _ in range(25 * 6):  # 75 rows of 3 environments: 30 to warm up
+                *_, info = env_1.step([0, 1, 2], [0, 0, 0])
+            assert info["step_status"].tolist() == [0, 0, 0] and info["model_status"]["processed_n"] == 75
+            assert before == 0 and env_1.robot.tasks["model"].version == 11
+            ray.get(other.close.remote())
+    with pytest.raises(ConfigError, match="no option 'rect_t'; did you mean 'rec_t'"):
+        thinker_make.ray_init(rect_t=6)
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match="gpu_learn is 2.0, and the cluster has 1 GPUs"):
+        patched.setattr(ray, "cluster_resources", lambda: {"GPU": 1.0})
+        thinker_make.ray_init(gpu_learn=2)
+    with pytest.raises(ConfigError, match="'gpu' is an argument of make, and no option"):
+        thinker_make.ray_init(gpu=False)
+    with thinker_make.ray_init(**options) as ray_obj, make(ray_obj=ray_obj):
+        with pytest.raises(ConfigError, match="first maker has rec_t 4, not 5"):
+            make(ray_obj=ray_obj, rec_t=5)
+
+
+@pytest.mark.parametrize("options", [{"gpu_learn": 0.5}, {"ray_mem": -1, "ray_GPU": -1, "ray_CPU": -1}], ids=str)
+def test_mode_2_learns_in_an_actor_of_its_own(options):
+    with make(parallel=True, **options) as env:
+        task = env.robot.tasks["model"]
+        env.reset()
+        step = play(env, 30)[-1]
+        env.robot.agents[0].helpers["model"].settle()
+        assert type(task).__name__ == "SharedTask" and task.version == 8 == step[3]["model_status"]["processed_n"] // 4 - 7
+        actor = task._actor
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:  # until Ray has ended it
+            ray.get(actor.facts.remote())
+
+
 def test_two_actors_learn_one_model_from_rows_of_both_and_one_may_die(ray_obj):
     both = [maker(mark, ray_obj) for mark in (1.0, 2.0)]
     assert sorted(ray.get([m.rank.remote() for m in both])) == [0, 1]
     before, _ = ray.get(both[0].weights.remote())
     statuses = ray.get([m.play.remote(30) for m in both])
-    assert [set(s) for s in statuses] == [{"processed_n", "warm_up_n", "running", "finish", "replay_ratio"}] * 2
+    keys = {"processed_n", "model_warm_up_n", "warm_up_n", "running", "finish", "replay_ratio"}
+    assert [set(s) for s in statuses] == [keys] * 2
     (first, version), second = ray.get([m.weights.remote() for m in both])
     assert (first, version) == second and first != before
     # Each has made 60 real steps: 30 to warm up, and one lesson for every 4 after that.
@@ -174,8 +218,6 @@ def test_makers_of_one_model_must_fit(ray_obj):
             make(ray_obj=ray_obj, wrapper_type=1)
         with make(ray_obj=ray_obj, env_n=1) as other:
             assert (env.robot.tasks["model"].rank, other.robot.tasks["model"].rank) == (0, 1)  # those that were refused have left
-    with pytest.raises(ConfigError, match="no option 'ray_gpu'.*docs/thinker.md"):
-        make(ray_gpu=1)
 
 
 @pytest.mark.slow
@@ -194,7 +236,11 @@ def test_rank_0_saves_and_a_run_goes_on(tmp_path):
         hashes, version = weights(first), first.robot.tasks["model"].version
         assert version > 0 and read_archive(tmp_path / "run" / "checkpoint")[0]["task.model"]["others"] == N * 20
         first.vector.folder = None  # no second checkpoint when it is closed
-    with thinker_make.ray_init() as ray_obj, make(1.0, ray_obj=ray_obj, ckp=True, **run) as env:
+    with (  # in mode 3 the document wants these at ray_init
+        thinker_make.ray_init(ckp=True, **run) as ray_obj,
+        thinker_make.make(env_fn=lambda: Walk(1.0), gpu=False, ray_obj=ray_obj) as env,
+    ):
+        assert env.options.rec_t == K
         assert (weights(env), env.robot.tasks["model"].version) == (hashes, version)
         env.reset()
         assert play(env, 1)[-1][3]["model_status"]["processed_n"] == 2 * N * 20 + N
@@ -205,6 +251,6 @@ def test_rank_0_saves_and_a_run_goes_on(tmp_path):
 def test_a_model_that_dies_is_said(ray_obj):
     with make(ray_obj=ray_obj) as env:
         env.reset()
-        ray.kill(ray_obj.actor)
+        ray.kill(ray_obj.actor)  # which does not wait for its end: steps may still be taken
         with pytest.raises(Exception, match="task 'model': its actor has died, and its weights with it; go on from a checkpoint"):
-            play(env, 1)
+            play(env, 1_000)

@@ -1,0 +1,101 @@
+"""Deterministic policy gradients: DDPG (Lillicrap et al. 2016) and TD3 (Fujimoto et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import torch
+
+from parl_like.algorithm import Algorithm, Loss, Schedule, Window
+from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
+from parl_like.batch import Batch
+from parl_like.contract import answer, check_shape
+from parl_like.explorer import Explorer, Noisy
+from parl_like.model import Model
+
+
+class TD3(Algorithm):
+    """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · min_i Q⁻_i(s', clip(π⁻(s') + ε, −1, 1)),   ε = clip(σ·N(0, 1), −c, c),
+
+    critic loss = Σ_i mean (Q_i(s, a) − y)²,   and in every `delay`-th update: actor loss = −mean Q_1(s, π(s)), then the target
+    copies π⁻, Q⁻ ← (1 − τ) · target + τ · network. m, rewards and ends: `targets.rewards_and_discount`. Rows of a prioritised
+    buffer count by their `weight`, and get max_i |Q_i − y| as priority. The critics also move what they share with the actor, a
+    perception; the actor moves its own layers alone.
+
+    Args:
+        model: Offers `act(obs) -> [N, *shape]` in [−1, 1], `q(obs, act) -> [critics, N]`, and `actor`, the module of the layers
+            that are only the policy's.
+        noise: Standard deviation of what is added to actions in acting, a number or a schedule over a helper's acting steps.
+        smoothing, smoothing_clip: σ and c.
+        lr: Adam's learning rate, of the critics and, where `actor_lr` is None, of the actor; numbers or schedules over updates.
+    """
+
+    calls = {"act": "act(obs) -> [N, *shape], the actions in [−1, 1],", "q": "q(obs, act) -> [critics, N], their values,",
+             "actor": "actor, the module of the policy's own layers,"}
+    fitting_models = "MLPActorQ with policy='deterministic'"
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,
+        noise: float | Schedule = 0.1, delay: int = 2, smoothing: float = 0.2, smoothing_clip: float = 0.5,
+        lr: float | Schedule = 1e-3, actor_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
+        self.tau, self.noise, self.smoothing, self.smoothing_clip = tau, noise, smoothing, smoothing_clip
+        self.window = Window(n_step=n_step, in_order=False)
+        self.discounts = powers(gamma, n_step)
+        self.target = self.model.clone()
+        self.losses = actor_and_critics(self, lr if actor_lr is None else actor_lr, delay)
+
+    def networks(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model, "target": self.target}
+
+    def check_model(self, inputs: Batch) -> None:
+        act = answer(self, "act", inputs.obs)
+        check_shape(self, "act", act, (2, *self.model.act_space.shape))
+        check_shape(self, "q", q := answer(self, "q", inputs.obs, act), (len(q), 2))
+
+    def explorer(self) -> Explorer:
+        return Noisy(self.model.act_space.shape, self.noise)
+
+    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+        return {"mean": self.model.act(inputs.obs)}
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds the targets y [N]."""
+        act = self.target.act(batch.obs_next)
+        if self.smoothing:
+            noise = torch.randn(act.shape, generator=self.torch_rng, device=act.device) * self.smoothing
+            act = (act + noise.clamp(-self.smoothing_clip, self.smoothing_clip)).clamp(-1.0, 1.0)
+        rew, discount = rewards_and_discount(batch, self.discounts)
+        batch.target = rew + discount * self.target.q(batch.obs_next, act).amin(0)
+        return batch
+
+    def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
+        error = self.model.q(batch.obs, batch.act) - batch.target
+        yield {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+        if self.due("actor"):
+            q = self.model.q(batch.obs, self.model.act(batch.obs))[0].mean()
+            yield {"actor": -q, "q": q.detach()}
+            self.target.sync_from(self.model, decay=1.0 - self.tau)
+
+
+class DDPG(TD3):
+    """TD3 as it was before: the actor learns in every update, and the target's action gets no noise. Give the model one critic
+    (`critics=1`)."""
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,
+        noise: float | Schedule = 0.1, lr: float | Schedule = 1e-3, actor_lr: float | Schedule | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(model, gamma=gamma, n_step=n_step, tau=tau, noise=noise, delay=1, smoothing=0.0, lr=lr,
+                         actor_lr=actor_lr, max_grad_norm=max_grad_norm)
+
+
+def actor_and_critics(algorithm: Algorithm, actor_lr: float | Schedule, delay: int = 1) -> dict[str, Loss]:
+    """The losses of an actor and of its critics, who move all that is not the actor's own."""
+    own = {id(parameter) for parameter in algorithm.model.actor.parameters()}
+    rest = [parameter for parameter in algorithm.model.parameters() if id(parameter) not in own]
+    return {"critic": Loss(rest, algorithm.lr, algorithm.max_grad_norm),
+            "actor": Loss(algorithm.model.actor, actor_lr, algorithm.max_grad_norm, delay)}

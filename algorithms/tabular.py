@@ -1,0 +1,54 @@
+"""Learning values in tables, without networks and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from parl_like.algorithm import Algorithm, Schedule, value_of
+from parl_like.batch import Batch
+from parl_like.explorer import EpsilonGreedy, Explorer
+from parl_like.model import Model
+
+
+class QLearning(Algorithm):
+    """Q-learning (Watkins 1989; Sutton & Barto 2018, 6.5):
+
+        Q(s, a) ← Q(s, a) + α · (r + γ · max_b Q(s', b) − Q(s, a))      the max is 0 where the episode terminated
+
+    From each step at once with `OnlineHelper`, or from rows of a buffer: then all targets are those before the lesson.
+
+    Args:
+        model: With `q(obs)` and the array `table` [S, A], such as `QTable`.
+        lr: α, a number or a schedule over the updates.
+        gamma: γ, discount per step, 0 to 1.
+        epsilon: Share of random actions, a number or a schedule over the acts of one agent. The others are drawn from the best.
+    """
+
+    calls = {"q": "q(obs) -> [N, A], the value of every action,", "table": "the array [S, A] that it reads,"}
+    fitting_models = "QTable"
+    one_reward = True
+
+    def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,
+                 epsilon: float | Schedule = 0.1) -> None:
+        super().__init__(model, lr=lr)
+        self.gamma, self.epsilon = gamma, epsilon
+
+    def explorer(self) -> Explorer:
+        return EpsilonGreedy(self.epsilon, random_ties=True)
+
+    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+        return {"q": self.model.q(inputs.obs)}
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        s, a, table = batch.obs, batch.act, self.model.table
+        target = batch.rew + self.gamma * (1.0 - batch.terminated) * self.model.q(batch.obs_next).max(-1)
+        td = target - table[s, a]
+        step = value_of(self.lr, self.updates) * td
+        if td.ndim:
+            np.add.at(table, (s, a), step)  # twice where a row comes twice
+        else:
+            table[s, a] += step
+        return {"td": abs(td)}

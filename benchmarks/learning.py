@@ -1,0 +1,244 @@
+"""Learning beside stable-baselines3: the same task, environment steps and seeds, one run after the other on one torch thread.
+
+Ours are the shipped experiments, where there is one; theirs have the settings of RL Baselines3 Zoo. A run is evaluated greedily
+at `--points` places, whose time does not count: `score` is the mean return of `--episodes` at the end (no best checkpoint), with
+the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the seconds of processor time after which an
+evaluation was at the mark for the first time. Processor time, for these runs take long and the machine may have other work.
+
+Without stable-baselines3 (pip install 'parl_like[peers]') ours are alone. The lunar lander needs pip install 'gymnasium[box2d]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from statistics import median
+from time import process_time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from benchmarks.common import machine, report
+from parl_like import ComputationTask, Linear, OffPolicyHelper, Robot, create_algorithm_func
+from parl_like.algorithms import DDPG, SAC, TD3
+from parl_like.lab import config as configs
+from parl_like.lab import experiment as experiments
+from parl_like.lab.plots import bootstrap_interval, iqm
+from parl_like.models import MLPActorQ
+
+PEER = "stable-baselines3"
+EVALUATION = 1_000_000  # seeds of evaluations are far from those of training
+Point = tuple[int, float, float]
+"""Environment steps, seconds of training until then, mean return of the evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One task and algorithm.
+
+    Attributes:
+        steps: Environment steps of a run. mark: Mean return that counts as solved.
+        ours: Robot for (environment, steps, seed).
+        peer: Class of stable-baselines3. n_envs: Its environments. settings: Its arguments for so many steps.
+    """
+
+    env: str
+    steps: int
+    mark: float
+    ours: Callable[[str, int, int], Robot]
+    peer: str
+    n_envs: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shipped(name: str) -> Callable[[str, int, int], Robot]:
+    """The robot of an experiment."""
+    def build(env: str, steps: int, seed: int) -> Robot:
+        experiment = experiments.get(name)
+        module = experiment.module()
+        config = configs.resolve(module.Config, experiment.config, {"env": env, "total_steps": steps, "seed": seed})
+        return module.build(config)  # type: ignore[no-any-return]
+    return build
+
+
+def actor_critic(algorithm: type, lr: float, *, model: Mapping[str, Any] | None = None, decay: bool = False,
+                 helper: Mapping[str, Any] | None = None, **options: Any) -> Callable[[str, int, int], Robot]:
+    """A robot that learns off-policy with one lesson of 256 rows per step; `decay`: the learning rate falls to 0."""
+    def build(env: str, steps: int, seed: int) -> Robot:
+        made = gym.make(env)
+        sizes = {"obs": made.observation_space, "act": made.action_space, **(model or {})}
+        made.close()
+        rate: Any = Linear(lr, 0.0, steps) if decay else lr
+        func = create_algorithm_func(MLPActorQ, sizes, algorithm, {"lr": rate, **options})
+        rows = {"size": 200_000, "batch_size": 256, "learn_every": 1, "warmup": 100, **(helper or {})}
+        task = ComputationTask(func, lambda: OffPolicyHelper(**rows))
+        return Robot(env, tasks={"RL": task}, seed=seed)
+    return build
+
+
+def linear(start: float) -> Callable[[float], float]:
+    """Of the share of the run that is left, as stable-baselines3's schedules are."""
+    return lambda left: start * left
+
+
+DETERMINISTIC = {"policy": "deterministic", "hidden": (400, 300)}
+ZOO_DDPG = {"gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000, "gradient_steps": 1, "train_freq": 1,
+            "learning_rate": 1e-3, "policy_kwargs": {"net_arch": [400, 300]}, "noise": 0.1}
+
+CASES = {
+    "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours=shipped("ppo-cartpole"), peer="PPO", n_envs=8,
+                         settings={"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
+                                   "ent_coef": 0.0, "learning_rate": linear(1e-3), "clip_range": linear(0.2)}),
+    "dqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("dqn-cartpole"), peer="DQN",
+                         settings={"learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000,
+                                   "gamma": 0.99, "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128,
+                                   "exploration_fraction": 0.16, "exploration_final_eps": 0.04,
+                                   "policy_kwargs": {"net_arch": [256, 256]}}),
+    "sac pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=actor_critic(SAC, 1e-3), peer="SAC",
+                         settings={"learning_rate": 1e-3}),
+    "td3 pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, peer="TD3", settings=ZOO_DDPG,
+                         ours=actor_critic(TD3, 1e-3, gamma=0.98, model=DETERMINISTIC, helper={"warmup": 1000})),
+    "ddpg pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, peer="DDPG", settings=ZOO_DDPG,
+                          ours=actor_critic(DDPG, 1e-3, gamma=0.98, model={**DETERMINISTIC, "critics": 1},
+                                            helper={"warmup": 1000})),
+    "sac mountain car": Case(env="MountainCarContinuous-v0", steps=50_000, mark=88, peer="SAC",
+                             ours=actor_critic(SAC, 3e-4, gamma=0.9999, tau=0.01, alpha=0.1, learn_alpha=False,
+                                               model={"hidden": (64, 64)}, helper={"size": 50_000, "batch_size": 512}),
+                             settings={"learning_rate": 3e-4, "buffer_size": 50_000, "batch_size": 512, "ent_coef": 0.1,
+                                       "train_freq": 32, "gradient_steps": 32, "gamma": 0.9999, "tau": 0.01,
+                                       "learning_starts": 0, "use_sde": True,
+                                       "policy_kwargs": {"log_std_init": -3.67, "net_arch": [64, 64]}}),
+    "sac lunar lander": Case(env="LunarLanderContinuous-v3", steps=500_000, mark=200, peer="SAC",
+                             ours=actor_critic(SAC, 7.3e-4, decay=True, tau=0.01, model={"hidden": (400, 300)},
+                                               helper={"size": 1_000_000, "warmup": 10_000}),
+                             settings={"batch_size": 256, "learning_rate": linear(7.3e-4), "buffer_size": 1_000_000,
+                                       "tau": 0.01, "learning_starts": 10_000, "policy_kwargs": {"net_arch": [400, 300]}}),
+}
+
+
+def train_ours(case: Case, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
+    curve: list[Point] = []
+    seconds = 0.0
+    with case.ours(case.env, steps, seed) as robot:
+        for stop in stops:
+            begin = process_time()
+            for _ in robot.iterate(stop):
+                pass
+            seconds += process_time() - begin
+            seen = robot.evaluate(episodes, seed=EVALUATION + seed, n_agents=min(episodes, 25))
+            curve.append((robot.env_steps, seconds, seen.mean_return))
+    return curve
+
+
+def train_peer(case: Case, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
+    import stable_baselines3 as sb3
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    options = dict(case.settings)
+    curve: list[Point] = []
+    env = make_vec_env(case.env, case.n_envs, seed=seed)
+    noise = options.pop("noise", None)
+    if noise is not None:
+        size = env.action_space.shape
+        options["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, noise))
+    model = getattr(sb3, case.peer)("MlpPolicy", env, seed=seed, device="cpu", **options)
+
+    class Watch(BaseCallback):  # type: ignore[misc]
+        """Evaluates beside the run, which goes on as if nothing had been."""
+
+        paused, begin = 0.0, 0.0
+
+        def _on_training_start(self) -> None:
+            self.begin = process_time()
+
+        def _on_step(self) -> bool:
+            while len(curve) < len(stops) - 1 and self.num_timesteps >= stops[len(curve)]:  # the last one comes after the updates
+                self.look()
+            return True
+
+        def look(self) -> None:
+            now = process_time()
+            score, _ = evaluate_policy(model, make_vec_env(case.env, min(episodes, 25), seed=EVALUATION + seed), episodes)
+            curve.append((self.num_timesteps, now - self.begin - self.paused, float(score)))
+            self.paused += process_time() - now
+
+    watch = Watch()
+    model.learn(steps, callback=watch)
+    watch.look()
+    return curve
+
+
+def summary(curves: list[list[Point]], mark: float) -> dict[str, Any]:
+    """What the runs of one contestant say; `to_mark` and its median count a run that never got there as None."""
+    scores = [curve[-1][2] for curve in curves]
+    reached = [next((point for point in curve if point[2] >= mark), None) for curve in curves]
+    low, high = bootstrap_interval(scores, np.random.default_rng(0))
+    ordered = sorted(point[1] if point else float("inf") for point in reached)
+    middle = median(ordered)
+    return {"scores": scores, "iqm": float(iqm(scores)), "interval": [float(low), float(high)],
+            "to_mark": [point and point[1] for point in reached], "steps_to_mark": [point and point[0] for point in reached],
+            "median_to_mark": middle if np.isfinite(middle) else None,
+            "seconds": median(curve[-1][1] for curve in curves), "curves": curves}
+
+
+def told(name: str, one: Mapping[str, Any], runs: int) -> str:
+    seconds, (low, high) = one["median_to_mark"], one["interval"]
+    reached = sum(point is not None for point in one["to_mark"])
+    return (f"  {name}: {', '.join(f'{score:.0f}' for score in one['scores'])}; IQM {one['iqm']:.1f} [{low:.1f}, {high:.1f}]; at "
+            f"the mark after {'never' if seconds is None else f'{seconds:.1f} s'} ({reached} of {runs} runs); whole run "
+            f"{one['seconds']:.1f} s")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="parl-like bench learning", description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--case", choices=list(CASES), action="append", help="default: all")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each contestant")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the steps, for a quick look")
+    parser.add_argument("--episodes", type=int, default=50, help="of one evaluation")
+    parser.add_argument("--points", type=int, default=20, help="evaluations of a run")
+    options = parser.parse_args(argv)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    contestants = {"parl_like": train_ours}
+    lines = []
+    if find_spec("stable_baselines3") is None:
+        lines.append(f"{PEER} is not installed: skipped (pip install 'parl_like[peers]')")
+    else:
+        contestants[PEER] = train_peer
+    result: dict[str, Any] = {"bench": "learning", "unit": "seconds of processor time", "machine": machine(), "cases": {},
+                              "skipped": {}}
+    for name in options.case or CASES:
+        case = CASES[name]
+        try:
+            gym.make(case.env).close()
+        except (gym.error.Error, ImportError) as error:
+            result["skipped"][name] = reason = str(error).splitlines()[0]
+            lines.append(f"{name}: skipped: {reason}")
+            continue
+        steps = max(int(case.steps * options.scale), 1)
+        stops = [max(steps * k // options.points, 1) for k in range(1, options.points + 1)]
+        runs: dict[str, list[list[Point]]] = {who: [] for who in contestants}
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            for who, train in contestants.items():
+                runs[who].append(train(case, steps, seed, stops, options.episodes))
+        measured = {who: summary(curves, case.mark) for who, curves in runs.items()}
+        result["cases"][name] = {"env": case.env, "steps": steps, "mark": case.mark, **measured}
+        lines += [f"{name}: {case.env}, {steps:,} steps, mark {case.mark:g}",
+                  *(told(who, one, options.seeds) for who, one in measured.items())]
+    report(result, options.json, lines)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,76 @@
+"""A policy and an ensemble of action values, for the actor-critics that learn off-policy (DDPG, TD3, SAC)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from parl_like.model import Model
+from parl_like.models.heads import CategoricalHead, Linear, SquashedGaussianHead, mask_key
+from parl_like.models.mlp import MLP, EnsembleMLP, perception
+
+
+class MLPActorQ(Model):
+    """A policy, and several critics that are one batched product per layer.
+
+    Args:
+        obs, act: Spaces; `act` is a Box with finite bounds, whose actions are in [−1, 1] here, or Discrete: then the critics give
+            one value per action, and a Dict observation may hold `mask` [A]: 1 for the legal ones.
+        hidden: Sizes of the hidden layers of the policy and of each critic.
+        critics: How many.
+        policy: 'squashed' draws (tanh of a normal distribution; Discrete: categorical), 'deterministic' has one action (`act`).
+        trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation. It is moved by
+            the critics' loss alone.
+
+    Attributes:
+        actor: The policy's own layers.
+        head: Draws actions, and knows their log-probabilities.
+    """
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (256, 256), activation: str = "relu",
+        critics: int = 2, policy: Literal["squashed", "deterministic"] = "squashed", trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act)
+        if policy not in ("squashed", "deterministic"):
+            raise ValueError(f"MLPActorQ: policy is {policy!r}; expected 'squashed' or 'deterministic'")
+        self.discrete = isinstance(act, gym.spaces.Discrete)
+        if not self.discrete and not (isinstance(act, gym.spaces.Box) and np.isfinite([act.low, act.high]).all()):
+            raise TypeError(f"MLPActorQ: act is {act}; expected Discrete, or a Box with finite bounds")
+        if self.discrete and policy == "deterministic":
+            raise TypeError(f"MLPActorQ: act is {act}; a deterministic policy needs a Box")
+        self.mask = mask_key(obs, act)
+        self.perception = perception(obs, act, trunk)
+        size: Any = self.perception.out_size
+        self.dim = int(act.n) if isinstance(act, gym.spaces.Discrete) else math.prod(act.shape or ())
+        body = MLP([size, *hidden], activation, activate_last=True)
+        last: Any = CategoricalHead(body.out_size, self.dim) if self.discrete else (
+            Linear(body.out_size, self.dim, None) if policy == "deterministic" else SquashedGaussianHead(body.out_size, self.dim))
+        self.body, self.head = body, last
+        self.actor = nn.ModuleList([body, last])
+        inputs, outputs = (size, self.dim) if self.discrete else (size + self.dim, 1)
+        self.critics = EnsembleMLP(critics, [inputs, *hidden, outputs], activation, activate_last=False)
+
+    def policy(self, obs: Any) -> dict[str, Tensor]:
+        """What the head reads, [N, …]."""
+        features = self.body(self.perception(obs))
+        return self.head(features, None if self.mask is None else obs[self.mask])  # type: ignore[no-any-return]
+
+    def act(self, obs: Any) -> Tensor:
+        """The deterministic policy's actions in [−1, 1], [N, *shape]."""
+        flat = torch.tanh(self.head(self.body(self.perception(obs))))
+        return flat.reshape(len(flat), *self.act_specs["act"].shape)
+
+    def q(self, obs: Any, act: Tensor | None = None) -> Tensor:
+        """Values of actions [N, …] in [−1, 1]: [critics, N]; for Discrete of all actions: [critics, N, A]."""
+        features = self.perception(obs)
+        if self.discrete:
+            return self.critics(features)  # type: ignore[no-any-return]
+        assert act is not None
+        return self.critics(torch.cat([features, act.reshape(len(act), -1)], -1)).squeeze(-1)  # type: ignore[no-any-return]

@@ -1,0 +1,136 @@
+"""OnlineHelper: acts and learns step by step in the agent itself, for tables and whatever else is faster than a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.agent_helper import Actor, AgentHelper
+from parl_like.algorithm import Algorithm
+from parl_like.batch import Batch
+from parl_like.explorer import Explorer, random_actions
+from parl_like.model import ArrayModel
+from parl_like.spec import Array, SpecError, nest
+
+TURN = 256
+"""Rows that an agent stores before the others, and the run loop, have their turn."""
+
+
+class OnlineHelper(AgentHelper):
+    """Learns from each row when it is stored, in the agent itself: no buffer, no queue, no batch.
+
+    The algorithm gets the row without the axis of rows: `obs`, `act`, `rew`, `terminated`, `truncated`, `obs_next`, the numbers
+    themselves where they are single ones. A formula that reads last axes (`q.max(-1)`) serves rows and batches alike. For models
+    of arrays (`ArrayModel`) under the cooperative driver; anything else is refused.
+
+    Args:
+        explorer: How predictions become actions; None: the algorithm's default.
+    """
+
+    learns = True
+
+    def __init__(self, *, explorer: Explorer | None = None) -> None:
+        super().__init__(explorer=explorer)
+
+    def bind(self, name: str, agent: Actor, *args: Any, **options: Any) -> None:
+        super().bind(name, agent, *args, **options)
+        task, model, driver = self.task, self.model, agent.robot.driver_name
+        for wrong, there, mend in (
+            (not isinstance(model, ArrayModel), type(model).__name__, "give the algorithm an ArrayModel"),
+            (driver != "cooperative", f"driver {driver!r}", "use driver='cooperative'"),
+            (self._vector, "a vector environment", "give each agent one environment"),
+            (getattr(self.explorer, "given", None), type(self.explorer).__name__, "take an explorer whose noise is not an input"),
+            (bool(self.window.rows > 1 or self.window.fields), repr(self.window), "let the algorithm ask for single rows"),
+            (type(task.algorithm).minibatches is not Algorithm.minibatches, "minibatches()", "do without"),
+        ):
+            if wrong:
+                raise ValueError(f"{self.where}: OnlineHelper learns from single rows in the agent itself, and there is {there}; "
+                                 f"{mend}, or learn with OffPolicyHelper")
+        self._trains = self.mode != "test" and task.train
+        self._algorithm, self._row, self._asked = task.algorithm, Batch(), Batch()
+        self._fields, self._inputs = self._row.__dict__, self._asked.__dict__  # `batch.obs = obs` would cost 10 % of a step
+        space = model.obs_space if self._plain else None
+        self._n = int(space.n) if isinstance(space, gym.spaces.Discrete) and not space.start else 0
+        self._follows = type(task.algorithm).follow is not Algorithm.follow
+        self._queue = self.comm.wrapper.predictions
+        self._result: Mapping[str, Any] = {}
+
+    def due(self) -> bool:
+        """Nobody waits for its lessons."""
+        return False
+
+    def predict(self, obs: Any) -> Any:
+        noise, algorithm = self._noise, self._algorithm
+        if self.agent.signal is not None:
+            self.agent.obey()
+        if not (obs.__class__ is int and 0 <= obs < self._n):
+            obs = self._converted(obs)
+        self._inputs["obs"] = obs
+        if self.collecting == "random":
+            masks = {"mask": np.asarray(obs["mask"])} if not self._plain and "mask" in obs else {}
+            return self._queue.actions(random_actions(self.model.act_space, self.rng, 1, masks))[0]  # type: ignore[index]
+        before, algorithm.mode = algorithm.mode, self.mode
+        try:
+            out = algorithm.predict(self._asked)
+        finally:
+            algorithm.mode = before
+        if self.explorer is None and "act" not in out:
+            return Batch.nest({key: np.array(value) for key, value in out.items()})
+        if noise is None:
+            act = out["act"] if self.explorer is None else self.explorer.act_one(out, None)
+        else:
+            at = noise.at
+            if at == len(noise.block):
+                noise.draw()
+                at = 0
+            noise.at = at + 1
+            act = noise.explorer.act_one(out, noise.block[at])
+        return act if self._unmapped else self._queue.actions({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
+
+    def store(
+        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
+        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Learns from one transition. `mask` and `extra` are for helpers with a buffer.
+
+        Raises:
+            SpecError: a value does not fit its field, or the reward is not finite; nothing was learned.
+            Diverged: see `ComputationTask.learn_row`.
+        """
+        if self.mode == "test":
+            return
+        n = self._n
+        if not (obs.__class__ is int and 0 <= obs < n):
+            obs = self._converted(obs)
+        if not (obs_next.__class__ is int and 0 <= obs_next < n):
+            obs_next = self._converted(obs_next)
+        if not isfinite(rew):
+            raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment, or drop "
+                            "such steps with Agent(on_bad_value='drop')")
+        self.steps += 1
+        if self._trains and not self.collecting:
+            fields = self._fields
+            fields["obs"], fields["rew"], fields["obs_next"] = obs, rew, obs_next
+            fields["act"] = act if self._unmapped else self._raw_acts(act)[0]
+            fields["terminated"], fields["truncated"] = terminated, truncated
+            if self._follows:
+                self.task.follow(self.agent.robot.env_steps)
+            self._result = self.task.learn_row(self._row)
+        if not self.steps % TURN:
+            self.comm.wrapper.trainings.last_result = self._result
+            self.agent.robot._driver.rest(self.agent)
+
+    def _converted(self, obs: Any) -> Any:
+        """An observation, checked, as its spec says."""
+        values = zip(self.format.inputs, self.format.flat(obs, self.format.inputs), strict=True)
+        made = {}
+        for name, value in values:
+            spec = self.format.raw[name].owned_by(self.where)
+            array = spec.convert(value)
+            spec.check_bounds(array)
+            made[name] = array[()]
+        return made["obs"] if self._plain else Batch(nest(made)["obs"])

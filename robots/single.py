@@ -1,0 +1,123 @@
+"""A robot with one task that learns by any algorithm: environment, network, helper, and what these are built of, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from parl_like.algorithm import create_algorithm_func
+from parl_like.computation_task import ComputationTask
+from parl_like.env_source import EnvSource, is_made
+from parl_like.errors import unknown
+from parl_like.lab import config as configs
+from parl_like.lab.config import ConfigError
+from parl_like.robot import Robot
+from parl_like.robots.parts import Parts, named
+from parl_like.robots.spaces import Env, PartsConfig, env_of, has_image, made_anew, probed, robot_with
+
+ON_POLICY = {"models": ("MLPActorCritic", "ConvActorCritic", "RecurrentActorCritic"), "helper": "OnPolicyHelper"}
+OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyHelper.batch_size": 256,
+              "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.warmup": 1_000, "total_steps": 20_000}
+
+USUAL: dict[str, dict[str, Any]] = {
+    "DQN": {"models": ("MLPQ", "ConvQ"), "helper": "OffPolicyHelper", "n_agents": 8, "total_steps": 50_000,
+            "DQN.n_step": 3, "DQN.target_period": 200, "DQN.epsilon": {"start": 1.0, "end": 0.05, "share": 0.2},
+            "MLPQ.hidden": [128, 128], "OffPolicyHelper.size": 20_000, "OffPolicyHelper.learn_every": 2,
+            "OffPolicyHelper.warmup": 1_000, "PrioritizedReplayBuffer.beta": {"start": 0.4, "end": 1.0}},
+    "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
+    "A2C": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 16, "A2C.lr": 1e-3, "A2C.entropy": 0.01,
+            "A2C.normalize": False},
+    # a lesson has the unrolls of 8 agents; those of the others are then of an older policy
+    "IMPALA": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 20, "OnPolicyHelper.store_policy": True, "IMPALA.lr": 1e-3,
+               "IMPALA.max_grad_norm": 0.5, "ComputationTask.training_rule": {"max_rows": 160}},
+    "SAC": {**OFF_POLICY, "SAC.lr": 1e-3},
+    "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
+    "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
+    "BC": {**ON_POLICY, "helper": "OffPolicyHelper"},
+}
+"""Algorithm → the networks that fit it, the first one for plain numbers and the second for images, and what is not as the classes
+have it, for whoever says nothing."""
+
+
+class Config(PartsConfig, frozen=True, kw_only=True):
+    """Beside these keys, everything that the robot is built of: `DQN.tau`, `OffPolicyHelper.batch_size`, `MLPQ.hidden`, ….
+
+    Attributes:
+        algorithm: Its class, or `module:Class`, one of your own.
+        env: Its id, or more: see `parl_like.robots.spaces.Env`.
+        model: Class of the network, or how the names of those that fit begin: `MLP`, `Conv`. Empty: what fits the observations.
+        helper: Class of the helper. Empty: what fits the algorithm.
+    """
+
+    algorithm: str = "PPO"
+    env: Env = Env()
+    model: str = ""
+    helper: str = ""
+
+    @classmethod
+    def usual(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        usual = usual_of(named("Algorithm", given.get("algorithm", cls().algorithm)))
+        return {key: usual[key] for key in ("n_agents", "total_steps") if key in usual}
+
+
+def usual_of(algorithm: type) -> Mapping[str, Any]:
+    """The entry of USUAL for a class, or for the nearest one that it is made from."""
+    return next((USUAL[one.__name__] for one in algorithm.__mro__ if one.__name__ in USUAL), ON_POLICY)
+
+
+def build(config: Config, env: EnvSource = None) -> Robot:
+    """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent."""
+    algorithm = named("Algorithm", config.algorithm)
+    usual = usual_of(algorithm)
+    parts = Parts(config.parts, usual, config.__struct_fields__)
+    source = env_of(config.env, parts) if env is None else env
+    spaces, agent = probed(source)
+    fitting = usual["models"]
+    if config.model:
+        model = named("Model", next((one for one in fitting if one.startswith(config.model)), config.model))
+    else:
+        model = named("Model", fitting[min(1, len(fitting) - 1) if has_image(spaces["obs"]) else 0])
+    helper_class = named("AgentHelper", config.helper or usual["helper"])
+    steps, lanes = config.total_steps, config.n_agents * max(config.env.vector, 1)
+    acts = steps / config.n_agents
+
+    def lessons(helper: Mapping[str, Any]) -> Any:
+        """Of a run, or the optimiser steps of an off-policy one."""
+        if "unroll" in helper:
+            rule = parts.of(where, ComputationTask)["training_rule"] or {}
+            return steps // min(rows := lanes * helper["unroll"], rule.get("max_rows") or rows)
+        return steps * helper["updates"] // (helper["learn_every"] or 1) if "updates" in helper else steps
+
+    def updates(learner: Mapping[str, Any]) -> Any:
+        return lessons(parts.of(where, helper_class)) * learner.get("epochs", 1) * learner.get("minibatches", 1)
+
+    where = "tasks.RL"
+    task = parts.args(where, ComputationTask, skip=("device",))
+    helper = parts.args(where, helper_class, acts=acts, updates=lessons)
+    learner = parts.args(where, algorithm, acts=acts, updates=updates)
+    func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
+    tasks = {"RL": ComputationTask(func, made_anew(helper_class, helper), device=config.device, **task)}
+    return robot_with(config, source, tasks, agent, parts)
+
+
+RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
+               "eval_every", "stop_score", "eval_score", "torch_threads", "tensorboard")
+"""Keys of a configuration that are about a run directory, of which there is none in `Robot.of`."""
+
+
+def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Robot:
+    """See `Robot.of`."""
+    name = algorithm if isinstance(algorithm, str) else algorithm.__name__
+    known = {one.lower(): one for one in USUAL}
+    if name.lower() not in known:
+        raise ValueError(f"Robot.of: {unknown('algorithm', name, USUAL)}; for another build its task: Robot(env, tasks={{...}})")
+    for key in ("env", "algorithm", *RUN_OPTIONS):
+        if key in options:
+            raise ValueError(f"Robot.of: {key} is no option of a robot{'; give the environment itself' * (key == 'env')}")
+    one = {"n_agents": 1} if is_made(env) else {}
+    source = {"env": env} if isinstance(env, str) else {}
+    try:
+        config = configs.resolve(Config, {"algorithm": known[name.lower()]}, one, options, source)
+        return build(config, None if isinstance(env, str) else env)
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error

@@ -1,0 +1,227 @@
+"""Tables: Q-learning by hand and beside a plain NumPy loop, and that a model of arrays is a model like another."""
+
+import sys
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
+from parl_like.algorithm import Algorithm, Linear, Shared
+from parl_like.algorithms import QLearning
+from parl_like.data.archive import read_archive
+from parl_like.drivers.processes import Processes
+from parl_like.envs.tabular import RandomWalk
+from parl_like.errors import Diverged
+from parl_like.explorer import EpsilonGreedy
+from parl_like.models import MLPQ, QTable
+from parl_like.online import TURN, OnlineHelper
+from parl_like.spec import SpecError
+from parl_like.stages import StopAfterSteps
+
+WALK = RandomWalk(7, (0.0, 1.0))
+SPACES = dict(obs=WALK.observation_space, act=WALK.action_space)
+
+
+def walk():
+    return RandomWalk(7, (0.0, 1.0))
+
+
+def q_func(model=QTable, **options):
+    return create_algorithm_func(model, SPACES, QLearning, {"lr": 0.5, "gamma": 0.5, **options})
+
+
+def table(robot, task="RL"):
+    return robot.tasks[task].algorithm.model.table
+
+
+def rows(*transitions):
+    obs, act, rew, obs_next, ends = map(np.array, zip(*transitions, strict=True))
+    return {"obs": obs, "act": act, "rew": rew.astype(np.float64), "obs_next": obs_next, "terminated": ends.astype(bool)}
+
+
+def test_values_worked_out_by_hand():
+    task = ComputationTask(q_func())
+    out = task.learn(rows((5, 1, 1, 6, True), (4, 1, 0, 5, False)))
+    # Both targets are those before the lesson: 1, and ½ · 0.
+    assert task.algorithm.model.table[4:6, 1].tolist() == [0.0, 0.5] and out["td"].tolist() == [1.0, 0.0]
+    task.learn(rows((4, 1, 0, 5, False), (4, 1, 0, 5, False)))
+    # ½ · (½ · ½ − 0) = ⅛, and that twice. Nothing else has changed.
+    assert task.algorithm.model.table[4, 1] == 0.25 and task.algorithm.model.table.sum() == 0.75
+    assert (task.version, task.algorithm.updates, task.learns, task.rows_learned) == (2, 2, 2, 4)
+
+
+class Seen(Agent):
+    """Keeps what it stores."""
+
+    rows = []
+
+    def run_one_episode(self):
+        obs, _ = self.env.reset()
+        done = False
+        while not done:
+            act = self.helpers["RL"].predict(obs)
+            obs_next, rew, terminated, truncated, info = self.env.step(act)
+            self.rows.append((self.index, obs, act, rew, obs_next, terminated))
+            self.helpers["RL"].store(obs, act, rew, obs_next, terminated, truncated, info)
+            obs, done = obs_next, terminated or truncated
+
+
+@pytest.mark.parametrize("n_agents", [1, 3])
+def test_each_step_is_learned_from_at_once_bit_for_bit_as_by_a_plain_loop(n_agents):
+    class Here(Seen):
+        rows = []
+
+    task = ComputationTask(q_func(lr=Linear(0.5, 0.1, 500), epsilon=0.3), OnlineHelper)
+    with Robot(walk, agent=Here, n_agents=n_agents, tasks={"RL": task}) as robot:
+        robot.run(StopAfterSteps(3 * TURN + 20))
+        q = np.zeros((7, 2))
+        for i, (_, s, a, r, s_next, ends) in enumerate(Here.rows):
+            q[s, a] += Linear(0.5, 0.1, 500)(i) * (r + 0.5 * (1.0 - ends) * q[s_next].max() - q[s, a])
+        assert q.tobytes() == table(robot).tobytes() and q[5, 1] > 0.9
+        assert task.algorithm.updates == task.version == task.learns == len(Here.rows)
+        assert {row[0] for row in Here.rows} == set(range(n_agents))
+        assert robot.wrappers["RL"].trainings.counters.requests == 0 and "RL/td" in robot.metrics()
+
+
+@pytest.mark.parametrize("random_ties", [False, True])
+def test_one_action_is_that_of_a_batch(random_ties):
+    explorer, rng = EpsilonGreedy(0.3, random_ties), np.random.default_rng(0)
+    for noise in explorer.draw(rng, 0, 200):
+        q = rng.integers(0, 3, 4).astype(np.float64)
+        batch = {"q": q[None]}
+        expected = explorer.act(batch, np.array([noise]))["act"][0]
+        assert explorer.act_one({"q": q}, noise) == expected == super(EpsilonGreedy, explorer).act_one({"q": q}, noise)
+        mask = np.array([True, False, True, False])
+        expected = explorer.act({**batch, "mask": mask[None]}, np.array([noise]))["act"][0]
+        assert explorer.act_one({"q": q, "mask": mask}, noise) == expected
+
+
+def test_the_greedy_walk_goes_right_and_a_run_that_is_resumed_is_the_same(tmp_path):
+    def robot():
+        return Robot(walk, n_agents=2, seed=3, trace=True, tasks={"RL": ComputationTask(q_func(), OnlineHelper)})
+
+    with robot() as whole, robot() as half:
+        whole.run(StopAfterSteps(1000))
+        whole.save(tmp_path / "half")
+        whole.run(StopAfterSteps(1000))
+        half.load(tmp_path / "half")
+        half.run(StopAfterSteps(1000))
+        assert whole.trace_hash() == half.trace_hash() and whole.counters() == half.counters()
+        assert table(whole)[3:6].argmax(1).tolist() == [1] * 3
+        before = table(whole).copy()
+        assert whole.evaluate(3, env=walk).returns == [1.0] * 3 and (table(whole) == before).all()
+        assert whole.act(3) == 1
+        saved = read_archive(tmp_path / "half")[0]["task.RL"]["networks"]["model"]["table"]
+        assert tuple(saved.shape) == (7, 2) and saved.dtype == torch.float64
+
+
+def test_iterations_end_though_nobody_waits_and_a_hook_may_save(tmp_path):
+    with Robot(walk, n_agents=2, tasks={"RL": ComputationTask(q_func(), OnlineHelper)}) as robot:
+        robot.train_iter()
+        assert robot.env_steps == 2 * TURN and robot.iterations == 1
+        robot.request_save(tmp_path / "asked")
+        robot.train_iter()
+        assert (tmp_path / "asked").exists()
+        robot.collect(n_step=100)
+        assert robot.tasks["RL"].learns == 4 * TURN
+
+
+def test_beside_a_task_with_a_queue_both_learn():
+    tasks = {"RL": ComputationTask(q_func(), OnlineHelper),
+             "replay": ComputationTask(q_func(), partial(OffPolicyHelper, size=500, batch_size=8))}
+    with Robot(walk, n_agents=2, tasks=tasks) as robot:
+        robot.run(StopAfterSteps(1500))
+        assert tasks["RL"].learns > 1400 and tasks["replay"].learns > 300
+        assert table(robot, "replay")[3:6].argmax(1).tolist() == [1] * 3
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (dict(driver="threads"), "there is driver 'threads'; use driver='cooperative'"),
+    (dict(model=MLPQ), "there is MLPQ; give the algorithm an ArrayModel"),
+])
+def test_where_it_cannot_learn_online_is_said(options, said):
+    func = q_func() if "model" not in options else create_algorithm_func(MLPQ, SPACES, NoTable, {})
+    with pytest.raises(ValueError, match=rf"agent 0, task 'RL': OnlineHelper learns .* {said}, or learn with OffPolicyHelper"):
+        Robot(walk, tasks={"RL": ComputationTask(func, OnlineHelper)}, driver=options.get("driver", "cooperative"))
+
+
+class NoTable(Algorithm):
+    def predict(self, inputs):
+        return {"q": self.model.q(inputs.obs)}
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_learned():
+    with Robot(walk, tasks={"RL": ComputationTask(q_func(), OnlineHelper)}) as robot:
+        helper = robot.agents[0].helpers["RL"]
+        for obs in (7, -1, 2.5, np.int64(9)):
+            with pytest.raises(SpecError, match="agent 0, task 'RL', field 'obs'"):
+                helper.store(obs, 1, 0.0, 3, False, False)
+        with pytest.raises(SpecError, match="agent 0, task 'RL', field 'rew': expected a finite number, got nan"):
+            helper.store(2, 1, float("nan"), 3, False, False)
+        assert not table(robot).any() and robot.tasks["RL"].version == 0
+        helper.store(np.int64(2), 1, 1, np.int64(3), False, False)
+        assert table(robot)[2, 1] == 0.5
+        table(robot)[3] = 1e308
+        with np.errstate(over="ignore"), pytest.raises(Diverged, match="task 'RL': td is inf at update 2, and has been learned"):
+            helper.store(2, 1, 1.7e308, 3, False, False)
+
+
+# ------------------------------------------------------------------------------------------------- a model like another
+
+
+def test_a_lesson_that_leaves_no_numbers_is_taken_back():
+    task = ComputationTask(q_func())
+    task.learn(rows((5, 1, 1, 6, True)))
+    before = task.algorithm.model.table.copy()
+    task.learn(rows((5, 1, np.nan, 6, True), (4, 1, 1, 5, False)))
+    assert task.algorithm.model.table.tobytes() == before.tobytes() and (task.version, task.skipped) == (1, 1)
+
+
+def test_copies_have_arrays_of_their_own_which_checkpoints_and_followers_reach():
+    task, other = ComputationTask(q_func()), ComputationTask(q_func())
+    task.publish()
+    task.learn(rows((5, 1, 1, 6, True)))
+    assert not task.predict({"obs": np.array([5])})["q"].any()
+    task.publish()
+    assert task.predict({"obs": np.array([5])})["q"].tolist() == [[0.0, 0.5]]
+    other.load_state_dict(task.state_dict())
+    assert other.algorithm.model.table[5, 1] == 0.5 and other.version == 1
+    other.learn(rows((5, 1, 1, 6, True)))
+    assert task.algorithm.model.table[5, 1] == 0.5
+    task.sync_from(other)
+    assert task.algorithm.model.table[5, 1] == 0.75
+    assert not task.algorithm.clone(copy=False).model.table.any()
+    with pytest.raises(ValueError, match="'table' is .* the same model to load it"):
+        ComputationTask(create_algorithm_func(QTable, {**SPACES, "obs": gym.spaces.Discrete(3)}, QLearning, {})).load_state_dict(
+            task.state_dict())
+
+
+def test_a_table_of_two_tasks_has_one_lock_and_one_history():
+    shared = Shared(QTable, **SPACES)
+    first, second = (ComputationTask(create_algorithm_func(shared, {}, QLearning, dict(lr=0.5))) for _ in range(2))
+    first.build()
+    second.build()
+    second.learn(rows((5, 1, 1, 6, True)))
+    assert first.algorithm.model.table[5, 1] == 0.5 and first.version == second.version == 1 and first.lock is second.lock
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
+def test_replicas_of_a_table_act_as_the_centre_does():
+    def traced(**options):
+        task = ComputationTask(q_func(), partial(OffPolicyHelper, size=500, batch_size=8), **options)
+        with Robot(walk, n_agents=2, tasks={"RL": task}, driver=Processes(workers=1), trace=True) as robot:
+            robot.run(StopAfterSteps(200))
+            return robot.trace_hash(), task.version
+
+    assert traced(serve="replica") == traced(serve="central")
+
+
+def test_a_table_is_for_numbered_states():
+    for obs in (gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(3, start=1)):
+        with pytest.raises(ValueError, match="QTable: spaces are .*; expected Discrete ones, of states from 0 on"):
+            QTable(obs, gym.spaces.Discrete(2))
+    with pytest.raises(TypeError, match="cannot assign"):
+        QTable(**SPACES).table = np.zeros(3)

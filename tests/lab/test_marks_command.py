@@ -1,0 +1,137 @@
+"""Marks: scores of experiments over seeds, kept in a file and a table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lab_fakes import MODULE, FakeRobot, experiment
+
+from parl_like.lab import cli, marks
+from parl_like.lab import experiment as experiments
+from parl_like.lab.config import UsageError
+from parl_like.lab.outbox import RunError
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiments, "_registered", {})
+    monkeypatch.setattr(experiments, "_modules", {})
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    experiments.register(experiment(), module=MODULE)
+
+
+@pytest.fixture
+def measure():
+    """Measures the fake experiment in this process; gives the marks and the command lines that were run."""
+
+    def run(seeds=2, names=("fake",), **overrides):
+        lines = []
+
+        def train(words):
+            lines.append(" ".join(words))
+            return cli.main([*words, "--json"])
+
+        found = marks.measure(names, seeds, overrides, file=Path("docs/marks.json"), runs=Path("marks"), train=train,
+                              say=lambda line: None)
+        return found, lines
+
+    return run
+
+
+def test_each_seed_is_trained_once_and_its_last_evaluation_is_the_score(measure):
+    found, lines = measure(seeds=3)
+    assert [(mark.experiment, mark.seed, mark.env_steps) for mark in found] == [("fake", seed, 400) for seed in range(3)]
+    assert len(lines) == 3 and lines[1].startswith("train fake run_dir=marks/fake_") and lines[1].endswith(" seed=1")
+    for mark, line in zip(found, lines, strict=True):
+        result = json.loads(Path(line.split("run_dir=")[1].split()[0], "result.json").read_text())
+        assert (mark.score, mark.solved) == (result["evaluation"]["mean_return"], True)
+        assert mark.expect == {"mean_return": (50.0, None)} and mark.evaluation["episodes"] == 5 and mark.versions["numpy"]
+    assert len({mark.score for mark in found}) == 3
+    again, lines = measure(seeds=4)
+    assert again[:3] == found and len(lines) == 1 and lines[0].endswith("seed=3")
+
+
+def test_another_configuration_or_other_code_is_measured_anew(measure, monkeypatch):
+    first, _ = measure(seeds=1)
+    other, lines = measure(seeds=1, lr=0.25)
+    assert lines[0].endswith("seed=0 lr=0.25") and other[0].differs == {"lr": 0.25} and other[0].score != first[0].score
+    assert measure(seeds=1) == (first, []) and len(marks.load(Path("docs/marks.json"))) == 2
+    assert measure(seeds=1, log_every_s=1.0) == (first, [])  # changes no score
+    monkeypatch.setattr(marks, "code_hash", lambda: "other")
+    found, lines = measure(seeds=1)
+    assert len(lines) == 1 and found[0].code == "other" and found[0].score == first[0].score
+    assert len(marks.load(Path("docs/marks.json"))) == 2  # the mark of the old code has gone
+
+
+def test_an_interrupted_run_is_resumed_and_a_failed_one_stops_no_other(measure, monkeypatch):
+    whole, _ = measure(seeds=2)
+    Path("docs/marks.json").unlink()
+    for run in Path("marks").iterdir():
+        run.rename(f"{run}_old")
+    monkeypatch.setattr(FakeRobot, "at_step", {250: lambda: 1 / 0})
+    with pytest.raises(RunError, match="2 of 2 runs failed: .*exit code 1"):
+        measure(seeds=2)
+    assert marks.load(Path("docs/marks.json")) == []
+    monkeypatch.setattr(FakeRobot, "at_step", {})
+    found, lines = measure(seeds=2)
+    assert [line.split()[0] for line in lines] == ["resume", "resume"]
+    assert [mark.score for mark in found] == [mark.score for mark in whole]
+
+
+def test_the_table(measure):
+    found, _ = measure(seeds=3)
+    found += measure(seeds=1, lr=0.25)[0]
+    scores = " ".join(f"{mark.score:.4g}" for mark in found[:3])
+    middle = sorted(mark.score for mark in found[:3])[1]
+    seconds = sorted(mark.seconds for mark in found[:3])[1]
+    lines = marks.table(found)
+    assert len(lines) == 4
+    assert f"| `fake` | 400 | ≥ 50 | {scores} | {middle:.4g} | 3 of 3 | {seconds:.0f} |" in lines
+    assert any(line.startswith("| `fake` lr=0.25 | 400 |") for line in lines)
+    page = Path("docs/marks.md").read_text()
+    assert all(line in page.splitlines() for line in lines) and page == marks.page(marks.load(Path("docs/marks.json")))
+
+
+def test_what_cannot_be_is_refused_before_anything_is_trained(measure):
+    with pytest.raises(UsageError, match="fake"):
+        measure(names=["fakes"])
+    with pytest.raises(UsageError, match="lr"):
+        measure(lr=-1.0)
+    Path("docs").mkdir()
+    Path("docs/marks.json").write_text("[1]")
+    with pytest.raises(UsageError, match="holds no marks"):
+        measure()
+    assert not Path("marks").exists()
+
+
+def test_the_hash_of_the_code_is_that_of_every_source(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    (package / "lab").mkdir(parents=True)
+    (tmp_path / "linked").mkdir()
+    (package / "linked").symlink_to(tmp_path / "linked")
+    files = [package / "lab" / "marks.py", package / "a.pyx", tmp_path / "linked" / "b.py"]
+    for file in files:
+        file.write_text("1")
+    monkeypatch.setattr(marks, "__file__", str(files[0]))
+    seen = {marks.code_hash()}
+    for file in files:
+        file.write_text("2")
+        seen.add(marks.code_hash())
+    assert len(seen) == 4
+
+
+def test_the_page_of_the_documentation_is_that_of_its_file():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    assert (docs / "marks.md").read_text(encoding="utf-8") == marks.page(marks.load(docs / "marks.json"))
+
+
+@pytest.mark.slow
+def test_the_command_trains_in_processes_of_its_own(tmp_path):
+    line = "marks a2c-cartpole total_steps=2048 eval_episodes=2 --seeds 2 --jobs 2 --out marks.json --json"
+    command = [sys.executable, "-m", "parl_like", *line.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [mark["seed"] for mark in json.loads(done.stdout)] == [0, 1]
+    assert len(list((tmp_path / "runs" / "marks").iterdir())) == 2

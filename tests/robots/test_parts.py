@@ -1,0 +1,119 @@
+"""What a robot is built of, by name: which settings there are, who wins, what is refused, and that a run keeps them all."""
+
+import gymnasium as gym
+import pytest
+
+from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.explorer import EpsilonGreedy
+from parl_like.lab import experiment as experiments
+from parl_like.lab import runner
+from parl_like.lab.cli import main
+from parl_like.lab.config import ConfigError, UsageError, ends_with, load_yaml, parse_assignments, resolve
+from parl_like.lab.rundir import RunDir
+from parl_like.optim import Linear
+from parl_like.robots import auxiliary, hierarchy, single
+
+
+def robot(*words, **layer):
+    return single.build(resolve(single.Config, {"algorithm": "DQN", **layer}, parse_assignments(words)))
+
+
+def test_a_key_is_an_end_of_a_name_or_a_part_of_its_mapping():
+    name = "robot.tasks.RL.DQN.lr"
+    assert [ends_with(name, key) for key in (name, "DQN.lr", "lr", "lr.end", "RL.DQN.lr.end", "r", "PPO.lr", "DQN")] == [
+        "", "", "", "end", "end", None, None, None]
+
+
+def test_every_part_takes_its_arguments():
+    words = ("DQN.tau=0.01", "OffPolicyHelper.batch_size=128", "robot.tasks.RL.DQN.lr=1e-4", "hidden=[8]", "mode=async",
+             "max_skips=3", "explorer=EpsilonGreedy", "EpsilonGreedy.random_ties=true", "alpha=0.5",
+             "buffer=PrioritizedReplayBuffer",
+             "transforms=[RewardScaling]", "RewardScaling.scale=0.1",
+             "env.wrappers=[NoisyObservation]", "NoisyObservation.n=3")
+    with robot(*words) as one:
+        task, helper = one.tasks["RL"], one.agents[0].helpers["RL"]
+        assert (task.algorithm.tau, task.algorithm.lr, task.max_skips, one.sync) == (0.01, 1e-4, 3, False)
+        assert helper.batch_size == 128 and isinstance(helper.explorer, EpsilonGreedy) and helper.explorer.random_ties
+        assert isinstance(one.buffers["RL"], PrioritizedReplayBuffer) and one.buffers["RL"].alpha == 0.5
+        assert [t.scale for t in helper.transforms] == [0.1]
+        assert task.algorithm.model.obs_space.shape == (7,)
+        assert helper.explorer is not one.agents[1].helpers["RL"].explorer
+
+
+def test_schedules_end_with_the_run():
+    """50,000 steps, a lesson every 2: 25,000 updates; 8 agents: 6,250 acts each, of which ε takes a fifth."""
+    with robot("lr={start: 1e-3, end: 1e-4}") as one:
+        algorithm = one.tasks["RL"].algorithm
+        assert algorithm.lr == Linear(1e-3, 1e-4, 25_000) and algorithm.epsilon == Linear(1.0, 0.05, 1_250)
+    with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatches=4", "total_steps=2000", "lr.end=0") as one:
+        assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 80)
+
+
+def test_the_last_one_counts_and_says_so():
+    with robot("DQN.lr=0.5", "robot.tasks.RL.DQN.gamma=0.5", lr=0.1, gamma=0.1) as one:
+        algorithm = one.tasks["RL"].algorithm
+        assert algorithm.lr == 0.5 and algorithm.discounts[1] == 0.5
+        assert "lr: 0.5  # float | {start, end, share}; default 0.001; given as lr, then as DQN.lr" in one.parts.describe()
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["taw=1"], "no key 'taw'.*did you mean 'tau'"), (["PPO.clip=0.1"], "no key 'PPO.clip'"),
+    (["sed=1"], "no key 'sed'.*did you mean 'seed'"),
+    (["tau=x"], "key 'tau' expects .*got 'x'"), (["hidden=[8, x]"], "key 'hidden"),
+    (["batch_size=1.5"], "key 'batch_size' expects"),
+    (["buffer=PrioritisedReplayBuffer"], "no ReplayBuffer .*did you mean 'PrioritizedReplayBuffer'"),
+    (["algorithm=DQQN"], "no Algorithm 'DQQN'; did you mean 'DQN'"), (["model=MLPP"], "no Model 'MLPP'; did you mean 'MLP"),
+    (["env.wrappers=[NoisyObservation]"], "NoisyObservation.n is needed: int"), (["lr={start: 1}"], "key 'lr"),
+])
+def test_what_does_not_fit_is_refused_before_anything_runs(words, message):
+    with pytest.raises(ConfigError, match=message):
+        robot(*words)
+
+
+def test_what_several_parts_have_needs_more_of_its_name():
+    with pytest.raises(ConfigError, match=r"'batch_size' may be 'robot.tasks.RL.OffPolicyHelper.batch_size' or "
+                                          r"'robot.tasks.auxiliary.OffPolicyHelper.batch_size'"):
+        auxiliary.build(resolve(auxiliary.Config, {"batch_size": 8}))
+    pytest.importorskip("minigrid")
+    with hierarchy.build(resolve(hierarchy.Config, {"goal.PPO.lr": 0.5, "RL.PPO.lr": 0.25})) as one:
+        assert [one.tasks[name].algorithm.lr for name in ("goal", "RL")] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("name", ["SAC", "TD3", "DDPG"])
+def test_the_off_policy_actors_learn_on_another_environment(name):
+    layer = {"algorithm": name, "model": "MLP", "hidden": [8], "warmup": 32, "batch_size": 32,
+             "env": {"id": "MountainCarContinuous-v0", "vector": 2, "options": {"goal_velocity": 0.01}}}
+    with robot(**layer) as one:
+        one.run(80)
+        assert one.tasks["RL"].algorithm.updates >= 40 and one.never_learned() == {}
+        assert isinstance(one.tasks["RL"].algorithm.model.act_space, gym.spaces.Box)
+
+
+def test_a_run_keeps_every_setting_and_is_rebuilt_from_these_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = "train dqn-cartpole run_dir=run total_steps=200 n_agents=2 eval_episodes=1 tensorboard=false tau=0.125 warmup=100"
+    assert main([*words.split(), "checkpoint_every=100"]) == 0
+    kept = RunDir.open("run").config()
+    assert kept["robot"]["tasks"]["RL"]["DQN"]["tau"] == 0.125 and kept["robot"]["tasks"]["RL"]["ReplayBuffer"]["stack_num"] == 1
+    assert RunDir.open("run").info().differs == {
+        "total_steps": 200, "n_agents": 2, "eval_episodes": 1, "tensorboard": False, "checkpoint_every": 100,
+        "DQN.tau": 0.125, "OffPolicyHelper.warmup": 100}
+    monkeypatch.setitem(single.USUAL, "DQN", {**single.USUAL["DQN"], "DQN.n_step": 1})  # a later version has other defaults
+    with runner.load_run("run", tau=0.125) as one:
+        assert one.tasks["RL"].algorithm.window.n_step == 3 and one.tasks["RL"].algorithm.tau == 0.125
+    with pytest.raises(UsageError, match="a run keeps its configuration: 'tau' is 0.125 there and 0.5 now"):
+        runner.load_run("run", tau=0.5)
+    (tmp_path / "run" / "config.yaml").write_text("total_steps: 200\nlr_decay: 0.9\n")
+    with pytest.raises(UsageError, match=r"earlier version, whose keys \(lr_decay, …\) are no longer read"):
+        runner.load_run("run")
+
+
+def test_show_config_prints_what_another_run_takes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = "train sac-pendulum --show-config alpha=0.1 env.id=MountainCarContinuous-v0 model=MLP hidden=[32,32]"
+    assert main(words.split()) == 0
+    shown = capsys.readouterr().out
+    assert "    alpha: 0.1  # float; default 1.0; given as alpha" in shown and "SAC:  # parl_like.algorithms.sac" in shown
+    one = experiments.get("sac-pendulum")
+    with single.build(resolve(single.Config, one.config, load_yaml(shown))) as again:
+        assert again.tasks["RL"].algorithm.model.body.out_size == 32

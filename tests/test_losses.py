@@ -1,0 +1,278 @@
+"""Several losses in one algorithm: order, reach, period, rates, clipping, faults, checkpoints, sharing; and algorithms that
+change their parameters themselves."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parl_like.algorithm import Algorithm, Linear, Loss
+from parl_like.computation_task import ComputationTask
+from parl_like.errors import Diverged
+from parl_like.model import Model
+from parl_like.optimization import BESIDE
+
+ROWS = {"obs": np.ones((2, 1), np.float32)}
+
+
+class Actor(Model):
+    def __init__(self, trunk=None):
+        super().__init__(gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2))
+        self.w = torch.nn.Parameter(torch.tensor([1.0]))
+        if trunk is not None:
+            self.trunk = trunk
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.v = torch.nn.Parameter(torch.tensor([value]))
+
+
+def sgd(parameters, lr):
+    return torch.optim.SGD(parameters, lr=lr)
+
+
+class Pair(Algorithm):
+    """Critic: moves v by its rate in the direction of 1. Actor: moves w by its rate · v, the critic's newest."""
+
+    def __init__(self, model=None, *, make=sgd, critic_lr=0.5, actor_lr=1.0, every=1, clip=None, trunk=None):
+        super().__init__(model or Actor(trunk))
+        self.critic = Scale(2.0)
+        self.losses = {"critic": Loss(self.critic, critic_lr, optimizer=make),
+                       "actor": Loss(self.model, actor_lr, clip, every, optimizer=make)}
+        self.bad = None
+
+    def networks(self):
+        return {"model": self.model, "critic": self.critic}
+
+    def predict(self, inputs):
+        return {"y": inputs.obs * self.model.w}
+
+    def learn(self, batch):
+        factor = torch.nan if self.bad == "critic" else 1.0
+        yield {"critic": (self.critic.v * factor).sum(), "priority": batch.obs[:, 0] * 3}
+        if self.due("actor"):
+            factor = torch.nan if self.bad == "actor" else 1.0
+            yield {"actor": (self.model.w * self.critic.v * factor).sum()}
+        return {"seen": self.critic.v.detach().mean()}
+
+
+def numbers(task):
+    return task.algorithm.critic.v.item(), task.algorithm.model.w.item()
+
+
+def test_each_step_is_taken_where_it_is_asked_for_and_moves_its_own_parameters_only():
+    task = ComputationTask(Pair())
+    out = task.learn(ROWS)
+    assert numbers(task) == (1.5, 1.0 - 1.5)  # the actor's slope is the critic's v after its step; the critic feels none of it
+    assert out["critic"] == 2.0 and out["actor"] == 1.5 and out["seen"] == 1.5 and out["priority"].tolist() == [3.0, 3.0]
+    assert (task.version, task.algorithm.updates, task.learns) == (1, 1, 1)
+
+
+def test_a_loss_may_be_due_less_often():
+    """As the actor of TD3: after every second step of the critic."""
+    task = ComputationTask(Pair(every=2))
+    seen = []
+    for _ in range(4):
+        task.learn(ROWS)
+        seen.append(numbers(task))
+    assert seen == [(1.5, 1.0), (1.0, 0.0), (0.5, 0.0), (0.0, 0.0)]
+
+
+def test_each_loss_has_its_own_rate_schedule_and_clip():
+    task = ComputationTask(Pair(critic_lr=Linear(0.5, 0.0, 2), clip=0.25))
+    for v, w in ((1.5, 0.75), (1.25, 0.5), (1.25, 0.25)):  # the actor's slope is cut to 0.25
+        task.learn(ROWS)
+        assert numbers(task) == pytest.approx((v, w), abs=1e-6)
+
+
+def test_losses_of_one_mapping_see_the_same_parameters():
+    class Together(Pair):
+        def learn(self, batch):
+            return {"critic": (self.critic.v * self.model.w).sum(), "actor": (self.model.w * self.critic.v).sum()}
+
+    task = ComputationTask(Together())
+    task.learn(ROWS)
+    assert numbers(task) == (2.0 - 0.5 * 1.0, 1.0 - 2.0)
+
+
+class Apart(Pair):
+    """One loss in two parts: 3 v, whose slope is 3, and w². `meet` is called in the backward pass of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses, self.transient = {"loss": Loss([self.critic.v, self.model.w], 0.5, optimizer=sgd)}, ("meet",)
+        self.meet = lambda gradient: None
+
+    def learn(self, batch):
+        factor = torch.nan if self.bad else 1.0
+        parts = 3 * self.critic.v.sum(), self.model.w.square().sum() * factor
+        for part in parts:
+            part.register_hook(self.meet)
+        return {"loss": parts}
+
+
+def test_parts_of_a_loss_are_added_and_their_backward_passes_go_on_at_the_same_time_where_there_are_threads(caplog):
+    task = ComputationTask(Apart())
+    assert task.learn(ROWS)["loss"] == 3 * 2.0 + 1.0 and numbers(task) == (2.0 - 0.5 * 3, 1.0 - 0.5 * 2)
+    both = Barrier(2)
+
+    def meet(gradient):
+        both.wait(60)
+
+    task = ComputationTask(Apart())
+    task.algorithm.meet = meet
+    with ThreadPoolExecutor(1) as threads:
+        token = BESIDE.set(threads)
+        try:
+            task.learn(ROWS)
+        finally:
+            BESIDE.reset(token)
+    assert numbers(task) == (0.5, 0.0)
+    task.algorithm.bad = "w"
+    assert np.isnan(task.learn(ROWS)["loss"]) and numbers(task) == (0.5, 0.0) and "loss is nan" in caplog.text
+
+
+def test_a_loss_that_is_no_number_leaves_out_its_step_and_what_follows(caplog):
+    task = ComputationTask(Pair())
+    task.algorithm.bad = "critic"
+    with caplog.at_level(logging.WARNING):
+        task.learn(ROWS)
+    assert numbers(task) == (2.0, 1.0) and (task.version, task.skipped, task.skips, task.algorithm.updates) == (0, 1, 1, 0)
+    assert "critic is nan at optimiser step 0" in caplog.text
+    task.algorithm.bad = "actor"
+    out = task.learn(ROWS)
+    assert numbers(task) == (1.5, 1.0) and (task.version, task.skipped, task.skips, task.algorithm.updates) == (1, 2, 0, 1)
+    assert out["critic"] == 2.0
+    task.max_skips = 0
+    with pytest.raises(Diverged, match="actor is nan"):
+        task.learn(ROWS)
+
+
+def test_buffers_are_as_they_were_before_the_step_that_was_left_out():
+    class Counting(Pair):
+        def __init__(self):
+            super().__init__()
+            self.critic.register_buffer("passes", torch.zeros(()))
+
+        def learn(self, batch):
+            for part in super().learn(batch):
+                self.critic.passes += 1
+                yield part
+
+    task = ComputationTask(Counting())
+    task.learn(ROWS)
+    assert task.algorithm.critic.passes == 2
+    task.algorithm.bad = "actor"
+    task.learn(ROWS)
+    assert task.algorithm.critic.passes == 3  # that of the critic's step, which was taken
+
+
+def test_all_optimisers_are_in_a_checkpoint():
+    def adam():
+        return ComputationTask(Pair(make=torch.optim.Adam, critic_lr=0.1, actor_lr=Linear(0.1, 0.0, 5), every=2))
+
+    task, other = adam(), adam()
+    for _ in range(3):
+        task.learn(ROWS)
+    state = task.state_dict()
+    other.load_state_dict(state)
+    for _ in range(3):
+        task.learn(ROWS)
+        other.learn(ROWS)
+    assert numbers(task) == numbers(other)
+    state["optimizers"]["actor"]["state"]["0"]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"task 'task', loss 'actor', optimizer, state 0, exp_avg: expected \(1,\)"):
+        other.load_state_dict(state)
+    del state["optimizers"]["actor"]
+    with pytest.raises(ValueError, match="loss 'actor', optimizer: expected a `state` and 1 `groups`"):
+        other.load_state_dict(state)
+
+
+def test_a_trunk_of_two_tasks_has_one_optimiser_and_both_move_it():
+    trunk = Scale(4.0)
+
+    class Deep(Pair):
+        def learn(self, batch):
+            yield {"critic": self.critic.v.sum()}
+            yield {"actor": (self.model.w + self.model.trunk.v).sum()}
+
+    first, second = ComputationTask(Deep(trunk=trunk)), ComputationTask(Deep(trunk=trunk, actor_lr=0.5))
+    assert first.lock is second.lock and len(second.optimizers) == 2
+    second.learn(ROWS)
+    assert trunk.v.item() == 3.0  # by the owner's rate
+    assert second.algorithm.model.w.item() == 0.5 and first.algorithm.model.w.item() == 1.0
+    assert (first.version, second.version) == (1, 1)
+
+
+def test_two_losses_do_not_move_one_parameter():
+    class Twice(Pair):
+        def __init__(self):
+            super().__init__()
+            self.losses["critic"] = Loss([self.critic, self.model.w])
+
+    with pytest.raises(ValueError, match=r"task 'task': two losses of Twice name one parameter, of shape \(1,\), the second is"):
+        ComputationTask(Twice())
+
+
+def test_what_no_loss_names_is_told():
+    class Forgets(Pair):
+        def __init__(self):
+            super().__init__()
+            self.temperature = torch.nn.Parameter(torch.zeros(()))
+
+    with pytest.warns(RuntimeWarning, match="no optimiser holds temperature; yield them in losses of Forgets"):
+        ComputationTask(Forgets())
+
+
+@pytest.mark.parametrize(("learn", "message"), [
+    (lambda self, batch: {"q": torch.zeros(())}, r"learn returned keys \['q'\]; expected 'critic' or 'actor', a scalar tensor"),
+    (lambda self, batch: {"actor": torch.zeros(())}, "learn returned 'actor' without a gradient"),
+    (lambda self, batch: {"actor": self.critic.v.sum()}, "the actor of Pair reaches none of its parameters"),
+])  # fmt: skip
+def test_what_learn_gives_is_checked(learn, message, monkeypatch):
+    monkeypatch.setattr(Pair, "learn", learn)
+    with pytest.raises(ValueError, match=message):
+        ComputationTask(Pair()).learn(ROWS)
+
+
+class Hill(Algorithm):
+    """Steps by itself, without gradients."""
+
+    losses = {}
+
+    def __init__(self, step=1.0):
+        super().__init__(Actor())
+        self.step = step
+
+    def predict(self, inputs):
+        return {"y": inputs.obs * self.model.w}
+
+    def learn(self, batch):
+        with torch.no_grad():
+            self.model.w += self.step
+        return {"height": self.model.w.mean()}
+
+
+def test_an_algorithm_may_change_its_parameters_itself():
+    task = ComputationTask(Hill())
+    task.publish()
+    assert task.learn(ROWS)["height"] == 2.0
+    assert (task.version, task.algorithm.updates, task.optimizers) == (1, 1, {})
+    task.publish()
+    assert task.predict(ROWS)["y"].tolist() == [[2.0], [2.0]]
+    other = ComputationTask(Hill())
+    other.load_state_dict(task.state_dict())
+    assert other.algorithm.model.w.item() == 2.0 and other.version == 1
+
+
+def test_such_a_step_that_gives_no_numbers_is_left_out():
+    task = ComputationTask(Hill())
+    task.algorithm.step = torch.nan
+    task.learn(ROWS)
+    assert task.algorithm.model.w.item() == 1.0 and (task.version, task.skipped) == (0, 1)

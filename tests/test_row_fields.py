@@ -1,0 +1,187 @@
+"""Fields of rows that an algorithm asks for, and data in its stored order."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from agent_fakes import Corridor, Noisy, Plain, Recorder, robot_of
+
+from parl_like import Agent, OfflineHelper, OffPolicyHelper, OnPolicyHelper, ReplayBuffer, VectorAgent
+from parl_like.algorithm import Window
+from parl_like.data.datasets import from_arrays
+from parl_like.data.transforms import RewardScaling
+from parl_like.stages import StopAfterSteps
+
+ALL = ("first", "lane", "episode", "next_act")
+
+
+class Asks(Recorder):
+    """Takes actions 0 and 1 by turns along the corridor."""
+
+    def __init__(self, **window):
+        super().__init__(rule=lambda obs: obs[:, 0].long() % 2)
+        self.window = Window(**{"fields": ALL, **window})
+
+
+def on(**options):
+    return lambda: OnPolicyHelper(**{"unroll": 4, **options})
+
+
+def off(**options):
+    return lambda: OffPolicyHelper(**{"size": 1000, "batch_size": 16, "learn_every": 8, **options})
+
+
+def test_an_unroll_by_hand():
+    """Corridors of 3, lessons of 4 rows: positions 0 1 2 0 | 1 2 0 1; the last row of a lesson does not know its next yet."""
+    with robot_of(Asks(), on(), env=lambda: Corridor(3)) as robot:
+        robot.run(StopAfterSteps(8))
+        first, second = robot.tasks["RL"].algorithm.lessons
+    assert first["first"].tolist() == [True, False, False, True] and second["first"].tolist() == [False, False, True, False]
+    assert first["episode"].tolist() == [0, 0, 0, 1] and second["episode"].tolist() == [1, 1, 2, 2]
+    assert first["has_next"].tolist() == [True, True, False, False]  # an end, and a row that is not there yet
+    assert first["next_act"].tolist() == [1, 0, 0, 0] and first["act"].tolist() == [0, 1, 0, 0]
+    assert set(first["lane"].tolist()) == {0}
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "processes"])
+@pytest.mark.parametrize("agent", [Agent, lambda: VectorAgent(2)], ids=["single", "vector"])
+def test_lanes_and_episodes_are_told_apart(agent, driver):
+    """Also where each worker counts its lanes from 0: in a lesson of all agents, the rows of one lane and episode are one
+    corridor."""
+    seen, first = {}, {}
+
+    with robot_of(Asks(), on(unroll=6), env=lambda: Corridor(4), agent=agent, n_agents=3, driver=driver) as robot:
+        robot.run(StopAfterSteps(6 * 3 * 4))
+        lessons = robot.tasks["RL"].algorithm.lessons
+    for lesson in lessons:
+        for key, at, begins in zip(zip(lesson["lane"], lesson["episode"], strict=True), lesson["obs"][:, 0], lesson["first"],
+                                   strict=True):
+            seen.setdefault(key, []).append(int(at))
+            first.setdefault(key, []).append(bool(begins))
+    assert {lane for lane, _ in seen} == set(range(3 if agent is Agent else 6))
+    for key, at in seen.items():
+        assert at == list(range(len(at))) and first[key] == [i == 0 for i in range(len(at))]
+    assert sum(len(at) == 4 for at in seen.values()) >= 12
+
+
+def test_random_rows_know_the_action_after_them():
+    """After position 1 comes action 0, after 0 action 1; the row at the end, and the newest one, have none."""
+    with robot_of(Asks(), off(), env=lambda: Corridor(5)) as robot:
+        robot.run(StopAfterSteps(200))
+        lessons = robot.tasks["RL"].algorithm.lessons
+        assert len(lessons) > 10
+        for lesson in lessons:
+            at, has = lesson["obs"][:, 0].astype(int), lesson["has_next"]
+            assert (lesson["next_act"] == np.where(has, (at + 1) % 2, 0)).all() and not has[at == 4].any()
+            assert (lesson["first"] == (at == 0)).all()
+        assert np.concatenate([lesson["has_next"][lesson["obs"][:, 0] < 4] for lesson in lessons]).mean() > 0.9
+
+
+@pytest.mark.parametrize(("window", "steps"), [(dict(n_step=3), 3), (dict(sequence=3), 1)])
+def test_after_several_steps_it_is_the_action_after_the_last(window, steps):
+    with robot_of(Asks(**window), off(transforms=[RewardScaling(2.0)]), env=lambda: Corridor(9)) as robot:
+        robot.run(StopAfterSteps(100))
+        for lesson in robot.tasks["RL"].algorithm.lessons:
+            at, has = lesson["obs"][..., 0].astype(int), lesson["has_next"]
+            assert has.shape == lesson["next_act"].shape == at.shape
+            assert (lesson["next_act"] == np.where(has, (at + steps) % 2, 0)).all() and has.any() and not has.all()
+
+
+def test_a_cut_begins_anew_and_numbers_go_on_after_a_checkpoint():
+    """An episode that cannot be carried is cut at a checkpoint; the row after the cut is the first of another."""
+    def make():
+        return robot_of(Asks(), off(), env=lambda: Corridor(100), n_agents=2)
+
+    with make() as robot:
+        robot.run(StopAfterSteps(30))
+        robot.checkpoint_boundary()
+        state = robot.state_dict()
+        robot.run(StopAfterSteps(60))
+        expected = robot.buffers["RL"].lane_rows(1)
+    with make() as again:
+        again.load_state_dict(state)
+        again.run(StopAfterSteps(60))
+        rows = again.buffers["RL"].lane_rows(1)
+    for name in ("first", "episode", "lane"):
+        np.testing.assert_array_equal(rows[name], expected[name])
+    cuts = rows["truncated"] | rows["terminated"]
+    np.testing.assert_array_equal(rows["first"], np.append(True, cuts[:-1]))
+    np.testing.assert_array_equal(rows["episode"], np.append(0, np.cumsum(cuts[:-1])))
+    assert (rows["lane"] == 1).all()
+
+
+def test_rows_that_nobody_asked_for_are_not_stored():
+    with robot_of(Recorder(), off()) as robot:
+        robot.run(StopAfterSteps(20))
+        assert not {"first", "lane", "episode", "next_act"} & set(robot.buffers["RL"].columns)
+    with pytest.raises(ValueError, match="'first'"):
+        Window(fields=("frist",))
+
+
+def test_parts_of_an_action_have_next_ones():
+    class Two(Noisy):
+        def step(self, act):
+            return super().step(act["a"])
+
+    space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=gym.spaces.Discrete(3))
+    algorithm = Recorder(Plain(Noisy.observation_space, space))
+    algorithm.predict = lambda inputs: {"act": {"a": inputs.obs[:, 0].long() * 0, "b": inputs.obs[:, 0].long() * 0 + 2}}
+    algorithm.window = Window(fields=("next_act",))
+    with robot_of(algorithm, on(unroll=8), env=lambda: Two(space)) as robot:
+        robot.run(StopAfterSteps(8))
+        lesson = algorithm.lessons[0]
+        assert (lesson["next_act.b"] == 2 * lesson["has_next"]).all() and "next_act.a" in lesson
+
+
+# ----------------------------------------------------------------------------------------------------------- data in its order
+
+
+def data(n=10, ends=(3, 7)):
+    """Rows 0, 1, … whose observation is their number; some end their episodes."""
+    obs = np.arange(n, dtype=np.float32)[:, None]
+    return from_arrays(obs=obs, act=np.arange(n) % 2, rew=np.arange(n, dtype=float), terminated=np.isin(np.arange(n), ends),
+                       truncated=np.zeros(n, bool), obs_next=obs + 1)
+
+
+def lessons_of(helper, n, algorithm=None):
+    with robot_of(algorithm or Recorder(), helper, None) as robot:
+        robot.run(StopAfterSteps(n))
+        return robot.tasks["RL"].algorithm.lessons
+
+
+def test_offline_data_goes_by_in_its_order_pass_after_pass():
+    found = lessons_of(lambda: OfflineHelper(data(), batch_size=4, in_order=True), 6)
+    assert [lesson["obs"][:, 0].tolist() for lesson in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
+    random = lessons_of(lambda: OfflineHelper(data(), batch_size=4), 6)
+    assert random[0]["obs"][:, 0].tolist() != [0, 1, 2, 3] and "last" not in random[0]
+
+
+def test_an_algorithm_for_whole_segments_learns_offline_from_rows_in_order():
+    """`last` where an episode ends, and at the end of the lesson; the lane of another environment is another segment."""
+    algorithm = Asks(in_order=True, fields=("next_act",))
+    found = lessons_of(lambda: OfflineHelper(data(), batch_size=6), 2, algorithm)
+    assert found[0]["last"].tolist() == [False, False, False, True, False, True]
+    assert found[0]["next_act"].tolist() == [1, 0, 1, 0, 1, 0]
+    assert found[0]["has_next"].tolist() == [True, True, True, False, True, True]
+    two = ReplayBuffer(6, 2)
+    for i in range(3):
+        rows = {"obs": np.array([[i], [10 + i]], np.float32), "act": np.zeros(2, np.int64), "rew": np.zeros(2)}
+        two.add({**rows, "obs_next": rows["obs"] + 1, "terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool)})
+    lesson = lessons_of(lambda: OfflineHelper(two, batch_size=6), 1, Asks(in_order=True, fields=()))[0]
+    assert lesson["obs"][:, 0].tolist() == [0, 1, 2, 10, 11, 12] and lesson["last"].tolist() == [False, False, True] * 2
+    with pytest.raises(ValueError, match="rows in order"):
+        lessons_of(lambda: OfflineHelper(data(), batch_size=6, in_order=False), 1, Asks(in_order=True, fields=()))
+    with pytest.raises(ValueError, match="'first'.*record the field"):
+        lessons_of(lambda: OfflineHelper(data(), batch_size=6), 1, Asks(in_order=True))
+
+
+def test_the_place_in_the_data_is_saved():
+    def make():
+        return robot_of(Recorder(), lambda: OfflineHelper(data(), batch_size=3, in_order=True), None)
+
+    with make() as robot:
+        robot.run(StopAfterSteps(2))
+        state = robot.state_dict()
+    with make() as again:
+        again.load_state_dict(state)
+        again.run(StopAfterSteps(3))
+        assert again.tasks["RL"].algorithm.lessons[2]["obs"][:, 0].tolist() == [6, 7, 8]
