@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -100,6 +101,7 @@ class RayLink(Link):
     def open(self) -> None:
         CONNECTION.open(self._address)
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._writing = threading.Lock()  # a call that ends late must not write to whoever has got the number of a closed file
         self._errors = the_ray().exceptions.RayError
 
     def begin(self, worker: WorkerHandle, recipe: Any) -> None:
@@ -116,8 +118,9 @@ class RayLink(Link):
     def _await(self, worker: WorkerHandle, reference: Any) -> None:
         def notify(call: Future[Any]) -> None:
             """In a thread of Ray's."""
-            with suppress(OSError):  # closed meanwhile
-                os.eventfd_write(self._news, 1)
+            with self._writing:
+                if self._news >= 0:
+                    os.eventfd_write(self._news, 1)
 
         call = reference.future()
         self._calls[worker].append(call)
@@ -158,8 +161,9 @@ class RayLink(Link):
         self._ended.pop(worker, None)
 
     def close(self) -> None:
-        news, self._news = self._news, -1  # first: a late call must not write to whoever gets the number next
-        os.close(news)
+        with self._writing:
+            os.close(self._news)
+            self._news = -1
         CONNECTION.close()
 
 

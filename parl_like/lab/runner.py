@@ -183,25 +183,21 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
 # ------------------------------------------------------------------------------------------------ from a directory to a robot
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in plain data, keys among them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for one in (*value, *value.values()) if isinstance(value, dict) else value:
-            yield from _texts(one)
+def _refuse_imports(run: RunDir, *trusted: Mapping[str, Any]) -> None:
+    """Raises ConfigError if the configuration of a run names a module that none of the trusted ones has at the same key."""
+    for key, value in configs.flat({name: part for name, part in run.config().items() if name not in _OWN_COLONS}).items():
+        names = (key, key.removesuffix(".id"))
+        if _NAMES_A_MODULE.match(str(value)) and all(value != one.get(name) for one in trusted for name in names):
+            raise ConfigError(f"{run.config_file}: {key}={value!r} would import a module, which a run directory may not ask for; "
+                              f"if you trust it, give {key}={value} again")
 
 
 def _stored(run: RunDir, overrides: Mapping[str, Any] | None) -> tuple[Experiment, ExperimentConfig]:
     """A run's experiment and its configuration, with what the user gives anew. Raises UsageError."""
     experiment = experiments.get(run.info().experiment)
     config_class: type[ExperimentConfig] = experiment.module().Config
-    given = configs.flat(overrides or {})
     # As the file has it: resolving it looks up classes, which would import them already.
-    for key, value in configs.flat({name: part for name, part in run.config().items() if name not in _OWN_COLONS}).items():
-        if any(map(_NAMES_A_MODULE.match, _texts(value))) and value not in (given.get(key), given.get(key.removesuffix(".id"))):
-            raise ConfigError(f"{run.config_file}: {key}={value!r} would import a module, which a run directory may not ask for; "
-                              f"if you trust it, give {key}={value} again")
+    _refuse_imports(run, configs.flat(overrides or {}), configs.flat(experiment.config))
     stored = configs.to_dict(configs.resolve(config_class, run.config()))
     config: Any = configs.resolve(config_class, run.config(), overrides or {})
     if kept := getattr(configs.resolve(config_class, run.config()), "parts", {}):

@@ -8,8 +8,11 @@ import subprocess
 import sys
 import textwrap
 import zlib
+from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +30,7 @@ from parl_like.algorithms.dqn import DQN
 from parl_like.computation_task import ComputationTask
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.drivers.processes import Processes
-from parl_like.drivers.ray_cluster import Ray
+from parl_like.drivers.ray_cluster import Ray, RayLink
 from parl_like.drivers.ray_connection import CONNECTION
 from parl_like.drivers.ray_tasks import RayTask
 from parl_like.errors import AgentFailed, TaskFailed
@@ -283,6 +286,17 @@ def test_what_ends_the_run_is_said(env, kind, said, trace, tmp_path):
         assert trace in str(caught.value.__cause__)
 
 
+def test_a_call_that_ends_after_its_robot_is_told_to_nobody(caplog):
+    """The actors of a node that was lost end when the cluster does."""
+    link, late = RayLink(None, 0), Future()
+    link.open()
+    link._calls["worker"] = deque()
+    link._await("worker", SimpleNamespace(future=lambda: late))
+    link.close()
+    late.set_exception(ray.exceptions.RayActorError())  # whose callbacks' errors are logged
+    assert not caplog.text
+
+
 def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster, caplog):
     """One worker a node, for each wants a CPU; a third node takes in who was on the second."""
     second = cluster.add_node(num_cpus=1, **MEMORY)
@@ -529,7 +543,7 @@ def test_without_ray_there_is_one_line_that_says_what_to_install(tmp_path):
     code = """
         import sys
         sys.modules["ray"] = None
-        from parl_like.drivers.ray_cluster import Ray
+        from parl_like.drivers.ray_cluster import Ray, RayLink
         from parl_like.drivers.ray_connection import the_ray
         try:
             the_ray()

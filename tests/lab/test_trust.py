@@ -21,7 +21,7 @@ from parl_like.lab import experiment as experiments
 from parl_like.lab import plots, rundir, runner, session
 from parl_like.lab.checkpoint import Checkpoints, verify
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, UsageError, load_yaml, resolve
+from parl_like.lab.config import ConfigError, UsageError, dump_yaml, load_yaml, resolve
 from parl_like.lab.rundir import RunDir
 
 OURS = (UsageError, ArchiveError)
@@ -98,17 +98,42 @@ def test_texts_with_a_colon_that_import_nothing_are_no_matter(tmp_path):
     assert runner.evaluate(str(tmp_path / "a:b"))["episodes"] == 5
 
 
-def test_gymnasium_imports_nothing_for_a_stored_id(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("key", "value"), [
+    (["env", "id"], "evil:CartPole-v1"),
+    (["env", "wrappers"], ["evil:Wrapper"]),
+    (["algorithm"], "evil:DQN"),
+    (["model"], "evil:MLPQ"),
+    (["helper"], "evil:OffPolicyHelper"),
+    (["robot", "tasks.RL.func.algorithm"], "evil:DQN"),
+], ids=lambda value: "" if isinstance(value, list) else None)
+def test_nothing_that_a_run_directory_names_is_imported(key, value, tmp_path, monkeypatch, capsys):
     """With a real robot, and a module that could be imported."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "evil.py").write_text("open('imported', 'w')")
     assert main(["train", "dqn-cartpole", "run_dir=real", "total_steps=20", "n_agents=1", "eval_episodes=1",
                  "tensorboard=false"]) == 0
-    text = (tmp_path / "real" / "config.yaml").read_text()
-    (tmp_path / "real" / "config.yaml").write_text(text.replace("id: CartPole-v1", "id: evil:CartPole-v1"))
+    file = tmp_path / "real" / "config.yaml"
+    config = load_yaml(file.read_text(), str(file))
+    inside = config
+    for name in key[:-1]:
+        inside = inside.setdefault(name, {})
+    inside[key[-1]] = value
+    file.write_text(dump_yaml(config))
+    capsys.readouterr()
     for verb in (["eval", "real"], ["play", "real"], ["resume", "real", "total_steps=40"]):
         assert main(verb) == 2
+        assert "would import a module, which a run directory may not ask for" in capsys.readouterr().err, verb
+    with pytest.raises(ConfigError, match="would import a module"):
+        runner.load_run("real")
     assert not (tmp_path / "imported").exists()
+
+
+def test_what_the_experiment_itself_names_is_trusted(monkeypatch):
+    """It is the user's own code, which has been imported."""
+    monkeypatch.setattr(experiments, "_registered", {})
+    experiments.register(experiment(config={"env": "mine:Id-v0"}), module=MODULE)
+    train()
+    assert runner.evaluate("run")["episodes"] == 5
 
 
 def test_git_is_asked_in_our_own_checkout_only_and_starts_nothing(tmp_path, monkeypatch):
