@@ -150,7 +150,7 @@ def actor(config: Config, spaces: Mapping[str, gym.Space[Any]]) -> ComputationTa
         IMPALA,
         dict(streams=streams, gamma=config.discounting, entropy=config.entropy_cost, value_weight=config.baseline_cost,
              reg=config.reg_cost, reduction="sum", return_norm=None if config.return_norm == "none" else config.return_norm,
-             max_grad_norm=config.actor_grad_norm_clipping, adam_eps=1e-8,
+             max_grad_norm=config.actor_grad_norm_clipping, adam_eps=config.actor_adam_eps,
              lr=Linear(config.actor_learning_rate, config.actor_learning_rate * (1.0 - config.lr_decay), updates)))
 
     def helper() -> OnPolicyHelper:

@@ -120,6 +120,7 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
     actor_learning_rate: Rate = 6e-4
     lr_decay: Share = 1.0  # share of it that is gone by the end of the run
     actor_grad_norm_clipping: Rate = 1200.0
+    actor_adam_eps: Rate = 1e-8
     im_cost: Weight = 1.0  # of the planning reward, falling to 0 by the end of the run
     cur_cost: Weight = 0.0  # of curiosity, whose own weights are cur_reward_cost, cur_v_cost and cur_enc_cost
     cur_cost_anneal: bool = True  # it falls to 0 by the end of the run
