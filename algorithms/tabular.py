@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from parl_like.algorithm import Algorithm, Schedule, value_of
+from parl_like.algorithms._tabular import TableRow
 from parl_like.batch import Batch
 from parl_like.explorer import EpsilonGreedy, Explorer
 from parl_like.model import Model
@@ -38,6 +39,9 @@ class QLearning(Algorithm):
 
     def explorer(self) -> Explorer:
         return EpsilonGreedy(self.epsilon, random_ties=True)
+
+    def row_learner(self) -> TableRow | None:
+        return TableRow(self) if type(self) is QLearning and vars(type(self.model)).get("q_is_row") else None
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         return {"q": self.model.q(inputs.obs)}

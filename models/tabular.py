@@ -20,12 +20,15 @@ class QTable(ArrayModel):
 
     Attributes:
         table: [S, A] float64.
+        q_is_row: What `q` gives for a state is that row of the table, so compiled code may read it itself. Not inherited: a
+            subclass may have another `q`.
 
     Raises:
         ValueError: a space is another one.
     """
 
     table: Array
+    q_is_row = True
 
     def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], start: float = 0.0) -> None:
         super().__init__(obs, act)

@@ -231,6 +231,16 @@ class Algorithm:
     def follow(self, env_steps: int) -> None:
         """Told before each lesson how many steps the robot's environments have made, for schedules that go by them."""
 
+    def row_learner(self) -> Any:
+        """For `OnlineHelper`: a compiled twin of this algorithm for single rows of numbers, made anew. None: there is none, and
+        `predict` and `learn` are called.
+
+        It has `act(obs, noise)`, what `EpsilonGreedy` makes of `predict`; `learn(obs, act, rew, obs_next, terminated)`, which
+        counts `updates` and returns one number, whose name is its `reports`. It is for one class exactly: a subclass may have
+        written `learn` anew.
+        """
+        return None
+
     def explorer(self) -> Explorer | None:
         """The default explorer of helpers that do not bring their own. None: `predict` returns `act` or no action at all."""
         return None

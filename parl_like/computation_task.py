@@ -365,14 +365,29 @@ class ComputationTask:
                 algorithm.post_process(row)
             finally:
                 algorithm.mode = before
-            self.learns += 1
-            self.rows_learned += 1
-            self._new_version()
+            self._count_row()
         for name, value in out.items():
             if not isfinite(value):
-                raise Diverged(f"{self.owner()}: {name} is {value} at update {algorithm.updates}, and has been learned from; "
-                               "lower the learning rate, or look for extreme rewards")
+                raise self._diverged(name, value)
         return out
+
+    def learn_numbers(self, learner: Any, *row: Any) -> float:
+        """The same by the algorithm's `row_learner`, for a row of numbers; what that returned."""
+        with self.lock:
+            out: float = learner.learn(*row)
+            self._count_row()
+        if not isfinite(out):
+            raise self._diverged(learner.reports, out)
+        return out
+
+    def _count_row(self) -> None:
+        self.learns += 1
+        self.rows_learned += 1
+        self._new_version()
+
+    def _diverged(self, name: str, value: float) -> Diverged:
+        return Diverged(f"{self.owner()}: {name} is {value} at update {self.algorithm.updates}, and has been learned from; lower "
+                        "the learning rate, or look for extreme rewards")
 
     def _sent(self, rows: Mapping[str, Array]) -> Batch:
         """Rows as the algorithm gets them: tensors on its device, or arrays where the model is made of these."""

@@ -12,7 +12,7 @@ import numpy as np
 from parl_like.agent_helper import Actor, AgentHelper
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
-from parl_like.explorer import Explorer, random_actions
+from parl_like.explorer import EpsilonGreedy, Explorer, random_actions
 from parl_like.model import ArrayModel
 from parl_like.spec import Array, SpecError, nest
 
@@ -57,7 +57,9 @@ class OnlineHelper(AgentHelper):
         self._n = int(space.n) if isinstance(space, gym.spaces.Discrete) and not space.start else 0
         self._follows = type(task.algorithm).follow is not Algorithm.follow
         self._queue = self.comm.wrapper.predictions
-        self._result: Mapping[str, Any] = {}
+        self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped else None
+        self._acts = self._learner is not None and type(self.explorer) is EpsilonGreedy
+        self._result: Any = {}  # of the newest lesson
 
     def due(self) -> bool:
         """Nobody waits for its lessons."""
@@ -73,6 +75,15 @@ class OnlineHelper(AgentHelper):
         if self.collecting == "random":
             masks = {"mask": np.asarray(obs["mask"])} if not self._plain and "mask" in obs else {}
             return self._queue.actions(random_actions(self.model.act_space, self.rng, 1, masks))[0]  # type: ignore[index]
+        at = -1
+        if noise is not None:
+            at = noise.at
+            if at == len(noise.block):
+                noise.draw()
+                at = 0
+            noise.at = at + 1
+            if self._acts:
+                return self._learner.act(obs, noise.block[at])
         before, algorithm.mode = algorithm.mode, self.mode
         try:
             out = algorithm.predict(self._asked)
@@ -80,15 +91,7 @@ class OnlineHelper(AgentHelper):
             algorithm.mode = before
         if self.explorer is None and "act" not in out:
             return Batch.nest({key: np.array(value) for key, value in out.items()})
-        if noise is None:
-            act = out["act"] if self.explorer is None else self.explorer.act_one(out, None)
-        else:
-            at = noise.at
-            if at == len(noise.block):
-                noise.draw()
-                at = 0
-            noise.at = at + 1
-            act = noise.explorer.act_one(out, noise.block[at])
+        act = out["act"] if self.explorer is None else self.explorer.act_one(out, None if noise is None else noise.block[at])
         return act if self._unmapped else self._queue.actions({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
 
     def store(
@@ -112,7 +115,14 @@ class OnlineHelper(AgentHelper):
             raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment, or drop "
                             "such steps with Agent(on_bad_value='drop')")
         self.steps += 1
-        if self._trains and not self.collecting:
+        if self.collecting or not self._trains:
+            pass
+        elif self._learner is not None:
+            try:
+                self._result = self.task.learn_numbers(self._learner, obs, act, rew, obs_next, terminated)
+            except IndexError as error:
+                raise SpecError(f"{self.where}: {error}") from None
+        else:
             fields = self._fields
             fields["obs"], fields["rew"], fields["obs_next"] = obs, rew, obs_next
             fields["act"] = act if self._unmapped else self._raw_acts(act)[0]
@@ -121,8 +131,12 @@ class OnlineHelper(AgentHelper):
                 self.task.follow(self.agent.robot.env_steps)
             self._result = self.task.learn_row(self._row)
         if not self.steps % TURN:
-            self.comm.wrapper.trainings.last_result = self._result
+            self.comm.wrapper.trainings.last_result = self._results()
             self.agent.robot._driver.rest(self.agent)
+
+    def _results(self) -> Mapping[str, Any]:
+        result = self._result
+        return result if isinstance(result, Mapping) else {self._learner.reports: result}
 
     def _converted(self, obs: Any) -> Any:
         """An observation, checked, as its spec says."""

@@ -11,6 +11,7 @@ import torch
 from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Algorithm, Linear, Shared
 from parl_like.algorithms import QLearning
+from parl_like.batch import Batch
 from parl_like.data.archive import read_archive
 from parl_like.drivers.processes import Processes
 from parl_like.envs.tabular import RandomWalk
@@ -86,6 +87,44 @@ def test_each_step_is_learned_from_at_once_bit_for_bit_as_by_a_plain_loop(n_agen
         assert robot.wrappers["RL"].trainings.counters.requests == 0 and "RL/td" in robot.metrics()
 
 
+class InPython(QLearning):
+    """The same, without a compiled twin."""
+
+
+def test_the_compiled_row_is_learn_and_the_explorer_bit_for_bit():
+    rng = np.random.default_rng(0)
+    spaces = dict(obs=gym.spaces.Discrete(5), act=gym.spaces.Discrete(4))
+    plain, compiled = (kind(QTable(**spaces), lr=Linear(0.5, 0.1, 100), gamma=0.9) for kind in (InPython, QLearning))
+    explorer, row = EpsilonGreedy(0.3, random_ties=True), compiled.row_learner()
+    assert plain.row_learner() is None is QLearning(type("Other", (QTable,), {})(**spaces)).row_learner()
+    for noise in explorer.draw(rng, 0, 500):
+        (s, s_next), a, rew, ends = rng.integers(5, size=2).tolist(), int(rng.integers(4)), rng.normal(), bool(rng.random() < 0.2)
+        if rng.random() < 0.1:  # equal values, also of no size
+            plain.model.table[s] = compiled.model.table[s] = rng.integers(0, 2, 4)
+        q = plain.predict(Batch(obs=s))
+        assert row.act(s, noise) == explorer.act_one(q, noise) and row.act(s, -1.0) == EpsilonGreedy().act_one(q, -1.0)
+        out = plain.learn(Batch._of(dict(obs=s, act=a, rew=rew, obs_next=s_next, terminated=ends)))
+        assert row.learn(s, a, rew, s_next, ends) == out["td"]
+        plain.updates += 1
+        assert plain.model.table.tobytes() == compiled.model.table.tobytes() and plain.updates == compiled.updates
+    compiled.model.table[1, 2], before = np.nan, compiled.updates
+    assert np.isnan(row.learn(0, 0, 0.0, 1, False))
+    for numbers in ((5, 0, 0.0, 1), (0, 4, 0.0, 1), (0, -1, 0.0, 1), (0, 0, 0.0, 5)):
+        with pytest.raises(IndexError, match=r"state \d, action -?\d of a table of 5 states and 4 actions"):
+            row.learn(*numbers, False)
+    assert compiled.updates == before + 1
+
+
+def test_a_robot_without_the_compiled_row_makes_the_same_steps():
+    def run(kind):
+        func = create_algorithm_func(QTable, SPACES, kind, dict(lr=0.5, gamma=0.5, epsilon=0.3))
+        with Robot(walk, n_agents=2, tasks={"RL": ComputationTask(func, OnlineHelper)}, trace=True) as robot:
+            robot.run(StopAfterSteps(700))
+            return robot.trace_hash(), table(robot).tobytes(), robot.counters(), robot.metrics()["RL/td"]
+
+    assert run(QLearning) == run(InPython)
+
+
 @pytest.mark.parametrize("random_ties", [False, True])
 def test_one_action_is_that_of_a_batch(random_ties):
     explorer, rng = EpsilonGreedy(0.3, random_ties), np.random.default_rng(0)
@@ -159,6 +198,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_learned():
         for obs in (7, -1, 2.5, np.int64(9)):
             with pytest.raises(SpecError, match="agent 0, task 'RL', field 'obs'"):
                 helper.store(obs, 1, 0.0, 3, False, False)
+        with pytest.raises(SpecError, match="agent 0, task 'RL': state 2, action 2 of a table of 7 states and 2 actions"):
+            helper.store(2, 2, 0.0, 3, False, False)
         with pytest.raises(SpecError, match="agent 0, task 'RL', field 'rew': expected a finite number, got nan"):
             helper.store(2, 1, float("nan"), 3, False, False)
         assert not table(robot).any() and robot.tasks["RL"].version == 0
