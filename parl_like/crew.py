@@ -92,7 +92,7 @@ class Crew:
         self.transforms = dict(transforms or {})
         self._driver = self._make_driver(*options)
         self._started = False
-        self._runs, self._runner = threading.RLock(), ""  # held by the thread that runs the agents, and its name
+        self._runs, self._runner = threading.RLock(), threading.current_thread()  # held by the thread that runs the agents
         self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
         self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
         self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
@@ -270,15 +270,15 @@ class Crew:
         """
         if not self._runs.acquire(blocking=False):
             self._driver.refuse_agents()
-            raise RuntimeError(f"thread {self._runner!r} runs this robot; only one thread at a time may run, save or close it. "
-                               "To end the run from another one call request_stop()")
+            raise RuntimeError(f"thread {self._runner.name!r} runs this robot; only one thread at a time may run, save or close "
+                               "it. To end the run from another one call request_stop()")
         try:
             here = threading.current_thread()
-            if self._started and self.driver_name == "cooperative" and self._runner != here.name:
-                raise RuntimeError(f"thread {self._runner!r} has begun with the agents of this robot, and greenlets cannot "
+            if self._started and self.driver_name == "cooperative" and self._runner is not here:
+                raise RuntimeError(f"thread {self._runner.name!r} has begun with the agents of this robot, and greenlets cannot "
                                    "change threads; go on, or close() it, there. A run that came to its end, by run(stop), may "
                                    "be followed by one in another thread")
-            self._runner = here.name
+            self._runner = here
             yield
         finally:
             self._runs.release()

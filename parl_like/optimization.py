@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from math import isfinite
 from typing import Any
 
@@ -125,13 +125,12 @@ class Optimization:
         saved = self._saved()
         try:
             for out in _parts(algorithm.learn(minibatch)):
+                values |= out
                 losses = {name: out[name] for name in self.steppers if name in out}
                 if losses:
-                    values |= out
                     values |= self._step(losses)
                     taken = True
                     saved = self._saved() if len(self.steppers) > 1 else saved
-                values |= {name: value for name, value in out.items() if name not in losses}
             if not taken:
                 self._refuse(out)
             if not self.steppers and not all(torch.isfinite(p).all() for p in self.parameters):
@@ -139,7 +138,6 @@ class Optimization:
         except Diverged as error:
             fault: Diverged | None = error
             taken = taken and bool(self.steppers)
-            values |= out
             with torch.no_grad():
                 for tensor, value in saved:
                     tensor.copy_(value)
@@ -155,12 +153,16 @@ class Optimization:
 
     def _step(self, losses: Mapping[str, Any]) -> dict[str, float]:
         """Backward passes and one optimiser step for each of the losses, which belong to one graph; their values."""
-        values = {}
-        parts = {name: loss if isinstance(loss, tuple) else (loss,) for name, loss in losses.items()}
-        for name, of_loss in parts.items():
-            if not of_loss or not all(isinstance(part, torch.Tensor) and part.requires_grad for part in of_loss):
-                self._refuse(losses, f"{'a loss' if name == 'loss' else repr(name)} without a gradient")
-            values[name] = value = float(_plain(of_loss))
+        values: dict[str, float] = {}
+        parts = {}
+        for name, loss in losses.items():
+            parts[name] = loss if isinstance(loss, tuple) else (loss,)
+            value = 0.0
+            for part in parts[name] or ((),):
+                if not isinstance(part, torch.Tensor) or not part.requires_grad:
+                    self._refuse(losses, f"{'a loss' if name == 'loss' else repr(name)} without a gradient")
+                value += part.item()
+            values[name] = value
             if not isfinite(value):
                 raise self._diverged(name, value)
         steppers = [self.steppers[name] for name in losses]
@@ -198,12 +200,11 @@ class Optimization:
 def _backward(parts: tuple[torch.Tensor, ...], **options: Any) -> None:
     """Backward passes of the parts of one loss, at the same time where this thread has others `BESIDE` it. The parts share no
     parameter, so the gradients are the same, bit for bit."""
-    threads = BESIDE.get()
-    passes = [partial(part.backward, **options) for part in parts]
-    others = [] if threads is None else [threads.submit(one) for one in passes[1:]]
+    threads = BESIDE.get() if len(parts) > 1 else None
+    others = [] if threads is None else [threads.submit(part.backward, **options) for part in parts[1:]]
     try:
-        for one in passes[: 1 if others else None]:
-            one()
+        for part in parts[: 1 if others else None]:
+            part.backward(**options)  # type: ignore[no-untyped-call]
     finally:
         for other in others:
             other.result()
@@ -218,7 +219,7 @@ def _parts(out: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):  # the parts of a loss
+    if isinstance(value, tuple):  # the parts of a loss whose step was left out
         return sum(map(_plain, value))
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
@@ -303,8 +304,9 @@ def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -
     result: dict[str, Any] = {}
     for name in dict.fromkeys(name for out, _ in (*taken, *left_out) for name in out):
         steps = [(out[name], places) for out, places in taken if name in out]
-        lost = [(out[name], places) for out, places in left_out if name in out]
-        if np.ndim((steps or lost)[0][0]):
+        lost = [(out[name], places) for out, places in left_out if name in out] if left_out else []
+        first = (steps or lost)[0][0]
+        if not isinstance(first, float) and np.ndim(first):
             lost = [(np.nan_to_num(to_numpy(value), posinf=0.0, neginf=0.0), places) for value, places in lost]
             result[name] = _in_order(owner, name, n, lost + steps)
         elif steps or not taken:

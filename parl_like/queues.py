@@ -508,11 +508,13 @@ class TrainingQueue(RequestQueue):
         if self.env_steps is not None:
             self.task.follow(self.env_steps())
         result = self.task.learn(self.joined(batch))
+        self.last_result = {}
         for name, value in result.items():
-            if isinstance(value, np.ndarray) and value.ndim and len(value) != batch.rows:
+            if not isinstance(value, np.ndarray) or not value.ndim:
+                self.last_result[name] = value
+            elif len(value) != batch.rows:
                 raise ValueError(f"learn returned {name!r} with {len(value)} rows; expected a scalar or one row for each of "
                                  f"{batch.rows}")
-        self.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
         for ticket in batch.tickets:
             ticket.out = result
             ticket.version = self.task.version

@@ -17,7 +17,7 @@ def send(arrays: Mapping[str, Array], device: torch.device) -> dict[str, torch.T
     On the CPU they share memory with the arrays. To another device the bytes of all go side by side into one block of pinned
     memory and are copied at once, without waiting: a copy of its own would cost every field some 10 µs.
     """
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(value).reshape(np.shape(value))) for name, value in arrays.items()}
+    tensors = {name: torch.from_numpy(np.asarray(value, order="C")) for name, value in arrays.items()}
     if device.type == "cpu":
         return tensors
     return _split(_join(tensors, pin=device.type == "cuda").to(device, non_blocking=True), tensors)
