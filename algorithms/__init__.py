@@ -9,7 +9,7 @@ from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.sac import SAC
-from parl_like.algorithms.tabular import QLearning
+from parl_like.algorithms.tabular import SARSA, QLearning
 from parl_like.algorithms.world_model import WorldModel
 
-__all__ = ["A2C", "BC", "DDPG", "DQN", "IMPALA", "PPO", "QLearning", "SAC", "TD3", "ActorCritic", "Stream", "WorldModel"]
+__all__ = ["A2C", "BC", "DDPG", "DQN", "IMPALA", "PPO", "SAC", "SARSA", "TD3", "ActorCritic", "QLearning", "Stream", "WorldModel"]

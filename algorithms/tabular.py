@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.algorithm import Algorithm, Schedule, value_of
+from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.algorithms._tabular import TableRow
 from parl_like.batch import Batch
 from parl_like.explorer import EpsilonGreedy, Explorer
@@ -41,18 +41,39 @@ class QLearning(Algorithm):
         return EpsilonGreedy(self.epsilon, random_ties=True)
 
     def row_learner(self) -> TableRow | None:
-        return TableRow(self) if type(self) is QLearning and vars(type(self.model)).get("q_is_row") else None
+        return TableRow(self) if type(self) in (QLearning, SARSA) and vars(type(self.model)).get("q_is_row") else None
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         return {"q": self.model.q(inputs.obs)}
 
+    def error(self, batch: Batch) -> Any:
+        """Target − Q(s, a), [N] or one number."""
+        value = self.model.q(batch.obs_next).max(-1)
+        return batch.rew + self.gamma * (1.0 - batch.terminated) * value - self.model.table[batch.obs, batch.act]
+
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         s, a, table = batch.obs, batch.act, self.model.table
-        target = batch.rew + self.gamma * (1.0 - batch.terminated) * self.model.q(batch.obs_next).max(-1)
-        td = target - table[s, a]
+        td = self.error(batch)
         step = value_of(self.lr, self.updates) * td
         if td.ndim:
             np.add.at(table, (s, a), step)  # twice where a row comes twice
         else:
             table[s, a] += step
         return {"td": abs(td)}
+
+
+class SARSA(QLearning):
+    """SARSA (Rummery & Niranjan 1994; Sutton & Barto 2018, 6.4): the value of the policy that explores.
+
+        Q(s, a) ← Q(s, a) + α · (r + γ · Q(s', a') − Q(s, a))      a': the action after it; its value is 0 where the episode ended
+
+    With `OnlineHelper` a' is the agent's own next action, chosen before Q(s, a) changes. A row of a buffer of which it is not
+    known (a time limit, the newest) teaches nothing. The arguments are those of `QLearning`.
+    """
+
+    window = Window(fields=("next_act",))
+
+    def error(self, batch: Batch) -> Any:
+        value = np.take_along_axis(self.model.q(batch.obs_next), np.asarray(batch.next_act)[..., None], -1)[..., 0]
+        error = batch.rew + self.gamma * (1.0 - batch.terminated) * value - self.model.table[batch.obs, batch.act]
+        return error * (batch.has_next | batch.terminated)

@@ -235,8 +235,9 @@ class Algorithm:
         """For `OnlineHelper`: a compiled twin of this algorithm for single rows of numbers, made anew. None: there is none, and
         `predict` and `learn` are called.
 
-        It has `act(obs, noise)`, what `EpsilonGreedy` makes of `predict`; `learn(obs, act, rew, obs_next, terminated)`, which
-        counts `updates` and returns one number, whose name is its `reports`. It is for one class exactly: a subclass may have
+        It has `act(obs, noise)`, what `EpsilonGreedy` makes of `predict`; `learn(obs, act, rew, obs_next, terminated,
+        next_act)` (−1: none is asked for, or there is none), which counts `updates` and returns one number, whose name is its
+        `reports`. It is for one class exactly: a subclass may have
         written `learn` anew.
         """
         return None

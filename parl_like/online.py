@@ -13,6 +13,7 @@ from parl_like.agent_helper import Actor, AgentHelper
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
 from parl_like.explorer import EpsilonGreedy, Explorer, random_actions
+from parl_like.leaf import same
 from parl_like.model import ArrayModel
 from parl_like.spec import Array, SpecError, nest
 
@@ -26,6 +27,10 @@ class OnlineHelper(AgentHelper):
     The algorithm gets the row without the axis of rows: `obs`, `act`, `rew`, `terminated`, `truncated`, `obs_next`, the numbers
     themselves where they are single ones. A formula that reads last axes (`q.max(-1)`) serves rows and batches alike. For models
     of arrays (`ArrayModel`) under the cooperative driver; anything else is refused.
+
+    Of the fields of a `Window` there is `next_act`, with `has_next`: then a row is learned from when the action after it is
+    stored. Where the episode is cut there (a time limit, a checkpoint, a row that does not follow) the action is drawn that the
+    explorer would have taken.
 
     Args:
         explorer: How predictions become actions; None: the algorithm's default.
@@ -44,7 +49,8 @@ class OnlineHelper(AgentHelper):
             (driver != "cooperative", f"driver {driver!r}", "use driver='cooperative'"),
             (self._vector, "a vector environment", "give each agent one environment"),
             (getattr(self.explorer, "given", None), type(self.explorer).__name__, "take an explorer whose noise is not an input"),
-            (bool(self.window.rows > 1 or self.window.fields), repr(self.window), "let the algorithm ask for single rows"),
+            (bool(self.window.rows > 1 or set(self.window.fields) - {"next_act"}), repr(self.window),
+             "let the algorithm ask for single rows"),
             (type(task.algorithm).minibatches is not Algorithm.minibatches, "minibatches()", "do without"),
         ):
             if wrong:
@@ -60,15 +66,24 @@ class OnlineHelper(AgentHelper):
         self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped else None
         self._acts = self._learner is not None and type(self.explorer) is EpsilonGreedy
         self._result: Any = {}  # of the newest lesson
+        self._looks_ahead = "next_act" in self.window.fields
+        self._open: Any = None  # the row whose next action is not known yet
 
     def due(self) -> bool:
         """Nobody waits for its lessons."""
         return False
 
+    def interrupt(self, rows: Array | None = None) -> None:
+        self._settle()
+        super().interrupt(rows)
+
     def predict(self, obs: Any) -> Any:
-        noise, algorithm = self._noise, self._algorithm
         if self.agent.signal is not None:
             self.agent.obey()
+        return self._chosen(obs)
+
+    def _chosen(self, obs: Any) -> Any:
+        noise, algorithm = self._noise, self._algorithm
         if not (obs.__class__ is int and 0 <= obs < self._n):
             obs = self._converted(obs)
         self._inputs["obs"] = obs
@@ -115,24 +130,57 @@ class OnlineHelper(AgentHelper):
             raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment, or drop "
                             "such steps with Agent(on_bad_value='drop')")
         self.steps += 1
-        if self.collecting or not self._trains:
-            pass
-        elif self._learner is not None:
-            try:
-                self._result = self.task.learn_numbers(self._learner, obs, act, rew, obs_next, terminated)
-            except IndexError as error:
-                raise SpecError(f"{self.where}: {error}") from None
-        else:
-            fields = self._fields
-            fields["obs"], fields["rew"], fields["obs_next"] = obs, rew, obs_next
-            fields["act"] = act if self._unmapped else self._raw_acts(act)[0]
-            fields["terminated"], fields["truncated"] = terminated, truncated
-            if self._follows:
-                self.task.follow(self.agent.robot.env_steps)
-            self._result = self.task.learn_row(self._row)
+        if self._trains and not self.collecting:
+            if not self._unmapped:
+                act = self._raw_acts(act)[0]
+            if self._looks_ahead:
+                self._look_ahead(obs, act, rew, obs_next, terminated, truncated)
+            else:
+                self._learn_row(None, obs, act, rew, obs_next, terminated, truncated)
         if not self.steps % TURN:
             self.comm.wrapper.trainings.last_result = self._results()
             self.agent.robot._driver.rest(self.agent)
+
+    def _look_ahead(self, obs: Any, act: Any, *rest: Any) -> None:
+        """Learns from the row before this one, whose next action is this one's; and from this one if nothing follows."""
+        before, self._open = self._open, None
+        if before is not None:
+            if before[3] == obs if self._n else same(before[3], obs):
+                self._learn_row(act, *before)
+            else:
+                self._open = before
+                self._settle()
+        _, _, terminated, truncated = rest
+        if terminated:
+            self._learn_row(None, obs, act, *rest)
+        else:
+            self._open = obs, act, *rest
+            if truncated:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Learns from the row that waits for its next action, which nobody takes now."""
+        row, self._open = self._open, None
+        if row is not None:
+            act = self._chosen(row[3])
+            self._learn_row(act if self._unmapped else self._raw_acts(act)[0], *row)
+
+    def _learn_row(self, next_act: Any, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any) -> None:
+        if self._follows:
+            self.task.follow(self.agent.robot.env_steps)
+        if self._learner is not None:
+            try:
+                self._result = self.task.learn_numbers(
+                    self._learner, obs, act, rew, obs_next, terminated, -1 if next_act is None else next_act)
+            except IndexError as error:
+                raise SpecError(f"{self.where}: {error}") from None
+            return
+        fields = self._fields
+        fields["obs"], fields["act"], fields["rew"], fields["obs_next"] = obs, act, rew, obs_next
+        fields["terminated"], fields["truncated"] = terminated, truncated
+        if self._looks_ahead:
+            fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
+        self._result = self.task.learn_row(self._row)
 
     def _results(self) -> Mapping[str, Any]:
         result = self._result

@@ -33,6 +33,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "SAC": {**OFF_POLICY, "SAC.lr": 1e-3},
     "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
+    "QLearning": {"models": ("QTable",), "helper": "OnlineHelper", "n_agents": 1},
     "BC": {**ON_POLICY, "helper": "OffPolicyHelper"},
 }
 """Algorithm → the networks that fit it, the first one for plain numbers and the second for images, and what is not as the classes

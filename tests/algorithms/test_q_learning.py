@@ -10,7 +10,7 @@ import torch
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Algorithm, Linear, Shared
-from parl_like.algorithms import QLearning
+from parl_like.algorithms import SARSA, QLearning
 from parl_like.batch import Batch
 from parl_like.data.archive import read_archive
 from parl_like.drivers.processes import Processes
@@ -123,6 +123,89 @@ def test_a_robot_without_the_compiled_row_makes_the_same_steps():
             return robot.trace_hash(), table(robot).tobytes(), robot.counters(), robot.metrics()["RL/td"]
 
     assert run(QLearning) == run(InPython)
+
+
+# ---------------------------------------------------------------------------------------------------------------- SARSA
+
+
+def sarsa_func(kind=SARSA, **options):
+    return create_algorithm_func(QTable, SPACES, kind, {"lr": 0.5, "gamma": 0.5, **options})
+
+
+class SarsaInPython(SARSA):
+    """The same, without a compiled twin."""
+
+
+def test_sarsa_worked_out_by_hand():
+    task = ComputationTask(sarsa_func())
+    q = task.algorithm.model.table
+    q[4], q[5] = (2.0, 8.0), (4.0, 1.0)
+    one = {**rows((3, 1, 1, 4, False), (4, 0, 1, 5, True), (5, 0, 1, 4, False)), "next_act": np.array([0, 1, 1]),
+           "has_next": np.array([True, False, False])}
+    out = task.learn(one)
+    # Targets: 1 + ½·2 (not the best, 8); 1, for it ended; of the last row nothing follows that is known.
+    assert out["td"].tolist() == [2.0, 1.0, 0.0] and q[3:6].tolist() == [[0.0, 1.0], [1.5, 8.0], [4.0, 1.0]]
+
+
+@pytest.mark.parametrize("kind", [SARSA, SarsaInPython])
+@pytest.mark.parametrize("n_agents", [1, 3])
+def test_sarsa_learns_with_the_next_action_bit_for_bit_as_a_plain_loop(kind, n_agents):
+    class Here(Seen):
+        rows = []
+
+    task = ComputationTask(sarsa_func(kind, epsilon=0.3), OnlineHelper)
+    with Robot(walk, agent=Here, n_agents=n_agents, tasks={"RL": task}) as robot:
+        robot.run(StopAfterSteps(3 * TURN + 20))
+        q, before = np.zeros((7, 2)), {}
+        for agent, s, a, r, _, ends in Here.rows:
+            if agent in before:
+                s0, a0, r0 = before.pop(agent)
+                q[s0, a0] += 0.5 * (r0 + 0.5 * q[s, a] - q[s0, a0])
+            if ends:
+                q[s, a] += 0.5 * (r - q[s, a])
+            else:
+                before[agent] = s, a, r
+        assert task.learns == len(Here.rows)  # those that were open when the run ended have been learned from, too
+        now = table(robot).copy()
+        for s, a, _ in before.values():
+            now[s, a] = q[s, a] = 0
+        assert now.tobytes() == q.tobytes() and q[5, 1] > 0.9
+
+
+def test_a_row_at_a_time_limit_or_a_cut_gets_an_action_of_its_own():
+    with Robot(walk, tasks={"RL": ComputationTask(sarsa_func(epsilon=0.0), OnlineHelper)}) as robot:
+        helper, task, q = robot.agents[0].helpers["RL"], robot.tasks["RL"], table(robot)
+        q[4] = 2.0, 8.0
+        helper.store(3, 1, 1.0, 4, False, False)
+        assert not q[3].any() and not task.version
+        helper.store(4, 0, 1.0, 3, False, True)  # 1 + ½ · 2: what was done, not the best. Then 1 + ½ · 1, the best of 3
+        assert q[3].tolist() == [0.0, 1.0] and q[4].tolist() == [1.75, 8.0] and task.version == 2
+        helper.store(3, 0, 1.0, 4, False, False)
+        helper.store(2, 0, 0.0, 1, False, False)  # which does not follow: 1 + ½ · 8
+        assert q[3, 0] == 2.5 and task.version == 3
+        helper.interrupt()
+        helper.interrupt()
+        assert task.version == 4
+
+
+def test_sarsa_that_is_resumed_is_the_same(tmp_path):
+    def robot():
+        return Robot(walk, n_agents=2, seed=3, trace=True, tasks={"RL": ComputationTask(sarsa_func(epsilon=0.3), OnlineHelper)})
+
+    with robot() as whole, robot() as half:
+        whole.run(StopAfterSteps(500))
+        whole.save(tmp_path / "half")
+        whole.run(StopAfterSteps(500))
+        half.load(tmp_path / "half")
+        half.run(StopAfterSteps(500))
+        assert whole.trace_hash() == half.trace_hash() and table(whole).tobytes() == table(half).tobytes()
+
+
+def test_sarsa_from_a_buffer():
+    task = ComputationTask(sarsa_func(), partial(OffPolicyHelper, size=200, batch_size=8))
+    with Robot(walk, tasks={"RL": task}) as robot:
+        robot.run(StopAfterSteps(800))
+        assert table(robot)[3:6].argmax(1).tolist() == [1] * 3
 
 
 @pytest.mark.parametrize("random_ties", [False, True])
