@@ -1,10 +1,11 @@
 """What all tests share: one torch thread (the networks are small, and a second costs more than it gives), shared memory of their
-own, examples."""
+own, examples; and that none of them ends the others."""
 
 import os
 import shutil
 import signal
 import tempfile
+import traceback
 
 import pytest
 import torch
@@ -28,6 +29,34 @@ def pytest_itemcollected(item):
     """Processes that share the tests must call them the same, so no name may hold an address."""
     if " at 0x" in item.nodeid:
         raise pytest.UsageError(f"{item.nodeid}: give its parameters names of their own (ids=)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Tests of one group share a Ray cluster; where groups are ignored, each process would start one."""
+    for item in items if getattr(config.option, "loadgroup", False) else ():
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(f"--dist loadgroup: pytest {pytest.__version__} and this pytest-xdist do not keep the group "
+                                    f"of {item.nodeid} together; install the versions of constraints.txt")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """What is raised between the phases of a test, by the alarm of its time limit, say, is a failure of this test alone: under
+    pytest-xdist it would end them all."""
+    try:
+        return (yield)
+    except (KeyboardInterrupt, pytest.exit.Exception):
+        raise
+    except BaseException:
+        said = traceback.format_exc()
+        try:
+            item.session._setupstate.teardown_exact(nextitem)
+        except BaseException:
+            said += traceback.format_exc()
+        item.ihook.pytest_runtest_logreport(report=pytest.TestReport(
+            item.nodeid, item.location, {}, "failed", f"Raised between the phases of the test:\n{said}", "teardown"))
+        return True
 
 
 def pytest_unconfigure():

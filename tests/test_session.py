@@ -1,0 +1,54 @@
+"""A session of tests: what is raised between the phases of one test ends none of the others."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HOOK = """
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    if report.nodeid.endswith("test_struck") and report.when == os.environ["WHEN"]:
+        if report.outcome == "passed":
+            raised = {"exit": SystemExit(15), "alarm": pytest.fail.Exception("Timeout"), "error": ValueError("report")}
+            raise raised[os.environ["WHAT"]]
+"""
+
+TESTS = """
+    import pytest
+
+    ended = []
+
+    @pytest.fixture
+    def opened():
+        yield
+        ended.append("opened")
+
+    def test_before():
+        pass
+
+    def test_struck(opened):
+        pass
+
+    def test_after():
+        assert ended == ["opened"]
+"""
+
+
+@pytest.mark.parametrize(("when", "what", "said"), [
+    ("setup", "exit", "SystemExit: 15"), ("call", "alarm", "Failed: Timeout"), ("teardown", "error", "ValueError: report"),
+])
+def test_what_is_raised_between_the_phases_of_a_test_is_its_own_failure(when, what, said, tmp_path):
+    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text() + HOOK)
+    (tmp_path / "test_them.py").write_text(textwrap.dedent(TESTS))
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull,
+                           "--rootdir", tmp_path, "test_them.py"], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "WHEN": when, "WHAT": what})
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert said in done.stdout and "ERROR test_them.py::test_struck - Raised between the phases of the test" in done.stdout
+    passed = 2 if when == "setup" else 3  # its own report came before
+    assert f"{passed} passed, 1 error" in done.stdout
