@@ -43,7 +43,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item, nextitem):
     """What is raised between the phases of a test, by the alarm of its time limit, say, is a failure of this test alone: under
-    pytest-xdist it would end them all."""
+    pytest-xdist it would end them all. Nor does one leave a handler of Ray's, which would raise SystemExit there."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         return (yield)
     except (KeyboardInterrupt, pytest.exit.Exception):

@@ -10,8 +10,10 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -63,6 +65,17 @@ def _loopback() -> Iterator[None]:
             os.environ[switch] = before
 
 
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Who answers SIGTERM goes on to do so: Ray puts in a handler of its own, which ends the process."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():  # elsewhere Ray has put in none
+            signal.signal(signal.SIGTERM, before)
+
+
 def _join_cluster(address: str) -> None:
     """Connects to a cluster. Where nobody answers, Ray itself would take two minutes, and end the process."""
     try:
@@ -100,12 +113,13 @@ class _Connection:
             self._local = self._ours and address is None
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            if address is not None:
-                _join_cluster(address)
-            else:
-                with _loopback():  # 'local': a new instance also where the environment variable RAY_ADDRESS names a cluster
-                    ray.init(address="local", include_dashboard=False, logging_level="WARNING",
-                             **{"object_store_memory": STORE, **size})
+            with _sigterm_kept():
+                if address is not None:
+                    _join_cluster(address)
+                else:
+                    with _loopback():  # 'local': a new instance also where the environment variable RAY_ADDRESS names a cluster
+                        ray.init(address="local", include_dashboard=False, logging_level="WARNING",
+                                 **{"object_store_memory": STORE, **size})
         elif address not in (None, "auto", here := ray.get_runtime_context().gcs_address):
             raise ValueError(f"Ray: address is {address!r}, but this process is connected to {here}; close what uses that, or "
                              "leave address out")

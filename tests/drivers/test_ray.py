@@ -3,6 +3,7 @@ when actors and nodes die."""
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from parl_like.algorithms.actor_critic import PPO
 from parl_like.algorithms.dqn import DQN
 from parl_like.computation_task import ComputationTask
 from parl_like.data.replay_buffer import ReplayBuffer
+from parl_like.drivers import ray_connection
 from parl_like.drivers.processes import Processes
 from parl_like.drivers.ray_cluster import Ray, RayLink
 from parl_like.drivers.ray_connection import CONNECTION
@@ -40,7 +42,8 @@ from parl_like.models.mlp import MLPQ, MLPActorCritic
 from parl_like.stages import EpisodeStats, StopAfterSteps, StopWhen
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux"),
+              pytest.mark.timeout(1800)]  # a busy machine takes minutes to start a cluster, a node, a worker
 
 MEMORY = {"object_store_memory": 80 << 20}
 
@@ -58,7 +61,17 @@ def cluster():
 
 
 def two(**options):
-    return Ray(**{"workers": 2, "num_cpus": 0, "start_limit": 600.0, **options})  # a busy machine takes minutes
+    return Ray(**{"workers": 2, "num_cpus": 0, "start_limit": 1800.0, "step_limit": 1800.0, **options})
+
+
+def another_node(cluster):
+    """It has one CPU, which one worker wants. Ray itself gives it 30 s to begin."""
+    try:
+        return cluster.add_node(num_cpus=1, **MEMORY)
+    except Exception as error:  # a plain one
+        if "timed out during startup" not in str(error):
+            raise
+        pytest.skip("this machine is too slow for Ray to start a node")
 
 
 def drifting(driver, task, n_agents=5, **options):
@@ -264,19 +277,19 @@ def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(tmp_path, caplog):
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
-    with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": task}, n_agents=4, driver=two(step_limit=1.0),
+    with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": task}, n_agents=4, driver=two(step_limit=10.0),
                mode="async") as robot:
         with caplog.at_level(logging.WARNING):
             robot.run(StopWhen(lambda robot: robot.env_steps >= 1000 and robot._driver.restarts))
         assert sorted(w.incarnation for w in robot._driver.workers) == [0, 1] and learned(robot)
-        assert "said nothing for 1 s" in caplog.text
+        assert "said nothing for 10 s" in caplog.text
 
 
 @pytest.mark.parametrize(("env", "kind", "said", "trace"), [
     (Cursed, {}, r"agent 0: its environment raised in reset\(seed=.*OSError: no level", "in reset"),
     (Broken, {}, r"worker 0 \(agents 0 to 0\): building its agents raised FileNotFoundError: levels.txt", "in __init__"),
-    (Fragile, {"max_restarts": 1}, "worker 0 .*was lost: its process (ended|was killed).*; it was replaced 1 times within 60 s",
-     ""),
+    (Fragile, {"max_restarts": 1, "period": 9000.0}, "worker 0 .*was lost: its process (ended|was killed).*; it was replaced 1 "
+                                                     "times within 9000 s", ""),
 ])
 def test_what_ends_the_run_is_said(env, kind, said, trace, tmp_path):
     make = partial(env, tmp_path / "count") if env is Broken else env
@@ -299,27 +312,28 @@ def test_a_call_that_ends_after_its_robot_is_told_to_nobody(caplog):
 
 def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster, caplog):
     """One worker a node, for each wants a CPU; a third node takes in who was on the second."""
-    second = cluster.add_node(num_cpus=1, **MEMORY)
+    second = another_node(cluster)
     lost = []
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
 
     def lose(robot):
         if robot.env_steps > 300 and not lost:
-            lost.append(cluster.add_node(num_cpus=1, **MEMORY))
+            lost.append(another_node(cluster))
             cluster.remove_node(second, allow_graceful=False)
         return robot.env_steps > 1500 and robot._driver.restarts > 0 and all(worker.running for worker in robot._driver.workers)
 
-    with drifting(Ray(workers=2), task, n_agents=4) as robot:
+    with drifting(two(num_cpus=1), task, n_agents=4) as robot:
         robot.run(StopWhen(lose))
         assert lost and task.rows_learned <= robot.env_steps and 1 in [min(w.incarnation, 1) for w in robot._driver.workers]
         assert "was lost: its node has died or cannot be reached; it is replaced" in caplog.text
     cluster.remove_node(lost[0])
 
 
+@pytest.mark.slow
 def test_a_node_100_times_slower_is_named_and_holds_up_nobody(cluster, tmp_path, caplog):
-    second = cluster.add_node(num_cpus=1, **MEMORY)
+    second = another_node(cluster)
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
-    with Robot(partial(Uneven, str(tmp_path / "count")), tasks={"RL": task}, n_agents=2, driver=Ray(workers=2),
+    with Robot(partial(Uneven, str(tmp_path / "count")), tasks={"RL": task}, n_agents=2, driver=two(num_cpus=1),
                mode="async") as robot:
         run_until_uneven(robot, caplog)
     assert caplog.text.count("is slow: a turn of its agents takes") == 1 and "nobody waits for it" in caplog.text
@@ -386,17 +400,18 @@ class Checks(Algorithm):
         return {"loss": -(self.model.w * batch.rew.float().mean()).sum()}
 
 
-@pytest.mark.parametrize("rows", [40, pytest.param(3_750, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [40, 3_750])
 def test_a_robot_on_three_nodes_sends_images_and_its_replay_is_saved_and_loaded(rows, cluster, tmp_path):
     """With 3,750 rows in each of three workers 300 MiB: pytest -m slow tests/drivers/test_ray.py -k three_nodes."""
-    others = [cluster.add_node(num_cpus=1, **MEMORY) for _ in range(2)]
+    others = [another_node(cluster) for _ in range(2)]
     helper = partial(OffPolicyHelper, size=rows, batch_size=16, learn_every=32,
                      buffer=partial(ReplayBuffer, ignore_obs_next=True))
     (tmp_path / "nodes").mkdir()
 
     def robot():
         return Robot(partial(Pictures, tmp_path / "nodes"), tasks={"RL": ComputationTask(Checks, helper)}, n_agents=12,
-                     driver=Ray(workers=3), trace=True)
+                     driver=two(workers=3, num_cpus=1), trace=True)
 
     def goes_on(robot):
         robot.run(StopAfterSteps(240))
@@ -429,7 +444,7 @@ def script(tmp_path, text, **environment):
         from drivers.test_ray import *
     """
     (tmp_path / "robot.py").write_text(textwrap.dedent(head) + textwrap.dedent(text))
-    done = subprocess.run([sys.executable, tmp_path / "robot.py"], capture_output=True, text=True, timeout=280,
+    done = subprocess.run([sys.executable, tmp_path / "robot.py"], capture_output=True, text=True,
                           env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -453,6 +468,18 @@ def looked_at(processes):
             sockets = [one for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
             found.append((" ".join(process.cmdline()), {one.laddr.ip.removeprefix("::ffff:") for one in sockets}))
     return found
+
+
+def test_sigterm_is_answered_by_who_did_before_ray_was_connected(monkeypatch):
+    """Ray's own answer ends the process: a run would not be saved."""
+    answered = []
+    monkeypatch.setattr(ray_connection, "the_ray", lambda: SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **_: signal.signal(signal.SIGTERM, lambda *_: 1 / 0), shutdown=lambda: None))
+    signal.signal(signal.SIGTERM, lambda *_: answered.append("the run"))
+    CONNECTION.open()
+    CONNECTION.close()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert answered == ["the run"]
 
 
 @pytest.mark.slow
