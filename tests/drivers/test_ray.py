@@ -499,6 +499,7 @@ def test_a_robot_finds_a_cluster_by_its_address_alone(cluster, tmp_path):
     assert ray.nodes()[0]["Alive"]
 
 
+@pytest.mark.slow
 def test_a_local_instance_listens_to_this_machine_alone_and_nothing_is_left_of_it(tmp_path):
     """It serves no dashboard, ends with the last robot that uses it, and nobody waits for room there."""
     said = script(tmp_path, """
