@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from parl_like.env_source import for_elsewhere
 from parl_like.envs.columns import BadOutput, Columns, Layout, Status
 from parl_like.envs.group import EnvFailed, GroupOptions, Reply, faults, fresh_seed
 from parl_like.envs.hosts import CLOSE_TIMEOUT, Host
@@ -436,7 +437,7 @@ def _raise(error: Exception) -> NoReturn:
 
 def _pickled(env_fn: Callable[[], Any]) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(env_fn))
+        return bytes(cloudpickle.dumps(for_elsewhere(env_fn)))
     except Exception as error:
         raise ValueError(f"make_vector_env: the factory {env_fn!r} cannot be sent to a worker process ({type(error).__name__}: "
                          f"{error}); build what it needs inside of it, or use kind='thread'") from error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 
@@ -38,6 +39,24 @@ def factory_of(source: Any) -> Callable[..., Any]:
 def make_one(source: EnvSource) -> Any:
     """An environment of a source, an environment itself as it is."""
     return source if is_made(source) or not callable(factory_of(source)) else factory_of(source)()
+
+
+def for_elsewhere(source: EnvSource) -> Any:
+    """A source for another process, which takes along the ids that code of this one has registered with gymnasium by a class or a
+    function, and not by the name of a module that can be imported there."""
+    own = {}
+    for id, spec in gym.registry.items():
+        if callable(spec.entry_point) and not spec.entry_point.__module__.startswith("gymnasium."):
+            with suppress(Exception):  # not this one, which may not be asked for
+                cloudpickle.dumps(spec)
+                own[id] = spec
+    return partial(_knowing, own, source) if own and source is not None else source
+
+
+def _knowing(ids: Mapping[str, Any], source: Any, **options: Any) -> Any:
+    for id, spec in ids.items():
+        gym.registry.setdefault(id, spec)
+    return factory_of(source)(**options)
 
 
 def note_of(env: Any) -> str:

@@ -25,6 +25,7 @@ from parl_like.data.transforms import Transform
 from parl_like.errors import unknown
 from parl_like.explorer import Explorer
 from parl_like.lab.config import ConfigError, dump_yaml, ends_with, fit, nested
+from parl_like.lab.own import candidates
 from parl_like.optim import Linear, Schedule
 
 SHELVES: dict[str, Sequence[str]] = {
@@ -75,21 +76,16 @@ def named(kind: str, name: str) -> Any:
     Raises:
         ConfigError: there is none; the nearest is named.
     """
-    module, colon, inside = name.partition(":")
-    if colon:
-        try:
-            return getattr(import_module(module), inside)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"Config: {kind} {name!r}: {error}") from None
-    found: dict[str, Any] = {}
-    for path in SHELVES[kind]:
-        for key, one in vars(import_module(path)).items():
-            if isinstance(one, type) and any(base.__name__ == kind for base in one.__mro__[1:] or (one,)):
-                found.setdefault(key, one)
-        found |= {kind: vars(import_module(path))[kind]} if kind == "ReplayBuffer" and kind in vars(import_module(path)) else {}
-    if name not in found:
+    inside, found = candidates(name, SHELVES[kind])
+    found = {key: one for key, one in found.items() if isinstance(one, type) and is_a(one, kind)}
+    if inside not in found:
         raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
-    return found[name]
+    return found[inside]
+
+
+def is_a(owner: type, kind: str) -> bool:
+    """Whether a class is a part of this kind: one that is made from the class of this name, or a plain buffer."""
+    return kind in [base.__name__ for base in owner.__mro__[owner is not ReplayBuffer :]]
 
 
 class Parts:

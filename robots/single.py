@@ -62,8 +62,10 @@ class Config(PartsConfig, frozen=True, kw_only=True):
 
 
 def usual_of(algorithm: type) -> Mapping[str, Any]:
-    """The entry of USUAL for a class, or for the nearest one that it is made from."""
-    return next((USUAL[one.__name__] for one in algorithm.__mro__ if one.__name__ in USUAL), ON_POLICY)
+    """The entry of USUAL for a class, or for the nearest one that it is made from, whose arguments it has then."""
+    nearest = next((one.__name__ for one in algorithm.__mro__ if one.__name__ in USUAL), "")
+    usual = USUAL.get(nearest, ON_POLICY)
+    return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in usual.items()}
 
 
 def build(config: Config, env: EnvSource = None) -> Robot:

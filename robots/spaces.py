@@ -115,7 +115,7 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
     Raises:
         ConfigError: something was given that no part has.
     """
-    options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace"))
+    options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace", "score"))
     parts.check()
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
                   trace=config.trace, **options)

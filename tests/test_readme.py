@@ -4,13 +4,11 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-from parl_like.algorithms import DQN
-from parl_like.lab import cli, config, experiment
+from parl_like.lab import cli, config, experiment, own
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "design.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,19 +50,26 @@ def test_every_page_is_in_the_table_of_contents():
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme]
 
 
-def test_the_command_lines_shown_are_taken(monkeypatch):
-    """With their options; experiments and keys are known, benchmarks are there. The reader's own package has an algorithm."""
-    mine = ModuleType("my_package.mine")
-    mine.MyDQN = type("MyDQN", (DQN,), {})
-    monkeypatch.setitem(sys.modules, "my_package", ModuleType("my_package"))
-    monkeypatch.setitem(sys.modules, "my_package.mine", mine)
+def test_the_command_lines_shown_are_taken(monkeypatch, tmp_path):
+    """With their options; experiments and keys are known, benchmarks are there. The reader has a package and a file."""
+    (code,) = [block.values[0] for block in BLOCKS if "# my_robot.py" in block.values[0]]
+    (tmp_path / "my_package").mkdir()
+    for name in ("my_robot.py", "my_package/robots.py", "my_package/mine.py"):
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     lines = re.findall(r"^parl-like (.+?)(?:  +#.*)?$|`parl-like ([^`]+)`", text, re.MULTILINE)
     for line in sorted({one or two for one, two in lines}):
         words = ["ppo-cartpole" if word == "NAME" else word if "=" in word else word.strip("[]") for word in shlex.split(line)]
         args = cli._parse(words)
         if words[0] == "train":
-            chosen = experiment.get(args.experiment)
+            for kept in ("_registered", "_modules", "_brought"):
+                monkeypatch.setattr(experiment, kept, {})
+            for name in ("my_robot", "my_package", "my_package.robots", "my_package.mine"):
+                sys.modules.pop(name, None)
+            chosen = own.chosen(args.experiment)
             config.resolve(chosen.module().Config, chosen.config, args.overrides)
         elif words[0] == "bench":
             assert (ROOT / "benchmarks" / f"{args.name.replace('-', '_')}.py").exists(), line

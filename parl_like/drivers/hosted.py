@@ -26,6 +26,7 @@ from parl_like.drivers.lessons import Lessons
 from parl_like.drivers.shared import Publication, Publisher
 from parl_like.drivers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
 from parl_like.drivers.worker_crew import COUNTS, Recipe
+from parl_like.env_source import for_elsewhere
 from parl_like.errors import AgentFailed
 from parl_like.places import Owner, Places
 from parl_like.process.child import RestartBudget, readable
@@ -116,7 +117,7 @@ class HostedDriver(CooperativeDriver):
         again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
         seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
         return Recipe(
-            worker.name, cards, crew._env, crew._make_agent, crew._label, crew.mode, self.sync, seeds,
+            worker.name, cards, for_elsewhere(crew._env), crew._make_agent, crew._label, crew.mode, self.sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None,
             self.options.agent_restarts,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from parl_like.errors import unknown
-from parl_like.lab import config, experiment
+from parl_like.lab import config, experiment, own
 from parl_like.lab.config import UsageError
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    chosen = experiment.get(args.experiment)
+    chosen = own.chosen(args.experiment)
     file = config.load_yaml_file(Path(args.config)) if args.config else {}
     stream = sys.stderr if args.show_config else args.stream
     print(f"{chosen.name}: {chosen.description or 'loading'} ...", file=stream, flush=True)  # before torch: seconds matter here
@@ -81,13 +81,14 @@ def _resume(args: argparse.Namespace) -> int:
     from parl_like.lab import runner
 
     return runner.resume(run.path, args.overrides, which=args.checkpoint, command=args.words, stream=args.stream,
-                         debug=args.debug, report=args.report)
+                         debug=args.debug, report=args.report, source=args.source)
 
 
 def _eval(args: argparse.Namespace) -> None:
     from parl_like.lab import runner
 
-    numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, overrides=args.overrides)
+    numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, overrides=args.overrides,
+                              source=args.source)
     _show(args, numbers, (f"{key:12} {_cell(value, '.6g')}" for key, value in numbers.items()))
 
 
@@ -98,15 +99,21 @@ def _play(args: argparse.Namespace) -> None:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, max_steps=args.steps,
-                           stream=args.stream, overrides=args.overrides)
+                           stream=args.stream, overrides=args.overrides, source=args.source)
     _show(args, episodes, (f"{episode['path']}  return {episode['return']:.4g}" for episode in episodes))
 
 
 def _list(args: argparse.Namespace) -> None:
     from parl_like.lab import rundir
 
+    if args.source:
+        own.registered(args.source)
     known: list[dict[str, Any]] = []
+    installed = experiment.installed()
     for name in experiment.names():
+        if name in installed and not experiment.is_registered(name):  # a list imports nobody's package
+            known.append({"name": name, "robot": installed[name].module, "description": "of an installed package"})
+            continue
         try:
             one = experiment.get(name)
             known.append({"name": name, "robot": one.robot, "description": one.description})
@@ -278,24 +285,27 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
     exact = "exact (the newest of the schedule, so that the run equals an uninterrupted one), "
     run, runs = option("run", metavar="RUN"), option("runs", nargs="+", metavar="RUN")
-    again = words_of("what names a module, given again: env=module:Id")
+    again = words_of("what names a module, given again (env=module:Id); another eval_score=")
+    source = option("--from", "file or module that registers the run's experiment, where that is your own", dest="source",
+                    default="", metavar="FILE")
     after = "default: as after training"
     verb("train", _train, "train an experiment in a new run directory",
-         option("experiment", "one of `parl-like list`", metavar="EXPERIMENT"),
+         option("experiment", "one of `parl-like list`, or your own: FILE.py, FILE.py:NAME, package.module:NAME",
+                metavar="EXPERIMENT"),
          words_of("configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]"),
          option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
          option("--show-config", "print all that can be set, as it is, and stop", action="store_true"))
     verb("resume", _resume, "continue a run from its last checkpoint", run, words_of("e.g. total_steps=40000"),
-         checkpoint("exact", exact))
+         checkpoint("exact", exact), source)
     verb("eval", _eval, "evaluate a trained run without exploration", run, again,
          option("--episodes", after, type=_whole(1), default=0, metavar="N"),
-         option("--seed", after, type=_whole(0), metavar="N"), checkpoint("latest"), best)
+         option("--seed", after, type=_whole(0), metavar="N"), checkpoint("latest"), best, source)
     verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans", run, again,
          option("--episodes", type=_whole(1), default=1, metavar="N"), option("--seed", type=_whole(0), metavar="N"),
          option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
-         checkpoint("latest"), best)
+         checkpoint("latest"), best, source)
     verb("list", _list, "list the experiments, and the runs in runs/",
-         option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"))
+         option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"), source)
     verb("plot", _plot, "draw the learning curve of one or several runs", runs,
          option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
          option("--metric", "column of metrics.csv (default: return/mean)", metavar="KEY"))

@@ -70,7 +70,9 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             expectation names, or 10.
         eval_every: Environment steps between two evaluations while training, the first before it; 0: only the one at the end.
         stop_score: Training ends when an evaluation's score reaches this.
-        eval_score: The score of an evaluation, by which one is the best; empty: as the robot has it, else the mean return.
+        eval_score: The score of an evaluation, by which one is the best: one of its numbers (`success_rate`), or a function
+            `score(robot, episodes) -> float` of the user's own, by name or as `module:name`; empty: as the robot has it, else the
+            mean return.
         torch_threads: Threads of one torch operation on the CPU; more than one slows small networks down.
         tensorboard: Also write TensorBoard files, where the extra `tb` is installed.
         trace: Keep a hash of every event, so that two runs can be compared.
@@ -90,7 +92,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     eval_episodes: Annotated[int, msgspec.Meta(ge=0)] = 0
     eval_every: Annotated[int, msgspec.Meta(ge=0)] = 0
     stop_score: float | None = None
-    eval_score: Literal["", "mean_return", "min_return", "max_return", "mean_length", "success_rate"] = ""
+    eval_score: str = ""
     torch_threads: Annotated[int, msgspec.Meta(ge=1)] = 1
     tensorboard: bool = True
     trace: bool = False

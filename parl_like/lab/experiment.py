@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,26 @@ RobotName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}\Z")]
 
 class ExperimentError(UsageError):
     """No such experiment, or its description or its robot module is not what it must be."""
+
+
+ENTRY_POINTS = "parl_like.experiments"
+"""Group of entry points of installed packages: name of an experiment → module that registers it."""
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What has registered an experiment of the user's own: a file, by real path and SHA-256 of its content, or a module."""
+
+    file: str = ""
+    sha256: str = ""
+    module: str = ""
+
+
+class Brought(NamedTuple):
+    """A module of the user's with experiments, and their names; `source` None: an installed package's, found by its name."""
+
+    module: ModuleType
+    source: Source | None
+    names: list[str]
 
 
 class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +114,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 _registered: dict[str, Experiment] = {}
 _modules: dict[str, ModuleType] = {}
+_brought: dict[str, Brought] = {}
 
 
 def register(experiment: Experiment, module: ModuleType | None = None) -> Experiment:
@@ -113,18 +135,59 @@ def register(experiment: Experiment, module: ModuleType | None = None) -> Experi
     return experiment
 
 
+def bring(load: Callable[[], ModuleType], source: Source | None) -> list[str]:
+    """Imports a module of the user's; the names of the experiments that it registers."""
+    before = set(_registered)
+    module = load()
+    if module.__name__ not in _brought:
+        names = [name for name in _registered if name not in before or _modules.get(name) is module]
+        _brought[module.__name__] = Brought(module, source, names)
+    return _brought[module.__name__].names
+
+
+def brought() -> Mapping[str, Brought]:
+    """Module name → what `bring` has imported in this process."""
+    return _brought
+
+
+def source_of(name: str) -> Source | None:
+    """What an experiment was registered by; None: it is ours, or an installed package's, or a script's of this process."""
+    return next((one.source for one in _brought.values() if name in one.names), None)
+
+
+def is_registered(name: str) -> bool:
+    """Whether this process knows an experiment that is not ours."""
+    return name in _registered
+
+
+def own_modules() -> list[ModuleType]:
+    """Modules of the user's with experiments that this process knows of."""
+    return [*(one.module for one in _brought.values()), *_modules.values()]
+
+
+def installed() -> dict[str, importlib.metadata.EntryPoint]:
+    """Experiments that installed packages bring."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
 def names() -> list[str]:
     """All experiments, sorted."""
-    return sorted({*_files(), *_registered})
+    return sorted({*_files(), *installed(), *_registered})
 
 
 def get(name: str) -> Experiment:
-    """The experiment of this name. Raises ExperimentError where there is none, with the nearest name, or its file is bad."""
+    """The experiment of this name; that of an installed package is imported. Raises ExperimentError where there is none, with
+    the nearest name, or its description is bad."""
     if name in _registered:
         return _registered[name]
     files = _files()
     if name not in files:
-        raise ExperimentError(unknown("experiment", name, names()))
+        if (point := installed().get(name)) is None:
+            raise ExperimentError(unknown("experiment", name, names()))
+        bring(lambda: importlib.import_module(point.module), None)
+        if name not in _registered:
+            raise ExperimentError(f"experiment {name!r}: {point.module} is its entry point, but does not register it")
+        return _registered[name]
     tree = load_yaml_file(files[name])
     try:
         experiment = msgspec.convert({"name": name, **tree}, Experiment)

@@ -24,6 +24,7 @@ import msgspec
 from parl_like.data.disk import replace_file
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
+from parl_like.lab import own
 from parl_like.lab.config import UsageError
 from parl_like.lab.outbox import RunError
 from parl_like.lab.rundir import Git, RunDir
@@ -73,17 +74,17 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, f
         UsageError: an unknown experiment, a configuration that its robot refuses, or a file that holds no marks.
         RunError: runs that failed, after all others were made; what is measured is kept.
     """
-    chosen = [experiments.get(name) for name in names or experiments.names()]
-    chosen = [one for one in chosen if names or one.expect]
+    chosen = [(word, own.chosen(word)) for word in names or experiments.names()]
+    chosen = [(word, one) for word, one in chosen if names or one.expect]
     marks = {mark.key: mark for mark in load(file)}
     code, wanted, missing, failed = code_hash(), [], [], []
-    for one in chosen:
+    for word, one in chosen:
         for seed in range(seeds):
             config = configs.resolve(one.module().Config, one.config, overrides, {"seed": seed})
             key = configuration_hash(one.name, configs.to_dict(config)), seed
             wanted.append(key)
             if key not in marks or marks[key].code != code:
-                missing.append((one.name, key, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
+                missing.append((word, key, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
     words = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
     say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them measured before")
 

@@ -32,7 +32,7 @@ import msgspec
 from parl_like.data.disk import check_plain, open_folder, remove
 from parl_like.data.encoding import versions
 from parl_like.lab.config import dump_yaml, load_yaml
-from parl_like.lab.experiment import Name
+from parl_like.lab.experiment import Name, Source
 from parl_like.lab.lock import process_started
 from parl_like.lab.outbox import Outbox, RunError
 
@@ -52,7 +52,8 @@ class Git(msgspec.Struct, frozen=True):
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse; `differs`:
     dotted key → value, where the configuration is not that of the experiment; `evaluated`: `step` and `score` of the last
-    evaluation while training, `best_step` and `best` of the best one, if there was one."""
+    evaluation while training, `best_step` and `best` of the best one, if there was one; `source`: what had registered an
+    experiment of the user's own."""
 
     name: str
     experiment: Name
@@ -68,6 +69,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: dict[str, float | None] = {}
     git: Git | None = None
     command: list[str] = []
+    source: Source | None = None
 
 
 class RunDir:
@@ -87,13 +89,14 @@ class RunDir:
 
     @classmethod
     def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (),
-               differs: Mapping[str, Any] | None = None) -> RunDir:
+               differs: Mapping[str, Any] | None = None, source: Source | None = None) -> RunDir:
         """A new directory (mode 0700) with `run.json` (state running) and `config.yaml`.
 
         Args:
             config: The complete configuration as plain values. `run_dir` empty: `runs/<date>_<experiment>_s<seed>`, with
                 `_2`, `_3` … behind it where that exists.
             differs: What of it is not as the experiment has it.
+            source: What has registered the experiment.
 
         Raises:
             RunError: `run_dir` is there and not empty (it is left as it is), or the directory cannot be made or written to.
@@ -121,7 +124,7 @@ class RunDir:
             raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
         run = cls(path)
         run._write_info(RunInfo(name=path.name, experiment=experiment, state="running", started=now(), **_this_process(),
-                                versions=made_with, differs=dict(differs or {}), git=git, command=list(command)))
+                                versions=made_with, differs=dict(differs or {}), git=git, command=list(command), source=source))
         run.save_config(config)
         run._must_be_written()
         return run
@@ -151,10 +154,11 @@ class RunDir:
         """Replaces fields of `run.json`."""
         self._write_info(msgspec.structs.replace(self.info(), **fields))
 
-    def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None) -> None:
+    def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None, source: Source | None = None) -> None:
         """This process continues the run; a result that it had is no longer its own. Raises RunError where the disk refuses."""
         self.update(state="running", ended=None, exit_reason="", resumed=self.info().resumed + 1, **_this_process(),
-                    versions=versions(*PACKAGES), differs=dict(differs or {}), git=git_state(), command=list(command))
+                    versions=versions(*PACKAGES), differs=dict(differs or {}), git=git_state(), command=list(command),
+                    source=source)
         self._must_be_written()
         with suppress(FileNotFoundError):
             remove(self.path / "result.json")

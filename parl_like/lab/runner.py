@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,8 +14,11 @@ import msgspec
 
 from parl_like.data.archive import ArchiveError, Manifest
 from parl_like.data.encoding import Plan, refusal
+from parl_like.errors import unknown
+from parl_like.evaluation import SCORES
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
+from parl_like.lab import own
 from parl_like.lab.checkpoint import Checkpoints, Loaded
 from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
@@ -31,9 +35,11 @@ RESUMABLE = frozenset({
     "workers.address", "workers.step_limit",
 })
 """What may differ when a run is continued: nothing here changes what happens at a step of training."""
+EVALUABLE = RESUMABLE | {"eval_score"}
+"""What may differ when it is evaluated."""
 
 # gymnasium imports the module that an environment's id names: `module:Id`.
-_NAMES_A_MODULE = re.compile(r"\s*[A-Za-z_][\w.]*\s*:")
+_NAMES_A_MODULE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*:")
 _OWN_COLONS = frozenset({"device", "run_dir", "workers"})  # fields whose texts may have a colon and import nothing
 STATE_FACTOR, STATE_ROOM = 8, 64 << 20  # a task's saved state has at most so many times a new one's bytes, and so many more
 
@@ -58,13 +64,14 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
     """
     with _robot(experiment, config) as robot:
         config = _complete(config, robot)
-        run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot))
+        run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot),
+                               experiments.source_of(experiment.name))
         with RunLock(run.path):
             return Session(experiment, config, run, stream, debug, report).go(robot, None)
 
 
 def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "exact", command: Sequence[str] = (),
-           stream: TextIO | None = None, debug: bool = False, report: Report | None = None) -> int:
+           stream: TextIO | None = None, debug: bool = False, report: Report | None = None, source: str = "") -> int:
     """Continues a run from a checkpoint, and returns an exit code as `train`.
 
     A stop by a signal or an error saves at a moment that no schedule knows, and a save restarts the episodes; so a run that goes
@@ -75,6 +82,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         overrides: May give a new `total_steps` and whatever else is in RESUMABLE; must give again what names a module
             (`env=module:Id`).
         which: Checkpoint: `exact` (see above), `latest`, `best`, or its step.
+        source: `FILE.py` or `package.module` that registers its experiment, if the run may not have it imported by itself.
 
     Raises:
         UsageError: no such run; its configuration does not fit its robot, or is not the one of the checkpoint; it is finished; it
@@ -83,7 +91,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
     """
     run = RunDir.open(run_dir)
     with RunLock(run.path):
-        experiment, config = _stored(run, overrides)
+        experiment, config = _stored(run, overrides, source, RESUMABLE)
         session = Session(experiment, config, run, stream, debug, report)
         chosen = _choose(run, session.checkpoints, which)
         if chosen == "best" and session.checkpoints.evaluated_best() is not None:
@@ -104,7 +112,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
                 raise UsageError(f"{run.path} has finished its {stored.total_steps} steps; to train longer: "
                                  f"`parl-like resume {run.path} total_steps={2 * max(loaded.meta.step, stored.total_steps)}`")
             _restore(robot, loaded)
-            run.restarted(command, _differs(experiment, config, robot))
+            run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
             run.save_config(configs.to_dict(config))
             return session.go(robot, loaded)
 
@@ -116,7 +124,7 @@ def describe(experiment: Experiment, config: ExperimentConfig) -> str:
         return fields + (robot.parts.describe() if robot.parts is not None else "")
 
 
-def load_run(run_dir: str | Path, *, checkpoint: str = "latest", **overrides: Any) -> Any:
+def load_run(run_dir: str | Path, *, checkpoint: str = "latest", source: str = "", **overrides: Any) -> Any:
     """The robot of a run directory, in the state of a checkpoint: for `act`, `evaluate`, `run`, and `close`.
 
         with load_run("runs/2026-11-21_ppo-cartpole_s0", checkpoint="best") as robot:
@@ -127,23 +135,24 @@ def load_run(run_dir: str | Path, *, checkpoint: str = "latest", **overrides: An
     Args:
         run_dir: The directory, or its name below `runs/`.
         checkpoint: `latest`, `best`, `exact` (the newest of the schedule), or a step.
+        source: As for `resume`.
         overrides: Must repeat values of the configuration that name a module (`env="module:Id"`), since that would be imported.
 
     Raises:
         UsageError: no such run or checkpoint, or the configuration does not fit. ArchiveError: no checkpoint is good.
     """
     run = RunDir.open(run_dir)
-    return _loaded(run, *_stored(run, overrides), checkpoint)
+    return _loaded(run, *_stored(run, overrides, source), checkpoint)
 
 
 def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest",
-             overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+             overrides: Mapping[str, Any] | None = None, source: str = "") -> dict[str, Any]:
     """Numbers of a trained run: `episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` …
 
-    By default as after training, so the numbers of `result.json` come out again. `overrides`: as for `resume`.
+    By default as after training, so the numbers of `result.json` come out again. `overrides`, `source`: as for `resume`.
     """
     run = RunDir.open(run_dir)
-    experiment, config = _stored(run, overrides)
+    experiment, config = _stored(run, overrides, source)
     with contextlib.closing(_loaded(run, experiment, config, which)) as robot:
         seed = evaluation_seed(config) if seed is None else seed
         numbers = robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed).numbers()
@@ -152,7 +161,7 @@ def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None,
 
 
 def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest", max_steps: int = 0,
-         stream: TextIO | None = None, overrides: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+         stream: TextIO | None = None, overrides: Mapping[str, Any] | None = None, source: str = "") -> list[dict[str, Any]]:
     """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path, seed and return of each.
 
     A robot whose episodes say more than a film shows has its own way: `play(robot, config, path, *, seed, max_steps, stream)` in
@@ -161,10 +170,10 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
     Args:
         max_steps: Environment steps after which an episode stops; 0: at its end.
         stream: Where people read along, if the robot has something to say.
-        overrides: As for `resume`.
+        overrides, source: As for `resume`.
     """
     run = RunDir.open(run_dir)
-    experiment, config = _stored(run, overrides)
+    experiment, config = _stored(run, overrides, source)
     with contextlib.closing(_loaded(run, experiment, config, which)) as robot:
         folder = run.folder(run.videos)
         own = getattr(experiment.module(), "play", None)
@@ -187,14 +196,18 @@ def _refuse_imports(run: RunDir, *trusted: Mapping[str, Any]) -> None:
     """Raises ConfigError if the configuration of a run names a module that none of the trusted ones has at the same key."""
     for key, value in configs.flat({name: part for name, part in run.config().items() if name not in _OWN_COLONS}).items():
         names = (key, key.removesuffix(".id"))
-        if _NAMES_A_MODULE.match(str(value)) and all(value != one.get(name) for one in trusted for name in names):
+        if not (found := _NAMES_A_MODULE.match(str(value))) or own.is_own(found[1]):
+            continue
+        if all(value != one.get(name) for one in trusted for name in names):
             raise ConfigError(f"{run.config_file}: {key}={value!r} would import a module, which a run directory may not ask for; "
                               f"if you trust it, give {key}={value} again")
 
 
-def _stored(run: RunDir, overrides: Mapping[str, Any] | None) -> tuple[Experiment, ExperimentConfig]:
+def _stored(run: RunDir, overrides: Mapping[str, Any] | None, source: str,
+            free: Set[str] = EVALUABLE) -> tuple[Experiment, ExperimentConfig]:
     """A run's experiment and its configuration, with what the user gives anew. Raises UsageError."""
-    experiment = experiments.get(run.info().experiment)
+    info = run.info()
+    experiment = own.of_run(run.path, info.experiment, info.source, source)
     config_class: type[ExperimentConfig] = experiment.module().Config
     # As the file has it: resolving it looks up classes, which would import them already.
     _refuse_imports(run, configs.flat(overrides or {}), configs.flat(experiment.config))
@@ -210,7 +223,7 @@ def _stored(run: RunDir, overrides: Mapping[str, Any] | None) -> tuple[Experimen
                 raise ConfigError(f"a run keeps its configuration: {key!r} is {' or '.join(map(repr, was)) or 'nothing'} there "
                                   f"and {config.parts[key]!r} now; for another configuration train a new run")
         config = _with_parts(config, {name: config.parts[name] for name in kept})
-    _refuse_changes(stored, configs.to_dict(config), "a run keeps its configuration")
+    _refuse_changes(stored, configs.to_dict(config), "a run keeps its configuration", free)
     return experiment, config
 
 
@@ -226,10 +239,23 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Config: {error}") from error
-    if config.eval_score:
-        robot.score = config.eval_score
     with contextlib.closing(robot):
+        if config.eval_score:
+            robot.score = _score(config.eval_score)
         yield robot
+
+
+def _score(name: str) -> Any:
+    """The score of this name: a number of an evaluation, or a function of the user's."""
+    if name in SCORES:
+        return name
+    inside, things = own.candidates(name)
+    found = {key: one for key, one in things.items() if inspect.isfunction(one)
+             and list(inspect.signature(one).parameters) == ["robot", "episodes"]}
+    if inside not in found:
+        raise ConfigError(f"Config: key 'eval_score': {unknown('score', name, [*SCORES, *found])}; one of your own is a function "
+                          "`def score(robot, episodes)`, written module:score")
+    return found[inside]
 
 
 def _loaded(run: RunDir, experiment: Experiment, config: ExperimentConfig, which: str) -> Robot:
@@ -286,14 +312,14 @@ def _differs(experiment: Experiment, config: ExperimentConfig, robot: Any) -> di
     return found if robot.parts is None else {**found, **robot.parts.differs(getattr(usual, "parts", {}))}
 
 
-def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str) -> None:
+def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str, free: Set[str] = RESUMABLE) -> None:
     # A key that `old` lacks is one that the code learned since; it came with its default.
     found = configs.differences(old, new).items()
-    changes = {key: change for key, change in found if key in RESUMABLE or key.split(".")[0] in old}
-    refused = [f"{key!r} is {a!r} there and {b!r} now" for key, (a, b) in changes.items() if key not in RESUMABLE]
+    changes = {key: change for key, change in found if key in free or key.split(".")[0] in old}
+    refused = [f"{key!r} is {a!r} there and {b!r} now" for key, (a, b) in changes.items() if key not in free]
     if refused:
-        free = ", ".join(sorted(RESUMABLE))
-        raise ConfigError(f"{why}: {'; '.join(refused)}; only {free} may change; for another configuration train a new run")
+        raise ConfigError(f"{why}: {'; '.join(refused)}; only {', '.join(sorted(free))} may change; for "
+                          "another configuration train a new run")
 
 
 def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:
