@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -386,15 +388,18 @@ class OfflineHelper(OffPolicyHelper):
     """Learns from a buffer that was filled elsewhere; stores nothing.
 
     Args:
-        data: The buffer. Its columns must have the names, shapes and dtypes of the model's spaces; what it lacks beside
-            observations and actions, the algorithm must not need; what it has more does no harm.
+        data: The buffer, or the directory that `buffer.save(path)` wrote. Its columns must have the names, shapes and dtypes of
+            the model's spaces; what it lacks beside observations and actions, the algorithm must not need; what it has more does
+            no harm.
         batch_size: Rows of one training request.
         in_order: Requests go through the data in the order in which it is stored, again and again; the last of a pass is as short
             as it must be. `last` marks the rows after which there is a cut, the last of the request included. None: where the
             algorithm's window asks for it.
     """
 
-    def __init__(self, data: ReplayBuffer, *, batch_size: int = 64, in_order: bool | None = None, **options: Any) -> None:
+    def __init__(self, data: ReplayBuffer | str, *, batch_size: int = 64, in_order: bool | None = None, **options: Any) -> None:
+        if isinstance(data, str):
+            data = _recorded(data)
         if len(data) < batch_size:
             raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or "
                              "give more data")
@@ -451,6 +456,18 @@ class OfflineHelper(OffPolicyHelper):
     def interrupt(self, rows: Array | None = None) -> None:
         """Offline data does not change."""
 
+
+def _recorded(path: str) -> ReplayBuffer:
+    """The buffer that was saved there; that of other helpers of this process, where one has it."""
+    if not os.path.isdir(path):
+        raise ValueError(f"OfflineHelper: data is {path!r}; expected a directory that `buffer.save(path)` wrote, or a buffer")
+    key = os.path.realpath(path), os.stat(path).st_mtime_ns
+    if (data := _RECORDED.get(key)) is None:
+        data = _RECORDED[key] = ReplayBuffer.load(path)
+    return data
+
+
+_RECORDED: weakref.WeakValueDictionary[tuple[str, int], ReplayBuffer] = weakref.WeakValueDictionary()
 
 UNASKED = 100_000
 """Steps of each agent after which an iteration gives up waiting for the first call of `learn()`."""

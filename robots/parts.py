@@ -7,9 +7,11 @@ known, and whatever was given and not asked for is an error.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -175,6 +177,16 @@ class Parts:
             if len(meant) > 1 and key not in meant:
                 raise ConfigError(f"Config: key {key!r} may be {' or '.join(map(repr, meant))}; write more of the name")
 
+    def notes(self) -> list[str]:
+        """Which of several names counts, of settings that were given by more than one."""
+        out = []
+        for name, one in self.settings.items():
+            if len(whole := [key for key in one.keys if ends_with(name, key) == ""]) > 1:
+                lost = ", ".join(map(repr, whole[:-1]))
+                out.append(f"{self.short(name)} is {show(one.value)}, as {whole[-1]!r} says; {lost}, which came before, does not "
+                           "count")
+        return out
+
     def complete(self) -> dict[str, Any]:
         """Full name → value, of every setting there is: plain data, from which the same robot is built."""
         return {name: setting.value for name, setting in self.settings.items()}
@@ -199,7 +211,7 @@ class Parts:
                 home = f"  # {one.owner.__module__}" if depth == len(path) - 1 else ""
                 lines.append(f"{'  ' * depth}{path[depth]}:{home}")
             before = path
-            given = f"; given as {', then as '.join(one.keys)}" if one.keys else ""
+            given = f"; given as {one.keys[-1]}" if one.keys else ""
             note = f"{one.kind.text}; default {show(one.default)}{given}"
             lines.append(f"{'  ' * len(path)}{last}: {show(one.value)}  # {note}")
         return "\n".join(lines) + "\n" if lines else ""
@@ -220,17 +232,30 @@ class Kind:
 
 
 def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of a constructor; where it hands `**options` on, also those of the next class that has one."""
+    """The parameters of a constructor; where it hands `**options` on, also those of the next class that has one, as far as it
+    does not give them itself."""
     found: dict[str, inspect.Parameter] = {}
+    fixed: set[str] = set()
     makers = [vars(one)["__init__"] for one in owner.__mro__ if "__init__" in vars(one)] if isinstance(owner, type) else [owner]
     for maker in makers:
         parameters, hints = inspect.signature(maker).parameters, _hints(maker)
         for name, parameter in parameters.items():
-            if name != "self" and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            if name not in ("self", *fixed) and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 found.setdefault(name, parameter.replace(annotation=hints.get(name, Any)))
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
+        fixed |= _given_on(maker)
     return found
+
+
+def _given_on(maker: Any) -> set[str]:
+    """Names that a constructor gives to another one beside `**options`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(maker)))
+    except (OSError, TypeError, SyntaxError):  # it has no source
+        return set()
+    calls = [{word.arg for word in node.keywords} for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {name for names in calls if None in names for name in names if name}
 
 
 def arguments(owner: Any) -> dict[str, tuple[Kind, Any]]:
@@ -266,6 +291,8 @@ def kind_of(hint: Any) -> Kind | None:
             data.append(one)
             text.append("null" if one is type(None) else " | ".join(map(repr, inner)) if origin is Literal
                         else getattr(one, "__name__", str(one)) if not inner else str(one).rpartition("abc.")[2])
+        elif str in parts:
+            continue  # the text is one of its own, such as a path
         elif base := next((kind for kind in BY_NAME if isinstance(one, type) and issubclass(one, kind)), None):
             data, part, text = [*data, str], base.__name__, [*text, base.__name__]
         elif origin is not None and inner:

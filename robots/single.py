@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from parl_like.agent import Agent
 from parl_like.algorithm import create_algorithm_func
 from parl_like.computation_task import ComputationTask
 from parl_like.env_source import EnvSource, is_made
@@ -13,7 +14,8 @@ from parl_like.lab import config as configs
 from parl_like.lab.config import ConfigError
 from parl_like.robot import Robot
 from parl_like.robots.parts import Parts, named
-from parl_like.robots.spaces import Env, PartsConfig, env_of, has_image, made_anew, probed, robot_with
+from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, env_of, has_image, made_anew, probed, robot_with
+from parl_like.schedules import OfflineHelper
 
 ON_POLICY = {"models": ("MLPActorCritic", "ConvActorCritic", "RecurrentActorCritic"), "helper": "OnPolicyHelper"}
 OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyHelper.batch_size": 256,
@@ -45,13 +47,15 @@ class Config(PartsConfig, frozen=True, kw_only=True):
 
     Attributes:
         algorithm: Its class, or `module:Class`, one of your own.
-        env: Its id, or more: see `parl_like.robots.spaces.Env`.
+        env: Its id, or more: see `parl_like.robots.spaces.Env`. With an `OfflineHelper` nobody acts in it but evaluations.
+        eval_env: What evaluations have instead, as far as it is said.
         model: Class of the network, or how the names of those that fit begin: `MLP`, `Conv`. Empty: what fits the observations.
         helper: Class of the helper. Empty: what fits the algorithm.
     """
 
     algorithm: str = "PPO"
     env: Env = Env()
+    eval_env: EvalEnv | None = None
     model: str = ""
     helper: str = ""
 
@@ -68,12 +72,14 @@ def usual_of(algorithm: type) -> Mapping[str, Any]:
     return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in usual.items()}
 
 
-def build(config: Config, env: EnvSource = None) -> Robot:
-    """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent."""
+def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None) -> Robot:
+    """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`."""
     algorithm = named("Algorithm", config.algorithm)
     usual = usual_of(algorithm)
     parts = Parts(config.parts, usual, config.__struct_fields__)
     source = env_of(config.env, parts) if env is None else env
+    if eval_env is None and config.eval_env is not None:
+        eval_env = env_of(config.eval_env.over(config.env), parts)
     spaces, agent = probed(source)
     fitting = usual["models"]
     if config.model:
@@ -100,7 +106,9 @@ def build(config: Config, env: EnvSource = None) -> Robot:
     learner = parts.args(where, algorithm, acts=acts, updates=updates)
     func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, helper), device=config.device, **task)}
-    return robot_with(config, source, tasks, agent, parts)
+    if issubclass(helper_class, OfflineHelper):
+        return robot_with(config, None, tasks, Agent, parts, source if eval_env is None else eval_env)
+    return robot_with(config, source, tasks, agent, parts, eval_env)
 
 
 RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
@@ -118,9 +126,11 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
         if key in options:
             raise ValueError(f"Robot.of: {key} is no option of a robot{'; give the environment itself' * (key == 'env')}")
     one = {"n_agents": 1} if is_made(env) else {}
-    source = {"env": env} if isinstance(env, str) else {}
+    made = {key: source for key, source in (("env", env), ("eval_env", options.get("eval_env")))
+            if not isinstance(source, (str, Mapping))}
     try:
-        config = configs.resolve(Config, {"algorithm": known[name.lower()]}, one, options, source)
-        return build(config, None if isinstance(env, str) else env)
+        given = {key: value for key, value in {**options, "env": env}.items() if key not in made}
+        config = configs.resolve(Config, {"algorithm": known[name.lower()]}, one, given)
+        return build(config, **made)
     except (ConfigError, TypeError, ValueError) as error:
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error

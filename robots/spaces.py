@@ -80,6 +80,26 @@ class Env(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     vector: Count = 0
 
 
+class EvalEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What evaluations have instead of the training's `Env`; a text alone is its `id`.
+
+    Attributes:
+        id: Empty: the same.
+        options: Those that differ.
+        wrappers: None: the same.
+    """
+
+    short: ClassVar[str] = "id"
+    id: str = ""
+    options: dict[str, Any] = {}
+    wrappers: tuple[str, ...] | None = None
+
+    def over(self, env: Env) -> Env:
+        """The whole of it."""
+        return msgspec.structs.replace(env, id=self.id or env.id, options={**env.options, **self.options},
+                                       wrappers=env.wrappers if self.wrappers is None else self.wrappers)
+
+
 class PartsConfig(ExperimentConfig, frozen=True, kw_only=True):
     """Of robots whose parts have settings (`parl_like.robots.parts`); `parts`: name or end of a name → value."""
 
@@ -109,15 +129,17 @@ def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[]
     return lambda: owner(**copy.deepcopy(dict(args)))
 
 
-def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Any, parts: Parts) -> Robot:
-    """The robot that a configuration says, with these tasks; it keeps its `parts`.
+def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Any, parts: Parts,
+               eval_env: EnvSource = None) -> Robot:
+    """The robot that a configuration says, with these tasks; it keeps its `parts`, and says who has the last word.
 
     Raises:
         ConfigError: something was given that no part has.
     """
-    options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace", "score"))
+    options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace", "score", "eval_env"))
     parts.check()
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
-                  trace=config.trace, **options)
+                  trace=config.trace, eval_env=eval_env, **options)
     robot.parts = parts
+    robot.notes += parts.notes()
     return robot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import re
@@ -28,18 +29,26 @@ class ConfigError(UsageError):
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the drivers `processes` and `ray`: where the agents are.
+    """Of the drivers `processes` and `ray`: where the agents are. None: as `parl_like.drivers.processes.Processes` and `Ray` of
+    `parl_like.drivers.ray_cluster` have it, whose arguments these are.
 
     Attributes:
         count: Processes of this machine, or actors of the cluster; 0: one per core of this machine.
         address: Of a Ray cluster; empty: an instance of Ray that begins and ends with the run.
-        step_limit, agent_restarts: See `parl_like.drivers.processes.Processes`.
+        num_cpus, tasks: See `Ray`.
+        The others: See `Processes`.
     """
 
     count: Annotated[int, msgspec.Meta(ge=0)] = 0
     address: str = ""
     step_limit: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     agent_restarts: Annotated[int, msgspec.Meta(ge=0)] = 0
+    start_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    memory_limit: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    max_restarts: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    period: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    tasks: dict[str, dict[str, Any]] = {}
 
 
 GONE: dict[str, Any] = {"remote": 0, "listen": "tcp://127.0.0.1:5555", "key": "", "allow": ""}
@@ -108,17 +117,18 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def robot_driver(self) -> Any:
         """`driver` and `workers`, as `Robot(driver=)` takes them."""
-        own = self.workers
-        if self.driver == "processes":
-            from parl_like.drivers.processes import Processes
+        if self.driver not in ("processes", "ray"):
+            return self.driver
+        from parl_like.drivers.processes import Processes
+        from parl_like.drivers.ray_cluster import Ray
 
-            return Processes(workers=own.count or None, step_limit=own.step_limit, agent_restarts=own.agent_restarts)
-        if self.driver == "ray":
-            from parl_like.drivers.ray_cluster import Ray
-
-            return Ray(workers=own.count or None, address=own.address or None, step_limit=own.step_limit,
-                       agent_restarts=own.agent_restarts)
-        return self.driver
+        given = {name: value for name, value in msgspec.structs.asdict(self.workers).items() if value not in (None, "", {})}
+        given["workers"] = given.pop("count") or None
+        driver = Ray if self.driver == "ray" else Processes
+        if unused := given.keys() - {field.name for field in dataclasses.fields(driver)}:
+            names = ", ".join(f"workers.{name}" for name in sorted(unused))
+            raise ConfigError(f"Config: {names}: options of driver=ray; driver is {self.driver!r}")
+        return driver(**given)
 
 
 C = TypeVar("C", bound=ExperimentConfig)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 RESUMABLE = frozenset({
     "total_steps", "keep_checkpoints", "log_every_s", "eval_every", "eval_episodes", "stop_score", "tensorboard",
-    "workers.address", "workers.step_limit",
+    *(f"workers.{name}" for name in ("address", "num_cpus", "start_limit", "step_limit", "memory_limit", "max_restarts",
+                                     "period")),
 })
 """What may differ when a run is continued: nothing here changes what happens at a step of training."""
 EVALUABLE = RESUMABLE | {"eval_score"}

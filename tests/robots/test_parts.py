@@ -1,17 +1,26 @@
 """What a robot is built of, by name: which settings there are, who wins, what is refused, and that a run keeps them all."""
 
+import dataclasses
+from contextlib import closing
+
 import gymnasium as gym
+import numpy as np
 import pytest
 
+from parl_like import EpisodicHelper, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot
+from parl_like.data.datasets import from_arrays
 from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.drivers.processes import Processes
+from parl_like.drivers.ray_cluster import Ray
 from parl_like.explorer import EpsilonGreedy
 from parl_like.lab import experiment as experiments
 from parl_like.lab import runner
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, UsageError, ends_with, load_yaml, parse_assignments, resolve
+from parl_like.lab.config import ConfigError, UsageError, Workers, ends_with, load_yaml, parse_assignments, resolve
 from parl_like.lab.rundir import RunDir
 from parl_like.optim import Linear
 from parl_like.robots import auxiliary, hierarchy, single
+from parl_like.robots.parts import arguments_of
 
 
 def robot(*words, **layer):
@@ -49,11 +58,15 @@ def test_schedules_end_with_the_run():
         assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 80)
 
 
-def test_the_last_one_counts_and_says_so():
+def test_the_last_one_counts_and_the_robot_says_so():
     with robot("DQN.lr=0.5", "robot.tasks.RL.DQN.gamma=0.5", lr=0.1, gamma=0.1) as one:
         algorithm = one.tasks["RL"].algorithm
         assert algorithm.lr == 0.5 and algorithm.discounts[1] == 0.5
-        assert "lr: 0.5  # float | {start, end, share}; default 0.001; given as lr, then as DQN.lr" in one.parts.describe()
+        assert "lr: 0.5  # float | {start, end, share}; default 0.001; given as DQN.lr" in one.parts.describe()
+        assert one.notes == ["DQN.gamma is 0.5, as 'robot.tasks.RL.DQN.gamma' says; 'gamma', which came before, does not count",
+                             "DQN.lr is 0.5, as 'DQN.lr' says; 'lr', which came before, does not count"]
+    with robot("lr.end=0", "lr.start=0.1") as one:
+        assert one.notes == [], "parts of one value"
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -117,3 +130,81 @@ def test_show_config_prints_what_another_run_takes(tmp_path, monkeypatch, capsys
     one = experiments.get("sac-pendulum")
     with single.build(resolve(single.Config, one.config, load_yaml(shown))) as again:
         assert again.tasks["RL"].algorithm.model.body.out_size == 32
+
+
+@pytest.mark.parametrize("name", ["EpisodicHelper", "OfflineHelper", "MyHelper"])
+def test_what_a_class_gives_the_next_one_itself_is_no_setting(name):
+    """For every helper: what is listed can be given."""
+    owner = {"EpisodicHelper": EpisodicHelper, "OfflineHelper": OfflineHelper, "MyHelper": MyHelper}[name]
+    rows = ReplayBuffer(100)
+    listed = arguments_of(owner)
+    fixed = {"EpisodicHelper": "unroll", "OfflineHelper": "size", "MyHelper": "batch_size"}[name]
+    assert fixed not in listed and "transforms" in listed
+    for key, parameter in listed.items():
+        data = {"data": filled(rows)} if name == "OfflineHelper" else {}
+        default = parameter.default if parameter.default is not parameter.empty else data[key]
+        owner(**{**data, key: default})
+
+
+class MyHelper(OffPolicyHelper):
+    def __init__(self, *, rows=8, **options):
+        super().__init__(batch_size=rows, **options)
+
+
+def filled(buffer, n=80):
+    """Rows of CartPole, whose action says where the pole leans."""
+    rng = np.random.default_rng(0)
+    obs = rng.uniform(-1, 1, (n, 4)).astype(np.float32)
+    return from_arrays(obs=obs, act=(obs[:, 2] > 0).astype(np.int64), rew=np.zeros(n), terminated=np.ones(n, bool),
+                       truncated=np.zeros(n, bool), obs_next=obs)
+
+
+def test_recorded_rows_are_given_by_their_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    filled(None).save("rows")
+    monkeypatch.setattr(experiments, "_registered", {})
+    config = dict(algorithm="BC", helper="OfflineHelper", batch_size=16, total_steps=60, hidden=[16], lr=0.02, eval_episodes=2,
+                  tensorboard=False)
+    experiments.register(experiments.Experiment(name="cloned", robot="single", config=config))
+    assert main(["train", "cloned", "data=rows", "run_dir=run"]) == 0
+    with runner.load_run("run") as one:
+        assert one.tasks["RL"].algorithm.updates == 60 and one.env_steps == 60, "a lesson is a step: nobody acts"
+        obs = filled(None).columns["obs"][:20]
+        assert (one.act(obs) == (obs[:, 2] > 0)).mean() > 0.9
+    for words, message in ((["data=none"], "'none'; expected a directory"), (["data=rows.h5"], "expected a directory"),
+                           ([], "data is needed: str")):
+        assert main(["train", "cloned", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_an_evaluation_has_an_environment_of_its_own():
+    """As far as it is said; the rest is as in training."""
+    words = ("env.id=MountainCarContinuous-v0", "algorithm=SAC", "env.options={goal_velocity: 0.01}",
+             "env.wrappers=[NoisyObservation]", "NoisyObservation.n=2")
+    with robot(*words) as one:
+        assert one.eval_env is None
+    with robot(*words, "eval_env.options={render_mode: rgb_array}") as one, closing(one.eval_env()) as env:
+        assert env.observation_space.shape == (4,)
+        assert env.unwrapped.goal_velocity == 0.01 and env.unwrapped.render_mode == "rgb_array"
+    words += ("eval_env.wrappers=[]", "eval_env.options={goal_velocity: 0.02}")
+    with robot(*words) as one, closing(one.eval_env()) as env:
+        assert env.observation_space.shape == (2,) and env.unwrapped.goal_velocity == 0.02
+    with robot("eval_env=CartPole-v0") as one:
+        assert one.eval_env == "CartPole-v0"
+    for given in ("CartPole-v0", {"id": "CartPole-v0"}, lambda: gym.make("CartPole-v0")):
+        with Robot.of("DQN", "CartPole-v1", eval_env=given) as one:
+            assert one.eval_env == (given if callable(given) else "CartPole-v0")
+
+
+def test_every_option_of_a_driver_can_be_given():
+    names = {field.name for field in dataclasses.fields(Ray) if field.init}
+    assert {"count" if name == "workers" else name for name in names} == set(Workers.__struct_fields__)
+    layer = {"count": 2, "start_limit": 1.0, "step_limit": 2.0, "max_restarts": 3, "period": 4.0, "agent_restarts": 5}
+    same = {"workers": 2, **{name: value for name, value in layer.items() if name != "count"}}
+    assert resolve(single.Config, {"driver": "processes", "workers": {**layer, "memory_limit": 6}}).robot_driver() == Processes(
+        **same, memory_limit=6)
+    ray = {"num_cpus": 0.5, "tasks": {"RL": {"num_gpus": 1}}, "address": "auto"}
+    assert resolve(single.Config, {"driver": "ray", "workers": {**layer, **ray}}).robot_driver() == Ray(**same, **ray)
+    assert resolve(single.Config, {"driver": "processes"}).robot_driver() == Processes()
+    with pytest.raises(ConfigError, match="workers.address, workers.num_cpus, workers.tasks: options of driver=ray; driver is"):
+        resolve(single.Config, {"driver": "processes", "workers": ray}).robot_driver()
