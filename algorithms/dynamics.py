@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.nn.functional as F
-
 from parl_like.algorithm import Algorithm, Schedule
 from parl_like.batch import Batch
 from parl_like.model import Model
@@ -16,16 +14,16 @@ class DynamicsLearner(Algorithm):
     """loss = forward · mean ‖ŝ'(z(s), a) − s'‖² + inverse · mean −log p(a | z(s), z(s')),   z the shared trunk.
 
     Predicting the next observation keeps in z whatever moves by a rule; predicting the action keeps what the agent controls
-    (Pathak et al. 2017). Neither finds anything in pure noise. The action space is Discrete.
+    (Pathak et al. 2017). Neither finds anything in pure noise.
 
     Args:
-        model: Offers `trunk`, `next_obs` and `action_logits`, see `parl_like.models.dynamics`.
+        model: Offers `trunk`, `next_obs` and `surprise`, see `parl_like.models.dynamics`.
         forward, inverse: Weights of the two terms.
     """
 
     calls = {"trunk": "trunk, with trunk(obs) -> [N, F] and flat(obs),",
              "next_obs": "next_obs(features, act) -> the flat next observation",
-             "action_logits": "action_logits(features, features_next) -> [N, A]"}
+             "surprise": "surprise(features, features_next, act) -> the mean of −log p(act)"}
     fitting_models = "Dynamics"
 
     def __init__(
@@ -40,8 +38,8 @@ class DynamicsLearner(Algorithm):
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         model = self.model
-        act = batch.act - int(model.act_space.start)
+        act = batch.act - int(getattr(model.act_space, "start", 0))
         features, features_next = model.trunk(batch.obs), model.trunk(batch.obs_next)
         error = (model.next_obs(features, act) - model.trunk.flat(batch.obs_next)).square().sum(1).mean()
-        surprise = F.cross_entropy(model.action_logits(features, features_next), act)
+        surprise = model.surprise(features, features_next, act)
         return {"loss": self.forward * error + self.inverse * surprise, "forward": error.detach(), "inverse": surprise.detach()}

@@ -202,19 +202,25 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
 
 
 class NoisyObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
-    """Appends `n` fresh standard normal numbers, from the environment's own generator, to every observation vector."""
+    """Appends `n` fresh standard normal numbers, from the environment's own generator, to every observation vector.
 
-    def __init__(self, env: gym.Env[Any, Any], n: int) -> None:
-        RecordConstructorArgs.__init__(self, n=n)
+    Args:
+        mixed: Turn the whole vector by one fixed random rotation, so that no number of it is one of the environment's.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], n: int, mixed: bool = False) -> None:
+        RecordConstructorArgs.__init__(self, n=n, mixed=mixed)
         super().__init__(env)
         if n < 0 or len(env.observation_space.shape or ()) != 1:
             raise ValueError(f"NoisyObservation: n is {n}, observations {env.observation_space}; expected n ≥ 0 and a vector")
         self.n = n
         size = env.observation_space.shape[0]  # type: ignore[index]
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size + n,), np.float32)
+        self._rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(size + n, size + n)))[0] if mixed else None
 
     def observation(self, observation: Any) -> Any:
-        return np.concatenate([observation, self.unwrapped.np_random.standard_normal(self.n)]).astype(np.float32)
+        vector = np.concatenate([observation, self.unwrapped.np_random.standard_normal(self.n)])
+        return (vector if self._rotation is None else self._rotation @ vector).astype(np.float32)
 
     def own_state(self) -> dict[str, Any]:
         """The generator: environments whose own chance comes from elsewhere do not have it in their state."""

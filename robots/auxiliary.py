@@ -1,18 +1,21 @@
 """A policy task and an auxiliary task on one trunk. `auxiliary=false` is the same robot without the second task.
 
-CartPole's four numbers come with `noise` more that mean nothing. The auxiliary task learns from the same steps, from a buffer and
-at a pace of its own, to predict the next observation and the action between two, which only the four real numbers help with.
-No setting was found that does without it at this budget (scores: docs/robots.md); with more steps or less noise the gap closes.
+The environment's own numbers come with more that mean nothing (`NoisyObservation`). The auxiliary task learns from the same
+steps, from a buffer and at a pace of its own, to predict the next observation and the action between two, which only the real
+numbers help with. For CartPole no setting was found that does without it at this budget (scores, also of SAC on Pendulum:
+docs/robots.md); with more steps or less noise the gap closes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from parl_like.algorithm import Shared, create_algorithm_func
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
+from parl_like.algorithms.sac import SAC
 from parl_like.computation_task import ComputationTask
+from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
@@ -22,18 +25,26 @@ from parl_like.schedules import OffPolicyHelper
 
 
 class Config(PartsConfig, frozen=True, kw_only=True):
-    """DQN on the trunk, and what the environment does next on the same trunk. Everything else are arguments of what the robot is
-    built of: `NoisyObservation.n`, `robot.tasks.auxiliary.OffPolicyHelper.learn_every`, ….
+    """A policy on the trunk, and what the environment does next on the same trunk. Everything else are arguments of what the
+    robot is built of: `NoisyObservation.n`, `robot.tasks.auxiliary.OffPolicyHelper.learn_every`, ….
 
     Attributes:
+        algorithm: Of the policy, DQN or SAC.
         auxiliary: Whether there is the second task.
     """
 
+    algorithm: Literal["DQN", "SAC"] = "DQN"
     auxiliary: bool = True
     env: Env = Env(wrappers=("NoisyObservation",))
 
 
 USUAL = {"NoisyObservation.n": 200, "Trunk.hidden": [64]}
+DECAY = {"start": 1e-3, "end": 1e-4}
+POLICIES: dict[str, tuple[Any, Any, int, dict[str, Any]]] = {
+    "DQN": (MLPQ, DQN, 2, {"n_step": 3, "target_period": 200, "epsilon": {"start": 1.0, "end": 0.05, "share": 0.3}, "lr": DECAY}),
+    "SAC": (MLPActorQ, SAC, 1, {"lr": 1e-3}),
+}
+"""Algorithm → model, class, `learn_every`, and its arguments for whoever says nothing."""
 
 
 def build(config: Config) -> Robot:
@@ -56,9 +67,8 @@ def build(config: Config) -> Robot:
                                **parts.args(where, ComputationTask, skip=("device",)))
 
     trunk = Shared(Trunk, spaces["obs"], **parts.args("", Trunk))
-    tasks = {"RL": task("tasks.RL", MLPQ, DQN, 2, n_step=3, target_period=200,
-                        epsilon={"start": 1.0, "end": 0.05, "share": 0.3}, lr={"start": 1e-3, "end": 1e-4})}
+    model, algorithm, learn_every, usual = POLICIES[config.algorithm]
+    tasks = {"RL": task("tasks.RL", model, algorithm, learn_every, **usual)}
     if config.auxiliary:
-        tasks["auxiliary"] = task("tasks.auxiliary", Dynamics, DynamicsLearner, 1, forward=0.05, inverse=1.0,
-                                  lr={"start": 1e-3, "end": 1e-4})
+        tasks["auxiliary"] = task("tasks.auxiliary", Dynamics, DynamicsLearner, 1, forward=0.05, inverse=1.0, lr=DECAY)
     return robot_with(config, source, tasks, agent, parts)

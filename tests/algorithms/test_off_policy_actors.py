@@ -1,4 +1,5 @@
-"""DDPG, TD3 and SAC: losses by hand, which parameters each moves, the squashed Gaussian, exploration, and that they learn."""
+"""DDPG, TD3 and SAC: losses by hand, which parameters each moves, the squashed Gaussian, exploration, that they learn, and that
+they do so beside another task on the same encoder, under every driver."""
 
 import copy
 import math
@@ -11,13 +12,17 @@ import pytest
 import torch
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
+from parl_like.algorithm import Shared
 from parl_like.algorithms import DDPG, SAC, TD3
+from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.batch import Batch
 from parl_like.drivers.processes import Processes
 from parl_like.explorer import Noisy, SquashedGaussian
 from parl_like.leaf import same
 from parl_like.model import Model
 from parl_like.models import MLPActorQ, SquashedGaussianHead
+from parl_like.models.dynamics import Dynamics, Trunk
+from parl_like.stages import StopAfterSteps
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACT = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -234,13 +239,83 @@ def test_a_checkpoint_holds_all_of_them(make):
     assert same(task.state_dict(), other.state_dict())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
-@pytest.mark.parametrize("serve", ["central", "replica"])
-def test_they_learn_from_agents_in_workers(serve):
-    func = create_algorithm_func(MLPActorQ, dict(obs=Aim.observation_space, act=Aim.action_space, hidden=(8,)), SAC, {})
-    task = ComputationTask(func, lambda: OffPolicyHelper(size=500, batch_size=16, learn_every=4), serve=serve)
-    with Robot(Aim, tasks={"RL": task}, n_agents=2, seed=0, driver=Processes(workers=1)) as robot:
-        for _ in robot.iterate(100):
-            pass
-        assert task.algorithm.updates == task.version > 10
+# ------------------------------------------------------------------------------------------- beside another task, everywhere
+
+
+class Pick(gym.Env):
+    """The reward is what is shown of the action; one of three actions is not legal, which its observation says."""
+
+    observation_space = gym.spaces.Dict({"worth": gym.spaces.Box(0, 1, (3,), np.float32), "mask": gym.spaces.MultiBinary(3)})
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.shown(), {}
+
+    def shown(self):
+        self.obs = {"worth": self.np_random.random(3, np.float32), "mask": np.ones(3, np.int8)}
+        self.obs["mask"][self.np_random.integers(3)] = 0
+        return self.obs
+
+    def step(self, act):
+        assert self.obs["mask"][act]
+        rew, self.steps = float(self.obs["worth"][act]), self.steps + 1
+        return self.shown(), rew, False, self.steps == 20, {}
+
+
+MEMBERS = {
+    "SAC": (Aim, SAC, {}), "discrete SAC": (Pick, SAC, {}), "TD3": (Aim, TD3, {"policy": "deterministic"}),
+    "DDPG": (Aim, DDPG, {"policy": "deterministic", "critics": 1}),
+}
+"""Name → environment with observations of several arrays, algorithm, and what its network is."""
+
+
+def beside(name, **options):
+    """A robot with a member, and a task that learns what the environment does, on one encoder."""
+    env, algorithm, network = MEMBERS[name]
+    spaces = dict(obs=env.observation_space, act=env.action_space, trunk=Shared(Trunk, env.observation_space, (8,)), hidden=(8,))
+    serve = options.pop("serve", "central")
+    tasks = {task: ComputationTask(
+        create_algorithm_func(model, {**spaces, **more}, learner, dict(lr=0.01)),
+        lambda every=every: OffPolicyHelper(size=500, batch_size=16, learn_every=every), serve=serve)
+        for task, model, learner, more, every in (
+            ("RL", MLPActorQ, algorithm, network, 4), ("dynamics", Dynamics, DynamicsLearner, {}, 8))}
+    return Robot(env, tasks=tasks, n_agents=2, seed=0, trace=True, **options)
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
+PLACES = [("cooperative", "central"), pytest.param("processes", "replica", marks=LINUX)]
+OTHERS = [("threads", "central"), pytest.param("processes", "central", marks=LINUX)]
+
+
+@pytest.mark.parametrize(("driver", "serve"), PLACES + OTHERS)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_they_share_an_encoder_with_another_task_under_every_driver(name, driver, serve):
+    with beside(name, driver=Processes(workers=2) if driver == "processes" else driver, serve=serve) as robot:
+        tasks = robot.tasks
+        encoder = tasks["RL"].algorithm.model.perception
+        assert encoder is tasks["dynamics"].algorithm.model.trunk
+        before = [parameter.clone() for parameter in encoder.parameters()]
+        robot.run(StopAfterSteps(160))
+        updates = [task.algorithm.updates for task in tasks.values()]
+        assert updates[0] > updates[1] > 5 and {task.version for task in tasks.values()} == {sum(updates)}
+        assert not any(torch.equal(*pair) for pair in zip(before, encoder.parameters(), strict=True))
         assert np.isfinite(robot.evaluate(2, seed=1).mean_return)
+
+
+@pytest.mark.parametrize(("driver", "serve"), PLACES)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(name, driver, serve, tmp_path):
+    def robot():
+        return beside(name, driver=Processes(workers=1) if driver == "processes" else driver, serve=serve)
+
+    with robot() as whole, robot() as part:
+        whole.run(StopAfterSteps(100))
+        whole.save(tmp_path / "state")
+        part.load(tmp_path / "state")
+        for one in (whole, part):
+            one.run(StopAfterSteps(100))
+        assert whole.trace_hash() == part.trace_hash() and whole.counters() == part.counters()
+        assert whole.tasks["RL"].algorithm.updates > 20
+        assert same(*({name: task.state_dict() for name, task in one.tasks.items()} for one in (whole, part)))

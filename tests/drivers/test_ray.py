@@ -27,7 +27,10 @@ from test_asking import Policy, Predictor
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Algorithm, Shared
 from parl_like.algorithms.actor_critic import PPO
+from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.dynamics import DynamicsLearner
+from parl_like.algorithms.sac import SAC
 from parl_like.computation_task import ComputationTask
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.drivers import ray_connection
@@ -38,6 +41,8 @@ from parl_like.drivers.ray_tasks import RayTask
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.explorer import Categorical
 from parl_like.model import Model
+from parl_like.models.actor_q import MLPActorQ
+from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ, MLPActorCritic
 from parl_like.stages import EpisodeStats, StopAfterSteps, StopWhen
 
@@ -130,6 +135,29 @@ def test_a_task_in_an_actor_learns_the_same_and_a_checkpoint_takes_it_back(tmp_p
         robot.run(StopAfterSteps(300), stats)
         assert (robot.trace_hash(), robot.counters()) == expected and stats.lengths
         assert robot.evaluate(2).lengths == [50] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placed", ["in an actor", "beside a task on the same encoder"])
+@pytest.mark.parametrize(("env", "algorithm", "policy"), [
+    ("Pendulum-v1", SAC, "squashed"), ("CartPole-v1", SAC, "squashed"), ("Pendulum-v1", TD3, "deterministic"),
+    ("Pendulum-v1", DDPG, "deterministic")])  # fmt: skip
+def test_off_policy_actors_learn_as_with_worker_processes(env, algorithm, policy, placed, tmp_path):
+    made = gym.make(env)
+    spaces, alone = dict(obs=made.observation_space, act=made.action_space, hidden=[8]), placed == "in an actor"
+
+    def robot(driver):
+        trunk = {} if alone else {"trunk": Shared(Trunk, made.observation_space, [8])}
+        funcs = {"RL": create_algorithm_func(MLPActorQ, {**spaces, **trunk, "policy": policy}, algorithm, {})}
+        if not alone:
+            funcs["dynamics"] = create_algorithm_func(Dynamics, {**spaces, **trunk}, DynamicsLearner, {})
+        helper = partial(OffPolicyHelper, size=500, batch_size=16, learn_every=8)
+        tasks = {name: ComputationTask(func, helper) for name, func in funcs.items()}
+        return Robot(env, tasks=tasks, n_agents=2, driver=driver, trace=True)
+
+    ours = two(workers=1, tasks={"RL": {"num_cpus": 0}}) if alone else two(workers=1)
+    expected, same = (two_runs(robot(driver), tmp_path / driver.name) for driver in (Processes(workers=1), ours))
+    assert same == expected and expected[1]["updates/RL"] > 30
 
 
 # ---------------------------------------------------------------------------------------------------------------- tasks in actors

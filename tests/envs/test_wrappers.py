@@ -343,6 +343,10 @@ def test_noise_is_appended_and_normal():
     np.testing.assert_allclose(np.cov(rows[:, 2:].T), np.eye(3), atol=0.1)  # 5 standard deviations are 0.13 on the diagonal
     np.testing.assert_allclose(rows[:, 2:].mean(0), 0, atol=0.1)
     assert NoisyObservation(Counter(), 0).reset()[0].tolist() == [0, 0]
+    mixed = NoisyObservation(Counter(n=5000), 3, mixed=True)
+    turned = np.array([mixed.reset(seed=1)[0]] + [mixed.step(0)[0] for _ in range(9)])
+    np.testing.assert_allclose(turned @ turned.T, rows[:10] @ rows[:10].T, rtol=1e-4)  # lengths and angles stay
+    assert (np.abs(turned[9] - rows[9]) > 0.01).all()
     for n, env in ((-1, Counter()), (1, make("FrozenLake-v1")), (1, FrameStack(Counter(), 2))):
         with pytest.raises(ValueError, match="expected n ≥ 0 and a vector"):
             NoisyObservation(env, n)

@@ -81,10 +81,34 @@ def test_the_loss_is_that_of_the_formula():
     out = DynamicsLearner(model, forward=0.5, inverse=2.0).learn(batch)
     features, after = model.trunk(batch.obs), model.trunk(batch.obs_next)
     error = ((model.next_obs(features, batch.act) - batch.obs_next) ** 2).sum(1).mean()
-    chosen = torch.softmax(model.action_logits(features, after), 1)[torch.arange(5), batch.act]
+    chosen = torch.softmax(model.between(features, after), 1)[torch.arange(5), batch.act]
     assert float(out["loss"].detach()) == pytest.approx(float((0.5 * error - 2.0 * chosen.log().mean()).detach()), rel=1e-5)
     with pytest.raises(ValueError, match="forward"):
         DynamicsLearner(model, forward=0.0, inverse=0.0)
+
+
+def test_the_loss_of_continuous_actions_is_that_of_the_formula():
+    box = gym.spaces.Box(-1, 1, (2, 1), np.float32)
+    obs = gym.spaces.Box(-9, 9, (4,), np.float32)
+    model = Dynamics(obs, box, Trunk(obs, (8,)), (8,))
+    batch = Batch(obs=torch.randn(5, 4), obs_next=torch.randn(5, 4), act=torch.rand(5, 2, 1))
+    out = DynamicsLearner(model).learn(batch)
+    features, after = model.trunk(batch.obs), model.trunk(batch.obs_next)
+    error = ((model.forward_head(torch.cat([features, batch.act[:, :, 0]], 1)) - batch.obs_next) ** 2).sum(1).mean()
+    guess = model.inverse_head(torch.cat([features, after], 1))
+    assert float(out["loss"].detach()) == pytest.approx(
+        float((error + 0.5 * ((guess - batch.act[:, :, 0]) ** 2).sum(1).mean()).detach()), rel=1e-5)
+    with pytest.raises(TypeError, match="Dynamics: act is MultiDiscrete.*; expected Discrete or Box"):
+        Dynamics(obs, gym.spaces.MultiDiscrete([2, 2]), model.trunk)
+
+
+def test_the_policy_may_be_sac():
+    options = {"algorithm": "SAC", "env": {"id": "Pendulum-v1", "wrappers": ["NoisyObservation"]}, "mixed": True}
+    with small(**options) as robot:
+        for _ in robot.iterate(200):
+            pass
+        assert min(task.algorithm.updates for task in robot.tasks.values()) > 50
+        assert robot.tasks["RL"].algorithm.model.perception is robot.tasks["auxiliary"].algorithm.model.trunk
 
 
 def test_noise_comes_from_the_environments_own_generator():
