@@ -17,6 +17,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from os.path import commonprefix
 from typing import Any, Literal
 
 import msgspec
@@ -79,15 +80,11 @@ def named(kind: str, name: str) -> Any:
         ConfigError: there is none; the nearest is named.
     """
     inside, found = candidates(name, SHELVES[kind])
-    found = {key: one for key, one in found.items() if isinstance(one, type) and is_a(one, kind)}
+    found = {key: one for key, one in found.items() if isinstance(one, type)  # made from the class of that name; or a plain one
+             and kind in [base.__name__ for base in one.__mro__[one is not ReplayBuffer :]]}
     if inside not in found:
         raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
     return found[inside]
-
-
-def is_a(owner: type, kind: str) -> bool:
-    """Whether a class is a part of this kind: one that is made from the class of this name, or a plain buffer."""
-    return kind in [base.__name__ for base in owner.__mro__[owner is not ReplayBuffer :]]
 
 
 class Parts:
@@ -117,48 +114,44 @@ class Parts:
         Raises:
             ConfigError: a value is none of its argument's type, or a part has no such name.
         """
-        head = ".".join(filter(None, ("robot", where, owner.__name__))) + "."
-        found: dict[str, Any] = {}
-        later: dict[str, Kind] = {}
-        for name, (kind, standard) in arguments(owner).items():
+        kinds, found = arguments(owner), {}
+        for name, (kind, standard) in kinds.items():
             if name in skip:
                 continue
-            full = head + name
+            full = _head(where, owner) + name
             default = lookup(self.usual, full, usual.get(name, standard))[0]
             value, keys = lookup(self.given, full, default)
             if value is inspect.Parameter.empty:
-                raise ConfigError(f"Config: {'.'.join(full.split('.')[-2:])} is needed: {kind.text}")
+                raise ConfigError(f"Config: {owner.__name__}.{name} is needed: {kind.text}")
             self.settings[full] = Setting(owner, kind, None if default is inspect.Parameter.empty else plain(default),
                                           plain(value), keys)
-            if is_plain(value) and plain(value) != plain(standard):
-                found[name] = value = msgspec.convert(fit(value, kind.data, "Config", keys[-1] if keys else full), kind.data)
-            elif not is_plain(value) and value is not standard or kind.part:
-                found[name] = value
-            if isinstance(value, Line) or (kind.part and name in found):
-                later[name] = kind
-        values = self.of(where, owner)
-        count = updates(values) if callable(updates) else updates
-        for name, kind in later.items():
-            value = found[name]
+            if (value is standard or is_plain(value) and plain(value) == plain(standard)) and not kind.part:
+                continue
+            if is_plain(value):
+                value = msgspec.convert(fit(value, kind.data, "Config", keys[-1] if keys else full), kind.data)
+            found[name] = value
+        count = updates(self.of(where, owner)) if callable(updates) else updates
+        for name, value in found.items():
             if isinstance(value, Line):
                 found[name] = value.schedule(acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else count)
-                continue
-            several = isinstance(value, (list, tuple))
-            made = [self._made(where, kind, one, acts=acts, updates=count) for one in (value if several else [value])]
-            found[name] = made if several else made[0]
+            elif kinds[name][0].part:
+                several = isinstance(value, (list, tuple))
+                made = [self._made(where, kinds[name][0], one, acts, count) for one in (value if several else [value])]
+                found[name] = made if several else made[0]
         return found
 
-    def of(self, where: str, owner: type) -> dict[str, Any]:
+    def of(self, where: str, owner: Any) -> dict[str, Any]:
         """Argument → its value as plain data, of a class whose arguments were asked for."""
-        head = ".".join(filter(None, ("robot", where, owner.__name__))) + "."
+        head = _head(where, owner)
         return {name.removeprefix(head): one.value for name, one in self.settings.items() if name.startswith(head)}
 
-    def _made(self, where: str, kind: Kind, name: Any, **spans: Any) -> Any:
+    def _made(self, where: str, kind: Kind, name: Any, acts: float, updates: Span) -> Any:
         """The part that an argument names; where the argument is to make parts, a function that does. An object is one itself."""
         owner = named(kind.part, name) if isinstance(name, str) else name
         if not isinstance(owner, type):
             return owner
-        call = partial(owner, **self.args(where, owner, skip=list(arguments_of(owner))[: kind.given], **spans))
+        given = list(arguments_of(owner))[: kind.given]
+        call = partial(owner, **self.args(where, owner, skip=given, acts=acts, updates=updates))
         return call if kind.given else call()
 
     def check(self) -> None:
@@ -179,13 +172,9 @@ class Parts:
 
     def notes(self) -> list[str]:
         """Which of several names counts, of settings that were given by more than one."""
-        out = []
-        for name, one in self.settings.items():
-            if len(whole := [key for key in one.keys if ends_with(name, key) == ""]) > 1:
-                lost = ", ".join(map(repr, whole[:-1]))
-                out.append(f"{self.short(name)} is {show(one.value)}, as {whole[-1]!r} says; {lost}, which came before, does not "
-                           "count")
-        return out
+        several = {name: [key for key in one.keys if ends_with(name, key) == ""] for name, one in self.settings.items()}
+        return [f"{self.short(name)} is {show(self.complete()[name])}, as {keys[-1]!r} says; {', '.join(map(repr, keys[:-1]))}, "
+                "which came before, does not count" for name, keys in several.items() if len(keys) > 1]
 
     def complete(self) -> dict[str, Any]:
         """Full name → value, of every setting there is: plain data, from which the same robot is built."""
@@ -206,14 +195,12 @@ class Parts:
         before: list[str] = []
         for name, one in self.settings.items():
             *path, last = name.split(".")
-            same = next((i for i, (a, b) in enumerate(zip(path, before, strict=False)) if a != b), min(len(path), len(before)))
-            for depth in range(same, len(path)):
+            for depth in range(len(commonprefix([path, before])), len(path)):
                 home = f"  # {one.owner.__module__}" if depth == len(path) - 1 else ""
                 lines.append(f"{'  ' * depth}{path[depth]}:{home}")
             before = path
             given = f"; given as {one.keys[-1]}" if one.keys else ""
-            note = f"{one.kind.text}; default {show(one.default)}{given}"
-            lines.append(f"{'  ' * len(path)}{last}: {show(one.value)}  # {note}")
+            lines.append(f"{'  ' * len(path)}{last}: {show(one.value)}  # {one.kind.text}; default {show(one.default)}{given}")
         return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -222,8 +209,8 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an argument takes: `data`, a type of plain values; `part`: of which shelf its names are; `given`: how many arguments
-    whoever calls the named class passes in order, where the argument is a function."""
+    """What an argument takes: `data`, a type of plain values, and its `text`; `part`: of which shelf its names are; `given`: how
+    many arguments whoever calls the named class passes in order, where the argument is a function."""
 
     data: Any
     text: str
@@ -239,10 +226,10 @@ def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
     makers = [vars(one)["__init__"] for one in owner.__mro__ if "__init__" in vars(one)] if isinstance(owner, type) else [owner]
     for maker in makers:
         parameters, hints = inspect.signature(maker).parameters, _hints(maker)
-        for name, parameter in parameters.items():
-            if name not in ("self", *fixed) and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                found.setdefault(name, parameter.replace(annotation=hints.get(name, Any)))
-        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for name, one in parameters.items():
+            if name not in ("self", *fixed) and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                found.setdefault(name, one.replace(annotation=hints.get(name, Any)))
+        if not any(one.kind == one.VAR_KEYWORD for one in parameters.values()):
             break
         fixed |= _given_on(maker)
     return found
@@ -260,13 +247,9 @@ def _given_on(maker: Any) -> set[str]:
 
 def arguments(owner: Any) -> dict[str, tuple[Kind, Any]]:
     """Argument → what it takes and its default, of those that plain data can give."""
-    out = {}
-    for name, parameter in arguments_of(owner).items():
-        required = parameter.default is inspect.Parameter.empty
-        kind = kind_of(parameter.annotation)
-        if kind is not None and not (required and kind.part):
-            out[name] = kind, parameter.default
-    return out
+    found = {name: (kind_of(one.annotation), one.default) for name, one in arguments_of(owner).items()}
+    return {name: (kind, default) for name, (kind, default) in found.items()
+            if kind is not None and not (kind.part and default is inspect.Parameter.empty)}
 
 
 def _hints(function: Any) -> dict[str, Any]:
@@ -279,31 +262,24 @@ def _hints(function: Any) -> dict[str, Any]:
 def kind_of(hint: Any) -> Kind | None:
     """What an annotation takes of plain data; None: nothing."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    data: list[Any] = []
-    text: list[str] = []
+    found: dict[str, Any] = {}  # text → type
     part, given = "", 0
     for one in parts:
         origin, inner = typing.get_origin(one), typing.get_args(one)
+        made = one if isinstance(one, type) else inner[-1] if inner and isinstance(inner[-1], type) else object
+        kind = next((base.__name__ for base in BY_NAME if issubclass(made, base)), "")
         if one == Schedule:
-            data.append(Line)
-            text.append("{start, end, share}")
+            found["{start, end, share}"] = Line
         elif plain_type(one):
-            data.append(one)
-            text.append("null" if one is type(None) else " | ".join(map(repr, inner)) if origin is Literal
-                        else getattr(one, "__name__", str(one)) if not inner else str(one).rpartition("abc.")[2])
-        elif str in parts:
-            continue  # the text is one of its own, such as a path
-        elif base := next((kind for kind in BY_NAME if isinstance(one, type) and issubclass(one, kind)), None):
-            data, part, text = [*data, str], base.__name__, [*text, base.__name__]
-        elif origin is not None and inner:
-            of = inner[-1] if isinstance(inner[-1], type) else object
-            if base := next((kind for kind in BY_NAME if issubclass(of, kind)), None):
-                part, given = base.__name__, len(inner[0]) if isinstance(inner[0], list) else 0
-                data.append(str if given else list[str])
-                text.append(base.__name__ if given else f"list of {base.__name__}")
-    if not set(data) - {type(None)}:
+            found["null" if one is type(None) else " | ".join(map(repr, inner)) if origin is Literal
+                  else getattr(one, "__name__", str(one)) if not inner else str(one).rpartition("abc.")[2]] = one
+        elif kind and str not in parts:  # beside a type a text is one of its own, such as a path
+            part, given = kind, len(inner[0]) if inner and isinstance(inner[0], list) else 0
+            one_name = made is one or given
+            found[kind if one_name else f"list of {kind}"] = str if one_name else list[str]
+    if not set(found) - {"null"}:
         return None
-    return Kind(typing.Union[tuple(data)], " | ".join(text), part, given)  # noqa: UP007
+    return Kind(typing.Union[tuple(found.values())], " | ".join(found), part, given)  # noqa: UP007
 
 
 def plain_type(hint: Any) -> bool:
@@ -320,27 +296,25 @@ def plain_type(hint: Any) -> bool:
 # ------------------------------------------------------------------------------------------------ values
 
 
+def _head(where: str, owner: Any) -> str:
+    return ".".join(filter(None, ("robot", where, owner.__name__))) + "."
+
+
 def lookup(layer: Mapping[str, Any], full: str, default: Any) -> tuple[Any, tuple[str, ...]]:
     """What a layer says of a setting, else the default, and by which keys: a whole value replaces those before it, a part of a
     mapping goes into them."""
     value, keys = default, []
     for key, one in layer.items():
-        rest = ends_with(full, key)
-        if rest is None:
-            continue
-        keys.append(key)
-        if rest:
+        if (rest := ends_with(full, key)) is not None:
             base = dict(value) if isinstance(value, Mapping) else {} if value is None else {"start": value}
-            value = nested({rest: one}, base)
-        else:
-            value = one
+            value = nested({rest: one}, base) if rest else one
+            keys.append(key)
     return value, tuple(keys)
 
 
 def ends(full: str) -> list[str]:
     """`a.b.c` → `c`, `b.c`, `a.b.c`."""
-    path = full.split(".")
-    return [".".join(path[i:]) for i in reversed(range(len(path)))]
+    return [full.split(".", i)[-1] for i in reversed(range(full.count(".") + 1))]
 
 
 def is_plain(value: Any) -> bool:
