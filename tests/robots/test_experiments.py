@@ -17,6 +17,7 @@ from parl_like.lab.checkpoint import Checkpoints
 from parl_like.lab.cli import main
 from parl_like.lab.metrics import evaluations
 from parl_like.lab.rundir import RunDir
+from parl_like.leaf import same
 
 # That of shared models is in test_thinker_shared.py: a cluster gives no trace.
 NAMES = [name for name in experiments.names() if experiments.get(name).robot not in ("fake", "thinker_shared")]
@@ -56,19 +57,25 @@ def short(name):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name.endswith("-g2") else name for name in NAMES])
-def test_two_short_runs_leave_the_same_trace(name):
-    """The second is evaluated before, and while it trains: that changes nothing."""
-    hashes, overrides = [], short(name)
-    for seed in (5, 5, 6):
+def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
+    """The second is evaluated before, and while it trains: that changes nothing. The third has another seed, up to the checkpoint
+    of the first that it loads."""
+    overrides = short(name)
+    half, left = overrides["total_steps"] // 2, []
+    for run, seed in enumerate((5, 5, 6)):
         with build(name, **overrides, trace=True, seed=seed) as robot:
-            half = overrides["total_steps"] // 2
             for stop in (0, half, 2 * half):
                 for _ in robot.iterate(stop):
                     pass
-                assert len(hashes) != 1 or stop > half or robot.evaluate(2, seed=1).n_episodes == 2
+                assert run != 1 or stop > half or robot.evaluate(2, seed=1).n_episodes == 2
+                if stop == half:
+                    robot.save(tmp_path / f"{run}")
+                    before = robot.trace_hash()
+                    if run == 2:
+                        robot.load(tmp_path / "0")
             assert robot.counters()["env_steps"] >= 2 * half
-            hashes.append(robot.trace_hash())
-    assert hashes[0] == hashes[1] != hashes[2]
+            left.append((before, robot.trace_hash(), {name: task.state_dict() for name, task in robot.tasks.items()}))
+    assert same(left[0], left[1]) and left[2][0] != left[0][0] and same(left[2][1:], left[0][1:])
 
 
 def test_the_robot_without_goals_has_one_task():
