@@ -77,28 +77,30 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, f
     chosen = [(word, own.chosen(word)) for word in names or experiments.names()]
     chosen = [(word, one) for word, one in chosen if names or one.expect]
     marks = {mark.key: mark for mark in load(file)}
-    code, wanted, missing, failed = code_hash(), [], [], []
+    ours, wanted, missing, failed = code_hash(), [], [], []
     for word, one in chosen:
+        code = own.code_hash(one.name, ours)
         for seed in range(seeds):
             config = configs.resolve(one.module().Config, one.config, overrides, {"seed": seed})
             key = configuration_hash(one.name, configs.to_dict(config)), seed
             wanted.append(key)
             if key not in marks or marks[key].code != code:
-                missing.append((word, key, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
+                missing.append((word, key, code, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
     words = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
     say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them measured before")
 
-    def make(name: str, key: tuple[str, int], folder: Path) -> Mark:
+    def make(name: str, key: tuple[str, int], code: str, folder: Path) -> Mark:
         if not _finished(folder):
             go_on = (folder / "checkpoints").is_dir()
-            command = ["resume", str(folder)] if go_on else ["train", name, f"run_dir={folder}", f"seed={key[1]}", *words]
+            again = ["--from", name] if {":", "."} & {*name} else []
+            command = ["resume", str(folder), *again] if go_on else ["train", name, f"run_dir={folder}", f"seed={key[1]}", *words]
             returned = (train or _in_a_process)(command)
             if returned:
                 raise RunError(f"{folder}: exit code {returned}, see its log.txt")
         return _mark(folder, key, code)
 
     with ThreadPoolExecutor(jobs) as pool:
-        for (name, key, _), future in [(job, pool.submit(make, *job)) for job in missing]:
+        for (name, key, *_), future in [(job, pool.submit(make, *job)) for job in missing]:
             try:
                 marks[key] = mark = future.result()
             except (RunError, UsageError) as error:

@@ -76,6 +76,8 @@ def of_run(run: Path, name: str, source: Source | None, given: str = "") -> Expe
     if given:
         return chosen(given if ":" in given else f"{given}:{name}", name)
     known = experiments.source_of(name)
+    if source is None and name not in (every := experiments.names()):
+        raise ExperimentError(f"{unknown('experiment', name, every)}; for one of your own give --from FILE (load_run: source=)")
     if source is None or known == source or (known is None and experiments.is_registered(name)):
         return experiments.get(name)
     if source.module and (point := experiments.installed().get(name)) is not None and point.module == source.module:
@@ -103,6 +105,14 @@ def candidates(name: str, shelves: Sequence[str] = ()) -> tuple[str, dict[str, A
     for one in [*([] if colon else experiments.own_modules()), *modules]:
         found = {**vars(one), **found}
     return inside, found
+
+
+def code_hash(name: str, ours: str) -> str:
+    """A hash of our sources, with the module that has registered an experiment, where that is the user's own."""
+    module = next((one.module for one in experiments.brought().values() if name in one.names), None)
+    if module is None or not module.__file__:
+        return ours
+    return hashlib.sha256(ours.encode() + Path(module.__file__).read_bytes()).hexdigest()[: len(ours)]
 
 
 def is_own(module: str) -> bool:

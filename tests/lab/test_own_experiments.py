@@ -22,7 +22,7 @@ from parl_like.lab import marks, own, runner
 from parl_like.lab.cli import main
 from parl_like.lab.config import UsageError
 from parl_like.lab.metrics import evaluations
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.rundir import RunDir, runs_in
 
 FILE = '''"""A robot of one's own."""
 import gymnasium as gym
@@ -370,9 +370,41 @@ def test_the_command_itself_in_a_new_process():
 
 
 def test_marks_are_made_of_one_s_own():
-    (mark,) = marks.measure(["my_robot.py"], 1, {}, file=Path("marks.json"), runs=Path("marks"), train=main)
-    assert (mark.experiment, mark.score) == ("my-bandit", 1.0)
-    assert own.registered("my_robot.py") == ["my-bandit"], "in the same process again"
+    made = []
+
+    def train(words):
+        made.append(words[0])
+        return main(words)
+
+    def measure(word):
+        return marks.measure([word], 1, {"total_steps": 20}, file=Path("marks.json"), runs=Path("marks"), train=train)
+
+    (mark,) = measure("my_robot.py")
+    assert (mark.experiment, mark.score) == ("my-bandit", 1.0) and own.registered("my_robot.py") == ["my-bandit"]
+    assert measure("my_robot.py") == [mark] and made == ["train"]
+    forget()
+    Path("my_robot.py").write_text(FILE + "# changed\n")
+    assert measure("my_robot.py") != [mark] and made == ["train", "train"], "other code, another mark"
+    forget()
+    Path("my_module.py").write_text(FILE + "# as a module\n")
+    measure("my_module:my-bandit")
+    (last,) = [run for run in runs_in(Path("marks")) if run.info().source.module]
+    last.update(state="stopped")
+    Path("marks.json").unlink()
+    measure("my_module:my-bandit")
+    assert made == ["train", "train", "train", "resume"], "a module is named again"
+
+
+def test_a_script_that_trained_by_itself_is_named_later():
+    Path("my_robot.py").write_text(FILE.replace('"MyDQN"', '"DQN"').replace('"MyQ"', '"MLPQ"'))
+    own.chosen("my_robot.py")
+    experiments._brought.clear()  # as if it was run
+    one = experiments.get("my-bandit")
+    config = runner.configs.resolve(one.module().Config, one.config, {"run_dir": "run"})
+    assert runner.train(one, config) == 0 and RunDir.open("run").info().source is None
+    sys.modules.pop("my_robot")
+    refused("no experiment 'my-bandit'; .*for one of your own give --from FILE")
+    assert runner.evaluate("run", source="my_robot.py")["episodes"] == 2
 
 
 # ---- a score of one's own
