@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from agent_fakes import a2c, ppo
+from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import Agent, ComputationTask, Hook, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import A2C
@@ -66,11 +67,11 @@ def memory_task(env):
 CASES = {
     "single": dict(), "threads": dict(driver="threads"), "processes": dict(driver=Processes(workers=2)),
     "vector": dict(agent=lambda: VectorAgent(n_envs=3)), "memory": dict(task=memory_task(Clonable)),
-    "limit": dict(env=lambda: gym.wrappers.TimeLimit(Clonable(), 9)),
+    "ray": dict(driver=OVER_RAY.values[0]), "limit": dict(env=lambda: gym.wrappers.TimeLimit(Clonable(), 9)),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=OVER_RAY.marks if case == "ray" else ()) for case in CASES])
 def test_an_episode_goes_on_after_a_checkpoint_and_a_resume_is_exact(case, tmp_path):
     """Whole: checkpoints every 14 steps of an agent, in a long episode nearly always."""
     def build():
@@ -112,7 +113,7 @@ def test_the_mean_return_is_true_where_episodes_are_carried(options):
     assert all(-21 < mean < -9 for mean in means), means
 
 
-@pytest.mark.parametrize("driver", ["cooperative", Processes(workers=2)])
+@pytest.mark.parametrize("driver", ["cooperative", Processes(workers=2), OVER_RAY])
 def test_episodes_that_cannot_be_carried_are_cut_counted_and_told_of(driver, caplog):
     with caplog.at_level(logging.WARNING), robot_of(Lottery, driver=driver) as robot:
         for _ in range(60):

@@ -5,6 +5,7 @@ from functools import partial
 import gymnasium as gym
 import pytest
 from agent_fakes import a2c
+from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 from test_carried_episodes import Clonable, Lottery, robot_of
 
 from parl_like import ComputationTask, OnPolicyHelper, VectorAgent, create_algorithm_func
@@ -135,7 +136,7 @@ def task():
     return ComputationTask(a2c(Clonable), lambda: OnPolicyHelper(unroll=7))
 
 
-@pytest.mark.parametrize("driver", ["cooperative", Processes(workers=2)])
+@pytest.mark.parametrize("driver", ["cooperative", Processes(workers=2), OVER_RAY])
 def test_an_environment_that_fails_to_go_back_is_named_and_one_that_refuses_begins_anew(driver, tmp_path, caplog):
     with robot_of(Stubborn, task(), driver=driver) as robot:
         robot.train_iter()

@@ -9,7 +9,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from agent_fakes import ACT, POSITION, Corridor, a2c, dqn, robot_of
-from drivers.transport_fakes import Echo, echo_task, lesson, no_fork_server_stays, play, row  # noqa: F401 - a fixture
+from drivers.transport_fakes import (  # noqa: F401 - fixtures
+    OVER_RAY,
+    Echo,
+    connected,
+    echo_task,
+    lesson,
+    no_fork_server_stays,
+    one_ray,
+    play,
+    row,
+)
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, schedules
 from parl_like.computation_task import BatchRule
@@ -18,7 +28,9 @@ from parl_like.errors import AgentFailed, TaskFailed, WrongCaller
 from parl_like.stages import StopAfterSteps
 
 WORKERS = [Processes(workers=2)] if sys.platform == "linux" else []
-each_driver = pytest.mark.parametrize("driver", ["cooperative", "threads", *WORKERS], ids=lambda one: getattr(one, "name", one))
+each_driver = pytest.mark.parametrize("driver", ["cooperative", "threads", *WORKERS, OVER_RAY],
+                                      ids=lambda one: getattr(one, "name", one))
+each_driver_with_workers = pytest.mark.parametrize("driver", [*WORKERS, OVER_RAY], ids=lambda one: one.name)
 each_local_driver = pytest.mark.parametrize("driver", ["cooperative", "threads"])
 INTERVAL = 5
 ABOVE = gym.spaces.Dict({"obs": POSITION, "prev": POSITION})
@@ -136,11 +148,11 @@ def test_a_lesson_waits_only_for_agents_that_have_one_due(driver, algorithm, hel
             assert max(steps) - min(steps) <= 10
 
 
-@pytest.mark.skipif(not WORKERS, reason="worker processes need Linux")
+@each_driver_with_workers
 @pytest.mark.parametrize("agent", [OneLearns, OneStores])
-def test_a_lesson_does_not_wait_for_workers_whose_replicas_never_need_the_robot(agent):
+def test_a_lesson_does_not_wait_for_workers_whose_replicas_never_need_the_robot(agent, driver):
     unroll = 10 if agent is OneStores else 100_000
-    with endless(a2c, lambda: OnPolicyHelper(unroll=unroll), agent, WORKERS[0], serve="replica") as robot:
+    with endless(a2c, lambda: OnPolicyHelper(unroll=unroll), agent, driver, serve="replica") as robot:
         for i in range(1, 6):
             robot.train_iter()
             assert robot.tasks["RL"].learns == i
@@ -269,11 +281,11 @@ def test_a_task_that_asks_a_helper_is_told_so_at_once(driver, where, whose):
     assert errors and all(isinstance(error, WrongCaller) for error in errors)
 
 
-@pytest.mark.skipif(not WORKERS, reason="worker processes need Linux")
-def test_a_task_that_asks_a_helper_of_an_agent_elsewhere_is_told_that_it_is_not_here():
+@each_driver_with_workers
+def test_a_task_that_asks_a_helper_of_an_agent_elsewhere_is_told_that_it_is_not_here(driver):
     robots = []
     task = echo_task(Asking("predict", lambda: robots[0].agents[0].helpers["A"] if robots else None))
-    with Robot(tasks={"A": task}, agent=OneAsk, driver=WORKERS[0]) as robot:
+    with Robot(tasks={"A": task}, agent=OneAsk, driver=driver) as robot:
         robots.append(robot)
         with pytest.raises(TaskFailed, match="task 'A': predict failed .*agent 0: its helpers are in a worker process"):
             robot.run()

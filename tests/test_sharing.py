@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from agent_fakes import Noisy, Plain, Recorder, a2c, dqn, ppo, spaces_of
+from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Algorithm, Shared
 from parl_like.algorithms import DQN, PPO
+from parl_like.drivers.processes import Processes
 from parl_like.model import Model
 from parl_like.models import MLP, MLPQ, MLPActorCritic
 from parl_like.stages import StopAfterSteps
@@ -369,13 +371,14 @@ def test_the_auxiliary_task_works_on_without_the_policy():
     assert not torch.equal(before, trunk) and auxiliary.optimizer is not None
 
 
-def test_a_robot_with_a_shared_trunk_is_repeatable():
-    def run():
-        with Robot(Noisy, tasks=with_auxiliary(), seed=3, trace=True) as robot:
+@pytest.mark.parametrize("driver", ["cooperative", Processes(workers=1), OVER_RAY], ids=lambda one: getattr(one, "name", one))
+def test_a_robot_with_a_shared_trunk_is_repeatable_wherever_its_agents_are(driver):
+    def run(driver):
+        with Robot(Noisy, tasks=with_auxiliary(), seed=3, trace=True, driver=driver) as robot:
             robot.run(StopAfterSteps(40))
-            return robot.trace_hash()
+            return robot.trace_hash(), robot.tasks["RL"].algorithm.model.weights_hash()
 
-    assert run() == run()
+    assert run(driver) == run("cooperative")
 
 
 

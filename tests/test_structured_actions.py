@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from parl_like import (
@@ -271,8 +272,9 @@ def test_vector_actions_of_too_few_rows_are_named():
         robot.run(10)
 
 
+@pytest.mark.parametrize("driver", [Processes(workers=2), OVER_RAY], ids=lambda one: one.name)
 @pytest.mark.parametrize("serve", ["central", "replica"])
-def test_worker_processes_act_and_learn_as_one_does(serve):
+def test_workers_act_and_learn_as_one_process_does(serve, driver):
     def weights(driver, **options):
         task = task_of(**options)
         with Robot(Crane, tasks={"RL": task}, n_agents=2, driver=driver, seed=1) as robot:
@@ -281,7 +283,7 @@ def test_worker_processes_act_and_learn_as_one_does(serve):
             return torch.nn.utils.parameters_to_vector(task.algorithm.model.parameters())
 
     # Nearly equal: a replica predicts one row at a time, which torch rounds in another way than two.
-    torch.testing.assert_close(weights(Processes(workers=2), serve=serve), weights("cooperative"), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(weights(driver, serve=serve), weights("cooperative"), rtol=1e-3, atol=1e-5)
 
 
 def test_threads_act_and_learn():

@@ -5,7 +5,6 @@ import sys
 import threading
 from collections import Counter
 from functools import partial
-from importlib.util import find_spec
 from itertools import count
 from time import sleep
 
@@ -14,16 +13,19 @@ import pytest
 import torch
 from drivers.transport_fakes import (
     BAD,
+    ON_RAY,
     Drift,
     Echo,
     Learner,
     Programmed,
     Weights,
+    connected,  # noqa: F401 - a fixture of this module, too
     echo_task,
     end_by_ctrl_c,
     framework_threads,
     lesson,
-    no_fork_server_stays,  # noqa: F401 - a fixture of this module, too
+    no_fork_server_stays,  # noqa: F401
+    one_ray,  # noqa: F401
     play,
     row,
     until,
@@ -44,7 +46,7 @@ DRIVERS = ["inline", "cooperative", "threads", *(["processes"] if sys.platform =
 
 RUNNING = [name for name in DRIVERS if name != "inline"]
 LOCAL = [name for name in RUNNING if name != "processes"]
-RAY = pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")])
+RAY = pytest.param("ray", marks=ON_RAY)
 """Drivers whose agents are in this process, for tests that look at the agents themselves, or whose agents write into the test's
 lists. What those ask of worker processes is in tests/drivers/test_processes.py."""
 
@@ -52,22 +54,6 @@ each_driver = pytest.mark.parametrize("driver", [*DRIVERS, RAY])
 each_running_driver = pytest.mark.parametrize("driver", [*RUNNING, RAY])
 each_local_driver = pytest.mark.parametrize("driver", LOCAL)
 each_driver_in_this_process = pytest.mark.parametrize("driver", ["inline", *LOCAL])
-
-
-@pytest.fixture(scope="module")
-def one_ray():
-    """An instance that all robots of this module share: each of its own would take seconds."""
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def connected(request):
-    if "driver" in request.fixturenames and request.getfixturevalue("driver") == "ray":
-        request.getfixturevalue("one_ray")
 
 
 # ------------------------------------------------------------------------------------------------ who gets which answer (1, 4, 9)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from agent_fakes import a2c, dqn, ppo
+from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import IMPALA
@@ -54,10 +55,11 @@ def robot_of(env, algorithm=None, helper=lambda: OnPolicyHelper(unroll=8), **opt
 
 
 @pytest.mark.parametrize("options", [
-    dict(), dict(driver="threads"), dict(driver=Processes(workers=2)), dict(agent=lambda: VectorAgent(n_envs=3)),
+    dict(), dict(driver="threads"), dict(driver=Processes(workers=2)),
+    pytest.param(dict(driver=OVER_RAY.values[0]), marks=OVER_RAY.marks), dict(agent=lambda: VectorAgent(n_envs=3)),
     dict(env=lambda: make_vector_env(weighted, 3), agent=VectorAgent, n_agents=1),
     dict(algorithm=dqn(weighted), helper=lambda: OffPolicyHelper(size=100, batch_size=8)), dict(algorithm=ppo(weighted)),
-], ids=["single", "threads", "processes", "vector", "our vector", "dqn", "ppo"])
+], ids=["single", "threads", "processes", "ray", "vector", "our vector", "dqn", "ppo"])
 def test_weighted_rewards_are_numbers_and_metrics_keep_the_parts(options, tmp_path):
     options = {"env": weighted, **options}
     with robot_of(**options) as robot, robot_of(**options) as other:
@@ -99,7 +101,7 @@ def test_a_weighted_environment_is_carried_with_its_sums():
     assert info["return_parts"].tolist() == [4.0, 10.0] and info["reward_parts"].tolist() == [1.0, 4.0]
 
 
-@pytest.mark.parametrize("driver", ["cooperative", "processes"])
+@pytest.mark.parametrize("driver", ["cooperative", "processes", OVER_RAY])
 @pytest.mark.parametrize("algorithm", [a2c, ppo, dqn, "impala"])
 def test_several_rewards_are_refused_at_once_by_learners_of_one(algorithm, driver):
     if algorithm == "impala":

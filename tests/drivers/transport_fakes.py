@@ -4,6 +4,7 @@ import signal
 import threading
 from collections import Counter
 from functools import partial
+from importlib.util import find_spec
 from time import perf_counter, sleep
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ import torch
 
 from parl_like import Agent, AgentHelper, ComputationTask, Robot
 from parl_like.algorithm import Algorithm
+from parl_like.drivers.ray_cluster import Ray
 from parl_like.explorer import Categorical
 from parl_like.model import Model
 
@@ -199,6 +201,28 @@ class Drift(gym.Env):
         self.x = (0.9 * self.x + np.eye(3, dtype=np.float32)[act]).astype(np.float32)
         self.t += 1
         return self.x, float(self.x[0]), False, self.t == 50, {}
+
+
+ON_RAY = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800),
+          pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")]
+OVER_RAY = pytest.param(Ray(workers=2, num_cpus=0, start_limit=1800.0, step_limit=1800.0), id="ray", marks=ON_RAY)
+"""A driver; for modules that import the fixtures `one_ray` and `connected`."""
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """An instance that all robots of a module share: each of its own would take seconds."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def connected(request):
+    if request.node.get_closest_marker("xdist_group"):
+        request.getfixturevalue("one_ray")
 
 
 @pytest.fixture(autouse=True, scope="module")
