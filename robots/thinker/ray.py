@@ -64,8 +64,8 @@ class ModelActor(TaskActor):
     def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...],
               options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call of a maker that has made so many real steps: the learning rate follows those of all."""
-        if rank != NOBODY:
-            self.steps[rank] = steps
+        if rank != NOBODY:  # a lesson may be heard after calls that were made after it
+            self.steps[rank] = steps if method == "load_state_dict" else max(steps, self.steps[rank])
         if method == "load_state_dict":
             self.left = arguments[0].get("others", 0)
         out, facts = self.call(method, arguments, options, self.real_steps)

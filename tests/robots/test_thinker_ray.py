@@ -12,6 +12,7 @@ from parl_like.data.archive import read_archive
 from parl_like.lab.config import ConfigError
 from parl_like.model import Model
 from parl_like.robots.thinker import make as thinker_make
+from parl_like.robots.thinker.ray import ModelActor
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux only")]
@@ -121,6 +122,21 @@ def test_one_maker_has_what_it_has_without_ray(ray_obj):
             assert all((a[key] == b[key]).all() for key in a) and a.keys() == b.keys()
         assert alone.vector.status() == sharing.vector.status() and alone.robot.tasks["model"].version > 0
         assert weights(alone) == weights(sharing)
+
+
+def test_a_lesson_that_is_heard_late_takes_no_steps_back():
+    """It has a thread of its own in the actor: what was asked later may be answered before."""
+    class Actor(ModelActor):
+        def call(self, *_):
+            return {}, {}
+
+    actor = Actor()
+    assert [actor.enter({})[0] for _ in range(2)] == [0, 1]
+    for rank, steps, method in ((0, 10, "act"), (1, 4, "act"), (0, 6, "learn")):
+        actor.serve(rank, steps, method, (), {})
+    assert (actor.real_steps, actor.serve(1, 4, "state_dict", (), {})[0]) == (14, {"others": 10})
+    actor.serve(0, 2, "load_state_dict", ({"others": 1},), {})
+    assert actor.real_steps == 1 + 2 + 4
 
 
 def test_mode_3_as_the_document_has_it(monkeypatch):
