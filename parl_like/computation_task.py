@@ -431,6 +431,9 @@ class ComputationTask:
             for sharer in self.sharers:
                 sharer.version += 1
 
+    def close(self) -> None:
+        """Ends what the task has in other processes: nothing, where its algorithm is here."""
+
     def sync_from(self, other: ComputationTask, decay: float = 0.0) -> None:
         """Every network of this task ← decay · own + (1 − decay) · other's."""
         first, second = sorted((self.lock, other.lock), key=id)  # in one order, so that two tasks may follow each other

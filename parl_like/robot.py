@@ -75,6 +75,7 @@ class Robot(Crew):
             if twin != name:
                 raise ValueError(f"Robot: tasks {twin!r} and {name!r} are one ComputationTask; make one for each (`Shared` lets "
                                  "tasks have one network)")
+        given = tasks
         if not isinstance(driver, str):
             tasks = driver.place(tasks)
         if not callable(agent):
@@ -87,16 +88,22 @@ class Robot(Crew):
         self.seed, self.eval_env, self.eval_explore, self.score = seed, eval_env, eval_explore, score
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
-        for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
-            task.name = name
-            task.build(child)
-        introduce(tasks)
         self.trace = TraceHash() if trace else None
         self.iterations = self.episodes_cut = 0
         self._told_cuts = False
         self._saves: list[Path] = []
         self._departed_time_steps = 0
-        super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
+        try:
+            for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
+                task.name = name
+                task.build(child)
+            introduce(tasks)
+            super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
+        except BaseException:
+            for name, task in tasks.items():
+                if task is not given[name]:
+                    task.close()
+            raise
 
     @classmethod
     def of(cls, algorithm: str | type, env: EnvSource, **options: Any) -> Robot:

@@ -190,5 +190,4 @@ class RayDriver(HostedDriver):
         """Ends the workers, and the actors of tasks."""
         super().close()
         for task in self.crew.tasks.values() if self.crew is not None else ():
-            if isinstance(task, RayTask):
-                task.close()
+            task.close()

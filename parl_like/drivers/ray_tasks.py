@@ -130,7 +130,11 @@ class RayTask(ComputationTask):
         payload = packed(f"task {self.name!r}: what builds the algorithm", self._source)
         if self._actor is None:
             CONNECTION.open(self._address)
-            self._actor = start(TaskActor, **self.resources)
+            try:
+                self._actor = start(TaskActor, **self.resources)
+            except BaseException:
+                CONNECTION.close()
+                raise
         seed = np.random.SeedSequence(0) if seed is None else seed
         options = {"device": str(self.device), "train": self.train, "max_skips": self.max_skips}
         known = self._get(self._actor.build.remote(payload, self.name, options, seed))

@@ -244,6 +244,7 @@ def test_a_task_asks_another_that_is_in_an_actor(placed):
 def test_a_task_in_an_actor_cannot_ask_one_that_is_in_none():
     with pytest.raises(ValueError, match=r"task 'RL' is in a Ray actor and asks 'RND', not in one; name all of them"):
         Robot(tasks=asking_tasks(), driver=two(tasks={"RL": {"num_cpus": 0}}))
+    assert not CONNECTION.users  # a robot that was not made leaves no actor
 
 
 def asking_tasks():
@@ -262,6 +263,9 @@ def test_what_cannot_be_in_an_actor_is_refused():
         RayTask(ComputationTask(create_algorithm_func(shared, {}, DQN, {}))).build()
     with pytest.raises(KeyError, match="no task 'model'; there are 'RL'"):
         drifting(two(tasks={"model": {}}), ppo())
+    with pytest.raises(ValueError, match="num_gpu"):
+        drifting(two(tasks={"RL": {"num_gpu": 1}}), ppo())
+    assert not CONNECTION.users
     with pytest.raises(ValueError, match="Ray: memory_limit is an option of Processes; Ray itself"):
         two(memory_limit=1 << 30)
     with drifting(two(), ppo()) as robot:
