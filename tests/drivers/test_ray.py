@@ -69,14 +69,24 @@ def two(**options):
     return Ray(**{"workers": 2, "num_cpus": 0, "start_limit": 1800.0, "step_limit": 1800.0, **options})
 
 
+@pytest.fixture
 def another_node(cluster):
-    """It has one CPU, which one worker wants. Ray itself gives it 30 s to begin."""
-    try:
-        return cluster.add_node(num_cpus=1, **MEMORY)
-    except Exception as error:  # a plain one
-        if "timed out during startup" not in str(error):
-            raise
-        pytest.skip("this machine is too slow for Ray to start a node")
+    """Starts a node with one CPU, which one worker wants; its end is that of the test. Ray itself gives it 30 s to begin."""
+    nodes = []
+
+    def start():
+        try:
+            nodes.append(cluster.add_node(num_cpus=1, **MEMORY))
+        except Exception as error:  # a plain one
+            if "timed out during startup" not in str(error):
+                raise
+            pytest.skip("this machine is too slow for Ray to start a node")
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        if node in cluster.worker_nodes:
+            cluster.remove_node(node)
 
 
 def drifting(driver, task, n_agents=5, **options):
@@ -342,15 +352,15 @@ def test_a_call_that_ends_after_its_robot_is_told_to_nobody(caplog):
     assert not caplog.text
 
 
-def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster, caplog):
+def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster, another_node, caplog):
     """One worker a node, for each wants a CPU; a third node takes in who was on the second."""
-    second = another_node(cluster)
+    second = another_node()
     lost = []
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
 
     def lose(robot):
         if robot.env_steps > 300 and not lost:
-            lost.append(another_node(cluster))
+            lost.append(another_node())
             cluster.remove_node(second, allow_graceful=False)
         return robot.env_steps > 1500 and robot._driver.restarts > 0 and all(worker.running for worker in robot._driver.workers)
 
@@ -358,18 +368,16 @@ def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster, caplo
         robot.run(StopWhen(lose))
         assert lost and task.rows_learned <= robot.env_steps and 1 in [min(w.incarnation, 1) for w in robot._driver.workers]
         assert "was lost: its node has died or cannot be reached; it is replaced" in caplog.text
-    cluster.remove_node(lost[0])
 
 
 @pytest.mark.slow
-def test_a_node_100_times_slower_is_named_and_holds_up_nobody(cluster, tmp_path, caplog):
-    second = another_node(cluster)
+def test_a_node_100_times_slower_is_named_and_holds_up_nobody(another_node, tmp_path, caplog):
+    another_node()
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
     with Robot(partial(Uneven, str(tmp_path / "count")), tasks={"RL": task}, n_agents=2, driver=two(num_cpus=1),
                mode="async") as robot:
         run_until_uneven(robot, caplog)
     assert caplog.text.count("is slow: a turn of its agents takes") == 1 and "nobody waits for it" in caplog.text
-    cluster.remove_node(second)
 
 
 # ------------------------------------------------------------------------------------------------------------------ three nodes
@@ -434,9 +442,10 @@ class Checks(Algorithm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [40, 3_750])
-def test_a_robot_on_three_nodes_sends_images_and_its_replay_is_saved_and_loaded(rows, cluster, tmp_path):
+def test_a_robot_on_three_nodes_sends_images_and_its_replay_is_saved_and_loaded(rows, another_node, tmp_path):
     """With 3,750 rows in each of three workers 300 MiB: pytest -m slow tests/drivers/test_ray.py -k three_nodes."""
-    others = [another_node(cluster) for _ in range(2)]
+    for _ in range(2):
+        another_node()
     helper = partial(OffPolicyHelper, size=rows, batch_size=16, learn_every=32,
                      buffer=partial(ReplayBuffer, ignore_obs_next=True))
     (tmp_path / "nodes").mkdir()
@@ -459,8 +468,6 @@ def test_a_robot_on_three_nodes_sends_images_and_its_replay_is_saved_and_loaded(
     with robot() as second:
         second.load(tmp_path / "state")
         assert goes_on(second) == expected
-    for node in others:
-        cluster.remove_node(node)
 
 
 # ----------------------------------------------------------------------------------------------------------------- the connection

@@ -15,7 +15,8 @@ from parl_like.robots.thinker import make as thinker_make
 from parl_like.robots.thinker.ray import ModelActor
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux only")]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800),
+              pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux only")]
 
 A, N, K = 3, 2, 4
 SMALL = {
