@@ -92,6 +92,7 @@ def test_what_cannot_be_in_a_worker_is_refused_before_one_is_started(monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("serve", ["central", "replica"])
 def test_rays_actors_do_what_worker_processes_do(serve):
     pytest.importorskip("ray")

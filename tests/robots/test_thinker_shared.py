@@ -12,7 +12,8 @@ from parl_like.lab.config import ConfigError, resolve
 from parl_like.robots import thinker_shared
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux only")]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800),
+              pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux only")]
 
 STEPS = 120
 SMALL = {
