@@ -44,12 +44,17 @@ def make_one(source: EnvSource) -> Any:
 def for_elsewhere(source: EnvSource) -> Any:
     """A source for another process, which takes along the ids that code of this one has registered with gymnasium by a class or a
     function, and not by the name of a module that can be imported there."""
-    own = {}
+    own, by_value = {}, {"__main__", *cloudpickle.list_registry_pickle_by_value()}
     for id, spec in gym.registry.items():
-        if callable(spec.entry_point) and not spec.entry_point.__module__.startswith("gymnasium."):
-            with suppress(Exception):  # not this one, which may not be asked for
-                cloudpickle.dumps(spec)
-                own[id] = spec
+        if isinstance(spec.entry_point, str) or (module := spec.entry_point.__module__).partition(".")[0] == "gymnasium":
+            continue
+        name = getattr(spec.entry_point, "__qualname__", "")
+        if module not in by_value and name.isidentifier():  # imported there, if it is asked for
+            spec = copy.copy(spec)
+            spec.entry_point = f"{module}:{name}"
+        with suppress(Exception):  # one that cannot be sent may not be asked for
+            cloudpickle.dumps(spec)
+            own[id] = spec
     return partial(_knowing, own, source) if own and source is not None else source
 
 

@@ -1,0 +1,61 @@
+"""Ids that code registers with gymnasium by a class or a function are known where an environment is sent to."""
+
+import pickle
+import sys
+import threading
+from types import ModuleType
+
+import cloudpickle
+import gymnasium as gym
+import pytest
+
+from parl_like.env_source import for_elsewhere
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    monkeypatch.setattr(gym.envs.registration, "registry", known := dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", known)
+    return known
+
+
+def elsewhere(source, registry, *forgotten):
+    """As in another process, which has not registered these."""
+    payload = cloudpickle.dumps(for_elsewhere(source))
+    for id in forgotten:
+        del registry[id]
+    return pickle.loads(payload)
+
+
+def test_an_id_of_a_class_or_function_is_known_there(registry):
+    class Mine(gym.Env):
+        observation_space = action_space = gym.spaces.Discrete(3)
+
+    gym.register("Mine-v0", entry_point=Mine, kwargs={})
+    gym.register("Made-v0", entry_point=lambda: Mine())
+    assert type(elsewhere("Mine-v0", registry, "Mine-v0")().unwrapped).__name__ == "Mine"
+    gym.register("Mine-v0", entry_point=Mine)
+    assert elsewhere(lambda: gym.make("Made-v0"), registry, "Mine-v0", "Made-v0")().action_space == gym.spaces.Discrete(3)
+    assert {"Mine-v0", "Made-v0"} <= registry.keys()
+
+
+def test_ids_that_nobody_asks_for_do_no_harm(registry, monkeypatch):
+    """One of a module that is not to be found there, and one that cannot be sent."""
+    ghost = ModuleType("ghost_module")
+    exec("import gymnasium\nclass Ghost(gymnasium.Env): pass", vars(ghost))
+    monkeypatch.setitem(sys.modules, "ghost_module", ghost)
+    lock = threading.Lock()
+    gym.register("Ghost-v0", entry_point=ghost.Ghost)
+    gym.register("Locked-v0", entry_point=lambda: lock)
+    made = elsewhere("CartPole-v1", registry, "Ghost-v0", "Locked-v0")
+    monkeypatch.delitem(sys.modules, "ghost_module")
+    assert made().spec.id == "CartPole-v1" and "Locked-v0" not in registry
+    with pytest.raises(ModuleNotFoundError, match="ghost_module"):
+        gym.make("Ghost-v0")
+
+
+def test_a_source_is_as_it_was_where_there_is_nothing_to_say(registry):
+    for id in [id for id, spec in registry.items() if not isinstance(spec.entry_point, str)]:
+        if not registry[id].entry_point.__module__.startswith("gymnasium"):
+            del registry[id]
+    assert for_elsewhere("CartPole-v1") == "CartPole-v1" and for_elsewhere(None) is None
