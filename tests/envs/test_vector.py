@@ -25,6 +25,7 @@ from agent_fakes import Corridor, Recorder, robot_of, rows
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parl_like import OffPolicyHelper, VectorAgent
+from parl_like.drivers import processes
 from parl_like.envs.hosts import FORK_SERVER, Channel
 from parl_like.envs.vector import EnvFailed, GroupVectorEnv, create_env, make_vector_env
 
@@ -144,8 +145,8 @@ def play(env, actions, seed=100):
 
 
 def children():
-    server = FORK_SERVER.pid  # stays for a while
-    return [p for p in psutil.Process().children(recursive=True) if p.pid != server and p.status() != psutil.STATUS_ZOMBIE]
+    servers = FORK_SERVER.pid, processes.FORK_SERVER.pid  # stay for a while
+    return [p for p in psutil.Process().children(recursive=True) if p.pid not in servers and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def open_files():
