@@ -2,8 +2,8 @@
 
 The environment's own numbers come with more that mean nothing (`NoisyObservation`). The auxiliary task learns from the same
 steps, from a buffer and at a pace of its own, to predict the next observation and the action between two, which only the real
-numbers help with. For CartPole no setting was found that does without it at this budget (scores, also of SAC on Pendulum:
-docs/robots.md); with more steps or less noise the gap closes.
+numbers help with. For CartPole no setting was found that does without it at this budget; with more steps or less noise the gap
+closes. For SAC on Pendulum it is no help (scores of both: docs/robots.md).
 """
 
 from __future__ import annotations
