@@ -20,6 +20,10 @@ linked = [f"parl_like.{area}{tail}" for area in AREAS for tail in ("", ".*")]
 packages = find_packages(include=["parl_like", "parl_like.*"], exclude=linked)
 packages += [f"parl_like.{p}" for area in AREAS for p in find_packages(include=[area, f"{area}.*"])]
 
+# No debug information: it would be most of the files, and a seventh of the time.
+FLAGS = ["-O3", "-g0"]
+SHARED = "parl_like._cyutility"  # Cython's memory views, once for all modules
+
 sources = [src for top in ("parl_like", *AREAS) for src in sorted(Path(top).rglob("*.pyx"))]
 
 setup(
@@ -27,7 +31,11 @@ setup(
     options={"build_ext": {"parallel": os.cpu_count()}},
     package_dir={f"parl_like.{area}": area for area in AREAS},
     ext_modules=cythonize(
-        [Extension(dotted(src), [str(src)], extra_compile_args=["-O3"]) for src in sources],
+        [
+            *(Extension(dotted(src), [str(src)], extra_compile_args=FLAGS) for src in sources),
+            Extension(SHARED, [f"{SHARED.replace('.', '/')}.c"], extra_compile_args=FLAGS),
+        ],
+        shared_utility_qualified_name=SHARED,
         build_dir="build/cython",
         language_level=3,
     ),

@@ -291,11 +291,7 @@ class EnvFace:
         if space is None:
             return
         try:
-            if isinstance(space, gym.spaces.Box):
-                value = np.asarray(act)
-                fits = value.shape == space.shape and bool((value >= space.low).all() and (value <= space.high).all())
-            else:
-                fits = bool(space.contains(act))
+            fits = _contains(space, act)
         except Exception:  # noqa: BLE001 - a space may choke on what is not even nearly an action; that is an answer, too
             fits = False
         if not fits and isinstance(act, Batch):
@@ -336,6 +332,18 @@ class EnvFace:
         self._agent.owners.clear()
         if hasattr(self._env, "close"):
             self._env.close()
+
+
+def _contains(space: gym.Space[Any], act: Any) -> bool:
+    """As `space.contains`, but a number is an array of shape (), and only shape and bounds of arrays count."""
+    if isinstance(space, gym.spaces.Box):
+        value = np.asarray(act)
+        return value.shape == space.shape and bool((value >= space.low).all() and (value <= space.high).all())
+    if isinstance(space, gym.spaces.Dict):
+        return act.keys() == space.spaces.keys() and all(_contains(part, act[name]) for name, part in space.spaces.items())
+    if isinstance(space, gym.spaces.Tuple):
+        return isinstance(act, (tuple, list)) and len(act) == len(space.spaces) and all(map(_contains, space.spaces, act))
+    return bool(space.contains(act))
 
 
 class Acceptance:

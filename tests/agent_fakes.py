@@ -28,7 +28,7 @@ class Corridor(gym.Env):
         log: ('reset', seed) and the action of every step.
     """
 
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
 
     def __init__(self, length=5, end="terminated", act=ACT, fail_at=None, fail_reset=None, render_mode=None):
         self.length, self.end, self.fail_at, self.fail_reset = length, end, fail_at, fail_reset

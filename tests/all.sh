@@ -18,6 +18,9 @@ if [ "${1:-}" = wheel ]; then shift; else
     ("$bin/ruff" check . && "$bin/mypy") >"$work/checks" 2>&1 && echo "lint and types: nothing found" &
     checks=$!
 fi
+# pytest writes tests down again with what their assertions say: once here, for all processes that read them.
+PYTHONDONTWRITEBYTECODE= "$bin/python" -m pytest -q -p no:cacheprovider --collect-only >"$work/collected" 2>&1 &
+collecting=$!
 
 "$bin/python" -m build --no-isolation --sdist --outdir "$work" . >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
 tar -xzf "$work"/parl_like-*.tar.gz -C "$work"
@@ -27,6 +30,7 @@ cd "$work"/parl_like-*/
 site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 "$bin/python" -m zipfile -e "$work"/parl_like-*.whl "$site"
+"$bin/python" -m compileall -q "$site/parl_like"
 echo "$packages" >"$site/development.pth"  # dependencies; searched after what the wheel brought, and .pth files in it are not read
 mkdir "$work/empty"
 cd "$work/empty"
@@ -34,6 +38,7 @@ cd "$work/empty"
 import parl_like, pathlib
 assert pathlib.Path(parl_like.__file__).is_relative_to("$site"), parl_like.__file__
 PY
+wait $collecting || { tail -20 "$work/collected"; exit 1; }
 if [ -n "$checks" ] && ! wait "$checks"; then cat "$work/checks"; exit 1; fi
 tests=("$root/tests")
 for word in "$@"; do [ -e "$root/${word%%::*}" ] && { tests=(); break; }; done

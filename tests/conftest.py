@@ -1,6 +1,7 @@
 """What all tests share: one torch thread (the networks are small, and a second costs more than it gives), shared memory of their
 own, examples; and that none of them ends the others."""
 
+import gc
 import os
 import shutil
 import signal
@@ -58,6 +59,12 @@ def pytest_runtest_protocol(item, nextitem):
         item.ihook.pytest_runtest_logreport(report=pytest.TestReport(
             item.nodeid, item.location, {}, "failed", f"Raised between the phases of the test:\n{said}", "teardown"))
         return True
+
+
+def pytest_collection_finish():
+    """What is there now stays until the end: full collections, of which tests ask many, need not walk through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure():

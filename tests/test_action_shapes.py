@@ -42,9 +42,8 @@ class Aim(gym.Env):
 
     def step(self, act):
         # gymnasium's own vector environments hand out a NumPy scalar where the shape is ().
-        assert (
-            self.action_space.contains(act) and isinstance(act, (np.ndarray, np.float32)) and act.shape == self.action_space.shape
-        )
+        assert isinstance(act, (np.ndarray, np.float32)) and act.shape == self.action_space.shape
+        assert self.action_space.contains(np.asarray(act))
         self.acts.append(np.array(act))
         self.left -= 1
         return self.obs(), -float(np.abs(act - 0.5).sum()), False, self.left == 0, {}

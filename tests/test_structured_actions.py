@@ -248,7 +248,8 @@ def test_vector_agents_act_and_learn(make):
         def post_episode(self, agent, interrupted):
             step = agent.env.time_step
             if step.is_last:
-                assert SPACE.contains(step.prev_action)
+                flags, shift = step.prev_action["pair"]
+                assert SPACE.contains({**step.prev_action, "pair": (flags, np.asarray(shift))})
                 self.seen += 1
 
     steps, task = Steps(), task_of()
