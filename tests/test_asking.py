@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import Drift, no_fork_server_stays  # noqa: F401 - a fixture
+from drivers.transport_fakes import Drift
 
 from parl_like import OffPolicyHelper, Robot
 from parl_like.algorithm import Algorithm

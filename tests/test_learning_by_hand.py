@@ -15,7 +15,6 @@ from drivers.transport_fakes import (  # noqa: F401 - fixtures
     connected,
     echo_task,
     lesson,
-    no_fork_server_stays,
     one_ray,
     play,
     row,

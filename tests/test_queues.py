@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 
 import numpy as np
 import pytest
-from drivers.transport_fakes import Learner, echo_task, lesson, no_fork_server_stays, play, row  # noqa: F401 - a fixture of this module, too
+from drivers.transport_fakes import Learner, echo_task, lesson, play, row
 
 from parl_like.computation_task import BatchRule
 from parl_like.computation_wrapper import ComputationWrapper

@@ -24,7 +24,6 @@ from drivers.transport_fakes import (
     end_by_ctrl_c,
     framework_threads,
     lesson,
-    no_fork_server_stays,  # noqa: F401
     one_ray,  # noqa: F401
     play,
     row,

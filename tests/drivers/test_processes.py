@@ -13,7 +13,6 @@ import tempfile
 import textwrap
 import threading
 from collections import Counter
-from contextlib import suppress
 from functools import partial
 from time import sleep
 
@@ -30,7 +29,7 @@ from drivers.transport_fakes import (
     echo_task,
     end_by_ctrl_c,
     lesson,
-    no_fork_server_stays,  # noqa: F401 - the fixture is for this module, too
+    living,
     row,
     until,
 )
@@ -491,7 +490,7 @@ def test_many_starts_and_stops_leave_nothing_behind():
     files = lambda: len(os.listdir("/proc/self/fd"))  # noqa: E731
     play(partial(ask, 2), 2)
     before = files()
-    for _ in range(20):
+    for _ in range(6):
         play(partial(ask, 2), 2)
     assert files() <= before
 
@@ -606,16 +605,6 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
         finally:
             process.kill()
     shutil.rmtree(folders)
-
-
-def living(processes):
-    """Those that have not ended; that somebody takes note of it is the business of their new parent."""
-    out = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):  # it ends between the two questions
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                out.append(process)
-    return out
 
 
 ROBOT = """

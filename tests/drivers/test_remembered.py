@@ -6,7 +6,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import no_fork_server_stays  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import Agent, ComputationTask, Robot
 from parl_like.algorithm import Algorithm

@@ -9,7 +9,7 @@ from time import sleep
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task, lesson, no_fork_server_stays, row  # noqa: F401 - the fixture is for this module, too
+from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task, lesson, row
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.acting import ActingCopies, tensors_of

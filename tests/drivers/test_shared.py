@@ -10,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import no_fork_server_stays  # noqa: F401 - the fixture is for this module, too
 
 from parl_like import OnPolicyHelper, Robot
 from parl_like.acting import ActingCopies, tensors_of

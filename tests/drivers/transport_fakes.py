@@ -3,12 +3,14 @@
 import signal
 import threading
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from time import perf_counter, sleep
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -154,6 +156,16 @@ def until(condition, seconds=60.0, what="condition"):
     while not condition():
         assert perf_counter() < end, f"{what} did not come within {seconds} s"
         sleep(0.0005)
+
+
+def living(processes):
+    """Those that have not ended; that somebody takes note of it is the business of their new parent."""
+    out = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # it ends between the two questions
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                out.append(process)
+    return out
 
 
 def end_by_ctrl_c(call, seconds=0.0, when=lambda: True):

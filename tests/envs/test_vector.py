@@ -22,11 +22,12 @@ import numpy as np
 import psutil
 import pytest
 from agent_fakes import Corridor, Recorder, robot_of, rows
+from drivers.transport_fakes import living
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parl_like import OffPolicyHelper, VectorAgent
 from parl_like.drivers import processes
-from parl_like.envs.hosts import FORK_SERVER, Channel
+from parl_like.envs.hosts import FORK_SERVER, Channel, ThreadHost
 from parl_like.envs.vector import EnvFailed, GroupVectorEnv, create_env, make_vector_env
 
 KINDS = ["sync", "thread", "process"]
@@ -678,8 +679,13 @@ def test_environments_made_before_a_factory_raises_are_closed(kind):
     assert log == ["made", "closed"]
 
 
-def test_an_environment_that_is_made_too_late_is_closed_by_its_thread():
-    go, closed, made = threading.Event(), threading.Event(), []
+def test_an_environment_that_is_made_too_late_is_closed_by_its_thread(monkeypatch):
+    go, closed, made, kill = threading.Event(), threading.Event(), [], ThreadHost.kill
+
+    def kill_and_go(host):
+        kill(host)
+        if host.options.number == 1:
+            go.set()
 
     class Late(Plain):
         def __init__(self):
@@ -691,9 +697,10 @@ def test_an_environment_that_is_made_too_late_is_closed_by_its_thread():
         def close(self):
             closed.set()
 
+    monkeypatch.setattr(ThreadHost, "kill", kill_and_go)
     with pytest.raises(EnvFailed, match="no first"):
         make_vector_env(Late, 2, "thread")
-    go.set()
+    assert go.is_set()
     assert len(made) == 1 or closed.wait(60)
 
 
@@ -1229,8 +1236,9 @@ def test_no_process_is_left(what, tmp_path):
         program.send_signal(getattr(signal, what.split()[0]))
     # Not communicate(): a process that is left would hold the pipes open.
     program.wait(120)
-    gone, alive = psutil.wait_procs(watched, 60)
-    alive = [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    end = time.monotonic() + 60
+    while (alive := living(watched)) and time.monotonic() < end:
+        time.sleep(0.02)
     for process in alive:
         process.kill()
     errors = program.stderr.read()
