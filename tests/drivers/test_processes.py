@@ -600,8 +600,8 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
             pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
             family = [psutil.Process(pid) for pid in pids] + psutil.Process(process.pid).children()
             process.send_signal(number)
-            until(lambda: not living(family), 120, "the end of all processes")
-            until(lambda: not os.listdir(folders), 120, "the end of the folder")
+            until(lambda: not living(family), what="the end of all processes")
+            until(lambda: not os.listdir(folders), what="the end of the folder")
         finally:
             process.kill()
     shutil.rmtree(folders)
@@ -624,13 +624,13 @@ def test_a_robot_killed_while_its_workers_are_prepared_leaves_no_memory(wait_s):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PARL_LIKE_SHM": folders}
     with subprocess.Popen([sys.executable, "-c", ROBOT], env=environment) as process:
         try:
-            until(lambda: os.listdir(folders), 120, "the folder")
+            until(lambda: os.listdir(folders), what="the folder")
             sleep(wait_s)
             family = psutil.Process(process.pid).children(recursive=True)
         finally:
             process.kill()
-    until(lambda: not living(family), 120, "the end of all processes")
-    until(lambda: not os.listdir(folders), 120, "the end of the folder")
+    until(lambda: not living(family), what="the end of all processes")
+    until(lambda: not os.listdir(folders), what="the end of the folder")
     os.rmdir(folders)
 
 

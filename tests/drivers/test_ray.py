@@ -553,7 +553,7 @@ def test_a_local_instance_listens_to_this_machine_alone_and_nothing_is_left_of_i
             found = looked_at([psutil.Process(), *family])
             served = [program for program, addresses in found if addresses and "dashboard.py" in program]
             print(len(found) > 4, {ip for _, addresses in found for ip in addresses}, served)
-        until(lambda: not living(family), 120, "the end of the instance")
+        until(lambda: not living(family), what="the end of the instance")
         print(ray.is_initialized())
     """, RAY_ADDRESS="10.0.0.1:1")  # is not asked for
     assert said == "True True\nTrue {'127.0.0.1'} []\nFalse\n"
@@ -597,12 +597,12 @@ def test_nothing_is_left_in_a_cluster_of_a_robot_that_is_killed(cluster, tmp_pat
         mine = actors()
         assert len(mine) >= 3
         process.kill()
-    until(lambda: not actors(), 120, "the end of the actors")
+    until(lambda: not actors(), what="the end of the actors")
 
 
 @pytest.mark.slow
 def test_nothing_is_left_in_a_cluster():
-    until(lambda: not actors(), 120, "the end of the actors")  # Ray ends them by and by
+    until(lambda: not actors(), what="the end of the actors")  # Ray ends them by and by
     assert not CONNECTION.users
 
 

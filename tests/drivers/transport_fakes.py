@@ -150,8 +150,8 @@ def lesson(agent, n, value=0.0):
     return {"obs": obs}
 
 
-def until(condition, seconds=60.0, what="condition"):
-    """Waits in small sleeps; the time is a safety net."""
+def until(condition, seconds=280.0, what="condition"):
+    """Waits in small sleeps; the time is a safety net, within the limit of a test."""
     end = perf_counter() + seconds
     while not condition():
         assert perf_counter() < end, f"{what} did not come within {seconds} s"
