@@ -32,6 +32,7 @@ class Agent:
         steps: Actions taken. The environment's own steps, of which an action may take several
             (`parl_like.envs.wrappers.ActionRepeat`), are `env.time_steps`.
         learned_at: What `steps` was at its last lesson.
+        paced: What `pace` gave between two of its steps, for who asks from another thread; None: nobody does.
         on_bad_value: What becomes of an observation or reward that is not finite, outside of the declared bounds, or of another
             shape or dtype. 'raise': whoever takes it refuses what it cannot use (NaN, shape, dtype, an integer outside), and the
             run ends. 'drop': the episode ends before that step, like an interrupted one, and another begins, newly seeded.
@@ -63,6 +64,7 @@ class Agent:
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
         self.steps = self.bad_values = self.learned_at = 0
+        self.paced: tuple[int, bool] | None = None
         self.fresh = True  # the next reset is seeded
         self.signal: str | None = None
         self.quota_steps: int | None = None

@@ -205,6 +205,8 @@ class EnvFace:
         agent = self._agent
         if agent.signal is not None:
             agent.obey()
+        if agent.paced is not None:
+            agent.paced = agent.pace()
         if not (act.__class__ is int and 0 <= act - self._start < self._n):
             self._check_action(act)
         if self._over:

@@ -911,6 +911,30 @@ def test_off_policy_requests_of_unequal_agents_all_train(driver):
         assert not framework_threads()
 
 
+@pytest.mark.parametrize("learn_every", [1, 3])
+def test_a_lesson_waits_for_an_agent_whose_own_is_being_made(learn_every):
+    """Under threads one looks at another in the middle of a step, which has been counted, and of which no row is left to learn
+    from."""
+    waits = []
+
+    class Slow(OffPolicyHelper):
+        def _learn(self):
+            driver, queue = self.agent.robot._driver, self.agent.robot.wrappers["RL"].trainings
+            if self.agent.index == 1:
+                until(lambda: queue.rows or self.task.learns, what="the request of the other agent")
+                with driver.lock:
+                    waits.append(driver._lessons_wait())
+            return super()._learn()
+
+    task = ComputationTask(Elementwise(), lambda: Slow(size=500, batch_size=4, learn_every=learn_every))
+    with Robot(Drift, tasks={"RL": task}, n_agents=2, driver="threads") as robot:
+        for _ in range(3):
+            before = task.learns
+            robot.train_iter()
+            assert task.learns == before + 2
+    assert waits and all(waits)
+
+
 @each_running_driver
 def test_a_run_goes_on_after_a_collection_and_a_checkpoint(driver, tmp_path):
     """The collection leaves the agents parked in mid-episode; the checkpoint ends their episodes; the run begins new ones."""

@@ -142,6 +142,8 @@ class ThreadsDriver(Driver):
             if wait and server is not None:
                 ticket.state = WAITED
                 self._acting = acting = self._acting - 1
+                if not server.training:
+                    self._tell(ticket.agent)
                 if server.training:
                     self._asked = self.sync
                     self._learners.discard(ticket.agent)
@@ -234,12 +236,19 @@ class ThreadsDriver(Driver):
         """An agent no longer waits for a lesson. The caller holds the lock."""
         if ticket.queue.kind == "learn" and ticket.agent.learns:
             self._learners.add(ticket.agent)
+            self._tell(ticket.agent)
+
+    def _tell(self, agent: Agent) -> None:
+        """Of an agent that waits: lessons see it as it is now, until it says more itself, between its steps. In the middle of one
+        the step may have been counted and the row not, or the row and not the lesson."""
+        agent.paced = agent.pace() if self.sync else None
 
     def _lessons_wait(self) -> bool:
         """Whether any learning agent is waited for by a lesson, or no lesson waits any more. The caller holds the lock."""
         lessons = [ticket for server in self._trainings for batch in server.queue.batches for ticket in batch.tickets]
         self._asked = bool(lessons)
-        return not lessons or any(lesson.waits_for(*agent.pace()) for agent in self._learners for lesson in lessons)
+        return not lessons or any(lesson.waits_for(*(agent.paced or agent.pace())) for agent in self._learners
+                                  for lesson in lessons)
 
     def _look(self) -> None:
         """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock."""
@@ -399,6 +408,7 @@ class ThreadsDriver(Driver):
         self._gates = {id(agent): _locked() for agent in agents}
         for agent in agents:
             agent.signal = None
+            self._tell(agent)
         self._threads = [(a, threading.Thread(target=self._main, args=(a, run), name=str(a), daemon=True)) for a in agents]
         with shielded():
             for thread in [*(server.thread for server in self._servers), *(thread for _, thread in self._threads)]:
@@ -438,6 +448,7 @@ class ThreadsDriver(Driver):
                 self._acting += 1
                 if agent.learns:
                     self._learners.add(agent)
+                self._tell(agent)
                 self._gates[id(agent)].release()
 
     def _next_unroll(self) -> list[Ticket]:

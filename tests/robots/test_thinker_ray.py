@@ -115,6 +115,7 @@ def ray_obj():
         yield made
 
 
+@pytest.mark.slow
 def test_one_maker_has_what_it_has_without_ray(ray_obj):
     """The same observations, rewards and weights as in mode 1: sharing changes where the model is, and nothing else."""
     with make() as alone, make(ray_obj=ray_obj) as sharing:
@@ -167,7 +168,9 @@ def test_mode_3_as_the_document_has_it(monkeypatch):
             make(ray_obj=ray_obj, rec_t=5)
 
 
-@pytest.mark.parametrize("options", [{"gpu_learn": 0.5}, {"ray_mem": -1, "ray_GPU": -1, "ray_CPU": -1}], ids=str)
+@pytest.mark.parametrize("options", [
+    {"gpu_learn": 0.5}, pytest.param({"ray_mem": -1, "ray_GPU": -1, "ray_CPU": -1}, marks=pytest.mark.slow),
+], ids=str)
 def test_mode_2_learns_in_an_actor_of_its_own(options):
     with make(parallel=True, **options) as env:
         task = env.robot.tasks["model"]
@@ -181,6 +184,7 @@ def test_mode_2_learns_in_an_actor_of_its_own(options):
             ray.get(actor.facts.remote())
 
 
+@pytest.mark.slow
 def test_two_actors_learn_one_model_from_rows_of_both_and_one_may_die(ray_obj):
     both = [maker(mark, ray_obj) for mark in (1.0, 2.0)]
     assert sorted(ray.get([m.rank.remote() for m in both])) == [0, 1]
@@ -265,6 +269,7 @@ def test_rank_0_saves_and_a_run_goes_on(tmp_path):
         assert env.robot.env_steps == N * 21
 
 
+@pytest.mark.slow
 def test_a_model_that_dies_is_said(ray_obj):
     with make(ray_obj=ray_obj) as env:
         env.reset()
