@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from lab_fakes import MODULE, FakeRobot, experiment, signal_here
+from lab_fakes import MODULE, FakeRobot, signal_here
 
 import parl_like
 from parl_like.lab import experiment as experiments
@@ -18,13 +18,8 @@ from parl_like.lab.config import load_yaml
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_registered", {})
-    monkeypatch.setattr(experiments, "_modules", {})
-    monkeypatch.setattr(FakeRobot, "at_step", {})
+def clean(fake_experiment, monkeypatch):
     monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)
-    experiments.register(experiment(), module=MODULE)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from lab_fakes import MODULE, FakeRobot, experiment
+from lab_fakes import MODULE, FakeRobot
 
 from parl_like.lab import experiment as experiments
 from parl_like.lab import metrics, outbox, plots, runner, session
@@ -25,15 +25,10 @@ from parl_like.lab.rundir import RunDir
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_registered", {})
-    monkeypatch.setattr(experiments, "_modules", {})
-    monkeypatch.setattr(FakeRobot, "at_step", {})
+def clean(fake_experiment, monkeypatch):
     monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)
     monkeypatch.setattr(session, "END_PATIENCE_S", 0.0)
     monkeypatch.setattr(outbox, "RETRY_S", 0.0)
-    experiments.register(experiment(), module=MODULE)
 
 
 def train(**overrides):

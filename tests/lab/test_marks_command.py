@@ -6,21 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_fakes import MODULE, FakeRobot, experiment
+from lab_fakes import FakeRobot
 
 from parl_like.lab import cli, marks
-from parl_like.lab import experiment as experiments
 from parl_like.lab.config import UsageError
 from parl_like.lab.outbox import RunError
 
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_registered", {})
-    monkeypatch.setattr(experiments, "_modules", {})
-    monkeypatch.setattr(FakeRobot, "at_step", {})
-    experiments.register(experiment(), module=MODULE)
+pytestmark = pytest.mark.usefixtures("fake_experiment")
 
 
 @pytest.fixture

@@ -33,17 +33,12 @@ from parl_like.lab.rundir import RunDir
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_registered", {})
-    monkeypatch.setattr(experiments, "_modules", {})
-    monkeypatch.setattr(FakeRobot, "at_step", {})
+def clean(fake_experiment, monkeypatch):
     monkeypatch.setattr(FakeRobot, "on_save", None)
     monkeypatch.setattr(FakeRobot, "closed", 0)
     monkeypatch.setattr(session, "GIVE_UP_S", 0.0)
     monkeypatch.setattr(session, "END_PATIENCE_S", 0.0)
     monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)  # a picture takes a second; one test draws it
-    experiments.register(experiment(), module=MODULE)
 
 
 def train(run_dir="run", report=None, **overrides):

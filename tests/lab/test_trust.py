@@ -28,14 +28,9 @@ OURS = (UsageError, ArchiveError)
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiments, "_registered", {})
-    monkeypatch.setattr(experiments, "_modules", {})
-    monkeypatch.setattr(FakeRobot, "at_step", {})
+def clean(fake_experiment, monkeypatch):
     monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)
     monkeypatch.setattr(session, "END_PATIENCE_S", 0.5)  # nothing that refuses here will take something later
-    experiments.register(experiment(), module=MODULE)
 
 
 def train(run_dir="run", **overrides):
