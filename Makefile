@@ -9,7 +9,7 @@ ARGS ?=
 # Tests at a time: many of them wait, so twice the cores.
 JOBS ?= 4
 
-.PHONY: train thinker test test-slow lint types check wheel-check figures architecture bench clean
+.PHONY: train thinker test test-slow lint types check wheel-check figures architecture algorithms bench clean
 
 # What `train` and `thinker` do: train, film an episode, say where everything is.
 train: $(VENV)/.installed
@@ -44,6 +44,10 @@ wheel-check: $(VENV)/.installed
 # The picture of the rooms, after an import between rooms has come or gone.
 architecture: $(VENV)/.installed
 	@$(BIN)/python tests/architecture.py
+
+# docs/algorithms.md, after an algorithm, an experiment or a mark has changed.
+algorithms: $(VENV)/.installed
+	@$(BIN)/python tests/algorithm_page.py
 
 # Every figure of the documents, measured on this machine: quiet, please. A quick look: make figures ARGS=--quick
 figures: $(VENV)/.installed

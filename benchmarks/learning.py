@@ -5,7 +5,9 @@ at `--points` places, whose time does not count: `score` is the mean return of `
 the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the seconds of processor time after which an
 evaluation was at the mark for the first time. Processor time, for these runs take long and the machine may have other work.
 
-Without stable-baselines3 (pip install 'parl_like[peers]') ours are alone. The lunar lander needs pip install 'gymnasium[box2d]'.
+Without stable-baselines3 (pip install 'parl_like[peers]') ours are alone. The lunar lander needs pip install 'gymnasium[box2d]',
+MuJoCo's hopper pip install 'mujoco<4' (gymnasium 1.4 finds no MuJoCo in version 4); its episodes have up to 1,000 steps, so
+`--episodes 10 --points 10` is advisable there.
 """
 
 from __future__ import annotations
@@ -118,6 +120,8 @@ CASES = {
                                                helper={"size": 1_000_000, "warmup": 10_000}),
                              settings={"batch_size": 256, "learning_rate": linear(7.3e-4), "buffer_size": 1_000_000,
                                        "tau": 0.01, "learning_starts": 10_000, "policy_kwargs": {"net_arch": [400, 300]}}),
+    "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, peer="SAC", settings={"learning_starts": 10_000},
+                       ours=actor_critic(SAC, 3e-4, helper={"size": 1_000_000, "warmup": 10_000})),
 }
 
 

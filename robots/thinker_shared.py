@@ -1,4 +1,4 @@
-"""IMPALA over a shared world model, by Thinker's public interface (its mode 3): every agent makes environments with trees of its
+"""IMPALA over a shared world model, by Thinker's public interface (its mode 3). Every agent makes environments with trees of its
 own, `thinker.make(…, ray_obj=…)`, in whatever process it is; all of them plan with, and teach, the one model of
 `thinker.ray_init(…)`.
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,7 +105,7 @@ def _play(args: argparse.Namespace) -> None:
 
 
 def _list(args: argparse.Namespace) -> None:
-    from parl_like.lab import rundir
+    from parl_like.lab import families, rundir
 
     if args.source:
         own.registered(args.source)
@@ -112,17 +113,23 @@ def _list(args: argparse.Namespace) -> None:
     installed = experiment.installed()
     for name in experiment.names():
         if name in installed and not experiment.is_registered(name):  # a list imports nobody's package
-            known.append({"name": name, "robot": installed[name].module, "description": "of an installed package"})
+            known.append({"family": installed[name].module, "name": name, "robot": installed[name].module,
+                          "description": "of an installed package"})
             continue
         try:
             one = experiment.get(name)
-            known.append({"name": name, "robot": one.robot, "description": one.description})
+            known.append({"family": families.family(one), "name": name, "robot": one.robot, "description": one.description})
         except UsageError as error:  # one broken file must not hide the others
-            known.append({"name": name, "robot": "?", "description": f"error: {error}"})
+            known.append({"family": "?", "name": name, "robot": "?", "description": f"error: {error}"})
+    known.sort(key=lambda one: (one["family"], one["name"]))
     runs = [_run_row(run) for run in rundir.runs_in(Path(args.runs))]
     shown = [{**run, "differs": " ".join(f"{key}={value}" for key, value in run["differs"].items())} for run in runs]
-    lines = _table(known) if known else ["no experiments are installed"]
-    _show(args, {"experiments": known, "runs": runs}, lines + (["", *_table(shown)] if shown else []))
+    width = max((len(one["name"]) for one in known), default=0)
+    lines = [] if known else ["no experiments are installed"]
+    for name, members in groupby(known, key=lambda one: one["family"]):
+        lines.append(f"{name}: {families.title(name)}".rstrip(": "))
+        lines += [*(f"  {one['name']:{width}}  {one['description']}" for one in members), ""]
+    _show(args, {"experiments": known, "runs": runs}, lines + (_table(shown) if shown else []))
 
 
 def _plot(args: argparse.Namespace) -> None:

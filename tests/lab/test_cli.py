@@ -57,7 +57,7 @@ def test_train_eval_play_list_verify_resume(command, tmp_path):
     (run,) = json.loads(out)["runs"]
     assert (run["run"], run["experiment"], run["state"], run["steps"]) == ("one", "fake", "finished", 200)
     assert run["last_return"] > 0
-    assert {"name": "fake", "robot": "fake", "description": "counts"} in json.loads(out)["experiments"]
+    assert {"family": "fake", "name": "fake", "robot": "fake", "description": "counts"} in json.loads(out)["experiments"]
     assert run["score"] == json.loads((tmp_path / "runs" / "one" / "result.json").read_text())["evaluation"]["mean_return"]
     assert run["differs"] == {"seed": 3, "total_steps": 200}
     code, out, _ = command("list")

@@ -1,0 +1,62 @@
+"""Writes docs/algorithms.md from the docstrings of algorithms/, the experiments and docs/marks.json: `make algorithms`."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from parl_like import Algorithm, algorithms
+from parl_like.lab import experiment as experiments
+from parl_like.lab import families, marks
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "algorithms.md"
+HEAD = """# Algorithms
+
+What [algorithms/](../algorithms/) has, a file a family, from its docstrings and from [marks](marks.md)
+(`make algorithms`). `parl-like train EXPERIMENT` trains one; the arguments of the class are settings of it
+(`parl-like train sac-pendulum env=MountainCarContinuous-v0 SAC.alpha=0.1`). Scores are medians, over all seeds, of the
+evaluation after training; where none is given, none was measured yet."""
+
+
+def classes() -> dict[str, list[type[Algorithm]]]:
+    """File of `algorithms/` → its public algorithms, in the order in which they stand there."""
+    found = defaultdict(list)
+    for name in algorithms.__all__:
+        one = getattr(algorithms, name)
+        if issubclass(one, Algorithm):
+            found[one.__module__.rpartition(".")[2]].append(one)
+    return {file: sorted(members, key=lambda one: inspect.getsourcelines(one)[1]) for file, members in sorted(found.items())}
+
+
+def trained() -> dict[str, list[str]]:
+    """Class → lines about the experiments that train it."""
+    scores = defaultdict(list)
+    for mark in marks.load(ROOT / "docs" / "marks.json"):
+        if not mark.differs:
+            scores[mark.experiment].append(mark)
+    lines = defaultdict(list)
+    for one in map(experiments.get, experiments.names()):
+        seen = scores[one.name]
+        told = f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen else ""
+        lines[str(one.config.get("algorithm", ""))].append(f"`{one.name}`{told}")
+    return lines
+
+
+def page() -> str:
+    parts, seen = [HEAD], trained()
+    for file, members in classes().items():
+        parts.append(f"## {families.title(file)}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
+        for one in members:
+            known = [f"Models: {one.fitting_models}." if one.fitting_models else "",
+                     f"Experiments: {'; '.join(seen[one.__name__])}." if seen[one.__name__] else ""]
+            parts.append("\n\n".join(filter(None, [f"### {one.__name__}", " ".join(filter(None, known)),
+                                                    f"```text\n{inspect.getdoc(one)}\n```"])))
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE)

@@ -1,0 +1,23 @@
+"""The page of algorithms is that of the code, and `parl-like list` has the same families."""
+
+import algorithm_page
+import pytest
+
+from parl_like.lab import experiment as experiments
+from parl_like.lab import families
+
+pytestmark = pytest.mark.checkout
+
+
+def test_the_page_is_current():
+    assert algorithm_page.PAGE.read_text(encoding="utf-8") == algorithm_page.page(), "run `make algorithms`"
+
+
+def test_experiments_are_of_the_family_of_their_algorithm_or_robot():
+    of = {name: families.family(experiments.get(name)) for name in experiments.names()}
+    assert {of[name] for name in ("ppo-cartpole", "a2c-cartpole")} == {"actor_critic"}
+    assert of["auxiliary-pendulum"] == "auxiliary" and of["raw-sokoban-mini"] == "thinker"
+    assert "single" not in of.values(), "its experiments are of their algorithms' families"
+    assert families.title("ddpg") == "Deterministic policy gradients: DDPG (Lillicrap et al. 2016) and TD3 (Fujimoto et al. 2018)"
+    assert families.title("auxiliary") == "A policy task and an auxiliary task on one trunk"
+    assert families.title("somebody_elses") == ""
