@@ -16,7 +16,17 @@ from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape, refuse
 from parl_like.data.returns import gae, next_values
-from parl_like.explorer import GSDE, Beta, Categorical, Explorer, Gaussian, MultiCategorical, StructuredExplorer, n_logits
+from parl_like.explorer import (
+    GSDE,
+    Beta,
+    Categorical,
+    Explorer,
+    Gaussian,
+    MultiCategorical,
+    SquashedGaussian,
+    StructuredExplorer,
+    n_logits,
+)
 from parl_like.model import Model, one_step
 from parl_like.spec import leaf_spaces, nest
 
@@ -64,7 +74,7 @@ class ActorCritic(Algorithm):
     def check_model(self, inputs: Batch) -> None:
         model, obs, state, n = self.model, inputs.obs, inputs.get("state"), 2
         explorer = getattr(model.head, "explorer", None)
-        if explorer not in ("categorical", "multi_categorical", "gaussian", "gsde", "beta", "structured"):
+        if explorer not in ("categorical", "multi_categorical", "gaussian", "squashed_gaussian", "gsde", "beta", "structured"):
             raise refuse(self, "head.explorer", "one of these names", repr(explorer))
         heads = dict(model.head.parts) if explorer == "structured" else {"": model.head}
         expected: dict[str, tuple[int, ...]] = {}
@@ -87,6 +97,14 @@ class ActorCritic(Algorithm):
         act = {spec.name: torch.from_numpy(spec.zeros(n)) for spec in stored_specs(model.act_space, model.act_specs)}
         check_shape(self, "head.log_prob", model.head.log_prob(out, Batch(nest(act)).act), (n,))
         check_shape(self, "head.entropy", model.head.entropy(out), (n,))
+
+    def check_kl(self, inputs: Batch) -> None:
+        """Of algorithms that read it: that the head has `kl(out, other) -> [N]`."""
+        head = self.model.head
+        if not hasattr(head, "kl"):
+            raise refuse(self, "head.kl", "kl(out, other) -> [N], the KL divergence", f"none of {type(head).__name__}")
+        out, _ = self.model.policy(inputs.obs, inputs.get("state"))
+        check_shape(self, "head.kl", head.kl(out, out), (2,))
 
     def _checked_pair(self, name: str, value: Any, expected: Mapping[str, tuple[int, ...]], second: Any) -> tuple[Any, Any]:
         """`value` where it is (outputs for the head, a `second`), as the model's method `name` should return."""
@@ -117,7 +135,7 @@ class ActorCritic(Algorithm):
         return {key: part[rows] for key, part in out.items()}, value[rows]
 
     def process(self, batch: Batch) -> Batch:
-        """Adds `advantage`, `returns` (targets of the values) and `log_prob` [N]."""
+        """Adds `advantage`, `returns` (targets of the values), `log_prob` and `value` [N], and `out`, what the head reads."""
         last = batch.last
         if self.recurrent:
             out, value = self.evaluate(batch)
@@ -145,6 +163,7 @@ class ActorCritic(Algorithm):
             batch.log_prob = self.model.head.log_prob(out, batch.act)
         if self.normalize and not isinstance(self, PPO):
             batch.advantage = normalized(batch.advantage)
+        batch.value, batch.out = value, Batch(out)
         return batch
 
     def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor,
@@ -172,20 +191,27 @@ class PPO(ActorCritic):
     """Several epochs of minibatches with a clipped ratio (Schulman et al. 2017):
 
     ρ = π(a|s) / π_old(a|s),
-    loss = −mean(min(ρ A, clip(ρ, 1 − ε, 1 + ε) A)) + value_weight · mean((G − V)²) − entropy · mean(H).
+    loss = −mean(min(ρ A, clip(ρ, 1 − ε, 1 + ε) A)) + value_weight · mean((G − V)²) − entropy · mean(H) + β · mean(KL(π_old ‖ π)).
 
     Args:
-        clip: ε.
+        clip: ε. Large (1e9) for a penalty alone.
         epochs: Passes over the unroll.
         minibatches: Optimiser steps per pass; rows are dealt out evenly, so none is dropped.
         minibatch_rows: Instead of `minibatches`: rows of one step, as far as they divide.
         target_kl: Passes end early when the approximate KL divergence of a pass exceeds this; None: never.
+        dual_clip: c > 1: where A < 0 a row's part is at least c A, however large ρ is (Ye et al. 2020); None: not.
+        value_clip: Values within this of V_old count, too: max((G − V)², (G − clip(V, V_old ± value_clip))²); None: not.
+        kl_weight: β.
+        adaptive_kl: β is doubled after a lesson that has moved the policy by a KL divergence above 1.5 times this, and halved
+            where it is below this / 1.5; None: β stays.
         The rest: see `ActorCritic`.
     """
 
     def __init__(
         self, model: Model | Callable[[], Model], *, clip: float = 0.2, epochs: int = 4, minibatches: int = 4,
-        minibatch_rows: int | None = None, target_kl: float | None = None, gamma: float = 0.99, lam: float = 0.95,
+        minibatch_rows: int | None = None, target_kl: float | None = None, dual_clip: float | None = None,
+        value_clip: float | None = None, kl_weight: float = 0.0, adaptive_kl: float | None = None, gamma: float = 0.99,
+        lam: float = 0.95,
         entropy: float | Schedule = 0.0, value_weight: float = 0.5, normalize: bool = True, reward_scale: float = 1.0,
         lr: float | Schedule = 3e-4, max_grad_norm: float | None = 0.5,
     ) -> None:
@@ -193,14 +219,26 @@ class PPO(ActorCritic):
                          reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
         if epochs < 1 or minibatches < 1:
             raise ValueError(f"PPO: epochs is {epochs} and minibatches {minibatches}; expected at least 1 each")
+        if dual_clip is not None and not dual_clip > 1.0 or value_clip is not None and not value_clip > 0.0:
+            raise ValueError(f"PPO: dual_clip is {dual_clip} and value_clip {value_clip}; expected above 1 and above 0, or None")
+        if kl_weight < 0.0 or adaptive_kl is not None and not (adaptive_kl > 0.0 and kl_weight):
+            raise ValueError(f"PPO: kl_weight is {kl_weight} and adaptive_kl {adaptive_kl}; expected a weight of at least 0, "
+                             "above 0 where it adapts, and adaptive_kl above 0 or None")
         self.clip, self.epochs, self.n_minibatches = clip, epochs, minibatches
         self.minibatch_rows, self.target_kl = minibatch_rows, target_kl
+        self.dual_clip, self.value_clip, self.kl_weight, self.adaptive_kl = dual_clip, value_clip, kl_weight, adaptive_kl
         self._kl = 0.0
+
+    def check_model(self, inputs: Batch) -> None:
+        super().check_model(inputs)
+        if self.kl_weight:
+            self.check_kl(inputs)
 
     def minibatches(self, batch: Batch) -> Iterable[Batch]:
         n = len(batch.last)
         parts = min(self.n_minibatches if self.minibatch_rows is None else max(n // self.minibatch_rows, 1), n)  # none is empty
-        names = ("obs", "act", "advantage", "returns", "log_prob", *(("last", "state") if self.recurrent else ()))
+        names = ["obs", "act", "advantage", "returns", "log_prob", *(("last", "state") if self.recurrent else ())]
+        names += ["value"] * (self.value_clip is not None) + ["out"] * (self.kl_weight > 0.0)
         fields = Batch({name: batch[name] for name in names})
         # Memory is replayed from the first row of a segment, so segments stay whole; otherwise every row is dealt on its own.
         ends = np.flatnonzero(batch.last.cpu().numpy()) + 1 if self.recurrent else None
@@ -224,15 +262,30 @@ class PPO(ActorCritic):
         ratio = log_ratio.exp()
         # min(ρ A, clip(ρ) A): only one of the two bounds can be the smaller, which one is the sign of A.
         bound = torch.where(advantage >= 0, 1.0 + self.clip, 1.0 - self.clip)
-        policy_loss = -torch.minimum(ratio * advantage, bound * advantage).mean()
+        gain = torch.minimum(ratio * advantage, bound * advantage)
+        if self.dual_clip is not None:
+            gain = torch.where(advantage < 0, torch.maximum(gain, self.dual_clip * advantage), gain)
+        policy_loss = -gain.mean()
         value_loss, entropy = self.value_and_entropy(out, value, batch)
+        if self.value_clip is not None:
+            near = batch.value + (value - batch.value).clamp(-self.value_clip, self.value_clip)
+            value_loss = torch.maximum((value - batch.returns).square(), (near - batch.returns).square()).mean()
         loss = policy_loss + self.value_weight * value_loss - value_of(self.entropy, self.updates) * entropy
         with torch.no_grad():
             kl = (ratio - 1.0 - log_ratio).mean()
         if self.target_kl is not None:
             self._kl = float(kl)
-        return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach(),
-                "kl": kl}
+        result = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach(), "kl": kl}
+        if self.kl_weight:
+            loss = loss + self.kl_weight * self.model.head.kl(batch.out, out).mean()
+            result["kl_weight"] = self.kl_weight
+        return {"loss": loss, **result}
+
+    def post_process(self, batch: Batch) -> None:
+        if self.adaptive_kl is not None:
+            moved = float(self.model.head.kl(batch.out, self.evaluate(batch)[0]).mean()) / self.adaptive_kl
+            factor = 2.0 if moved > 1.5 else 0.5 if moved < 1.0 / 1.5 else 1.0
+            self.kl_weight = min(max(factor * self.kl_weight, 1e-6), 1e6)  # so that it always finds back
 
 
 def explorer_of(head: Any, act: gym.Space[Any]) -> Explorer:
@@ -247,7 +300,7 @@ def explorer_of(head: Any, act: gym.Space[Any]) -> Explorer:
     shape: Any = act.shape
     if head.explorer == "gsde":
         return GSDE(shape, head.in_size)
-    return Beta(shape) if head.explorer == "beta" else Gaussian(shape)
+    return {"beta": Beta, "gaussian": Gaussian, "squashed_gaussian": SquashedGaussian}[head.explorer](shape)
 
 
 def normalized(x: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,9 @@ from parl_like.spec import leaf_spaces, parts_of
 ILLEGAL = -1e9
 LOG_2PI = math.log(2.0 * math.pi)
 Out = Mapping[str, Tensor]
-Distribution = Literal["gaussian", "gsde", "beta"]
+Distribution = Literal["gaussian", "squashed", "gsde", "beta"]
+NODES = np.polynomial.hermite_e.hermegauss(32)
+"""Places and weights of a sum that stands for an expectation over a standard normal number; the weights add up to √(2π)."""
 
 
 def mask_key(obs: gym.Space[Any], act: gym.Space[Any]) -> str | None:
@@ -117,6 +119,11 @@ class CategoricalHead(nn.Module, metaclass=Brief):
         log_p = self.log_probs(out)
         return -(log_p.exp() * log_p).sum(-1)
 
+    def kl(self, out: Out, other: Out) -> Tensor:
+        """KL(π ‖ π') = Σ π (log π − log π') [N], in nats, from what π and π' gave out for the same rows."""
+        log_p = self.log_probs(out)
+        return (log_p.exp() * (log_p - self.log_probs(other))).sum(-1)
+
 
 class MultiCategoricalHead(CategoricalHead):
     """Several independent choices at once: `logits` [N, Σ nvec] hold their logits side by side, `n` = Σ nvec.
@@ -187,6 +194,12 @@ class GaussianHead(nn.Module, metaclass=Brief):
         """Σ log std + ½ (1 + log 2π), [N], in nats."""
         return out["log_std"].sum(-1) + 0.5 * (1.0 + LOG_2PI) * self.dim
 
+    def kl(self, out: Out, other: Out) -> Tensor:
+        """KL(π ‖ π') = Σ log (std' / std) + ½ (std² + (mean − mean')²) / std'² − ½, [N], in nats; the same after a tanh."""
+        wider = out["log_std"] - other["log_std"]
+        z = (out["mean"] - other["mean"]) * torch.exp(-other["log_std"])
+        return (0.5 * (torch.exp(2.0 * wider) + z.square() - 1.0) - wider).sum(-1)
+
 
 class SquashedGaussianHead(GaussianHead):
     """tanh of independent normal distributions: actions in (−1, 1); `mean` and `log_std` [N, dim] are those before the tanh.
@@ -195,7 +208,7 @@ class SquashedGaussianHead(GaussianHead):
     2 (log 2 − u − softplus(−2u)) is exact at any u.
 
     Args:
-        state_dependent: As for `GaussianHead`, whose entropy is that before the tanh: this one's has no formula.
+        state_dependent: As for `GaussianHead`.
     """
 
     explorer = "squashed_gaussian"
@@ -216,12 +229,14 @@ class SquashedGaussianHead(GaussianHead):
         return super().log_prob(out, u) - log_slope(u).sum(-1)
 
     def entropy(self, out: Out) -> Tensor:
-        """There is no formula.
+        """−E log π = that of the normal distribution + Σ E log(1 − tanh² u), [N], in nats.
 
-        Raises:
-            TypeError: always; −log π of drawn actions is an estimate.
+        The second part has no formula: it is the Gauss–Hermite sum over 32 values of each u, whose error is below 10⁻⁴ up to a
+        standard deviation of 1.6, 0.002 at 2.7 and 0.1 at 7.4, the largest of those that depend on the state.
         """
-        raise TypeError("SquashedGaussianHead: its entropy has no formula; estimate it by -log_prob of drawn actions")
+        places, weights = (out["mean"].new_tensor(numbers) for numbers in NODES)
+        u = out["mean"] + torch.exp(out["log_std"]) * places[:, None, None]
+        return super().entropy(out) + weights @ log_slope(u).sum(-1) / math.sqrt(2.0 * math.pi)
 
 
 def log_slope(u: Tensor) -> Tensor:
@@ -276,6 +291,13 @@ class BetaHead(nn.Module, metaclass=Brief):
         digammas = (a + b - 2.0) * torch.digamma(a + b) - (a - 1.0) * torch.digamma(a) - (b - 1.0) * torch.digamma(b)
         return (log_b + digammas + math.log(2.0)).sum(-1)
 
+    def kl(self, out: Out, other: Out) -> Tensor:
+        """KL(π ‖ π') = Σ log B(α', β') / B(α, β) + (α − α') ψ(α) + (β − β') ψ(β) + (α' − α + β' − β) ψ(α + β), [N], in nats."""
+        a, b, a2, b2 = out["alpha"], out["beta"], other["alpha"], other["beta"]
+        log_b = [torch.lgamma(x) + torch.lgamma(y) - torch.lgamma(x + y) for x, y in ((a, b), (a2, b2))]
+        digammas = (a - a2) * torch.digamma(a) + (b - b2) * torch.digamma(b) + (a2 - a + b2 - b) * torch.digamma(a + b)
+        return (log_b[1] - log_b[0] + digammas).sum(-1)
+
 
 class StructuredHead(nn.Module, metaclass=Brief):
     """A head for each array of a Dict or Tuple, on the same features: given these, the parts are independent of each other, so
@@ -309,6 +331,10 @@ class StructuredHead(nn.Module, metaclass=Brief):
         """Sum of the heads' entropies, [N], in nats."""
         return torch.stack([head.entropy(part_of(out, name)) for name, head in self.parts]).sum(0)
 
+    def kl(self, out: Out, other: Out) -> Tensor:
+        """Sum of the heads' divergences KL(π ‖ π'), [N], in nats."""
+        return torch.stack([head.kl(part_of(out, name), part_of(other, name)) for name, head in self.parts]).sum(0)
+
 
 def _inside(nested: Any, name: str) -> Any:
     """What nested mappings hold under a dotted name; None where they have no such part."""
@@ -330,7 +356,7 @@ def make_head(
 
     Raises:
         TypeError: there is none for it. ValueError: a Dict or Tuple with a part that holds no number, an unknown distribution,
-            'beta' for a Box without finite bounds.
+            'beta' or 'squashed' for a Box without finite bounds.
     """
     if distribution not in get_args(Distribution):
         raise ValueError(f"distribution is {distribution!r}; expected {', '.join(map(repr, get_args(Distribution)))}")
@@ -346,10 +372,12 @@ def make_head(
         return MultiCategoricalHead(in_size, [2] * math.prod(act.shape), gain)
     if isinstance(act, gym.spaces.Box):
         dim = math.prod(act.shape)
+        if distribution in ("beta", "squashed") and not np.isfinite([act.low, act.high]).all():
+            raise ValueError(f"distribution={distribution!r} is for a Box with finite bounds; got {act}, take 'gaussian'")
         if distribution == "beta":
-            if not np.isfinite([act.low, act.high]).all():
-                raise ValueError(f"distribution='beta' is for a Box with finite bounds; got {act}, take 'gaussian'")
             return BetaHead(in_size, dim, gain)
+        if distribution == "squashed":
+            return SquashedGaussianHead(in_size, dim, log_std_init, state_dependent_std, gain)
         if distribution == "gsde":
             return GSDEHead(in_size, dim, log_std_init, gain)
         return GaussianHead(in_size, dim, log_std_init, state_dependent_std, gain)

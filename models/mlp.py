@@ -238,7 +238,8 @@ class MLPActorCritic(Model):
         shared: One network of these sizes with two linear heads, instead of two networks.
         orthogonal: Orthogonal weights with gain √2, 0.01 at the policy's head and 1 at the value's; zero biases.
         log_std_init, state_dependent_std: See `GaussianHead`; for Box actions.
-        distribution: Of Box actions: 'gaussian', 'gsde' (`GSDEHead`) or, with finite bounds, 'beta' (`BetaHead`).
+        distribution: Of Box actions: 'gaussian', 'gsde' (`GSDEHead`) or, with finite bounds, 'squashed' (`SquashedGaussianHead`)
+            and 'beta' (`BetaHead`).
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation.
 
     Attributes:

@@ -165,7 +165,7 @@ def test_beta_actions_have_its_moments_and_density(alpha, beta):
 def test_beta_needs_finite_bounds_and_distributions_have_names():
     with pytest.raises(ValueError, match="finite bounds"):
         make_head(4, gym.spaces.Box(-np.inf, np.inf, (2,)), distribution="beta")
-    with pytest.raises(ValueError, match="'gaussian', 'gsde', 'beta'"):
+    with pytest.raises(ValueError, match="'gaussian', 'squashed', 'gsde', 'beta'"):
         make_head(4, BOX, distribution="betta")
 
 
