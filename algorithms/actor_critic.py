@@ -28,7 +28,7 @@ from parl_like.explorer import (
     n_logits,
 )
 from parl_like.model import Model, one_step
-from parl_like.spec import leaf_spaces, nest
+from parl_like.spec import Array, leaf_spaces, nest
 
 
 class ActorCritic(Algorithm):
@@ -148,11 +148,8 @@ class ActorCritic(Algorithm):
             value, boot = values[:n], values[n:]
             out = {k: v[:n] if len(v) == len(values) else v for k, v in out.items()}
         cuts, numbers = last.cpu().numpy(), value.cpu().numpy()
-        gamma: Any = np.float32(self.gamma)
-        if "duration" in batch:  # rows of actions that take several steps, such as goals
-            gamma = gamma ** batch.duration.cpu().numpy().astype(np.float32)
-        discount = np.where(batch.terminated.cpu().numpy(), np.float32(0), gamma)
         rew = (batch.rew.cpu().numpy() * self.reward_scale).astype(np.float32)
+        discount = discounts(batch, self.gamma, ~batch.terminated)
         advantage = gae(rew, discount, numbers, next_values(numbers, cuts, boot.cpu().numpy()), cuts, self.lam)
         batch.advantage = torch.from_numpy(advantage).to(value.device)
         batch.returns = batch.advantage + value
@@ -301,6 +298,14 @@ def explorer_of(head: Any, act: gym.Space[Any]) -> Explorer:
     if head.explorer == "gsde":
         return GSDE(shape, head.in_size)
     return {"beta": Beta, "gaussian": Gaussian, "squashed_gaussian": SquashedGaussian}[head.explorer](shape)
+
+
+def discounts(batch: Batch, gamma: float, goes_on: torch.Tensor) -> Array:
+    """γ [N], γᵈ of a row with a `duration` d, 0 where nothing goes on; float32."""
+    each: Any = np.float32(gamma)
+    if "duration" in batch:  # rows of actions that take several steps, such as goals
+        each = each ** batch.duration.cpu().numpy().astype(np.float32)
+    return np.where(goes_on.cpu().numpy(), each, np.float32(0))
 
 
 def normalized(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Schedule, value_of
-from parl_like.algorithms.actor_critic import ActorCritic, normalized, sequences
+from parl_like.algorithms.actor_critic import ActorCritic, discounts, normalized, sequences
 from parl_like.batch import Batch
 from parl_like.data.returns import next_values, vtrace
 from parl_like.model import Model, sync
@@ -185,10 +185,7 @@ class IMPALA(ActorCritic):
         """v, A and whether the row counts, each [N], of stream `i`. value, log_ratio [N]; boot: V after each `last` row."""
         stream = self.streams[i]
         rew, goes_on, counts = stream.read(batch)
-        gamma: Any = np.float32(stream.gamma)
-        if "duration" in batch:  # rows of actions that take several steps, such as goals
-            gamma = gamma ** batch.duration.cpu().numpy().astype(np.float32)
-        discount = np.where(goes_on.cpu().numpy(), gamma, np.float32(0))
+        discount = discounts(batch, stream.gamma, goes_on)
         last, now, then, ratios = (np.ascontiguousarray(x.cpu().numpy()) for x in (batch.last, value, boot, log_ratio))
         rewards = (rew.cpu().numpy() * self.reward_scale).astype(np.float32)
         v, a = vtrace(rewards, discount, now, next_values(now, last, then), ratios, last, self.rho_bar, self.c_bar, self.lam)
