@@ -8,12 +8,13 @@ from parl_like.algorithms.bc import BC
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.impala import IMPALA, Stream
+from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.reinforce import REINFORCE
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.tabular import SARSA, QLearning
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "BC", "DDPG", "DQN", "IMPALA", "PPO", "REINFORCE", "SAC", "SARSA", "TD3", "ActorCritic", "QLearning", "Stream",
-    "WorldModel",
+    "A2C", "BC", "DDPG", "DQN", "IMPALA", "NPG", "PPO", "REINFORCE", "SAC", "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning",
+    "Stream", "WorldModel",
 ]  # fmt: skip

@@ -160,7 +160,8 @@ class ActorCritic(Algorithm):
             batch.log_prob = self.model.head.log_prob(out, batch.act)
         if self.normalize and not isinstance(self, PPO):
             batch.advantage = normalized(batch.advantage)
-        batch.value, batch.out = value, Batch(out)
+        # Copies: a Gaussian's log_std is a view of the parameter, which changes under the lesson.
+        batch.value, batch.out = value, Batch({name: part.clone() for name, part in out.items()})
         return batch
 
     def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,9 @@ class Algorithm:
         losses: Name → `Loss`, to be set in the constructor, for several losses with an optimiser each. None: there is one,
             `loss`, which moves `parameters()` with `lr` and `max_grad_norm`. {}: no optimiser; `learn` itself changes the
             parameters.
+        moves: Parameters that `learn` itself changes beside `losses`, say by a line search. It works on the graph of the model
+            (`torch.autograd.grad`) and writes under `torch.no_grad()`; versions, sharing and numbers that are not finite are the
+            task's business, as for those of losses.
         rng: Generator for minibatches and the like; the task gives it its own.
         torch_rng: The same for torch.
         calls: What the algorithm calls of its model: name → signature, and what it returns. A model without it is refused when
@@ -145,6 +148,7 @@ class Algorithm:
     calls: Mapping[str, str] = {}
     fitting_models = ""
     losses: Mapping[str, Loss] | None = None
+    moves: Sequence[torch.nn.Parameter] = ()
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
         self.model: Any = model if isinstance(model, torch.nn.Module) else model()

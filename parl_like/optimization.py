@@ -75,18 +75,23 @@ class Optimization:
         steppers: Name of each loss → its steps; {} for an algorithm that changes its parameters itself.
 
     Attributes:
-        parameters, buffers: All that learning changes: by steps, and by forward passes; without steppers all are `parameters`.
+        parameters, buffers: All that learning changes: by steps or itself, and by forward passes.
+        moved: What `learn` itself changes: `moves` of the algorithm; without steppers all parameters and buffers.
     """
 
     def __init__(self, owner: Callable[[], str], algorithm: Algorithm, steppers: dict[str, Stepper]) -> None:
         self.owner, self.algorithm, self.steppers = owner, algorithm, steppers
         networks = algorithm.networks().values()
-        self.parameters: list[torch.Tensor] = [p for stepper in steppers.values() for p in stepper.parameters]
+        self.moved: list[torch.Tensor] = list(algorithm.moves)
+        stepped = [p for stepper in steppers.values() for p in stepper.parameters]
+        self.parameters: list[torch.Tensor] = list({id(p): p for p in (*stepped, *self.moved)}.values())
         buffers = [buffer for network in networks for buffer in network.buffers()]
         self.buffers = [buffer for buffer in buffers if not torch.nn.parameter.is_lazy(buffer)]
         if not steppers:
             own = [p for network in networks for p in network.parameters()]
-            self.parameters, self.buffers = list({id(t): t for t in (*own, *self.buffers)}.values()), []
+            self.moved = self.parameters = list({id(t): t for t in (*own, *self.buffers)}.values())
+            self.buffers = []
+        self.several = len(steppers) > 1 or bool(steppers and self.moved)
         self.optimizers = {name: stepper.optimizer for name, stepper in steppers.items() if stepper.optimizer is not None}
 
     def report_unheld(self) -> None:
@@ -95,6 +100,7 @@ class Optimization:
         kept = [value for value in vars(algorithm).values() if isinstance(value, torch.optim.Optimizer)]
         own = [optimizer for stepper in self.steppers.values() for optimizer in stepper.optimizers]
         held = {id(p) for optimizer in (*own, *kept) for group in optimizer.param_groups for p in group["params"]}
+        held |= set(map(id, self.moved))
         parameters = own_parameters(algorithm)
         for name, network in algorithm.networks().items():
             if not name.startswith("target"):  # a copy that follows
@@ -126,15 +132,15 @@ class Optimization:
         try:
             for out in _parts(algorithm.learn(minibatch)):
                 values |= out
+                self._check_moved()
                 losses = {name: out[name] for name in self.steppers if name in out}
                 if losses:
                     values |= self._step(losses)
                     taken = True
-                    saved = self._saved() if len(self.steppers) > 1 else saved
+                    saved = self._saved() if self.several else saved
             if not taken:
                 self._refuse(out)
-            if not self.steppers and not all(torch.isfinite(p).all() for p in self.parameters):
-                raise self._diverged("a weight, or a number in an array,", float("nan"))
+            self._check_moved()
         except Diverged as error:
             fault: Diverged | None = error
             taken = taken and bool(self.steppers)
@@ -146,10 +152,13 @@ class Optimization:
         algorithm.updates += taken
         return {name: _plain(value) for name, value in values.items()}, taken, fault
 
+    def _check_moved(self) -> None:
+        if self.moved and not all(torch.isfinite(p).all() for p in self.moved):
+            raise self._diverged("a weight, or a number in an array,", float("nan"))
+
     def _saved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """What a step that is left out must not have changed."""
-        changed = self.buffers if self.steppers else self.parameters
-        return [(tensor, tensor.detach().clone()) for tensor in changed]
+        return [(tensor, tensor.detach().clone()) for tensor in (*self.moved, *self.buffers)]
 
     def _step(self, losses: Mapping[str, Any]) -> dict[str, float]:
         """Backward passes and one optimiser step for each of the losses, which belong to one graph; their values."""
@@ -169,7 +178,7 @@ class Optimization:
         for stepper in steppers:
             for optimizer in stepper.optimizers:
                 optimizer.zero_grad()
-        several = len(self.steppers) > 1
+        several = self.several
         whose = "its" if several else "the task's"
         for i, (name, stepper) in enumerate(zip(losses, steppers, strict=True)):
             # With several losses each touches its own parameters only; for one that is the same, and dearer.
@@ -246,18 +255,21 @@ def claim(task: Any) -> Optimization:
                                  f"{tuple(parameter.shape)}, the second is {name!r}; name it in one of them, which then moves it")
             seen.add(id(parameter))
             owner = _owner(parameter, task)
+            if owner is not task and owner not in of_loss:
+                of_loss.append(owner)
+            if owner is not task and not any(parameter is p for optimizer in owner.optimizers.values()
+                                             for group in optimizer.param_groups for p in group["params"]):
+                owner = _owner(parameter, task, take=True)  # its `learn` changes it: nobody's optimiser holds it yet
             if owner is task:
                 mine.append(parameter)
-            elif owner not in of_loss:
-                of_loss.append(owner)
         shared = {id(p) for p in loss.parameters} - {id(p) for p in mine}
         others = [optimizer for owner in of_loss for optimizer in owner.optimizers.values()
                   if any(id(p) in shared for group in optimizer.param_groups for p in group["params"])]
         steppers[name] = Stepper(task.owner(), loss, mine, others)
         owners += [owner for owner in of_loss if owner not in owners]
     optimization = Optimization(task.owner, algorithm, steppers)
-    if not steppers:  # whoever else changes them shall know of each new version, and wait for it
-        owners = list({owner: None for tensor in optimization.parameters if (owner := _owner(tensor, task)) is not task})
+    # Whoever else changes them shall know of each new version, and wait for it.
+    owners += [owner for tensor in optimization.moved if (owner := _owner(tensor, task)) is not task and owner not in owners]
     if owners:
         tensors = {id(p) for p in optimization.parameters}
         for other in {*owners, *(sharer for owner in owners for sharer in owner.sharers)} - {task}:
@@ -271,10 +283,10 @@ def claim(task: Any) -> Optimization:
     return optimization
 
 
-def _owner(tensor: Any, task: Any) -> Any:
-    """Whose it is: `task`'s from now on, where it was nobody's."""
+def _owner(tensor: Any, task: Any, take: bool = False) -> Any:
+    """Whose it is: `task`'s from now on, where it was nobody's, or to `take` it."""
     reference = getattr(tensor, "_parl_like_owner", None)
-    owner = None if reference is None else reference()
+    owner = None if reference is None or take else reference()
     if owner is None:
         tensor._parl_like_owner = weakref.ref(task)
     return task if owner is None else owner

@@ -276,3 +276,36 @@ def test_such_a_step_that_gives_no_numbers_is_left_out():
     task.algorithm.step = torch.nan
     task.learn(ROWS)
     assert task.algorithm.model.w.item() == 1.0 and (task.version, task.skipped) == (0, 1)
+
+
+class Half(Pair):
+    """The critic by its loss, and w, by the critic's newest v, by itself."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        del self.losses["actor"]
+        self.moves = [self.model.w, *(self.model.trunk.parameters() if hasattr(self.model, "trunk") else ())]
+
+    def learn(self, batch):
+        yield {"critic": (self.critic.v * self.model.w.mean()).sum() * (torch.nan if self.bad == "critic" else 1.0)}
+        with torch.no_grad():
+            for parameter in self.moves:
+                parameter -= self.critic.v * (torch.nan if self.bad == "actor" else 1.0)
+
+
+def test_an_algorithm_may_change_some_parameters_itself_beside_its_losses(recwarn):
+    """The critic's gradient, 1 · ½, reaches nothing else; a shared part that is changed so has one lock, and its sharers know."""
+    trunk = Scale(4.0)
+    task, other = ComputationTask(Half(trunk=trunk)), ComputationTask(Pair(trunk=trunk))
+    assert task.lock is other.lock and not [one for one in recwarn if "no optimiser" in str(one.message)]
+    task.learn(ROWS)
+    assert numbers(task) == (1.5, -0.5) and trunk.v.item() == 2.5 and task.algorithm.model.w.grad is None
+    assert (task.version, other.version, task.algorithm.updates) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("bad", "expected", "version"), [("critic", (2.0, 1.0), 0), ("actor", (1.5, 1.0), 1)])
+def test_what_such_a_change_makes_no_number_is_taken_back(bad, expected, version):
+    task = ComputationTask(Half())
+    task.algorithm.bad = bad
+    task.learn(ROWS)
+    assert numbers(task) == expected and (task.version, task.skipped) == (version, 1)

@@ -142,6 +142,19 @@ def test_kl_penalty():
     torch.testing.assert_close(logits.grad, torch.tensor([[-0.75, 0.75]]))
 
 
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_policy_of_before_stays_what_it_was_while_parameters_change(distribution):
+    """Also where what the head reads are parameters themselves, as a Gaussian's log_std."""
+    task = task_of(PPO, BOX, distribution=distribution, kl_weight=1.0)
+    with torch.no_grad():
+        batch = task.algorithm.process(task._sent(rows_of(BOX, task.algorithm)))
+        before = {name: part.clone() for name, part in batch.out.items()}
+        for parameter in task.algorithm.model.parameters():
+            parameter += 0.1
+    assert all(torch.equal(batch.out[name], part) for name, part in before.items())
+    assert (task.algorithm.model.head.kl(batch.out, task.algorithm.evaluate(batch)[0]) > 0).all()
+
+
 @pytest.mark.parametrize(("target", "expected"), [(0.08, 2.0), (0.1, 1.0), (0.19, 1.0), (0.2, 0.5)])
 def test_the_penalty_adapts_to_how_far_the_policy_has_moved(target, expected):
     """0.130812 is 1.63, 1.31, 0.69 and 0.65 times these."""

@@ -1,0 +1,212 @@
+"""Natural policy gradients: NPG, whose steps have a given length in KL divergence, and TRPO, which makes sure that they do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parl_like.algorithm import Loss, Schedule
+from parl_like.algorithms.actor_critic import ActorCritic
+from parl_like.batch import Batch
+from parl_like.model import Model
+from parl_like.spec import Array, Spec, nest
+
+
+class NPG(ActorCritic):
+    """Natural policy gradient (Kakade 2001; Rajeswaran et al. 2017 for the length of the step), one step per lesson:
+
+        g = ∇ mean(ρ A),   ρ = π(a|s) / π_old(a|s),   F = ∇² mean(KL(π_old ‖ π)) + damping,   F x = g by conjugate gradients,
+        θ ← θ + √(2 δ / xᵀ F x) · x,          so that the divergence is δ as far as it is quadratic;
+
+    then `epochs` passes of minibatches over the rows for the values: loss = mean((G − V)²), A from GAE, G = A + V.
+
+    The two move different parameters. What both read, such as a trunk, follows the policy alone, or the values' steps would move
+    it again.
+
+    Args:
+        model: As for A2C, without memory; its values have parameters of their own.
+        delta: δ, in nats.
+        cg_steps: Of the conjugate gradients. damping: Times the identity, added to F.
+        lr, max_grad_norm, epochs, minibatches: Of the values.
+        The rest: see `ActorCritic`.
+    """
+
+    calls = {**ActorCritic.calls, "head": f"{ActorCritic.calls['head']} kl(out, other) -> [N],"}
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, delta: float = 0.01, cg_steps: int = 10, damping: float = 0.1,
+        epochs: int = 10, minibatches: int = 16, gamma: float = 0.99, lam: float = 0.95, normalize: bool = True,
+        reward_scale: float = 1.0, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(model, gamma=gamma, lam=lam, normalize=normalize, reward_scale=reward_scale, lr=lr,
+                         max_grad_norm=max_grad_norm)
+        name = type(self).__name__
+        if self.recurrent:
+            raise TypeError(f"{name}: {type(self.model).__name__} has a memory; use a model without one, such as MLPActorCritic")
+        if not delta > 0.0 or damping < 0.0 or min(cg_steps, epochs, minibatches) < 1:
+            raise ValueError(f"{name}: delta is {delta}, damping {damping}, cg_steps {cg_steps}, epochs {epochs} and minibatches "
+                             f"{minibatches}; expected delta above 0, damping of at least 0, the others of at least 1")
+        self.delta, self.cg_steps, self.damping, self.epochs, self.n_minibatches = delta, cg_steps, damping, epochs, minibatches
+        self.moves, values = divided(self.model)
+        if not values:
+            raise ValueError(f"{name}: the policy of {type(self.model).__name__} reads all parameters that its values read; give "
+                             "these some of their own, as MLPActorCritic does")
+        self.losses = {"critic": Loss(values, lr, max_grad_norm)}
+
+    def check_model(self, inputs: Batch) -> None:
+        super().check_model(inputs)
+        self.check_kl(inputs)
+
+    def surrogate(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """mean(ρ A), and what the head reads."""
+        out, _ = self.model.policy(batch.obs)
+        return ((self.model.head.log_prob(out, batch.act) - batch.log_prob).exp() * batch.advantage).mean(), out
+
+    def divergence(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
+        """mean KL(π_old ‖ π), π_old that at the beginning of the lesson."""
+        return self.model.head.kl(batch.out, out).mean()  # type: ignore[no-any-return]
+
+    def direction(self, batch: Batch) -> tuple[Tensor, float]:
+        """The whole step, one flat vector, and mean(ρ A) where it begins."""
+        before, out = self.surrogate(batch)
+        gradient = slopes(before, self.moves)
+        slope = slopes(self.divergence(batch, out), self.moves, again=True)
+
+        def product(v: Tensor) -> Tensor:
+            return slopes(slope @ v, self.moves) + self.damping * v
+
+        x = conjugate_gradients(product, gradient, self.cg_steps)
+        curvature = float((x @ product(x)).detach())
+        length = math.sqrt(2.0 * self.delta / curvature) if curvature > 0.0 else 0.0
+        return length * x, float(before.detach())
+
+    def move(self, batch: Batch, step: Tensor, before: float) -> float:
+        """Takes it; returns which share of it."""
+        self.add(step)
+        return 1.0
+
+    @torch.no_grad()
+    def add(self, step: Tensor) -> None:
+        begin = 0
+        for parameter in self.moves:
+            parameter.add_(step[begin : begin + parameter.numel()].view_as(parameter))
+            begin += parameter.numel()
+
+    def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, Mapping[str, Any]]:
+        step, before = self.direction(batch)
+        share = self.move(batch, step, before)
+        with torch.no_grad():
+            after, out = self.surrogate(batch)
+            result = {"kl": self.divergence(batch, out), "share": share, "improvement": after - before,
+                      "entropy": self.model.head.entropy(out).mean()}
+        n = len(batch.last)
+        parts = min(self.n_minibatches, n)
+        for _ in range(self.epochs):
+            order = torch.from_numpy(self.rng.permutation(n))
+            for k in range(parts):
+                rows = order[n * k // parts : n * (k + 1) // parts]
+                yield {"critic": (self.model.value(batch.obs[rows]) - batch.returns[rows]).square().mean()}
+        return result
+
+
+class TRPO(NPG):
+    """Trust region policy optimisation (Schulman et al. 2015): NPG's step, shortened by `shrink` until it brings a gain and a
+    divergence of at most δ; after `backtracks` times there is none.
+
+    Args:
+        backtracks: Times that it is shortened; None: the whole step is taken, as by NPG.
+        shrink: Factor of each time.
+        The rest: see `NPG`.
+    """
+
+    def __init__(self, model: Model | Callable[[], Model], *, backtracks: int | None = 10, shrink: float = 0.8,
+                 **options: Any) -> None:
+        super().__init__(model, **options)
+        if not 0.0 < shrink < 1.0 or backtracks is not None and backtracks < 0:
+            raise ValueError(f"TRPO: backtracks is {backtracks} and shrink {shrink}; expected at least 0, or None, and a number "
+                             "between 0 and 1")
+        self.backtracks, self.shrink = backtracks, shrink
+
+    @torch.no_grad()
+    def move(self, batch: Batch, step: Tensor, before: float) -> float:
+        if self.backtracks is None:
+            return super().move(batch, step, before)
+        start = [parameter.clone() for parameter in self.moves]
+        for share in (self.shrink**k for k in range(self.backtracks + 1)):
+            self.add(share * step)
+            after, out = self.surrogate(batch)
+            if after > before and self.divergence(batch, out) <= self.delta:
+                return share
+            for parameter, value in zip(self.moves, start, strict=True):
+                parameter.copy_(value)
+        return 0.0
+
+
+def conjugate_gradients(product: Callable[[Tensor], Tensor], b: Tensor, steps: int, tolerance: float = 1e-10) -> Tensor:
+    """x with F x ≈ b (Hestenes & Stiefel 1952), from x = 0.
+
+    Args:
+        product: v [n] → F v [n], F symmetric and positive definite.
+        b: [n].
+        steps: At most so many; n are enough but for rounding.
+        tolerance: Squared norm of the residual at which it ends.
+    """
+    x, residual = torch.zeros_like(b), b.clone()
+    along, norm = b.clone(), b @ b
+    for _ in range(steps):
+        if norm <= tolerance:
+            break
+        image = product(along)
+        rate = norm / (along @ image)
+        x += rate * along
+        residual -= rate * image
+        before, norm = norm, residual @ residual
+        along = residual + norm / before * along
+    return x
+
+
+def slopes(y: Tensor, parameters: Sequence[Tensor], again: bool = False) -> Tensor:
+    """The gradient of a scalar as one flat vector, zeros for what it does not depend on; `again`: with a graph of its own."""
+    found = torch.autograd.grad(y, tuple(parameters), retain_graph=True, create_graph=again, materialize_grads=True)
+    return torch.cat([part.reshape(-1) for part in found])
+
+
+def divided(model: Model) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """The parameters that the policy reads, and those that only the values read.
+
+    A tensor that holds numbers of both, as `EnsembleMLP` has them, is in both lists: the gradient of either is zero in the
+    other's numbers. Which numbers matter is found out with random parameters and rows.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    other = model.clone()
+    own = [p for p in other.parameters() if p.requires_grad]
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        for parameter in own:
+            parameter.add_(torch.from_numpy(0.3 * rng.standard_normal(tuple(parameter.shape))).to(parameter.dtype))
+    obs = nest({name: torch.from_numpy(_random(spec, rng)) for name, spec in model.inputs().items()})["obs"]
+    out = other.policy(obs)[0]  # type: ignore[operator]
+    policy = torch.autograd.grad(sum(part.square().sum() for part in out.values()), own, allow_unused=True)
+    value = torch.autograd.grad(other.value(obs).square().sum(), own, allow_unused=True)  # type: ignore[operator]
+    moves, values = [], []
+    for parameter, a, b in zip(parameters, policy, value, strict=True):
+        if a is not None and a.any():
+            moves.append(parameter)
+        if b is not None and b.any() and (a is None or not (a * b).any()):
+            values.append(parameter)
+    return moves, values
+
+
+def _random(spec: Spec, rng: np.random.Generator) -> Array:
+    """Eight rows within the bounds."""
+    shape = 8, *spec.shape
+    if spec.dtype.kind == "f":
+        numbers = rng.standard_normal(shape)
+        return (numbers if spec.low is None else np.clip(numbers, spec.low, spec.high)).astype(spec.dtype)
+    low, high = (0, 1) if spec.low is None else (spec.low, spec.high)
+    return rng.integers(low, high, shape, endpoint=True).astype(spec.dtype)
