@@ -80,11 +80,24 @@ def named(kind: str, name: str) -> Any:
         ConfigError: there is none; the nearest is named.
     """
     inside, found = candidates(name, SHELVES[kind])
-    found = {key: one for key, one in found.items() if isinstance(one, type)  # made from the class of that name; or a plain one
-             and kind in [base.__name__ for base in one.__mro__[one is not ReplayBuffer :]]}
+    found = _of_kind(kind, found)
     if inside not in found:
         raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
     return found[inside]
+
+
+def _of_kind(kind: str, found: Mapping[str, Any]) -> dict[str, type]:
+    """What is made from the class of that name, or is a plain buffer."""
+    return {key: one for key, one in found.items() if isinstance(one, type)
+            and kind in [base.__name__ for base in one.__mro__[one is not ReplayBuffer :]]}
+
+
+def _others_with(key: str) -> list[str]:
+    """Classes on the shelves that have an argument of this name."""
+    *_, owner, name = "", *key.split(".")
+    classes = {one.__name__: one for kind, shelf in SHELVES.items() if kind != "Wrapper"
+               for one in _of_kind(kind, candidates("", shelf)[1]).values()}
+    return sorted(one for one in classes if owner in ("", one) and name in arguments_of(classes[one]))
 
 
 class Parts:
@@ -163,6 +176,9 @@ class Parts:
         for key in self.given:
             meant = [full for full in self.settings if ends_with(full, key) is not None]
             if not meant:
+                if others := _others_with(key):
+                    raise ConfigError(f"Config has no key {key!r}: it is a setting of {' and '.join(others)}, which this robot "
+                                      "is not built of; begin with an experiment whose robot is (parl-like list)")
                 known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
                 near = difflib.get_close_matches(key, known, 1) or difflib.get_close_matches(key.rpartition(".")[2], known, 1)
                 way = f"; did you mean {near[0]!r}?" if near else "; --show-config prints what can be set"
