@@ -7,6 +7,7 @@ from parl_like.algorithms.actor_critic import A2C, PPO, ActorCritic
 from parl_like.algorithms.bc import BC
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.reinforce import REINFORCE
@@ -15,6 +16,6 @@ from parl_like.algorithms.tabular import SARSA, QLearning
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "BC", "DDPG", "DQN", "IMPALA", "NPG", "PPO", "REINFORCE", "SAC", "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning",
-    "Stream", "WorldModel",
+    "A2C", "ARS", "BC", "CEM", "DDPG", "DQN", "ES", "IMPALA", "NPG", "PPO", "REINFORCE", "SAC", "SARSA", "TD3", "TRPO",
+    "ActorCritic", "QLearning", "Stream", "WorldModel",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,8 @@ class NPG(ActorCritic):
             raise ValueError(f"{name}: delta is {delta}, damping {damping}, cg_steps {cg_steps}, epochs {epochs} and minibatches "
                              f"{minibatches}; expected delta above 0, damping of at least 0, the others of at least 1")
         self.delta, self.cg_steps, self.damping, self.epochs, self.n_minibatches = delta, cg_steps, damping, epochs, minibatches
-        self.moves, values = divided(self.model)
+        moves, values = (list(part.values()) for part in divided(self.model))
+        self.moves = moves
         if not values:
             raise ValueError(f"{name}: the policy of {type(self.model).__name__} reads all parameters that its values read; give "
                              "these some of their own, as MLPActorCritic does")
@@ -176,30 +177,29 @@ def slopes(y: Tensor, parameters: Sequence[Tensor], again: bool = False) -> Tens
     return torch.cat([part.reshape(-1) for part in found])
 
 
-def divided(model: Model) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """The parameters that the policy reads, and those that only the values read.
+def divided(model: Model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.nn.Parameter]]:
+    """By name the parameters that the policy reads, and those that only the values read, if there are any.
 
-    A tensor that holds numbers of both, as `EnsembleMLP` has them, is in both lists: the gradient of either is zero in the
-    other's numbers. Which numbers matter is found out with random parameters and rows.
+    A tensor that holds numbers of both, as `EnsembleMLP` has them, is in both: the gradient of either is zero in the other's
+    numbers. Which numbers matter is found out with random parameters and rows.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    other = model.clone()
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    other: Any = model.clone()
     own = [p for p in other.parameters() if p.requires_grad]
     rng = np.random.default_rng(0)
     with torch.no_grad():
         for parameter in own:
             parameter.add_(torch.from_numpy(0.3 * rng.standard_normal(tuple(parameter.shape))).to(parameter.dtype))
     obs = nest({name: torch.from_numpy(_random(spec, rng)) for name, spec in model.inputs().items()})["obs"]
-    out = other.policy(obs)[0]  # type: ignore[operator]
-    policy = torch.autograd.grad(sum(part.square().sum() for part in out.values()), own, allow_unused=True)
-    value = torch.autograd.grad(other.value(obs).square().sum(), own, allow_unused=True)  # type: ignore[operator]
-    moves, values = [], []
-    for parameter, a, b in zip(parameters, policy, value, strict=True):
-        if a is not None and a.any():
-            moves.append(parameter)
-        if b is not None and b.any() and (a is None or not (a * b).any()):
-            values.append(parameter)
-    return moves, values
+
+    def read_by(outputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(sum(part.square().sum() for part in outputs), own, materialize_grads=True)  # type: ignore
+
+    policy = read_by(other.policy(obs)[0].values())
+    value = read_by([other.value(obs)]) if hasattr(other, "value") else [torch.zeros_like(p) for p in own]
+    found = list(zip(parameters.items(), policy, value, strict=True))
+    return ({name: p for (name, p), a, _ in found if a.any()},
+            {name: p for (name, p), a, b in found if b.any() and not (a * b).any()})
 
 
 def _random(spec: Spec, rng: np.random.Generator) -> Array:

@@ -70,8 +70,7 @@ class AgentHelper:
     """
 
     learns = False
-    acts_in_step = False
-    """Whether acting and learning must see the same statistics, where learning waits."""
+    acts_in_step = False  # whether acting and learning must see the same statistics, where learning waits
 
     def __init__(
         self, *, explorer: Explorer | None = None, store_policy: bool | None = None, extras: Sequence[Spec] = (),
@@ -199,8 +198,7 @@ class AgentHelper:
         return False
 
     def pre_episode(self, agent: Actor) -> None:
-        """Stage PRE_EPISODE: recurrent memory starts from zero, and the explorer's anew; of a vector environment those of
-        `env.env_index`."""
+        """Stage PRE_EPISODE: memory from zero, the explorer's anew; of a vector environment those of its `env_index`."""
         lane = agent.env.env_index if self._vector else 0
         if self._player is not None:
             self._player.begin()
@@ -214,6 +212,9 @@ class AgentHelper:
         else:
             for part in self._state:
                 part[lane] = 0
+
+    def episode_seed(self) -> int | None:
+        """The seed with which the agent's next episode begins; None: this helper does not say."""
 
     @property
     def memory(self) -> tuple[Array, ...]:

@@ -118,6 +118,16 @@ class Crew:
         make: Callable[..., Driver] = getattr(import_module(module), name)
         return make(self.sync, self._agent_failed, *options)
 
+    @property
+    def n_agents(self) -> int:
+        """How many there are in all; of a worker those of all workers."""
+        return len(self.agents)
+
+    @property
+    def common_seed(self) -> Any:
+        """What all crews of a robot, its workers, have their seeds from."""
+        return self._seeds.entropy
+
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         """Index and seed of each of `n` new agents."""
         return list(enumerate(self._seeds.spawn(n), self.agents[-1].index + 1 if self.agents else 0))

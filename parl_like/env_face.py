@@ -89,10 +89,12 @@ class EnvFace:
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
         given. The first reset after a start or an interruption is seeded from the agent's generator,
-        later ones are not seeded."""
+        later ones are not seeded, unless a helper says so."""
         agent = self._agent
         self.end_episode()
         agent.before_episode()
+        if seed is None:
+            seed = next((one for helper in agent.helpers.values() if (one := helper.episode_seed()) is not None), None)
         carried, self.carried = self.carried, None
         if carried is not None and seed is None and options is None and agent.quota_episodes is None:
             return self._go_on(carried)

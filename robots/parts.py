@@ -34,7 +34,7 @@ from parl_like.optim import Linear, Schedule
 SHELVES: dict[str, Sequence[str]] = {
     "Algorithm": ("parl_like.algorithms", "parl_like.algorithms.dynamics"),
     "Model": ("parl_like.models", "parl_like.models.dynamics"),
-    "AgentHelper": ("parl_like.schedules", "parl_like.online"),
+    "AgentHelper": ("parl_like.schedules", "parl_like.online", "parl_like.population"),
     "Explorer": ("parl_like.explorer",), "Transform": ("parl_like.data.transforms",),
     "ReplayBuffer": ("parl_like.data.replay_buffer", "parl_like.data.prioritized", "parl_like.data.reservoir"),
     "Wrapper": ("parl_like.envs.wrappers", "gymnasium.wrappers"),

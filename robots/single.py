@@ -21,6 +21,9 @@ ON_POLICY = {"models": ("MLPActorCritic", "ConvActorCritic", "RecurrentActorCrit
 OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyHelper.batch_size": 256,
               "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.warmup": 1_000, "total_steps": 20_000}
 
+NATURAL = {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128}
+EVOLUTION = {**ON_POLICY, "helper": "PopulationHelper", "n_agents": 32, "MLPActorCritic.hidden": [16]}
+
 USUAL: dict[str, dict[str, Any]] = {
     "DQN": {"models": ("MLPQ", "ConvQ"), "helper": "OffPolicyHelper", "n_agents": 8, "total_steps": 50_000,
             "DQN.n_step": 3, "DQN.target_period": 200, "DQN.epsilon": {"start": 1.0, "end": 0.05, "share": 0.2},
@@ -30,13 +33,14 @@ USUAL: dict[str, dict[str, Any]] = {
     "A2C": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 16, "A2C.lr": 1e-3, "A2C.entropy": 0.01,
             "A2C.normalize": False},
     "REINFORCE": {**ON_POLICY, "helper": "EpisodicHelper", "n_agents": 8, "REINFORCE.lr": 3e-3},
-    "NPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128},
+    "NPG": NATURAL, "TRPO": NATURAL,
     # a lesson has the unrolls of 8 agents; those of the others are then of an older policy
     "IMPALA": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 20, "OnPolicyHelper.store_policy": True, "IMPALA.lr": 1e-3,
                "IMPALA.max_grad_norm": 0.5, "ComputationTask.training_rule": {"max_rows": 160}},
     "SAC": {**OFF_POLICY, "SAC.lr": 1e-3},
     "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
+    "ES": EVOLUTION, "CEM": EVOLUTION, "ARS": {**EVOLUTION, "MLPActorCritic.hidden": []},
     "QLearning": {"models": ("QTable",), "helper": "OnlineHelper", "n_agents": 1},
     "BC": {**ON_POLICY, "helper": "OffPolicyHelper"},
 }

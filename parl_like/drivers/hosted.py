@@ -119,7 +119,7 @@ class HostedDriver(CooperativeDriver):
         return Recipe(
             worker.name, cards, for_elsewhere(crew._env), crew._make_agent, crew._label, crew.mode, self.sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None,
-            self.options.agent_restarts)
+            self.options.agent_restarts, len(crew.agents))
 
     def _open(self) -> None:
         if not self._owner:

@@ -38,6 +38,7 @@ class Recipe:
         name: Of the worker, and no other of this robot.
         agents: Index and seed (entropy, spawn key) of each of its agents.
         seed: Of the worker's own generators, such as its buffers'.
+        n_agents: Of all workers.
         shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
     """
 
@@ -52,6 +53,7 @@ class Recipe:
     seed: tuple[Any, tuple[int, ...]]
     trace: bool
     agent_restarts: int
+    n_agents: int
     shared: str = ""
 
 
@@ -226,6 +228,10 @@ class WorkerCrew(Crew):
             return self._again(agent, second)
         agent.fresh = True
         return True
+
+    @property
+    def n_agents(self) -> int:
+        return self.recipe.n_agents
 
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.agents]

@@ -19,6 +19,7 @@ from parl_like.explorer.base import (
     part_of,
 )
 from parl_like.explorer.box import GSDE, Beta, Gaussian, Noisy, OrnsteinUhlenbeck, SquashedGaussian, log_beta
+from parl_like.explorer.candidates import Candidates
 from parl_like.explorer.discrete import (
     UCB,
     BootstrappedHeads,
@@ -36,8 +37,8 @@ from parl_like.explorer.discrete import (
 from parl_like.explorer.uniform import random_actions
 
 __all__ = [
-    "GREEDY", "GSDE", "KINDS", "NOISE_BLOCK", "UCB", "Beta", "BootstrappedHeads", "Categorical", "EpsilonGreedy", "Explorer",
-    "Gaussian", "GumbelSoftmax", "MultiCategorical", "Noise", "Noisy", "OrnsteinUhlenbeck", "Softmax", "SquashedGaussian",
-    "StructuredExplorer", "Weighted", "all_best", "best_actions", "legal", "log_beta", "n_logits", "one_of", "part_of",
-    "random_actions", "sample_categorical",
+    "GREEDY", "GSDE", "KINDS", "NOISE_BLOCK", "UCB", "Beta", "BootstrappedHeads", "Candidates", "Categorical", "EpsilonGreedy",
+    "Explorer", "Gaussian", "GumbelSoftmax", "MultiCategorical", "Noise", "Noisy", "OrnsteinUhlenbeck", "Softmax",
+    "SquashedGaussian", "StructuredExplorer", "Weighted", "all_best", "best_actions", "legal", "log_beta", "n_logits", "one_of",
+    "part_of", "random_actions", "sample_categorical",
 ]  # fmt: skip
