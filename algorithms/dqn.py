@@ -1,4 +1,8 @@
-"""DQN: Q-learning with a neural network, a target copy and random replay (Mnih et al. 2015), n-step and double by option."""
+"""DQN: Q-learning with a neural network, a target copy and random replay (Mnih et al. 2015), n-step and double by option.
+
+Dueling networks and noisy layers are options of the model. With noisy layers, of network and target, each lesson draws new noise
+from the task's generator; actions have that of the last lesson, those of tests none. `epsilon=0.0` leaves exploring to it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Schedule, Window
 from parl_like.algorithms.targets import powers, rewards_and_discount
@@ -15,6 +20,7 @@ from parl_like.batch import Batch
 from parl_like.contract import ContractError, answer, check_shape
 from parl_like.explorer import EpsilonGreedy, Explorer
 from parl_like.model import Model
+from parl_like.noisy import draw_noise, noisy_layers, without_noise
 
 
 class DQN(Algorithm):
@@ -54,6 +60,7 @@ class DQN(Algorithm):
         self.window = Window(n_step=n_step, in_order=False)
         self.target = self.model.clone() if target_period or tau is not None else self.model
         self.discounts = powers(gamma, n_step)
+        self.noisy = noisy_layers(self.model, self.target)
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model} if self.target is self.model else {"model": self.model, "target": self.target}
@@ -68,23 +75,32 @@ class DQN(Algorithm):
         return EpsilonGreedy(self.epsilon)
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
-        out = {"q": self.model.q(inputs.obs)}
+        with without_noise(self.noisy if self.mode != "collect" else ()):
+            out = {"q": self.model.q(inputs.obs)}
         if not isinstance(inputs.obs, torch.Tensor) and "mask" in inputs.obs:
             out["mask"] = inputs.obs["mask"]  # random actions must be legal too
         return out
 
+    def begin(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Of a lesson: counts, draws noise; Σ γᵏ r [N], and the factor [N] of what comes after them."""
+        self._before = self.updates
+        draw_noise(self.noisy, self.torch_rng)
+        return rewards_and_discount(batch, self.discounts)
+
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
-        self._before = self.updates
-        rew, discount = rewards_and_discount(batch, self.discounts)
+        rew, discount = self.begin(batch)
         q_next = self.target.q(batch.obs_next)
         if self.double and self.target is not self.model:
-            best = self.model.q(batch.obs_next).argmax(1, keepdim=True)
-            q_next = q_next.gather(1, best).squeeze(1)
+            q_next = q_next.gather(1, self.best(batch.obs_next).unsqueeze(1)).squeeze(1)
         else:
             q_next = q_next.amax(1)
         batch.target = rew + discount * q_next
         return batch
+
+    def best(self, obs: Any) -> Tensor:
+        """a* [N]."""
+        return (self.model if self.double else self.target).q(obs).argmax(1)  # type: ignore[no-any-return]
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         q = self.model.q(batch.obs).gather(1, batch.act.unsqueeze(1)).squeeze(1)

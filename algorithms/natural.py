@@ -125,9 +125,13 @@ class TRPO(NPG):
         The rest: see `NPG`.
     """
 
-    def __init__(self, model: Model | Callable[[], Model], *, backtracks: int | None = 10, shrink: float = 0.8,
-                 **options: Any) -> None:
-        super().__init__(model, **options)
+    def __init__(
+        self, model: Model | Callable[[], Model], *, backtracks: int | None = 10, shrink: float = 0.8, delta: float = 0.01,
+        cg_steps: int = 10, damping: float = 0.1, epochs: int = 10, minibatches: int = 16, gamma: float = 0.99, lam: float = 0.95,
+        normalize: bool = True, reward_scale: float = 1.0, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(model, delta=delta, cg_steps=cg_steps, damping=damping, epochs=epochs, minibatches=minibatches,
+                         gamma=gamma, lam=lam, normalize=normalize, reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
         if not 0.0 < shrink < 1.0 or backtracks is not None and backtracks < 0:
             raise ValueError(f"TRPO: backtracks is {backtracks} and shrink {shrink}; expected at least 0, or None, and a number "
                              "between 0 and 1")

@@ -35,3 +35,10 @@ def rewards_and_discount(batch: Batch, discounts: Tensor) -> tuple[Tensor, Tenso
 def row_mean(values: Tensor, batch: Batch) -> Tensor:
     """The mean over the rows [..., N] → [...], each times its `weight`, where a prioritised buffer gave it one."""
     return (values * batch.weight if "weight" in batch else values).mean(-1)
+
+
+def soft_maximum(q: Tensor, temperature: float) -> Tensor:
+    """T log Σ_a exp(q_a / T) of values [..., A] → [...]: what π = softmax(q / T) expects of q, plus T times its entropy;
+    max q where T → 0. So T log π(a) = q_a − soft_maximum(q)."""
+    best = q.amax(-1, keepdim=True)
+    return (best + temperature * ((q - best) / temperature).exp().sum(-1, keepdim=True).log()).squeeze(-1)

@@ -5,6 +5,7 @@ if __name__ != "parl_like.models":
 
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
+from parl_like.models.distributional import ConvCategoricalQ, ConvImplicitQ, MLPCategoricalQ, MLPImplicitQ
 from parl_like.models.heads import (
     BetaHead,
     CategoricalHead,
@@ -27,6 +28,8 @@ __all__ = [
     "BetaHead",
     "CategoricalHead",
     "ConvActorCritic",
+    "ConvCategoricalQ",
+    "ConvImplicitQ",
     "ConvQ",
     "ConvTrunk",
     "EnsembleMLP",
@@ -36,6 +39,8 @@ __all__ = [
     "LSTMAttention",
     "MLPActorCritic",
     "MLPActorQ",
+    "MLPCategoricalQ",
+    "MLPImplicitQ",
     "MultiCategoricalHead",
     "Planner",
     "QTable",

@@ -107,16 +107,17 @@ class ConvQ(MLPQ):
 
     Args:
         hidden: Sizes of layers between the trunk's features and the values.
+        dueling, noisy, heads: As for `MLPQ`; noise is in the layers behind the trunk.
         features, convs, layout: `out_size`, `convs` and `layout` of the trunk.
     """
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
-        dueling: bool = False,
+        dueling: bool = False, noisy: float = 0.0, heads: int = 1,
         features: int = 512, convs: Sequence[tuple[int, int, int]] | None = None, layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
         trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
-        super().__init__(obs, act, hidden, activation, dueling, trunk)
+        super().__init__(obs, act, hidden, activation, dueling, noisy, heads, trunk)
 
 
 class ConvActorCritic(MLPActorCritic):

@@ -24,11 +24,21 @@ OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyH
 NATURAL = {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128}
 EVOLUTION = {**ON_POLICY, "helper": "PopulationHelper", "n_agents": 32, "MLPActorCritic.hidden": [16]}
 
+def values_of(name: str, mlp: str = "MLPQ", conv: str = "ConvQ", **more: Any) -> dict[str, Any]:
+    """Of an algorithm that learns values of discrete actions; `more` are arguments of its class."""
+    own = {"n_step": 3, "target_period": 200, "epsilon": {"start": 1.0, "end": 0.05, "share": 0.2}, **more}
+    return {"models": (mlp, conv), "helper": "OffPolicyHelper", "n_agents": 8, "total_steps": 50_000,
+            **{f"{name}.{key}": value for key, value in own.items()},
+            f"{mlp}.hidden": [128, 128], "OffPolicyHelper.size": 20_000, "OffPolicyHelper.learn_every": 2,
+            "OffPolicyHelper.warmup": 1_000, "PrioritizedReplayBuffer.beta": {"start": 0.4, "end": 1.0}}
+
+
 USUAL: dict[str, dict[str, Any]] = {
-    "DQN": {"models": ("MLPQ", "ConvQ"), "helper": "OffPolicyHelper", "n_agents": 8, "total_steps": 50_000,
-            "DQN.n_step": 3, "DQN.target_period": 200, "DQN.epsilon": {"start": 1.0, "end": 0.05, "share": 0.2},
-            "MLPQ.hidden": [128, 128], "OffPolicyHelper.size": 20_000, "OffPolicyHelper.learn_every": 2,
-            "OffPolicyHelper.warmup": 1_000, "PrioritizedReplayBuffer.beta": {"start": 0.4, "end": 1.0}},
+    "DQN": values_of("DQN"),
+    "MDQN": values_of("MDQN"),
+    "C51": values_of("C51", "MLPCategoricalQ", "ConvCategoricalQ"),
+    "QRDQN": {**values_of("QRDQN"), "MLPQ.heads": 25, "ConvQ.heads": 200},
+    "IQN": values_of("IQN", "MLPImplicitQ", "ConvImplicitQ"),
     "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
     "A2C": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 16, "A2C.lr": 1e-3, "A2C.entropy": 0.01,
             "A2C.normalize": False},

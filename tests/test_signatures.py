@@ -32,7 +32,8 @@ def test_every_argument_is_shown_with_its_type(name):
 
 
 def test_signatures_are_those_of_the_constructors():
-    assert list(inspect.signature(parl_like.models.MLPQ).parameters) == ["obs", "act", "hidden", "activation", "dueling", "trunk"]
+    assert list(inspect.signature(parl_like.models.MLPQ).parameters) == ["obs", "act", "hidden", "activation", "dueling", "noisy",
+                                                                            "heads", "trunk"]
 
     class Plain(parl_like.models.MLPQ):
         pass

@@ -18,12 +18,16 @@ from parl_like.models import (
     MLPQ,
     CategoricalHead,
     ConvActorCritic,
+    ConvCategoricalQ,
+    ConvImplicitQ,
     ConvQ,
     ConvTrunk,
     EnsembleMLP,
     FlatObs,
     GaussianHead,
     MLPActorCritic,
+    MLPCategoricalQ,
+    MLPImplicitQ,
     MultiCategoricalHead,
     RecurrentActorCritic,
     make_head,
@@ -53,6 +57,11 @@ def integers(high, *shape, seed=1, dtype=torch.int64):
 ALL = {
     "MLPQ": lambda: MLPQ(OBS, ACT),
     "MLPQ dueling": lambda: MLPQ(OBS, ACT, dueling=True),
+    "MLPQ noisy with heads": lambda: MLPQ(OBS, ACT, dueling=True, noisy=0.5, heads=3),
+    "MLPCategoricalQ": lambda: MLPCategoricalQ(OBS, ACT, atoms=5),
+    "MLPImplicitQ": lambda: MLPImplicitQ(OBS, ACT, dueling=True, noisy=0.1),
+    "ConvCategoricalQ": lambda: ConvCategoricalQ(PIXELS, ACT, features=8, dueling=True),
+    "ConvImplicitQ": lambda: ConvImplicitQ(PIXELS, ACT, features=8),
     "MLPActorCritic": lambda: MLPActorCritic(OBS, ACT),
     "MLPActorCritic shared": lambda: MLPActorCritic(OBS, Box(-1, 1, (2,)), shared=True, orthogonal=False),
     "MLPActorCritic state-dependent": lambda: MLPActorCritic(OBS, Box(-1, 1, (2,)), state_dependent_std=True),
@@ -211,13 +220,28 @@ def test_mlp_follows_its_parameters_wherever_they_go():
     assert mlp.double()(x.double()).dtype == torch.float64
 
 
-def test_q_dueling_adds_value_and_centred_advantage():
-    model = MLPQ(OBS, ACT, hidden=(4,), dueling=True)
+@pytest.mark.parametrize("hidden", [(), (4,), (5, 4)])
+def test_q_dueling_adds_value_and_centred_advantage(hidden):
+    model = MLPQ(OBS, ACT, hidden=hidden, dueling=True)
     with torch.no_grad():
-        last = model.net.layers[-1]
-        last.weight.zero_()
-        last.bias.copy_(torch.tensor([10.0, 1.0, 2.0, 3.0, 6.0]))  # v = 10; mean a = 3
+        for stream, bias in ((model.v, [10.0]), (model.net, [1.0, 2.0, 3.0, 6.0])):  # mean a = 3
+            stream.layers[-1].weight.zero_()
+            stream.layers[-1].bias.copy_(torch.tensor(bias))
     assert model.q(normal(2, 3)).tolist() == [[8.0, 9.0, 10.0, 13.0]] * 2
+    assert (0 if model.body is None else len(model.body.layers), len(model.v.layers)) == {0: (0, 1), 1: (0, 2), 2: (1, 2)}[
+        len(hidden)]
+
+
+def test_q_is_the_mean_of_the_heads_each_of_which_is_dueling():
+    model = MLPQ(OBS, Discrete(2), hidden=(), dueling=True, heads=2)
+    with torch.no_grad():
+        for stream, bias in ((model.v, [10.0, 20.0]), (model.net, [1.0, 2.0, 3.0, 6.0])):  # mean a = 2 and 4
+            stream.layers[-1].weight.zero_()
+            stream.layers[-1].bias.copy_(torch.tensor(bias))
+    assert model.values(normal(1, 3)).tolist() == [[[9.0, 18.0], [11.0, 22.0]]]
+    assert model.q(normal(1, 3)).tolist() == [[13.5, 16.5]]
+    with pytest.raises(ValueError, match="heads is 0"):
+        MLPQ(OBS, ACT, heads=0)
 
 
 def test_q_needs_discrete_actions():

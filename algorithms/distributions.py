@@ -1,0 +1,58 @@
+"""Targets and losses of those who learn the distribution of returns: hand numbers are in tests/algorithms/test_distributions.py.
+
+A distribution is either probabilities of returns that are given (a *support*), or returns of probabilities that are given
+(*quantiles* at fractions τ).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def of_actions(values: Tensor, act: Tensor) -> Tensor:
+    """Of the numbers [N, A, K] of all actions those of the actions `act` [N] → [N, K]."""
+    return values[torch.arange(len(act), device=act.device), act]
+
+
+def project(returns: Tensor, p: Tensor, support: Tensor) -> Tensor:
+    """Each probability goes to the two neighbours of its return on the support, to each the more the nearer it is (Bellemare et
+    al. 2017, equation 7). So the mean stays as it is, but for returns beyond the ends of the support, which count as the ends.
+
+    Args:
+        returns, p: [N, J] returns and their probabilities.
+        support: [K ≥ 2], rising, evenly spaced.
+
+    Returns:
+        [N, K] probabilities.
+    """
+    last, step = len(support) - 1, support[1] - support[0]
+    place = ((returns - support[0]) / step).clamp(0.0, last)
+    left = place.floor().clamp(max=last - 1)
+    share, index = place - left, left.long()
+    out = p.new_zeros(len(p), len(support))
+    return out.scatter_add_(1, index, p * (1.0 - share)).scatter_add_(1, index + 1, p * share)
+
+
+def midpoints(n: int, device: torch.device | str | None = None) -> Tensor:
+    """(i + ½) / n [n], the fractions whose quantiles make the best n equal steps (Dabney et al. 2018a, lemma 2)."""
+    return (torch.arange(n, device=device) + 0.5) / n
+
+
+def quantile_huber(quantiles: Tensor, targets: Tensor, fractions: Tensor, kappa: float) -> Tensor:
+    """Σ_i mean_j |τ_i − [y_j < θ_i]| · H(y_j − θ_i),   H(u) = u² / 2κ up to |u| = κ, |u| − κ/2 beyond (Dabney et al. 2018a,
+    equation 10); κ = 0: quantile regression.
+
+    Args:
+        quantiles, fractions: θ [N, K] at τ, [N, K] or [K].
+        targets: y [N, J], each as probable as the others.
+
+    Returns:
+        [N].
+    """
+    shape = (*quantiles.shape, targets.shape[1])
+    y, theta = targets.unsqueeze(1).expand(shape), quantiles.unsqueeze(2).expand(shape)
+    asymmetry = (fractions.unsqueeze(-1) - (y < theta).float()).abs()
+    losses: Tensor = asymmetry * F.smooth_l1_loss(theta, y, reduction="none", beta=kappa)
+    return losses.mean(2).sum(1)

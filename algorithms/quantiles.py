@@ -1,0 +1,115 @@
+"""The distribution of returns as quantiles: QR-DQN (Dabney, Rowland et al. 2018a) and IQN (Dabney, Ostrovski et al. 2018b)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parl_like.algorithm import Schedule
+from parl_like.algorithms.distributions import midpoints, of_actions, quantile_huber
+from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.targets import row_mean
+from parl_like.batch import Batch
+from parl_like.contract import answer, check_shape
+from parl_like.model import Model
+
+
+class QRDQN(DQN):
+    """y_j = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · θ⁻_j(s', a*),   loss = Σ_i mean_j |τ_i − [y_j < θ_i]| · H_κ(y_j − θ_i),
+
+    θ_i = θ_i(s, a) the network's quantiles at the midpoints τ_i = (i + ½) / K, θ⁻ those of the target copy, H_κ the Huber loss
+    divided by κ, see `distributions.quantile_huber`; a* is the best action by the means of the network's quantiles, or without
+    `double` of the target's, as published. Priority of a row: the largest over i of |mean_j y_j − θ_i|. Acting goes by the
+    means; that and everything else is as in `DQN`.
+
+    Args:
+        model: Offers `q(obs) -> [N, A]`, the means, and `values(obs) -> [N, A, K]`, the quantiles.
+        kappa: κ ≥ 0, in the units of the values.
+        The others: As for `DQN`.
+    """
+
+    calls = {"q": "q(obs) -> [N, A], the mean return of every action,", "values": "values(obs) -> [N, A, K], its quantiles,"}
+    fitting_models = "MLPQ and ConvQ, with `heads`"
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
+        tau: float | None = None, double: bool = True, kappa: float = 1.0, epsilon: float | Schedule = 0.1,
+        lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
+    ) -> None:
+        super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double,
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+        if not kappa >= 0.0:
+            raise ValueError(f"{type(self).__name__}: kappa is {kappa}; expected a number of at least 0")
+        self.kappa = kappa
+
+    def check_model(self, inputs: Batch) -> None:
+        super().check_model(inputs)
+        values = answer(self, "values", inputs.obs)
+        check_shape(self, "values", values, (2, int(self.model.act_space.n), values.shape[-1]))
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds the targets y [N, K]."""
+        rew, discount = self.begin(batch)
+        quantiles = of_actions(self.target.values(batch.obs_next), self.best(batch.obs_next))
+        batch.target = rew[:, None] + discount[:, None] * quantiles
+        return batch
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        quantiles = of_actions(self.model.values(batch.obs), batch.act)
+        return quantile_lesson(batch, quantiles, midpoints(quantiles.shape[1], quantiles.device), self.kappa)
+
+
+class IQN(QRDQN):
+    """As QR-DQN, with quantiles at any τ: each row draws `n` for its predictions θ_i and `n_target` for its targets y_j, anew in
+    each lesson. Acting goes by the means over fixed τ, the midpoints of as many steps as the model says, where published
+    agents draw them: so an action depends on the observation alone.
+
+    Args:
+        model: Offers `q(obs) -> [N, A]` and `quantiles(obs, fractions [N, K]) -> [N, A, K]`.
+        n, n_target: N and N' of the paper.
+        The others: As for `QRDQN`.
+    """
+
+    calls = {"q": QRDQN.calls["q"], "quantiles": "quantiles(obs, fractions [N, K]) -> [N, A, K], its quantiles,"}
+    fitting_models = "MLPImplicitQ and ConvImplicitQ"
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
+        tau: float | None = None, double: bool = True, n: int = 8, n_target: int = 8, kappa: float = 1.0,
+        epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
+    ) -> None:
+        super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double, kappa=kappa,
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+        if n < 1 or n_target < 1:
+            raise ValueError(f"IQN: n is {n} and n_target {n_target}; expected at least 1")
+        self.n, self.n_target = n, n_target
+
+    def check_model(self, inputs: Batch) -> None:
+        DQN.check_model(self, inputs)
+        quantiles = answer(self, "quantiles", inputs.obs, midpoints(3).expand(2, 3))
+        check_shape(self, "quantiles", quantiles, (2, int(self.model.act_space.n), 3))
+
+    def draw(self, rows: int, n: int, device: Any) -> Tensor:
+        """Fractions τ [rows, n]."""
+        return torch.rand(rows, n, generator=self.torch_rng, device=device)
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds the targets y [N, N']."""
+        rew, discount = self.begin(batch)
+        quantiles = self.target.quantiles(batch.obs_next, self.draw(len(rew), self.n_target, rew.device))
+        batch.target = rew[:, None] + discount[:, None] * of_actions(quantiles, self.best(batch.obs_next))
+        return batch
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        fractions = self.draw(len(batch.act), self.n, batch.target.device)
+        return quantile_lesson(batch, of_actions(self.model.quantiles(batch.obs, fractions), batch.act), fractions, self.kappa)
+
+
+def quantile_lesson(batch: Batch, quantiles: Tensor, fractions: Tensor, kappa: float) -> dict[str, Tensor]:
+    """What `learn` returns of the rows' quantiles [N, K] at these fractions, [N, K] or [K], and their targets [N, J]."""
+    losses = quantile_huber(quantiles, batch.target, fractions, kappa)
+    errors = (batch.target.mean(1, keepdim=True) - quantiles.detach()).abs()
+    return {"loss": row_mean(losses, batch), "priority": errors.amax(1), "q": quantiles.detach().mean()}

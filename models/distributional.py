@@ -1,0 +1,118 @@
+"""Values of discrete actions with the distribution of returns behind them: `MLPQ` with more to say than its means.
+
+Of quantiles at fixed fractions (QR-DQN) `MLPQ(heads=…)` itself is the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from parl_like.models.conv import ConvTrunk
+from parl_like.models.heads import mask_names
+from parl_like.models.mlp import MLP, MLPQ
+
+Convs = Sequence[tuple[int, int, int]] | None
+Layout = Literal["HWC", "CHW"] | None
+
+
+class MLPCategoricalQ(MLPQ):
+    """`logits(obs) -> [N, A, atoms]` of the returns `support` [atoms], evenly spaced; q is their mean (Bellemare et al. 2017).
+
+    Args:
+        atoms: How many returns, at least 2.
+        v_min, v_max: The first and the last of them. Returns beyond count as these, so give what the task's rewards allow.
+        The others: As for `MLPQ`.
+    """
+
+    support: Tensor
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        dueling: bool = False, noisy: float = 0.0, atoms: int = 51, v_min: float = -10.0, v_max: float = 10.0,
+        trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act, hidden, activation, dueling, noisy, atoms, trunk)
+        if atoms < 2 or not v_min < v_max:
+            raise ValueError(f"{type(self).__name__}: atoms is {atoms}, v_min {v_min} and v_max {v_max}; expected at least 2 "
+                             "atoms, and v_min < v_max")
+        self.register_buffer("support", torch.linspace(v_min, v_max, atoms), persistent=False)
+
+    def logits(self, obs: Any) -> Tensor:
+        return self.values(obs)
+
+    def mean(self, values: Tensor) -> Tensor:
+        return torch.softmax(values, -1) @ self.support
+
+
+class MLPImplicitQ(MLPQ):
+    """`quantiles(obs, fractions [N, K]) -> [N, A, K]`, any of them: linear in features(s) ⊙ φ(τ),
+
+    φ_j(τ) = relu(Σ_{i<cosines} cos(π i τ) w_ij + b_j) (Dabney, Ostrovski et al. 2018b, equation 4), with `hidden` before the
+    product (the paper has one more layer behind it). q is the mean of `points` quantiles at (i + ½) / points.
+
+    Args:
+        cosines: Numbers that say what τ is.
+        points: Quantiles that q is the mean of: K of the paper.
+        The others: As for `MLPQ`.
+    """
+
+    fractions: Tensor
+    frequencies: Tensor
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        dueling: bool = False, noisy: float = 0.0, cosines: int = 16, points: int = 32, trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act, hidden, activation, dueling, noisy, 1, trunk)
+        if cosines < 1 or points < 1:
+            raise ValueError(f"{type(self).__name__}: cosines is {cosines} and points {points}; expected at least 1")
+        size: Any = self.perception.out_size if self.body is None else self.body.out_size
+        self.embedding = MLP([cosines, size], "relu", activate_last=True, noisy=noisy)
+        self.register_buffer("frequencies", math.pi * torch.arange(cosines), persistent=False)
+        self.register_buffer("fractions", (torch.arange(points) + 0.5) / points, persistent=False)
+
+    def common(self, layers: int) -> int:
+        return layers
+
+    def quantiles_of(self, features: Tensor, fractions: Tensor) -> Tensor:
+        """Features [N, size] and fractions [N, K] → [N, A, K]."""
+        embedded: Tensor = self.embedding(torch.cos(fractions.unsqueeze(-1) * self.frequencies))
+        return self.values_of(features.unsqueeze(1) * embedded).squeeze(-1).transpose(1, 2)
+
+    def quantiles(self, obs: Any, fractions: Tensor) -> Tensor:
+        return self.quantiles_of(self.features(obs), fractions)
+
+    def values(self, obs: Any) -> Tensor:
+        """[N, A, points]."""
+        features = self.features(obs)
+        return self.quantiles_of(features, self.fractions.expand(len(features), -1))
+
+
+class ConvCategoricalQ(MLPCategoricalQ):
+    """`MLPCategoricalQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`."""
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        dueling: bool = False, noisy: float = 0.0, atoms: int = 51, v_min: float = -10.0, v_max: float = 10.0,
+        features: int = 512, convs: Convs = None, layout: Layout = None,
+    ) -> None:
+        trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
+        super().__init__(obs, act, hidden, activation, dueling, noisy, atoms, v_min, v_max, trunk)
+
+
+class ConvImplicitQ(MLPImplicitQ):
+    """`MLPImplicitQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`."""
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        dueling: bool = False, noisy: float = 0.0, cosines: int = 64, points: int = 32,
+        features: int = 512, convs: Convs = None, layout: Layout = None,
+    ) -> None:
+        trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
+        super().__init__(obs, act, hidden, activation, dueling, noisy, cosines, points, trunk)

@@ -1,0 +1,110 @@
+"""Those who learn values, in robots: with masks in Dict observations, n steps, prioritised rows, and beside another task on the
+same encoder; they learn, and go on exactly where they were interrupted."""
+
+import sys
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from parl_like import ComputationTask, OffPolicyHelper, PrioritizedReplayBuffer, Robot, VectorAgent, create_algorithm_func
+from parl_like.algorithm import Shared
+from parl_like.algorithms import C51, DQN, IQN, MDQN, QRDQN
+from parl_like.algorithms.dynamics import DynamicsLearner
+from parl_like.drivers.processes import Processes
+from parl_like.leaf import same
+from parl_like.models import MLPQ, MLPCategoricalQ, MLPImplicitQ
+from parl_like.models.dynamics import Dynamics, Trunk
+from parl_like.stages import StopAfterSteps
+
+
+class Pick(gym.Env):
+    """The reward is what is shown of the action; one of three actions is not legal, which its observation says, and in the last
+    state none is."""
+
+    observation_space = gym.spaces.Dict({"worth": gym.spaces.Box(0, 1, (3,), np.float32), "mask": gym.spaces.MultiBinary(3)})
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.shown(), {}
+
+    def shown(self):
+        self.obs = {"worth": self.np_random.random(3, np.float32), "mask": np.full(3, self.steps < 20, np.int8)}
+        self.obs["mask"][self.np_random.integers(3)] = 0
+        return self.obs
+
+    def step(self, act):
+        assert self.obs["mask"][act]
+        rew, self.steps = float(self.obs["worth"][act]), self.steps + 1
+        return self.shown(), rew, False, self.steps == 20, {}
+
+
+MEMBERS = {
+    "noisy dueling DQN": (DQN, MLPQ, dict(epsilon=0.0), dict(noisy=0.5, dueling=True)), "MDQN": (MDQN, MLPQ, {}, {}),
+    "C51": (C51, MLPCategoricalQ, {}, dict(v_min=0.0, v_max=3.0)), "QRDQN": (QRDQN, MLPQ, {}, dict(heads=9)),
+    "IQN": (IQN, MLPImplicitQ, {}, dict(points=8)),
+}
+"""Name → algorithm, network, and the arguments of both."""
+
+
+def task_of(name, every=4, serve="central", **network):
+    algorithm, model, options, own = MEMBERS[name]
+    options = {"lr": 0.01, "gamma": 0.5, "tau": 0.1, **options} | ({} if name == "MDQN" else {"n_step": 2})
+    spaces = dict(obs=Pick.observation_space, act=Pick.action_space)
+    helper = partial(OffPolicyHelper, size=500, batch_size=16, learn_every=every, random_steps=40, buffer=PrioritizedReplayBuffer)
+    func = create_algorithm_func(model, {**spaces, "hidden": (16,), **own, **network}, algorithm, options)
+    return ComputationTask(func, helper, serve=serve)
+
+
+def beside(name, driver="cooperative", serve="central"):
+    """A member, and a task that learns what the environment does, on one encoder."""
+    trunk = Shared(Trunk, Pick.observation_space, (8,))
+    other = create_algorithm_func(Dynamics, dict(obs=Pick.observation_space, act=Pick.action_space, trunk=trunk, hidden=(8,)),
+                                  DynamicsLearner, dict(lr=0.01))
+    tasks = {"RL": task_of(name, serve=serve, trunk=trunk),
+             "dynamics": ComputationTask(other, lambda: OffPolicyHelper(size=500, batch_size=16, learn_every=8), serve=serve)}
+    return Robot(Pick, tasks=tasks, n_agents=2, seed=0, trace=True,
+                 driver=Processes(workers=2) if driver == "processes" else driver)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(name, tmp_path):
+    with beside(name) as whole, beside(name) as part:
+        encoder = whole.tasks["RL"].algorithm.model.perception
+        assert encoder is whole.tasks["dynamics"].algorithm.model.trunk
+        before = [parameter.clone() for parameter in encoder.parameters()]
+        whole.run(StopAfterSteps(100))
+        whole.save(tmp_path / "state")
+        whole.evaluate(1, seed=1)  # leaves no trace
+        part.load(tmp_path / "state")
+        for one in (whole, part):
+            one.run(StopAfterSteps(100))
+        assert whole.trace_hash() == part.trace_hash() and whole.counters() == part.counters()
+        assert same(*({name: task.state_dict() for name, task in one.tasks.items()} for one in (whole, part)))
+        assert whole.tasks["RL"].algorithm.updates > 20 and len(np.unique(whole.buffers["RL"].weights(np.arange(50)))) > 5
+        assert not any((one == other).all() for one, other in zip(before, encoder.parameters(), strict=True))
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
+EVERYWHERE = [("threads", "central", name) for name in MEMBERS] + [
+    pytest.param("processes", serve, name, marks=[LINUX] if (serve, name) == ("replica", "noisy dueling DQN") else
+                 [LINUX, pytest.mark.slow]) for serve in ("central", "replica") for name in MEMBERS]
+
+
+@pytest.mark.parametrize(("driver", "serve", "name"), EVERYWHERE)
+def test_they_share_an_encoder_with_another_task_under_every_driver(driver, serve, name):
+    with beside(name, driver, serve) as robot:
+        robot.run(StopAfterSteps(160))
+        assert all(task.algorithm.updates > 5 for task in robot.tasks.values())
+        assert np.isfinite(robot.evaluate(2, seed=1).mean_return)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_they_learn_from_a_vector_environment(name):
+    """Random legal actions earn 10 in 20 steps, the best ones 13.3."""
+    with Robot(lambda: gym.vector.SyncVectorEnv([Pick] * 4), agent=VectorAgent, tasks={"RL": task_of(name, 2)}, seed=0) as robot:
+        robot.run(StopAfterSteps(400))
+        assert robot.evaluate(5, seed=1).mean_return > 12.0

@@ -1,0 +1,53 @@
+"""The relatives of DQN: targets and losses by hand, and that each with its novelty switched off is a simpler one."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows
+
+from parl_like.algorithms import DQN, MDQN
+from parl_like.algorithms.targets import soft_maximum
+from parl_like.models import MLPQ
+
+# ------------------------------------------------------------------------------------------------------------- Munchausen
+
+
+def test_the_soft_maximum():
+    """2 log(e^(0/2) + e^(2 log 3 / 2)) = 2 log 4; illegal actions count for nothing; it is the maximum where T → 0."""
+    q = torch.tensor([[0.0, 2 * np.log(3.0), -1e9]])
+    assert soft_maximum(q, 2.0).item() == pytest.approx(2 * np.log(4.0))
+    assert soft_maximum(torch.tensor([[1.5, 3.25, -2.0], [7.0, 7.0, 7.0]]), 1e-12).tolist() == [3.25, 7.0]
+    p = torch.softmax(q / 2.0, -1)
+    assert (p * (q - 2.0 * p.clamp(min=1e-30).log())).sum().item() == pytest.approx(2 * np.log(4.0), rel=1e-6)
+
+
+def test_munchausen_targets_worked_out_by_hand():
+    """π = ¼, ¾ everywhere, V = 2 log 4 = 4 log 2. T log π of action 0 is −2 log 4, below the floor; of action 1 it is
+    2 log ¾."""
+    algorithm = MDQN(Fixed([[0.0], [2 * np.log(3.0)]]), gamma=0.5, temperature=2.0, alpha=0.5, floor=-1.0)
+    fields = hand_rows([0, 1, 1], [1.0, 2.0, 3.0], [False, False, True])
+    batch = algorithm.process(batch_of(fields))
+    v = 2 * np.log(4.0)
+    expected = [1 - 0.5 + 0.5 * v, 2 + 0.5 * 2 * np.log(0.75) + 0.5 * v, 3 + 0.5 * 2 * np.log(0.75)]
+    np.testing.assert_allclose(batch.target.detach(), expected, rtol=1e-6)
+    algorithm = MDQN(Fixed([[0.0], [2 * np.log(3.0)]]), gamma=0.5, temperature=2.0, alpha=0.0)  # soft Q-learning
+    batch = algorithm.process(batch_of({**fields, "duration": np.array([1, 3, 2])}))
+    np.testing.assert_allclose(batch.target.detach(), [1 + 0.5 * v, 2 + 0.125 * v, 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_munchausen_without_its_novelty_is_dqn(masked):
+    """α = 0, T → 0; also where masks forbid actions, or all of them."""
+    model = MLPQ(MASKED if masked else OBS, ACT, (8,))
+    one, other, third = after_lessons(
+        MDQN(copy.deepcopy(model), alpha=0.0, temperature=1e-12, target_period=5),
+        DQN(copy.deepcopy(model), double=False, target_period=5), MDQN(model, target_period=5), masked=masked)
+    assert one == other != third
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"alpha": 1.5}, {"floor": 1.0}])
+def test_bad_options_are_named(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}.*expected"):
+        MDQN(MLPQ(OBS, ACT), **options)
