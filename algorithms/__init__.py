@@ -4,6 +4,7 @@ if __name__ != "parl_like.algorithms":
     raise ImportError(f"this folder is the package parl_like.algorithms; it was imported as {__name__!r}")
 
 from parl_like.algorithms.actor_critic import A2C, PPO, ActorCritic
+from parl_like.algorithms.appo import APPO
 from parl_like.algorithms.bc import BC
 from parl_like.algorithms.c51 import C51
 from parl_like.algorithms.ddpg import DDPG, TD3
@@ -12,6 +13,7 @@ from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.munchausen import MDQN
 from parl_like.algorithms.natural import NPG, TRPO
+from parl_like.algorithms.ppg import PPG
 from parl_like.algorithms.quantiles import IQN, QRDQN
 from parl_like.algorithms.reinforce import REINFORCE
 from parl_like.algorithms.sac import SAC
@@ -19,6 +21,6 @@ from parl_like.algorithms.tabular import SARSA, QLearning
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "IMPALA", "IQN", "MDQN", "NPG", "PPO", "QRDQN", "REINFORCE", "SAC",
-    "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning", "Stream", "WorldModel",
+    "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "IMPALA", "IQN", "MDQN", "NPG", "PPG", "PPO", "QRDQN",
+    "REINFORCE", "SAC", "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning", "Stream", "WorldModel",
 ]  # fmt: skip

@@ -147,22 +147,27 @@ class ActorCritic(Algorithm):
             n = len(last)
             value, boot = values[:n], values[n:]
             out = {k: v[:n] if len(v) == len(values) else v for k, v in out.items()}
-        cuts, numbers = last.cpu().numpy(), value.cpu().numpy()
-        rew = (batch.rew.cpu().numpy() * self.reward_scale).astype(np.float32)
-        discount = discounts(batch, self.gamma, ~batch.terminated)
-        advantage = gae(rew, discount, numbers, next_values(numbers, cuts, boot.cpu().numpy()), cuts, self.lam)
-        batch.advantage = torch.from_numpy(advantage).to(value.device)
-        batch.returns = batch.advantage + value
         # Rows of an asynchronous run carry the log-probability they were taken with; in a synchronous run it is this one.
-        if "policy" in batch:
-            batch.log_prob = batch.policy.log_prob
-        else:
-            batch.log_prob = self.model.head.log_prob(out, batch.act)
+        batch.log_prob = batch.policy.log_prob if "policy" in batch else self.model.head.log_prob(out, batch.act)
+        batch.advantage, batch.returns = self.estimates(batch, out, value, boot)
         if self.normalize and not isinstance(self, PPO):
             batch.advantage = normalized(batch.advantage)
         # Copies: a Gaussian's log_std is a view of the parameter, which changes under the lesson.
         batch.value, batch.out = value, Batch({name: part.clone() for name, part in out.items()})
         return batch
+
+    def estimates(self, batch: Batch, out: Mapping[str, torch.Tensor], value: torch.Tensor,
+                  boot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Advantages and targets of the values, both [N]: GAE. `boot`: the values of what follows each cut."""
+        rew, discount, cuts, now, then = self.columns(batch, value, boot)
+        advantage = torch.from_numpy(gae(rew, discount, now, then, cuts, self.lam)).to(value.device)
+        return advantage, advantage + value
+
+    def columns(self, batch: Batch, value: torch.Tensor, boot: torch.Tensor) -> tuple[Array, ...]:
+        """Scaled rewards, discounts, cuts, V(s) and V(s') of the rows, as `parl_like.data.returns` reads them, [N] each."""
+        cuts, now = batch.last.cpu().numpy(), value.cpu().numpy()
+        rew = (batch.rew.cpu().numpy() * self.reward_scale).astype(np.float32)
+        return rew, discounts(batch, self.gamma, ~batch.terminated), cuts, now, next_values(now, cuts, boot.cpu().numpy())
 
     def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor,
                                                                                                              torch.Tensor]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Loss, Schedule
+from parl_like.algorithm import Loss, Schedule, value_of
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.batch import Batch
 from parl_like.model import Model
@@ -23,35 +23,37 @@ class NPG(ActorCritic):
         g = ∇ mean(ρ A),   ρ = π(a|s) / π_old(a|s),   F = ∇² mean(KL(π_old ‖ π)) + damping,   F x = g by conjugate gradients,
         θ ← θ + √(2 δ / xᵀ F x) · x,          so that the divergence is δ as far as it is quadratic;
 
-    then `epochs` passes of minibatches over the rows for the values: loss = mean((G − V)²), A from GAE, G = A + V.
+    then `value_epochs` passes of minibatches over the rows for the values: loss = mean((G − V)²), A from GAE, G = A + V.
 
     The two move different parameters. What both read, such as a trunk, follows the policy alone, or the values' steps would move
     it again.
 
     Args:
         model: As for A2C, without memory; its values have parameters of their own.
-        delta: δ, in nats.
+        delta: δ, in nats, a number or a schedule over the lessons.
         cg_steps: Of the conjugate gradients. damping: Times the identity, added to F.
-        lr, max_grad_norm, epochs, minibatches: Of the values.
+        lr, max_grad_norm, value_epochs, value_minibatches: Of the values; a schedule counts lessons.
         The rest: see `ActorCritic`.
     """
 
     calls = {**ActorCritic.calls, "head": f"{ActorCritic.calls['head']} kl(out, other) -> [N],"}
 
     def __init__(
-        self, model: Model | Callable[[], Model], *, delta: float = 0.01, cg_steps: int = 10, damping: float = 0.1,
-        epochs: int = 10, minibatches: int = 16, gamma: float = 0.99, lam: float = 0.95, normalize: bool = True,
-        reward_scale: float = 1.0, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None,
+        self, model: Model | Callable[[], Model], *, delta: float | Schedule = 0.01, cg_steps: int = 10,
+        damping: float = 0.1, value_epochs: int = 10, value_minibatches: int = 16, gamma: float = 0.99, lam: float = 0.95,
+        normalize: bool = True, reward_scale: float = 1.0, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, gamma=gamma, lam=lam, normalize=normalize, reward_scale=reward_scale, lr=lr,
                          max_grad_norm=max_grad_norm)
         name = type(self).__name__
         if self.recurrent:
             raise TypeError(f"{name}: {type(self.model).__name__} has a memory; use a model without one, such as MLPActorCritic")
-        if not delta > 0.0 or damping < 0.0 or min(cg_steps, epochs, minibatches) < 1:
-            raise ValueError(f"{name}: delta is {delta}, damping {damping}, cg_steps {cg_steps}, epochs {epochs} and minibatches "
-                             f"{minibatches}; expected delta above 0, damping of at least 0, the others of at least 1")
-        self.delta, self.cg_steps, self.damping, self.epochs, self.n_minibatches = delta, cg_steps, damping, epochs, minibatches
+        if not value_of(delta, 0) > 0.0 or damping < 0.0 or min(cg_steps, value_epochs, value_minibatches) < 1:
+            raise ValueError(f"{name}: delta is {delta}, damping {damping}, cg_steps {cg_steps}, value_epochs {value_epochs} and "
+                             f"value_minibatches {value_minibatches}; expected delta above 0, damping of at least 0, the others "
+                             "of at least 1")
+        self.delta, self.cg_steps, self.damping = delta, cg_steps, damping
+        self.value_epochs, self.value_minibatches = value_epochs, value_minibatches
         moves, values = (list(part.values()) for part in divided(self.model))
         self.moves = moves
         if not values:
@@ -83,7 +85,7 @@ class NPG(ActorCritic):
 
         x = conjugate_gradients(product, gradient, self.cg_steps)
         curvature = float((x @ product(x)).detach())
-        length = math.sqrt(2.0 * self.delta / curvature) if curvature > 0.0 else 0.0
+        length = math.sqrt(2.0 * value_of(self.delta, self.updates) / curvature) if curvature > 0.0 else 0.0
         return length * x, float(before.detach())
 
     def move(self, batch: Batch, step: Tensor, before: float) -> float:
@@ -106,8 +108,8 @@ class NPG(ActorCritic):
             result = {"kl": self.divergence(batch, out), "share": share, "improvement": after - before,
                       "entropy": self.model.head.entropy(out).mean()}
         n = len(batch.last)
-        parts = min(self.n_minibatches, n)
-        for _ in range(self.epochs):
+        parts = min(self.value_minibatches, n)
+        for _ in range(self.value_epochs):
             order = torch.from_numpy(self.rng.permutation(n))
             for k in range(parts):
                 rows = order[n * k // parts : n * (k + 1) // parts]
@@ -126,12 +128,14 @@ class TRPO(NPG):
     """
 
     def __init__(
-        self, model: Model | Callable[[], Model], *, backtracks: int | None = 10, shrink: float = 0.8, delta: float = 0.01,
-        cg_steps: int = 10, damping: float = 0.1, epochs: int = 10, minibatches: int = 16, gamma: float = 0.99, lam: float = 0.95,
-        normalize: bool = True, reward_scale: float = 1.0, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None,
+        self, model: Model | Callable[[], Model], *, backtracks: int | None = 10, shrink: float = 0.8,
+        delta: float | Schedule = 0.01, cg_steps: int = 10, damping: float = 0.1, value_epochs: int = 10,
+        value_minibatches: int = 16, gamma: float = 0.99, lam: float = 0.95, normalize: bool = True, reward_scale: float = 1.0,
+        lr: float | Schedule = 1e-3, max_grad_norm: float | None = None,
     ) -> None:
-        super().__init__(model, delta=delta, cg_steps=cg_steps, damping=damping, epochs=epochs, minibatches=minibatches,
-                         gamma=gamma, lam=lam, normalize=normalize, reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
+        super().__init__(model, delta=delta, cg_steps=cg_steps, damping=damping, value_epochs=value_epochs,
+                         value_minibatches=value_minibatches, gamma=gamma, lam=lam, normalize=normalize,
+                         reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
         if not 0.0 < shrink < 1.0 or backtracks is not None and backtracks < 0:
             raise ValueError(f"TRPO: backtracks is {backtracks} and shrink {shrink}; expected at least 0, or None, and a number "
                              "between 0 and 1")
@@ -145,7 +149,7 @@ class TRPO(NPG):
         for share in (self.shrink**k for k in range(self.backtracks + 1)):
             self.add(share * step)
             after, out = self.surrogate(batch)
-            if after > before and self.divergence(batch, out) <= self.delta:
+            if after > before and self.divergence(batch, out) <= value_of(self.delta, self.updates):
                 return share
             for parameter, value in zip(self.moves, start, strict=True):
                 parameter.copy_(value)

@@ -124,13 +124,14 @@ class ConvActorCritic(MLPActorCritic):
     """`MLPActorCritic` on a `ConvTrunk` that policy and value share; each has a linear head, after `hidden` layers of its own.
 
     Args:
-        features, convs, layout: `out_size`, `convs` and `layout` of the trunk.
+        features, convs, layout: `out_size`, `convs` and `layout` of the trunk. auxiliary: As for `MLPActorCritic`.
     """
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
         orthogonal: bool = True,
         features: int = 512, convs: Sequence[tuple[int, int, int]] | None = None, layout: Literal["HWC", "CHW"] | None = None,
+        auxiliary: bool = False,
     ) -> None:
         trunk = ConvTrunk(obs, convs, features, layout, activation, orthogonal, skip=mask_names(obs, act))
-        super().__init__(obs, act, hidden, activation, orthogonal=orthogonal, trunk=trunk)
+        super().__init__(obs, act, hidden, activation, orthogonal=orthogonal, trunk=trunk, auxiliary=auxiliary)

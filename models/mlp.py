@@ -277,6 +277,7 @@ class MLPActorCritic(Model):
         distribution: Of Box actions: 'gaussian', 'gsde' (`GSDEHead`) or, with finite bounds, 'squashed' (`SquashedGaussianHead`)
             and 'beta' (`BetaHead`).
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation.
+        auxiliary: A second value that reads the policy's features, for `PPG`.
 
     Attributes:
         head: Its `log_prob` and `entropy` read what `policy` and `evaluate` give out.
@@ -285,7 +286,7 @@ class MLPActorCritic(Model):
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "tanh",
         shared: bool = False, orthogonal: bool = True, log_std_init: float = 0.0, state_dependent_std: bool = False,
-        trunk: nn.Module | None = None, distribution: Distribution = "gaussian",
+        trunk: nn.Module | None = None, distribution: Distribution = "gaussian", auxiliary: bool = False,
     ) -> None:
         super().__init__(obs, act)
         self.mask = mask_key(obs, act)
@@ -299,6 +300,7 @@ class MLPActorCritic(Model):
         gain, value_gain = (0.01, 1.0) if orthogonal else (None, None)
         self.head = make_head(self.own.out_size, act, gain, log_std_init, state_dependent_std, distribution)
         self.value_head = Linear(self.own.out_size, 1, value_gain)
+        self.second_value = Linear(self.own.out_size, 1, value_gain) if auxiliary else None
 
     def _features(self, obs: Any) -> Tensor:
         features: Tensor = self.perception(obs)
@@ -318,3 +320,10 @@ class MLPActorCritic(Model):
     def evaluate(self, obs: Any, state: Any = None, first: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
         actor, critic = self.own(self._features(obs))
         return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1)
+
+    def auxiliary(self, obs: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """As `evaluate`, and the value [N] that reads the policy's features."""
+        if self.second_value is None:
+            raise TypeError(f"{type(self).__name__} has no second value; build it with auxiliary=True")
+        actor, critic = self.own(self._features(obs))
+        return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1), self.second_value.forward(actor).squeeze(-1)

@@ -40,6 +40,8 @@ USUAL: dict[str, dict[str, Any]] = {
     "QRDQN": {**values_of("QRDQN"), "MLPQ.heads": 25, "ConvQ.heads": 200},
     "IQN": values_of("IQN", "MLPImplicitQ", "ConvImplicitQ"),
     "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
+    "PPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPG.policy_lessons": 8, "MLPActorCritic.auxiliary": True,
+            "ConvActorCritic.auxiliary": True},
     "A2C": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 16, "A2C.lr": 1e-3, "A2C.entropy": 0.01,
             "A2C.normalize": False},
     "REINFORCE": {**ON_POLICY, "helper": "EpisodicHelper", "n_agents": 8, "REINFORCE.lr": 3e-3},
@@ -47,6 +49,8 @@ USUAL: dict[str, dict[str, Any]] = {
     # a lesson has the unrolls of 8 agents; those of the others are then of an older policy
     "IMPALA": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 20, "OnPolicyHelper.store_policy": True, "IMPALA.lr": 1e-3,
                "IMPALA.max_grad_norm": 0.5, "ComputationTask.training_rule": {"max_rows": 160}},
+    "APPO": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 32, "OnPolicyHelper.store_policy": True,
+             "ComputationTask.training_rule": {"max_rows": 256}},
     "SAC": {**OFF_POLICY, "SAC.lr": 1e-3},
     "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},

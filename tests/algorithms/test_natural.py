@@ -29,7 +29,7 @@ def rows(n=64, seed=0, act=TWO, **fields):
 def task_of(kind=TRPO, act=TWO, obs=OBS, model=None, **options):
     torch.manual_seed(0)
     model = model or MLPActorCritic(obs, act, hidden=[8])
-    return ComputationTask(kind(model, **{"epochs": 1, "minibatches": 2, **options}))
+    return ComputationTask(kind(model, **{"value_epochs": 1, "value_minibatches": 2, **options}))
 
 
 # ----------------------------------------------------------------------------------------------------------- linear algebra
@@ -91,7 +91,7 @@ def test_a_step_by_hand():
     """π = (½, ½), rewards 1 and 0 for the two actions, one step each, so A = 1, 0 and g = ½ (½, −½). F = ¼ ((1, −1), (−1, 1)) has
     the eigenvalue ½ along g: x = 2 g, xᵀ F x = ¼, and the step √(2 δ / ¼) x = √(8 δ) (½, −½), for δ 0.005 (0.1, −0.1)."""
     two = rows(2, act=TWO, rew=np.array([1.0, 0.0]))
-    task = task_of(NPG, model=Bias(), delta=0.005, damping=0.0, normalize=False, lr=0.125, minibatches=1)
+    task = task_of(NPG, model=Bias(), delta=0.005, damping=0.0, normalize=False, lr=0.125, value_minibatches=1)
     result = task.learn(two | {"act": np.array([0, 1]), "last": np.ones(2, bool), "terminated": np.ones(2, bool)})
     model = task.algorithm.model
     np.testing.assert_allclose(model.logits.detach(), [0.1, -0.1], rtol=1e-5)
@@ -215,7 +215,7 @@ def test_a_shared_trunk_is_moved_by_both_tasks_that_use_it():
     torch.manual_seed(0)
     trunk = torch.nn.Linear(3, 8)
     trunk.out_size = 8
-    npg = ComputationTask(NPG(MLPActorCritic(OBS, TWO, hidden=[8], trunk=trunk), epochs=1))
+    npg = ComputationTask(NPG(MLPActorCritic(OBS, TWO, hidden=[8], trunk=trunk), value_epochs=1))
     ppo = ComputationTask(PPO(MLPActorCritic(OBS, TWO, hidden=[8], trunk=trunk), epochs=1))
     assert npg.lock is ppo.lock
     for task in (npg, ppo):
