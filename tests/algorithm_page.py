@@ -38,7 +38,8 @@ def trained() -> dict[str, list[str]]:
         if not mark.differs:
             scores[mark.experiment].append(mark)
     lines = defaultdict(list)
-    for one in map(experiments.get, experiments.names()):
+    for path in sorted((ROOT / "robots" / "experiments").glob("*.yaml")):
+        one = experiments.get(path.stem)
         seen = scores[one.name]
         told = f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen else ""
         lines[str(one.config.get("algorithm", ""))].append(f"`{one.name}`{told}")
