@@ -6,7 +6,7 @@ if __name__ != "parl_like.algorithms":
 from parl_like.algorithms.actor_critic import A2C, PPO, ActorCritic
 from parl_like.algorithms.appo import APPO
 from parl_like.algorithms.bc import BC
-from parl_like.algorithms.c51 import C51
+from parl_like.algorithms.c51 import C51, Rainbow
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.evolution import ARS, CEM, ES
@@ -14,13 +14,13 @@ from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.munchausen import MDQN
 from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.ppg import PPG
-from parl_like.algorithms.quantiles import IQN, QRDQN
+from parl_like.algorithms.quantiles import FQF, IQN, QRDQN
 from parl_like.algorithms.reinforce import REINFORCE
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.tabular import SARSA, QLearning
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "IMPALA", "IQN", "MDQN", "NPG", "PPG", "PPO", "QRDQN",
-    "REINFORCE", "SAC", "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning", "Stream", "WorldModel",
+    "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MDQN", "NPG", "PPG", "PPO", "QRDQN",
+    "REINFORCE", "SAC", "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

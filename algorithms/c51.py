@@ -1,17 +1,19 @@
-"""C51: the distribution of returns as probabilities of a fixed support (Bellemare, Dabney and Munos 2017)."""
+"""C51, the distribution of returns as probabilities of a fixed support (Bellemare, Dabney and Munos 2017), and Rainbow on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from parl_like.algorithm import Schedule
 from parl_like.algorithms.distributions import of_actions, project
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import row_mean
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape
+from parl_like.model import Model
 
 
 class C51(DQN):
@@ -50,3 +52,37 @@ class C51(DQN):
         entropy = -torch.xlogy(batch.target, batch.target).sum(1)
         return {"loss": row_mean(crossed, batch), "priority": (crossed.detach() - entropy).clamp(min=0.0),
                 "q": (log_p.detach().exp() @ self.model.support).mean()}
+
+
+class Rainbow(C51):
+    """C51 with five more parts (Hessel et al. 2018), each of which can be left out; without all six it is DQN:
+
+    `double` and `n_step` here; a model with `dueling` and `noisy`; a `PrioritizedReplayBuffer` in the helper; and the
+    distribution itself: of a model without one (`MLPQ`) targets and losses are those of `DQN`. Noise explores in the place of
+    random actions, `epsilon`.
+
+    Args:
+        model: As for `C51`; or it offers `q(obs) -> [N, A]` alone.
+        The others: As for `DQN`.
+    """
+
+    calls = {"q": C51.calls["q"]}
+    fitting_models = "MLPCategoricalQ, ConvCategoricalQ, MLPQ and ConvQ"
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 3, target_period: int = 500,
+        tau: float | None = None, double: bool = True, epsilon: float | Schedule = 0.0, lr: float | Schedule = 1e-3,
+        max_grad_norm: float | None = 10.0,
+    ) -> None:
+        super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double,
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+        self.kind: type[DQN] = C51 if hasattr(self.model, "support") else DQN
+
+    def check_model(self, inputs: Batch) -> None:
+        self.kind.check_model(self, inputs)
+
+    def process(self, batch: Batch) -> Batch:
+        return self.kind.process(self, batch)
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        return self.kind.learn(self, batch)

@@ -1,4 +1,5 @@
-"""The distribution of returns as quantiles: QR-DQN (Dabney, Rowland et al. 2018a) and IQN (Dabney, Ostrovski et al. 2018b)."""
+"""The distribution of returns as quantiles: QR-DQN (Dabney, Rowland et al. 2018a), IQN (Dabney, Ostrovski et al. 2018b) and FQF
+(Yang et al. 2019)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Schedule
+from parl_like.algorithm import Loss, Schedule
 from parl_like.algorithms.distributions import midpoints, of_actions, quantile_huber
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import row_mean
@@ -106,6 +107,68 @@ class IQN(QRDQN):
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         fractions = self.draw(len(batch.act), self.n, batch.target.device)
         return quantile_lesson(batch, of_actions(self.model.quantiles(batch.obs, fractions), batch.act), fractions, self.kappa)
+
+
+class FQF(QRDQN):
+    """IQN whose fractions 0 = τ_0 < … < τ_K = 1 a small network chooses for each state, so that quantiles at their middles
+    τ̂_i = (τ_i + τ_{i+1}) / 2 come nearest to the distribution, in the sense of Wasserstein's W₁:
+
+    fraction loss = mean Σ_{0<i<K} τ_i · (2 θ(τ_i) − θ(τ̂_i) − θ(τ̂_{i−1})) − entropy · H(τ_{i+1} − τ_i),
+
+    with the bracket, θ of the taken action, as a constant: it is ∂W₁/∂τ_i. It moves `proposal` alone. Quantile loss, targets (at
+    the middles for s') and everything else are as in `QRDQN`.
+
+    Args:
+        model: Offers `q(obs) -> [N, A]`, `quantiles(obs, fractions [N, K]) -> [N, A, K]`, `edges(obs) -> [N, K + 1]`, the
+            fractions τ, and `proposal`, the module that chooses them.
+        entropy: Weight of the entropy of the steps between fractions, which keeps them apart.
+        fraction_lr: Adam's learning rate of the fraction loss.
+        The others: As for `QRDQN`.
+    """
+
+    calls = {**IQN.calls, "edges": "edges(obs) -> [N, K + 1], fractions from 0 to 1,",
+             "proposal": "proposal, which chooses them,"}
+    fitting_models = "MLPFractionQ and ConvFractionQ"
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
+        tau: float | None = None, double: bool = True, kappa: float = 1.0, entropy: float = 0.001,
+        fraction_lr: float | Schedule = 1e-5, epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3,
+        max_grad_norm: float | None = 10.0,
+    ) -> None:
+        super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double, kappa=kappa,
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+        self.entropy = entropy
+        own = {id(parameter) for parameter in self.model.proposal.parameters()}
+        rest = [parameter for parameter in self.model.parameters() if id(parameter) not in own]
+        self.losses = {"loss": Loss(rest, lr, max_grad_norm), "fractions": Loss(self.model.proposal, fraction_lr, max_grad_norm)}
+
+    def check_model(self, inputs: Batch) -> None:
+        DQN.check_model(self, inputs)
+        edges = answer(self, "edges", inputs.obs)
+        check_shape(self, "edges", edges, (2, edges.shape[-1]))
+        quantiles = answer(self, "quantiles", inputs.obs, edges)
+        check_shape(self, "quantiles", quantiles, (2, int(self.model.act_space.n), edges.shape[1]))
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds the targets y [N, K]."""
+        rew, discount = self.begin(batch)
+        edges = self.model.edges(batch.obs_next)
+        quantiles = self.target.quantiles(batch.obs_next, (edges[:, 1:] + edges[:, :-1]) / 2)
+        batch.target = rew[:, None] + discount[:, None] * of_actions(quantiles, self.best(batch.obs_next))
+        return batch
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        edges = self.model.edges(batch.obs)
+        middles = (edges[:, 1:] + edges[:, :-1]).detach() / 2
+        theta = of_actions(self.model.quantiles(batch.obs, middles), batch.act)
+        with torch.no_grad():
+            slope = 2 * of_actions(self.model.quantiles(batch.obs, edges[:, 1:-1]), batch.act) - theta[:, 1:] - theta[:, :-1]
+        steps = edges.diff()
+        entropy = -torch.xlogy(steps, steps).sum(1)
+        fractions = (edges[:, 1:-1] * slope).sum(1) - self.entropy * entropy
+        return quantile_lesson(batch, theta, middles, self.kappa) | {"fractions": row_mean(fractions, batch),
+                                                                     "entropy": entropy.detach().mean()}
 
 
 def quantile_lesson(batch: Batch, quantiles: Tensor, fractions: Tensor, kappa: float) -> dict[str, Tensor]:

@@ -5,7 +5,14 @@ if __name__ != "parl_like.models":
 
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
-from parl_like.models.distributional import ConvCategoricalQ, ConvImplicitQ, MLPCategoricalQ, MLPImplicitQ
+from parl_like.models.distributional import (
+    ConvCategoricalQ,
+    ConvFractionQ,
+    ConvImplicitQ,
+    MLPCategoricalQ,
+    MLPFractionQ,
+    MLPImplicitQ,
+)
 from parl_like.models.heads import (
     BetaHead,
     CategoricalHead,
@@ -29,6 +36,7 @@ __all__ = [
     "CategoricalHead",
     "ConvActorCritic",
     "ConvCategoricalQ",
+    "ConvFractionQ",
     "ConvImplicitQ",
     "ConvQ",
     "ConvTrunk",
@@ -40,6 +48,7 @@ __all__ = [
     "MLPActorCritic",
     "MLPActorQ",
     "MLPCategoricalQ",
+    "MLPFractionQ",
     "MLPImplicitQ",
     "MultiCategoricalHead",
     "Planner",

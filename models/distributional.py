@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from parl_like.models.conv import ConvTrunk
-from parl_like.models.heads import mask_names
+from parl_like.models.heads import Linear, mask_names, masked
 from parl_like.models.mlp import MLP, MLPQ
 
 Convs = Sequence[tuple[int, int, int]] | None
@@ -94,6 +94,33 @@ class MLPImplicitQ(MLPQ):
         return self.quantiles_of(features, self.fractions.expand(len(features), -1))
 
 
+class MLPFractionQ(MLPImplicitQ):
+    """`MLPImplicitQ` that chooses the fractions itself (Yang et al. 2019): `edges(obs) -> [N, points + 1]`, from 0 to 1, in steps
+    that are a softmax of the features; q is the sum of the quantiles at their middles, each times its step."""
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        dueling: bool = False, noisy: float = 0.0, cosines: int = 16, points: int = 32, trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act, hidden, activation, dueling, noisy, cosines, points, trunk)
+        self.proposal = Linear(self.embedding.out_size, points, 0.01)
+
+    def edges_of(self, features: Tensor) -> Tensor:
+        """Features [N, size], which learn nothing from it → fractions [N, points + 1]."""
+        inner = torch.softmax(self.proposal(features.detach()), -1).cumsum(-1)[:, :-1]
+        return torch.cat([inner.new_zeros(len(inner), 1), inner.clamp(max=1.0), inner.new_ones(len(inner), 1)], -1)
+
+    def edges(self, obs: Any) -> Tensor:
+        return self.edges_of(self.features(obs))
+
+    def q(self, obs: Any) -> Tensor:
+        features = self.features(obs)
+        edges = self.edges_of(features)
+        quantiles = self.quantiles_of(features, (edges[:, 1:] + edges[:, :-1]) / 2)
+        q = (quantiles * edges.diff().unsqueeze(1)).sum(-1)
+        return q if self.mask is None else masked(q, obs[self.mask])
+
+
 class ConvCategoricalQ(MLPCategoricalQ):
     """`MLPCategoricalQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`."""
 
@@ -108,6 +135,18 @@ class ConvCategoricalQ(MLPCategoricalQ):
 
 class ConvImplicitQ(MLPImplicitQ):
     """`MLPImplicitQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`."""
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        dueling: bool = False, noisy: float = 0.0, cosines: int = 64, points: int = 32,
+        features: int = 512, convs: Convs = None, layout: Layout = None,
+    ) -> None:
+        trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
+        super().__init__(obs, act, hidden, activation, dueling, noisy, cosines, points, trunk)
+
+
+class ConvFractionQ(MLPFractionQ):
+    """`MLPFractionQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`."""
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",

@@ -38,7 +38,12 @@ USUAL: dict[str, dict[str, Any]] = {
     "MDQN": values_of("MDQN"),
     "C51": values_of("C51", "MLPCategoricalQ", "ConvCategoricalQ"),
     "QRDQN": {**values_of("QRDQN"), "MLPQ.heads": 25, "ConvQ.heads": 200},
-    "IQN": values_of("IQN", "MLPImplicitQ", "ConvImplicitQ"),
+    "IQN": {**values_of("IQN", "MLPImplicitQ", "ConvImplicitQ"), "MLPImplicitQ.hidden": [64, 64]},
+    "FQF": {**values_of("FQF", "MLPFractionQ", "ConvFractionQ"), "MLPFractionQ.hidden": [64, 64], "MLPFractionQ.points": 16},
+    "Rainbow": {**values_of("Rainbow", "MLPCategoricalQ", "ConvCategoricalQ", epsilon=0.0), "MLPQ.hidden": [128, 128],
+                **{f"{model}.{key}": value for model in ("MLPCategoricalQ", "ConvCategoricalQ", "MLPQ", "ConvQ")
+                   for key, value in (("dueling", True), ("noisy", 0.5))},
+                "OffPolicyHelper.buffer": "PrioritizedReplayBuffer", "OffPolicyHelper.random_steps": 1_000},
     "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
     "PPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPG.policy_lessons": 8, "MLPActorCritic.auxiliary": True,
             "ConvActorCritic.auxiliary": True},

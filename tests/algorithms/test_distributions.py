@@ -1,4 +1,4 @@
-"""C51, QR-DQN and IQN: projections and quantile losses by hand, laws, and what they are without their novelties."""
+"""C51, Rainbow, QR-DQN, IQN and FQF: projections and quantile losses by hand, laws, and what they are without their novelties."""
 
 import copy
 import math
@@ -10,10 +10,10 @@ import torch
 from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows, rows
 
 from parl_like import ComputationTask
-from parl_like.algorithms import C51, DQN, IQN, QRDQN
+from parl_like.algorithms import C51, DQN, FQF, IQN, QRDQN, Rainbow
 from parl_like.algorithms.distributions import midpoints, of_actions, project, quantile_huber
 from parl_like.contract import ContractError
-from parl_like.models import MLPQ, MLPCategoricalQ, MLPImplicitQ
+from parl_like.models import MLPQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ
 
 # --------------------------------------------------------------------------------------------------------------- functions
 
@@ -102,6 +102,20 @@ def test_the_means_of_c51_obey_the_bellman_equation(double, masked):
     torch.testing.assert_close(target.sum(1), torch.ones(len(target)))
 
 
+def test_rainbow_is_c51_with_its_parts_and_dqn_without_all_of_them():
+    """Double choice and n steps by default; noise, dueling streams and the distribution are the model's, weights the buffer's."""
+    torch.manual_seed(0)
+    model = MLPCategoricalQ(OBS, ACT, (8,), noisy=0.5, dueling=True)
+    weight = np.linspace(0.5, 1.0, 8).astype(np.float32)
+    one, other = after_lessons(Rainbow(copy.deepcopy(model), target_period=5), C51(model, n_step=3, target_period=5), n_step=3,
+                               weight=weight)
+    assert one == other
+    model = MLPQ(OBS, ACT, (8,))
+    off = {"n_step": 1, "double": False, "target_period": 5}
+    one, other = after_lessons(Rainbow(copy.deepcopy(model), **off), DQN(model, **off))
+    assert one == other
+
+
 # ------------------------------------------------------------------------------------------------------------------ quantiles
 
 
@@ -176,10 +190,93 @@ def test_the_implicit_network_worked_out_by_hand():
     torch.testing.assert_close(model.q(x), expected.mean(-1))
 
 
+class Fractions(MLPQ):
+    """Edges 0, softmax, 1; its quantile at τ is 8 τ² of action 0, and 0 of action 1."""
+
+    def __init__(self, logits):
+        super().__init__(gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2), ())
+        self.proposal = torch.nn.ParameterList([torch.nn.Parameter(torch.tensor(logits))])
+        self.slope = torch.nn.Parameter(torch.tensor(8.0))
+
+    def edges(self, obs):
+        inner = torch.softmax(self.proposal[0], -1).cumsum(-1)
+        return torch.cat([torch.zeros(1), inner[:-1], torch.ones(1)]).expand(len(obs), -1)
+
+    def quantiles(self, obs, fractions):
+        return torch.stack([self.slope * fractions**2, 0 * fractions], 1)
+
+    def q(self, obs):
+        edges = self.edges(obs)
+        return (self.quantiles(obs, (edges[:, 1:] + edges[:, :-1]) / 2) * edges.diff()[:, None]).sum(-1)
+
+
+def test_fqf_worked_out_by_hand():
+    """Edges 0, ¼, ½, 1, middles ⅛, ⅜, ¾: θ = ⅛, 9/8, 9/2. At the inner edges 2 · ½ − ⅛ − 9/8 = −¼ and
+    2 · 2 − 9/8 − 9/2 = −13/8."""
+    algorithm = FQF(Fractions(np.log([0.25, 0.25, 0.5]).astype(np.float32)), gamma=0.5, entropy=0.5)
+    batch = algorithm.process(batch_of(hand_rows([0, 0], [1.0, 2.0], [False, True])))
+    np.testing.assert_allclose(batch.target.detach(), [[1 + 1 / 16, 1 + 9 / 16, 1 + 9 / 4], [2, 2, 2]])
+    batch.target = batch.target.detach()
+    out = algorithm.learn(batch)
+    entropy = 0.5 * math.log(2) + 0.5 * math.log(4)
+    assert out["fractions"].item() == pytest.approx(-0.25 * 0.25 - 0.5 * 13 / 8 - 0.5 * entropy) and out["entropy"].item() == (
+        pytest.approx(entropy))
+    theta, tau = torch.tensor([[1 / 8, 9 / 8, 9 / 2]]), torch.tensor([1 / 8, 3 / 8, 3 / 4])
+    assert out["loss"].item() == pytest.approx(quantile_huber(theta.expand(2, -1), batch.target, tau, 1.0).mean().item())
+
+
+def test_fqf_brings_the_quantiles_nearer_to_the_distribution():
+    """∂W₁/∂τ by the formula is what a fine sum over the quantile function says; a step against it makes the distance less."""
+    algorithm = FQF(Fractions([0.0, 0.0, 0.0]), gamma=0.0, entropy=0.0)
+    fine = torch.linspace(0, 1, 20_001)
+
+    def distance(inner):
+        edges = torch.cat([torch.zeros(1), inner, torch.ones(1)])
+        middles = (edges[1:] + edges[:-1]) / 2
+        at = torch.bucketize(fine, edges[1:-1])
+        return (8 * fine**2 - 8 * middles[at] ** 2).abs().mean()
+
+    inner = algorithm.model.edges(torch.zeros(1, 1))[0, 1:-1].detach().requires_grad_()
+    algorithm.model.edges = lambda obs: torch.cat([torch.zeros(1), inner, torch.ones(1)]).expand(len(obs), -1)
+    batch = batch_of(hand_rows([0], [0.0], [True]))
+    batch.target = torch.zeros(1, 3)
+    algorithm.learn(batch)["fractions"].backward()
+    for i in range(2):
+        step = torch.zeros(2)
+        step[i] = 1e-2
+        numeric = (distance(inner.detach() + step) - distance(inner.detach() - step)) / 2e-2
+        assert inner.grad[i].item() == pytest.approx(numeric.item(), abs=0.02)
+
+
+def test_fqf_with_even_fractions_is_iqn_at_midpoints():
+    class AtMidpoints(IQN):
+        def draw(self, rows, n, device):
+            return midpoints(n).expand(rows, n)
+
+    torch.manual_seed(0)
+    model = MLPFractionQ(OBS, ACT, (8,), points=4)
+    model.proposal.weight.data.zero_()
+    fixed = AtMidpoints(copy.deepcopy(model), n=4, n_target=4, target_period=5, max_grad_norm=None)
+    fixed.model.proposal.requires_grad_(False)
+    one, other = after_lessons(FQF(model, fraction_lr=0.0, entropy=0.0, target_period=5, max_grad_norm=None), fixed)
+    assert one == other
+
+
+def test_the_two_losses_of_fqf_touch_only_their_own_parameters():
+    task = ComputationTask(FQF(MLPFractionQ(OBS, ACT, (8,)), lr=0.0, fraction_lr=0.1))
+    before = {key: value.clone() for key, value in task.algorithm.model.state_dict().items()}
+    task.learn(rows())
+    moved = {key.split(".")[0] for key, value in task.algorithm.model.state_dict().items() if not torch.equal(before[key], value)}
+    assert moved == {"proposal"}
+    edges = task.algorithm.model.edges(torch.randn(50, 3)).detach()
+    assert (edges[:, 0] == 0).all() and (edges[:, -1] == 1).all() and (edges.diff() > 0).all()
+
+
 # -------------------------------------------------------------------------------------------------------------------- all
 
 
-MEMBERS = {"C51": (C51, MLPCategoricalQ), "QRDQN": (QRDQN, MLPQ), "IQN": (IQN, MLPImplicitQ)}
+MEMBERS = {"C51": (C51, MLPCategoricalQ), "QRDQN": (QRDQN, MLPQ), "IQN": (IQN, MLPImplicitQ),
+           "FQF": (FQF, MLPFractionQ)}
 
 
 @pytest.mark.parametrize("name", MEMBERS)

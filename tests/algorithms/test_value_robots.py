@@ -10,11 +10,11 @@ import pytest
 
 from parl_like import ComputationTask, OffPolicyHelper, PrioritizedReplayBuffer, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithm import Shared
-from parl_like.algorithms import C51, DQN, IQN, MDQN, QRDQN
+from parl_like.algorithms import C51, DQN, FQF, IQN, MDQN, QRDQN, Rainbow
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.drivers.processes import Processes
 from parl_like.leaf import same
-from parl_like.models import MLPQ, MLPCategoricalQ, MLPImplicitQ
+from parl_like.models import MLPQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.stages import StopAfterSteps
 
@@ -43,9 +43,10 @@ class Pick(gym.Env):
 
 
 MEMBERS = {
-    "noisy dueling DQN": (DQN, MLPQ, dict(epsilon=0.0), dict(noisy=0.5, dueling=True)), "MDQN": (MDQN, MLPQ, {}, {}),
+    "DQN": (DQN, MLPQ, {}, {}), "MDQN": (MDQN, MLPQ, {}, {}),
     "C51": (C51, MLPCategoricalQ, {}, dict(v_min=0.0, v_max=3.0)), "QRDQN": (QRDQN, MLPQ, {}, dict(heads=9)),
-    "IQN": (IQN, MLPImplicitQ, {}, dict(points=8)),
+    "IQN": (IQN, MLPImplicitQ, {}, dict(points=8)), "FQF": (FQF, MLPFractionQ, {}, dict(points=8)),
+    "Rainbow": (Rainbow, MLPCategoricalQ, {}, dict(v_min=0.0, v_max=3.0, noisy=0.5, dueling=True)),
 }
 """Name → algorithm, network, and the arguments of both."""
 
@@ -90,7 +91,7 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(name, tmp_path):
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 EVERYWHERE = [("threads", "central", name) for name in MEMBERS] + [
-    pytest.param("processes", serve, name, marks=[LINUX] if (serve, name) == ("replica", "noisy dueling DQN") else
+    pytest.param("processes", serve, name, marks=[LINUX] if (serve, name) == ("replica", "Rainbow") else
                  [LINUX, pytest.mark.slow]) for serve in ("central", "replica") for name in MEMBERS]
 
 
@@ -102,9 +103,24 @@ def test_they_share_an_encoder_with_another_task_under_every_driver(driver, serv
         assert np.isfinite(robot.evaluate(2, seed=1).mean_return)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("MDQN", "QRDQN", "FQF")))
+                                  for name in MEMBERS])
 def test_they_learn_from_a_vector_environment(name):
     """Random legal actions earn 10 in 20 steps, the best ones 13.3."""
     with Robot(lambda: gym.vector.SyncVectorEnv([Pick] * 4), agent=VectorAgent, tasks={"RL": task_of(name, 2)}, seed=0) as robot:
         robot.run(StopAfterSteps(400))
         assert robot.evaluate(5, seed=1).mean_return > 12.0
+
+
+def test_rainbow_with_all_parts_off_by_settings_is_dqn():
+    """Same actions and same weights."""
+    options = {"n_step": 1, "double": False, "epsilon": 0.1, "warmup": 64, "batch_size": 32, "seed": 1, "trace": True}
+    off = {"model": "MLPQ", "dueling": False, "noisy": 0.0, "buffer": "ReplayBuffer", "random_steps": 0}
+    left = []
+    for name, more in (("DQN", {}), ("Rainbow", off), ("Rainbow", {})):
+        with Robot.of(name, "CartPole-v1", n_agents=2, total_steps=200, **options, **more) as robot:
+            robot.run(200)
+            task = robot.tasks["RL"]
+            assert task.learns > 50
+            left.append((robot.trace_hash(), task.algorithm.model.weights_hash()))
+    assert left[0] == left[1] and left[2] != left[0]
