@@ -23,14 +23,14 @@ class RecurrentActorCritic(Model):
         obs, act: Spaces, as for `MLPActorCritic`.
         hidden: Sizes of the layers before the memory.
         memory: 'gru' (state `h`) or 'lstm' (states `h` and `c`).
-        size: Numbers in each state.
+        size: Numbers in each state. keep: How strongly the memory begins as one that keeps, see `lstm`; 3 for delays of 20 steps.
         trunk: A perception with `out_size`; None: the flat observation.
         distribution: As for `MLPActorCritic`.
     """
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Literal["gru", "lstm"] = "gru",
-        size: int = 64, activation: str = "tanh", orthogonal: bool = True, log_std_init: float = 0.0,
+        size: int = 64, keep: float = 0.0, activation: str = "tanh", orthogonal: bool = True, log_std_init: float = 0.0,
         state_dependent_std: bool = False, trunk: nn.Module | None = None, distribution: Distribution = "gaussian",
     ) -> None:
         super().__init__(obs, act)
@@ -41,7 +41,7 @@ class RecurrentActorCritic(Model):
         self.perception = perception(obs, act, trunk)
         features: Any = self.perception.out_size
         self.body = MLP([features, *hidden], activation, activate_last=True, orthogonal=orthogonal)
-        self.memory = (gru if memory == "gru" else lstm)(size, self.body.out_size)
+        self.memory = (gru if memory == "gru" else lstm)(size, self.body.out_size, keep=keep)
         self.critic = MLP([size, 1], orthogonal=orthogonal, last_gain=1.0)
         self.head = make_head(size, act, 0.01 if orthogonal else None, log_std_init, state_dependent_std, distribution)
 

@@ -403,3 +403,19 @@ def test_an_initialiser_given_to_a_layer_sees_out_times_in():
     assert seen == [(5, 3), (5, 3, 2, 2)]
     fc = layers.fc(3, in_size=8, init=orthogonal_)
     torch.testing.assert_close(fc.w.T @ fc.w, torch.eye(3), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("make", [layers.gru, layers.lstm])
+def test_a_memory_that_begins_as_one_that_keeps_has_another_bias_of_that_gate_alone(make):
+    """After 20 blank steps it holds far more of what it has seen first."""
+    made, held = [], []
+    for keep in (0.0, 3.0):
+        torch.manual_seed(0)
+        made.append(layer := make(8, 2, keep=keep))
+        states = [layer(x.expand(1, 2))[1] for x in (torch.ones(1), -torch.ones(1))]
+        before = (states[0][layer.memory[-1]] - states[1][layer.memory[-1]]).norm()
+        after = [layer(torch.zeros(20, 1, 2), state)[1][layer.memory[-1]] for state in states]
+        held.append(((after[0] - after[1]).norm() / before).item())
+    added = made[1].b_x - made[0].b_x
+    assert added[8:16].tolist() == pytest.approx([3.0] * 8, abs=1e-6) and not added[:8].any() and not added[16:].any()
+    assert torch.equal(made[0].w_x, made[1].w_x) and held[0] < 0.01 < 0.1 < held[1], held

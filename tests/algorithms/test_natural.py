@@ -1,13 +1,16 @@
 """NPG and TRPO: conjugate gradients against a dense solve, a step by hand, the divergence that it keeps, what moves what."""
 
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from parl_like import ComputationTask
+from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import NPG, PPO, TRPO
 from parl_like.algorithms.natural import conjugate_gradients, divided
+from parl_like.drivers.processes import Processes
 from parl_like.model import Model
 from parl_like.models import CategoricalHead, ConvActorCritic, MLPActorCritic, RecurrentActorCritic
 
@@ -223,3 +226,36 @@ def test_a_shared_trunk_is_moved_by_both_tasks_that_use_it():
         version = npg.version, ppo.version
         task.learn(rows())
         assert not torch.equal(trunk.weight, before) and npg.version > version[0] and ppo.version > version[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
+def test_replicas_in_workers_follow_what_the_algorithm_changes_itself():
+    """Then a run there is the one in a single process."""
+    found = []
+    for driver, serve in (("cooperative", "central"), (Processes(workers=2), "replica")):
+        func = create_algorithm_func(MLPActorCritic, dict(obs=OBS, act=TWO, hidden=[8]), TRPO, dict(value_minibatches=2))
+        task = ComputationTask(func, lambda: OnPolicyHelper(unroll=8), serve=serve)
+        with Robot(Wander, tasks={"RL": task}, n_agents=4, seed=3, driver=driver) as robot:
+            for _ in range(4):
+                robot.train_iter()
+            found.append((task.algorithm.model.weights_hash(), task.version))
+    assert found[0] == found[1] and found[0][1] == 4
+
+
+class Wander(gym.Env):
+    """Three numbers that wander; action 1 is rewarded where the first is above 0."""
+
+    observation_space, action_space = OBS, TWO
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.look(), {}
+
+    def look(self):
+        self.at = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return self.at
+
+    def step(self, act):
+        rew, self.t = float(act == (self.at[0] > 0)), self.t + 1
+        return self.look(), rew, False, self.t == 10, {}
