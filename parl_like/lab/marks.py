@@ -56,6 +56,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Which run it is: one mark of a seed is kept for each configuration."""
         return self.configuration, self.seed
 
+    @property
+    def title(self) -> str:
+        """Markdown: the experiment, and what differs from it."""
+        return " ".join([f"`{self.experiment}`", *(f"{key}={value}" for key, value in self.differs.items())])
+
 
 def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, file: Path, runs: Path, jobs: int = 1,
             say: Callable[[str], None] = print, train: Train | None = None) -> list[Mark]:
@@ -102,12 +107,16 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, f
     with ThreadPoolExecutor(jobs) as pool:
         for (name, key, *_), future in [(job, pool.submit(make, *job)) for job in missing]:
             try:
-                marks[key] = mark = future.result()
+                mark = future.result()
             except (RunError, UsageError) as error:
                 failed.append(str(error))
                 say(f"{name} seed {key[1]}: {error}")
             else:
                 say(f"{name} seed {mark.seed}: {mark.score:.4g} in {mark.seconds:.0f} s")
+                stale = [other for other, one in marks.items() if other[0] != key[0] and one.title == mark.title]
+                for other in stale:  # of the experiment as it was
+                    del marks[other]
+                marks[key] = mark
                 _write(file, marks.values())
     if failed:
         raise RunError(f"{len(failed)} of {len(wanted)} runs failed: {failed[0]}")
@@ -131,11 +140,11 @@ def table(marks: Sequence[Mark]) -> list[str]:
     for _, group in groupby(sorted(marks, key=_order), key=lambda mark: _order(mark)[:2]):
         same = list(group)
         one = same[0]
-        name = " ".join([f"`{one.experiment}`", *(f"{key}={value}" for key, value in one.differs.items())])
         scores = " ".join(f"{mark.score:.4g}" for mark in same)
         solved = sum(mark.solved is True for mark in same)
-        lines.append(f"| {name} | {one.env_steps:,} | {_expected(one)} | {scores} | {median(mark.score for mark in same):.4g} "
-                     f"| {solved} of {len(same)} | {median(mark.seconds for mark in same):.0f} |")
+        lines.append(f"| {one.title} | {one.env_steps:,} | {_expected(one)} | {scores} "
+                     f"| {median(mark.score for mark in same):.4g} | {solved} of {len(same)} "
+                     f"| {median(mark.seconds for mark in same):.0f} |")
     return lines
 
 

@@ -58,6 +58,15 @@ def test_another_configuration_or_other_code_is_measured_anew(measure, monkeypat
     assert len(marks.load(Path("docs/marks.json"))) == 2  # the mark of the old code has gone
 
 
+def test_marks_of_an_experiment_as_it_was_make_room_for_those_of_today(measure, monkeypatch):
+    measure(seeds=2), measure(seeds=1, lr=0.25)
+    monkeypatch.setattr(marks, "configuration_hash", lambda *_: "another one")  # as when its YAML has changed
+    found, lines = measure(seeds=1)
+    assert len(lines) == 1 and found[0].configuration == "another one"
+    kept = marks.load(Path("docs/marks.json"))
+    assert [mark.differs for mark in kept if mark != found[0]] == [{"lr": 0.25}] and len(kept) == 2
+
+
 def test_an_interrupted_run_is_resumed_and_a_failed_one_stops_no_other(measure, monkeypatch):
     whole, _ = measure(seeds=2)
     Path("docs/marks.json").unlink()
