@@ -16,11 +16,12 @@ from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.ppg import PPG
 from parl_like.algorithms.quantiles import FQF, IQN, QRDQN
 from parl_like.algorithms.reinforce import REINFORCE
+from parl_like.algorithms.rem import REM
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.tabular import SARSA, QLearning
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
     "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MDQN", "NPG", "PPG", "PPO", "QRDQN",
-    "REINFORCE", "SAC", "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning", "Rainbow", "Stream", "WorldModel",
+    "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

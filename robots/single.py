@@ -38,6 +38,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "MDQN": values_of("MDQN"),
     "C51": values_of("C51", "MLPCategoricalQ", "ConvCategoricalQ"),
     "QRDQN": {**values_of("QRDQN"), "MLPQ.heads": 25, "ConvQ.heads": 200},
+    "REM": {**values_of("REM"), "MLPQ.heads": 16, "ConvQ.heads": 200},
     "IQN": {**values_of("IQN", "MLPImplicitQ", "ConvImplicitQ"), "MLPImplicitQ.hidden": [64, 64]},
     "FQF": {**values_of("FQF", "MLPFractionQ", "ConvFractionQ"), "MLPFractionQ.hidden": [64, 64], "MLPFractionQ.points": 16},
     "Rainbow": {**values_of("Rainbow", "MLPCategoricalQ", "ConvCategoricalQ", epsilon=0.0), "MLPQ.hidden": [128, 128],

@@ -10,7 +10,7 @@ import pytest
 
 from parl_like import ComputationTask, OffPolicyHelper, PrioritizedReplayBuffer, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithm import Shared
-from parl_like.algorithms import C51, DQN, FQF, IQN, MDQN, QRDQN, Rainbow
+from parl_like.algorithms import C51, DQN, FQF, IQN, MDQN, QRDQN, REM, Rainbow
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.drivers.processes import Processes
 from parl_like.leaf import same
@@ -45,6 +45,7 @@ class Pick(gym.Env):
 MEMBERS = {
     "DQN": (DQN, MLPQ, {}, {}), "MDQN": (MDQN, MLPQ, {}, {}),
     "C51": (C51, MLPCategoricalQ, {}, dict(v_min=0.0, v_max=3.0)), "QRDQN": (QRDQN, MLPQ, {}, dict(heads=9)),
+    "REM": (REM, MLPQ, {}, dict(heads=4)),
     "IQN": (IQN, MLPImplicitQ, {}, dict(points=8)), "FQF": (FQF, MLPFractionQ, {}, dict(points=8)),
     "Rainbow": (Rainbow, MLPCategoricalQ, {}, dict(v_min=0.0, v_max=3.0, noisy=0.5, dueling=True)),
 }
@@ -103,7 +104,7 @@ def test_they_share_an_encoder_with_another_task_under_every_driver(driver, serv
         assert np.isfinite(robot.evaluate(2, seed=1).mean_return)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("MDQN", "QRDQN", "FQF")))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("MDQN", "QRDQN", "REM", "FQF")))
                                   for name in MEMBERS])
 def test_they_learn_from_a_vector_environment(name):
     """Random legal actions earn 10 in 20 steps, the best ones 13.3."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows
 
-from parl_like.algorithms import DQN, MDQN
+from parl_like.algorithms import DQN, MDQN, REM
 from parl_like.algorithms.targets import soft_maximum
 from parl_like.models import MLPQ
 
@@ -51,3 +51,31 @@ def test_munchausen_without_its_novelty_is_dqn(masked):
 def test_bad_options_are_named(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))}.*expected"):
         MDQN(MLPQ(OBS, ACT), **options)
+
+
+# --------------------------------------------------------------------------------------------------------------------- REM
+
+
+def test_rem_worked_out_by_hand():
+    """Heads (0, 4) and (1, 5): action 1 is the best. With α = (α, 1 − α): y = r + ½ (α + 5 (1 − α)), or r at the end; Q of
+    action 0 is 4 (1 − α)."""
+    algorithm = REM(Fixed([[0.0, 4.0], [1.0, 5.0]]), gamma=0.5)
+    seen = set()
+    for _ in range(5):
+        batch = algorithm.process(batch_of(hand_rows([0, 0], [1.0, 7.0], [False, True])))
+        alpha, rest = batch.mixture[0].tolist()
+        seen.add(alpha)
+        assert alpha + rest == pytest.approx(1.0) and 0 <= alpha <= 1 and torch.equal(batch.mixture[0], batch.mixture[1])
+        y, q = np.array([1 + 0.5 * (alpha + 5 * rest), 7.0]), 4 * rest
+        np.testing.assert_allclose(batch.target.detach(), y, rtol=1e-6)
+        out, error = algorithm.learn(batch), np.abs(y - q)
+        huber = np.where(error < 1, 0.5 * error**2, error - 0.5)
+        assert out["loss"].item() == pytest.approx(huber.mean(), rel=1e-5)
+        np.testing.assert_allclose(out["priority"], error, rtol=1e-5)
+    assert len(seen) == 5
+
+
+def test_rem_with_one_head_is_dqn():
+    model, weight = MLPQ(OBS, ACT, (8,)), np.ones(8, np.float32)
+    one, other = after_lessons(REM(copy.deepcopy(model), target_period=5), DQN(model, target_period=5), weight=weight)
+    assert one == other

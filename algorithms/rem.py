@@ -1,0 +1,49 @@
+"""REM, random ensemble mixture: DQN on a mixture of several values of each action (Agarwal, Schuurmans and Norouzi 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from parl_like.algorithms.distributions import of_actions
+from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.targets import row_mean
+from parl_like.batch import Batch
+from parl_like.contract import answer, check_shape
+
+
+class REM(DQN):
+    """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · Σ_i α_i Q⁻_i(s', a*),   loss = huber(y − Σ_i α_i Q_i(s, a)),
+
+    with α drawn anew for each lesson: α_i = u_i / Σ u, u uniform in [0, 1). a* is the best action by the even mixture of the
+    network's values, or without `double` of the target's (the paper takes the best by α). Acting goes by the even mixture. Ends,
+    `duration`, weights, priorities, target copy and noise are as in `DQN`; with one head it is DQN.
+
+    Args:
+        model: Offers `q(obs) -> [N, A]`, the means, and `values(obs) -> [N, A, heads]`.
+        The others: As for `DQN`.
+    """
+
+    calls = {"q": "q(obs) -> [N, A], the mean value of every action,", "values": "values(obs) -> [N, A, heads], its values,"}
+    fitting_models = "MLPQ and ConvQ, with `heads`"
+
+    def check_model(self, inputs: Batch) -> None:
+        super().check_model(inputs)
+        values = answer(self, "values", inputs.obs)
+        check_shape(self, "values", values, (2, int(self.model.act_space.n), values.shape[-1]))
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds the targets y [N], and α in each row [N, heads]."""
+        rew, discount = self.begin(batch)
+        values = of_actions(self.target.values(batch.obs_next), self.best(batch.obs_next))
+        u = torch.rand(values.shape[1], generator=self.torch_rng, device=values.device)
+        batch.mixture = (u / u.sum()).expand_as(values)
+        batch.target = rew + discount * (batch.mixture * values).sum(1)
+        return batch
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        q = (batch.mixture * of_actions(self.model.values(batch.obs), batch.act)).sum(1)
+        losses = torch.nn.functional.smooth_l1_loss(q, batch.target, reduction="none")
+        return {"loss": row_mean(losses, batch), "q": q.detach().mean(), "priority": (q - batch.target).detach().abs()}
