@@ -36,7 +36,7 @@ def test_targets_and_advantages_by_hand():
     np.testing.assert_allclose(advantage, [1.25, 1.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("model", [MLPActorCritic, RecurrentActorCritic])
+@pytest.mark.parametrize("model", [MLPActorCritic, pytest.param(RecurrentActorCritic, marks=pytest.mark.slow)])
 def test_with_rows_of_its_own_policy_it_is_ppo_with_lambda_one(model):
     """In the same order of minibatches; with rows of another policy it is not."""
     tasks = []

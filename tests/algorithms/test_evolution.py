@@ -241,7 +241,7 @@ def after(robot, generations=3):
         return robot.tasks["RL"].algorithm.center(), robot.tasks["RL"].learns
 
 
-@each
+@pytest.mark.parametrize("kind", [ES, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (CEM, ARS))])
 def test_the_search_is_the_same_for_any_number_of_agents(kind):
     found = [after(robot_of(kind, n_agents=n)) for n in (1, 5, 12)]
     assert all(torch.equal(center, found[0][0]) and learns == 3 for center, learns in found)
@@ -251,7 +251,8 @@ def test_the_search_is_the_same_for_any_number_of_agents(kind):
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 
 
-@pytest.mark.parametrize(("driver", "serve"), [("threads", "central"), pytest.param("processes", "central", marks=LINUX),
+@pytest.mark.parametrize(("driver", "serve"), [pytest.param("threads", "central", marks=pytest.mark.slow),
+                                               pytest.param("processes", "central", marks=[LINUX, pytest.mark.slow]),
                                                pytest.param("processes", "replica", marks=LINUX)])
 def test_the_search_is_the_same_under_every_driver(driver, serve):
     expected = after(robot_of(n_agents=4))

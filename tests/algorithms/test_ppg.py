@@ -71,6 +71,7 @@ def test_a_phase_follows_so_many_lessons_and_has_the_rows_of_all(nested):
     assert len(task.algorithm._kept[0]["returns"]) == 24 and task.algorithm._phase is None
 
 
+@pytest.mark.slow
 def test_the_divergence_holds_the_policy_where_it_was():
     moved = []
     for clone in (0.0, 100.0):

@@ -80,7 +80,7 @@ def test_the_entropy_is_minus_the_mean_log_probability_of_draws_and_adds_up_over
     assert head.entropy(out)[0].item() == pytest.approx(-log_prob.mean().item(), abs=4 * log_prob.std().item() / np.sqrt(20_000))
 
 
-@pytest.mark.parametrize("kind", [A2C, PPO, IMPALA])
+@pytest.mark.parametrize("kind", [A2C, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (PPO, IMPALA))])
 def test_actor_critics_take_a_squashed_gaussian_and_its_entropy_moves_it(kind):
     """A bonus alone widens a narrow policy, and brings one at the border back."""
     torch.manual_seed(0)
