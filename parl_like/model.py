@@ -5,6 +5,9 @@ of the space: Discrete int64 [N], images uint8 as they are stored. The model its
 
 value-based
     q(obs) -> [N, A]                                Value of every action. Illegal ones (observation `mask`) −1e9.
+    values(obs) -> [N, A, K]                        Several of each, such as quantiles, with q their mean (QR-DQN, REM).
+    logits(obs) -> [N, A, K], support [K]           Of the returns `support`, with q their mean (C51, Rainbow).
+    quantiles(obs, fractions [N, K]) -> [N, A, K]   Quantiles of the return, at any fractions (IQN, FQF).
 
 actor-critic
     policy(obs, state=None) -> (out, state)         For acting: computes no value. `out`: what the explorer reads, each [N, ...]
