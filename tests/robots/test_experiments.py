@@ -18,6 +18,7 @@ from parl_like.lab.cli import main
 from parl_like.lab.metrics import evaluations
 from parl_like.lab.rundir import RunDir
 from parl_like.leaf import same
+from parl_like.robots import single
 
 # That of shared models is in test_thinker_shared.py: a cluster gives no trace.
 NAMES = [name for name in experiments.names() if experiments.get(name).robot not in ("fake", "thinker_shared")]
@@ -43,12 +44,21 @@ THINKER = {"n_agents": 2, "env_n": 3, "total_steps": 240, "actor_unroll_len": 12
            "model_unroll_len": 2, "model_return_n": 1, "model_warm_up_n": 60, "model_buffer_n": 240, "max_replay_ratio": 0.2}
 
 
+def off_policy(name):
+    """Of those that learn from a buffer: few rows of it, and the run as short as that allows."""
+    experiment = experiments.get(name)
+    usual = single.USUAL.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
+    tasks = ["RL.", "auxiliary."] if experiment.robot == "auxiliary" else [""] * (usual.get("helper") == "OffPolicyHelper")
+    few = {f"{task}OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
+    return few and {**few, "total_steps": 160}
+
+
 def short(name):
-    """Overrides for a run of seconds."""
+    """Overrides for a run of seconds, in which all learn."""
     if name.startswith("thinker-atari"):
         pytest.importorskip("ale_py")
     if experiments.get(name).robot != "thinker":
-        return {"n_agents": 4, "total_steps": 800}
+        return {"n_agents": 4, "total_steps": 800} | off_policy(name)
     if not name.endswith("mini"):  # large pictures
         options = {"max_frames": 60} if "atari" in name else {"max_steps": 8}
         return {**THINKER, "rec_t": 3, "total_steps": 36, "actor_unroll_len": 6, "model_warm_up_n": 18, "model_buffer_n": 36,
@@ -74,6 +84,7 @@ def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
                     if run == 2:
                         robot.load(tmp_path / "0")
             assert robot.counters()["env_steps"] >= 2 * half
+            assert experiments.get(name).robot == "thinker" or all(task.learns for task in robot.tasks.values())
             left.append((before, robot.trace_hash(), {name: task.state_dict() for name, task in robot.tasks.items()}))
     assert same(left[0], left[1]) and left[2][0] != left[0][0] and same(left[2][1:], left[0][1:])
 
