@@ -150,7 +150,7 @@ def test_same_seed_and_workers_same_trace(helper):
         assert first == trace("cooperative") == trace(Processes(workers=5))
 
 
-@pytest.mark.parametrize("helper", [unrolling, replaying])
+@pytest.mark.parametrize("helper", [unrolling, pytest.param(replaying, marks=pytest.mark.slow)])
 def test_evaluations_between_iterations_change_nothing(helper):
     def trace(evaluating):
         with drifting(TWO, helper) as robot:
@@ -304,10 +304,11 @@ FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
           "segfault": _segfault, "hang": _hang, "hoard": _hoard}
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(("fault", "said"), [
-    ("kill", "was ended by signal 9"), ("exit", "ended with exit code 3"), ("segfault", "was ended by signal 11"),
-    ("hang", "said nothing for 0.5 s"), ("hoard", "MiB of memory; memory_limit is 600 MiB"),
+@pytest.mark.parametrize(("mode", "fault", "said"), [
+    pytest.param(mode, fault, said, marks=[pytest.mark.slow] if mode == "async" and fault in ("hang", "hoard") else [])
+    for mode in ("sync", "async") for fault, said in (
+        ("kill", "was ended by signal 9"), ("exit", "ended with exit code 3"), ("segfault", "was ended by signal 11"),
+        ("hang", "said nothing for 0.5 s"), ("hoard", "MiB of memory; memory_limit is 600 MiB"))
 ])
 def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(fault, said, mode, tmp_path, caplog):
     driver = Processes(workers=2, step_limit=0.5 if fault == "hang" else 60.0,
@@ -571,7 +572,8 @@ def test_a_worker_100_times_slower_is_named_and_holds_up_nobody(tmp_path, caplog
     assert caplog.text.count("is slow: a turn of its agents takes") == 1 and "nobody waits for it" in caplog.text
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow)
+                                                       for one in (signal.SIGTERM, signal.SIGINT))])
 def test_workers_end_with_the_robots_process(number, tmp_path):
     """Whatever ends it, also while an environment hangs: no process is left."""
     script = textwrap.dedent(f"""
@@ -617,7 +619,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("wait_s", [pytest.param(0.0, marks=pytest.mark.slow), 0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_a_robot_killed_while_its_workers_are_prepared_leaves_no_memory(wait_s):
     """What forks the workers takes a second or two to import everything first."""
     folders = tempfile.mkdtemp(prefix="t")  # a socket's path may have some 100 characters

@@ -73,7 +73,7 @@ def traced(*args, **options):
         return robot.trace_hash(), robot.env_steps, robot.tasks["RL"].learns
 
 
-@pytest.mark.parametrize("helper", [unrolling, replaying])
+@pytest.mark.parametrize("helper", [pytest.param(unrolling, marks=pytest.mark.slow), replaying])
 def test_replicas_that_get_every_step_act_as_the_centre_does(helper):
     replica = traced(helper)
     assert replica == traced(helper) and replica[2] > 10

@@ -18,6 +18,7 @@ from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.games import GameEnv, Kuhn, Leduc, TicTacToe
 from parl_like.envs.make import ActionBounds, DmEnv, OldStyle, TimeLimit, make_env
 from parl_like.envs.pettingzoo import AECPlayer
+from parl_like.envs.recall import Recall
 from parl_like.envs.sokoban import SokobanEnv
 from parl_like.envs.tabular import RandomWalk, TableEnv
 from parl_like.envs.wrappers import (
@@ -128,6 +129,7 @@ CASES = {
     AECPlayer: [lambda: AECPlayer(aec_of(Kuhn()), 1)],
     SokobanEnv: [lambda: SokobanEnv(size=5, n_boxes=1), lambda: SokobanEnv(obs="planes", render_mode="rgb_array")],
     DoorKey: [lambda: DoorKey(5)],
+    Recall: [lambda: Recall(), lambda: Recall(0, 3)],
 }  # fmt: skip
 NEEDS = {Atari: "ale_py", DoorKey: "minigrid", AECPlayer: "pettingzoo"}
 HARMLESS = "|".join([

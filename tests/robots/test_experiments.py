@@ -66,7 +66,8 @@ def short(name):
     return THINKER if name.startswith("raw") else {**THINKER, "rec_t": 3}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name.endswith("-g2") else name for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name.endswith("-g2") or name == "thinker-atari"
+                                  else name for name in NAMES])
 def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
     """The second is evaluated before, and while it trains: that changes nothing. The third has another seed, up to the checkpoint
     of the first that it loads."""
@@ -130,8 +131,9 @@ def test_evaluations_while_training_change_nothing_of_it(whole, tmp_path):
 
 
 @pytest.mark.parametrize("keep", [1, pytest.param(5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("checkpoint", ["000000000", "000001024"])  # before the first of the schedule, or with two of them there
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("number", "checkpoint"), [  # before the first of the schedule, or with two of them there
+    (signal.SIGKILL, "000000000"), (signal.SIGTERM, "000001024"),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in ((signal.SIGTERM, "000000000"), (signal.SIGKILL, "000001024")))])
 def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, whole, number, checkpoint, keep):
     run, here, go = tmp_path / "cut", tmp_path / "here", tmp_path / "go"
     # 300 steps after the checkpoint it waits, to be killed, or to go on after the signal.

@@ -37,7 +37,7 @@ def run(steps=96, **options):
         return made.trace_hash(), counters["env_steps"], counters.get("updates/model")
 
 
-@pytest.mark.parametrize("serve", ["central", "replica"])
+@pytest.mark.parametrize("serve", [pytest.param("central", marks=pytest.mark.slow), "replica"])
 def test_two_sync_runs_are_the_same(serve):
     first = run(serve=serve, mode="sync")
     assert first == run(serve=serve, mode="sync") and first[1] >= 96 and first[2] > 5
