@@ -75,7 +75,10 @@ class DQN(Algorithm):
         return EpsilonGreedy(self.epsilon)
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
-        with without_noise(self.noisy if self.mode != "collect" else ()):
+        if self.noisy and self.mode != "collect":
+            with without_noise(self.noisy):
+                out = {"q": self.model.q(inputs.obs)}
+        else:
             out = {"q": self.model.q(inputs.obs)}
         if not isinstance(inputs.obs, torch.Tensor) and "mask" in inputs.obs:
             out["mask"] = inputs.obs["mask"]  # random actions must be legal too
