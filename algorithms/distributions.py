@@ -10,6 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parl_like.algorithm import Algorithm
+from parl_like.batch import Batch
+from parl_like.contract import answer, check_shape
+
+
+def check_values(algorithm: Algorithm, inputs: Batch) -> None:
+    """That the model has `values(obs) -> [N, A, K]`, for any K; raises ContractError."""
+    values = answer(algorithm, "values", inputs.obs)
+    check_shape(algorithm, "values", values, (2, int(algorithm.model.act_space.n), values.shape[-1]))
+
 
 def of_actions(values: Tensor, act: Tensor) -> Tensor:
     """Of the numbers [N, A, K] of all actions those of the actions `act` [N] → [N, K]."""

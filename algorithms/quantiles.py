@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Loss, Schedule
-from parl_like.algorithms.distributions import midpoints, of_actions, quantile_huber
+from parl_like.algorithms.distributions import check_values, midpoints, of_actions, quantile_huber
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import row_mean
 from parl_like.batch import Batch
@@ -48,8 +48,7 @@ class QRDQN(DQN):
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)
-        values = answer(self, "values", inputs.obs)
-        check_shape(self, "values", values, (2, int(self.model.act_space.n), values.shape[-1]))
+        check_values(self, inputs)
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N, K]."""

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithms.distributions import of_actions
+from parl_like.algorithms.distributions import check_values, of_actions
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import row_mean
 from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape
 
 
 class REM(DQN):
@@ -31,8 +30,7 @@ class REM(DQN):
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)
-        values = answer(self, "values", inputs.obs)
-        check_shape(self, "values", values, (2, int(self.model.act_space.n), values.shape[-1]))
+        check_values(self, inputs)
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N], and α in each row [N, heads]."""

@@ -67,6 +67,7 @@ class PopulationHelper(AgentHelper):
             self._send({"candidate": numbers // self.episodes, "episode": numbers % self.episodes,
                         "score": np.array(self._scores)})
             self._scores.clear()  # not before it is answered: an interruption may come first
+        # Buffers have spawn keys from 1,000,000 on, workers from 2,000,000 on; these are of no other generator.
         key = self.task.learns, self._number() % self.episodes
         return int(np.random.SeedSequence(self._base, spawn_key=(3_000_000, *key)).generate_state(1)[0] >> 1)
 
