@@ -91,6 +91,7 @@ class Crew:
         self.buffers: dict[str, ReplayBuffer] = {}
         self.transforms = dict(transforms or {})
         self._driver = self._make_driver(*options)
+        self._observers = None if self._driver.lock is None else threading.RLock()
         self._started = False
         self._runs, self._runner = threading.RLock(), threading.current_thread()  # held by the thread that runs the agents
         self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
@@ -108,6 +109,19 @@ class Crew:
         for agent in self.agents:
             if agent.env is not None:
                 agent.env.observe(hooks)
+
+    def in_turn(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, a hook's method or a stop condition, as agents call it: one at a time, whatever their threads do, for those who
+        write it count in it without locks."""
+        lock = self._observers
+        if lock is None:
+            return call
+
+        def locked(*args: Any) -> Any:
+            with lock:
+                return call(*args)
+
+        return locked
 
     # ------------------------------------------------------------------------------------------------------ making agents
 

@@ -82,9 +82,10 @@ class EnvFace:
 
     def observe(self, hooks: list[Hook]) -> None:
         """Sets who hears of the stages: the agent's helpers, then `hooks`."""
-        observers = [*self._agent.helpers.values(), *hooks]
-        self._pre_episode, self._post_episode = overridden(observers, "pre_episode"), overridden(observers, "post_episode")
-        self._pre_act, self._post_act = overridden(observers, "pre_act"), overridden(observers, "post_act")
+        in_turn, helpers = self._agent.robot.in_turn, list(self._agent.helpers.values())
+        self._pre_episode, self._pre_act, self._post_act, self._post_episode = (
+            [*overridden(helpers, stage), *map(in_turn, overridden(hooks, stage))]
+            for stage in ("pre_episode", "pre_act", "post_act", "post_episode"))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are

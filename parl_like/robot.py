@@ -203,7 +203,7 @@ class Robot(Crew):
         try:
             if stop is not None:
                 stop.begin(self)
-            self._stop = stop
+            self._stop = None if stop is None else self.in_turn(stop)
             for call in overridden(hooks, "pre_experiment"):
                 call(self)
             while not self.stop_requested and self._iterate():

@@ -35,6 +35,7 @@ class Hook:
     POST_EPISODE (after the agent's code is done with the episode), `interrupted` where a stop, an error or the agent's own code
     cut the episode; POST_EXPERIMENT, always, also after an error. At every stage the agent's helpers come before the hooks (a
     helper hears of a stage for which it has a method), and hooks in the order in which they were given. Hooks never move data.
+    Hooks are called one at a time, also where agents are threads.
 
     Of a `VectorAgent`, PRE_ACT and POST_ACT are those of all its environments together; PRE_EPISODE and POST_EPISODE come for
     each environment, whose number is `agent.env.env_index`.
@@ -182,7 +183,8 @@ class StopCondition:
     """Consulted after every act; the run ends at once when it returns True: no agent takes another step. Compose with `&` and
     `|`.
 
-    Subclasses write `__call__`. A composition asks both sides every time, so that counters inside see every act.
+    Subclasses write `__call__`. A composition asks both sides every time, so that counters inside see every act. Agents in
+    threads ask one at a time.
     """
 
     def __call__(self, robot: Any) -> bool:

@@ -25,7 +25,7 @@ from parl_like.drivers import threads
 from parl_like.errors import Stopped, TaskFailed
 from parl_like.process import child
 from parl_like.queues import Ticket
-from parl_like.stages import StopAfterSteps, StopWhen
+from parl_like.stages import Hook, StopAfterSteps, StopWhen
 
 SAFETY_S = 60.0
 """Only bounds how long a broken test takes."""
@@ -318,6 +318,36 @@ def walking(helper, **options):
     task = ComputationTask(algorithm, helper)
     algorithm.batches.clear()
     return Robot(Line, tasks={"RL": task}, driver="threads", **options)
+
+
+class OneAtATime(Hook):
+    """Finds a second caller inside: as a hook and as a stop condition."""
+
+    def __init__(self, n):
+        self.n, self.calls, self.callers, self.overlaps = n, 0, set(), 0
+        self._inside = threading.Lock()
+
+    def __call__(self, _):
+        if not self._inside.acquire(blocking=False):
+            self.overlaps += 1
+            return False
+        sleep(0.002)  # others have time to come
+        self.calls += 1
+        self.callers.add(threading.get_ident())
+        self._inside.release()
+        return self.calls >= self.n
+
+    post_act = __call__
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_hooks_and_stop_conditions_are_called_one_at_a_time(mode):
+    hook, condition = OneAtATime(100), OneAtATime(100)
+    with walking(OffPolicyHelper, mode=mode, n_agents=4) as robot:
+        robot.run(StopWhen(condition), hooks=hook)
+    for each in (hook, condition):
+        assert each.calls >= 100 and len(each.callers) > 1
+        assert each.overlaps == 0
 
 
 def test_close_between_iterations_and_while_parked():
