@@ -11,6 +11,7 @@ from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
+from parl_like.algorithms.mpo import VMPO
 from parl_like.algorithms.munchausen import MDQN
 from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.ppg import PPG
@@ -23,5 +24,5 @@ from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
     "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MDQN", "NPG", "PPG", "PPO", "QRDQN",
-    "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TRPO", "ActorCritic", "QLearning", "Rainbow", "Stream", "WorldModel",
+    "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TRPO", "VMPO", "ActorCritic", "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

@@ -243,18 +243,8 @@ class PPO(ActorCritic):
         names = ["obs", "act", "advantage", "returns", "log_prob", *(("last", "state") if self.recurrent else ())]
         names += ["value"] * (self.value_clip is not None) + ["out"] * (self.kl_weight > 0.0)
         fields = Batch({name: batch[name] for name in names})
-        # Memory is replayed from the first row of a segment, so segments stay whole; otherwise every row is dealt on its own.
-        ends = np.flatnonzero(batch.last.cpu().numpy()) + 1 if self.recurrent else None
         for _ in range(self.epochs):
-            if ends is None:
-                shuffled = fields[torch.from_numpy(self.rng.permutation(n))]
-                bounds = [n * k // parts for k in range(parts + 1)]
-                for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
-                    yield shuffled[begin:end]
-            else:
-                starts = np.concatenate([[0], ends[:-1]])
-                for group in np.array_split(self.rng.permutation(len(ends)), min(parts, len(ends))):
-                    yield fields[torch.from_numpy(np.concatenate([np.arange(starts[i], ends[i]) for i in group]))]
+            yield from dealt(fields, batch.last, parts, self.rng, self.recurrent)
             if self.target_kl is not None and self._kl > self.target_kl:
                 return
 
@@ -320,6 +310,26 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
         return x
     std, mean = torch.std_mean(x)
     return (x - mean) / (std + 1e-8)
+
+
+def dealt(fields: Batch, last: torch.Tensor, parts: int, rng: np.random.Generator, whole: bool) -> Iterable[Batch]:
+    """One pass over the rows of a lesson, in random minibatches.
+
+    Args:
+        last: [N] bool, where the segments end.
+        parts: How many minibatches, at most as many as rows; rows are dealt out evenly, so none is dropped.
+        whole: Segments stay whole, and there are no more parts than these: a memory is replayed from their first rows.
+    """
+    n = len(last)
+    if not whole:
+        shuffled = fields[torch.from_numpy(rng.permutation(n))]
+        for k in range(parts):
+            yield shuffled[n * k // parts : n * (k + 1) // parts]
+        return
+    ends = np.flatnonzero(last.cpu().numpy()) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    for group in np.array_split(rng.permutation(len(ends)), min(parts, len(ends))):
+        yield fields[torch.from_numpy(np.concatenate([np.arange(starts[i], ends[i]) for i in group]))]
 
 
 def sequences(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

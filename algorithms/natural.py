@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Loss, Schedule, value_of
-from parl_like.algorithms.actor_critic import ActorCritic
+from parl_like.algorithms.actor_critic import ActorCritic, dealt
 from parl_like.batch import Batch
 from parl_like.model import Model
 from parl_like.spec import Array, Spec, nest
@@ -107,13 +107,10 @@ class NPG(ActorCritic):
             after, out = self.surrogate(batch)
             result = {"kl": self.divergence(batch, out), "share": share, "improvement": after - before,
                       "entropy": self.model.head.entropy(out).mean()}
-        n = len(batch.last)
-        parts = min(self.value_minibatches, n)
+        fields, parts = Batch(obs=batch.obs, returns=batch.returns), min(self.value_minibatches, len(batch.last))
         for _ in range(self.value_epochs):
-            order = torch.from_numpy(self.rng.permutation(n))
-            for k in range(parts):
-                rows = order[n * k // parts : n * (k + 1) // parts]
-                yield {"critic": (self.model.value(batch.obs[rows]) - batch.returns[rows]).square().mean()}
+            for rows in dealt(fields, batch.last, parts, self.rng, whole=False):
+                yield {"critic": (self.model.value(rows.obs) - rows.returns).square().mean()}
         return result
 
 

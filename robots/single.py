@@ -52,6 +52,7 @@ USUAL: dict[str, dict[str, Any]] = {
             "A2C.normalize": False},
     "REINFORCE": {**ON_POLICY, "helper": "EpisodicHelper", "n_agents": 8, "REINFORCE.lr": 3e-3},
     "NPG": NATURAL, "TRPO": NATURAL,
+    "VMPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "VMPO.epochs": 4},
     # a lesson has the unrolls of 8 agents; those of the others are then of an older policy
     "IMPALA": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 20, "OnPolicyHelper.store_policy": True, "IMPALA.lr": 1e-3,
                "IMPALA.max_grad_norm": 0.5, "ComputationTask.training_rule": {"max_rows": 160}},
