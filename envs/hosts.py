@@ -32,6 +32,9 @@ from parl_like.process.shared_memory import nameless_file
 CLOSE_TIMEOUT = 2.0
 """Seconds that all workers together may take to close their environments before they are ended."""
 
+LOOK_TIME = 0.5
+"""Seconds after which who waits reads the deadline again: it may have come nearer, with another call of the group's."""
+
 FORK_SERVER = ForkServer("parl_like.envs.hosts:serve")
 """Makes the worker processes of all vector environments of this process."""
 
@@ -166,7 +169,7 @@ class ThreadHost(Host):
         while True:
             left = self.left()
             try:
-                answer, error = self._out.get(timeout=min(max(left, 0.0), 3600.0))
+                answer, error = self._out.get(timeout=min(max(left, 0.0), LOOK_TIME))
                 break
             except queue.Empty:
                 if left <= 0:
@@ -332,7 +335,7 @@ class ProcessHost(Host):
         the environment has started still holds the connection."""
         while True:
             left = self.left()
-            ready = self._poll.poll(min(max(left, 0.0), 3600.0) * 1000)
+            ready = self._poll.poll(min(max(left, 0.0), LOOK_TIME) * 1000)
             if ready:
                 if len(ready) == 2 or ready[0][0] == self._sock:
                     return

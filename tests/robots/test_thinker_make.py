@@ -271,7 +271,7 @@ def test_mode_2_learns_in_a_thread():
     env.robot.agents[0].helpers["model"].settle()
     assert learner(env).updates == 40  # one lesson is open at most, so the ratio is that of mode 1
     env.close()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # some of another test's may have ended meanwhile
 
 
 @pytest.mark.parametrize("parallel", [False, True])
