@@ -34,6 +34,7 @@ class SAC(Algorithm):
             A]`; and `actor`, the modules of the layers that are only the policy's.
         alpha: The temperature α; with `learn_alpha` where it begins.
         target_entropy: In nats; None: −(numbers of an action) for a Box, 0.98 · log A for Discrete, as published.
+        delay: Actor and temperature learn in every so many updates.
         lr: Adam's learning rate, of the critics and, where they are None, of the actor and of log α.
     """
 
@@ -43,12 +44,12 @@ class SAC(Algorithm):
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, alpha: float = 1.0,
-        learn_alpha: bool = True, target_entropy: float | None = None, lr: float | Schedule = 3e-4,
+        learn_alpha: bool = True, target_entropy: float | None = None, delay: int = 1, lr: float | Schedule = 3e-4,
         actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
         if not alpha > 0.0:
-            raise ValueError(f"SAC: alpha is {alpha}; expected a number above 0")
+            raise ValueError(f"{type(self).__name__}: alpha is {alpha}; expected a number above 0")
         act = self.model.act_space
         self.discrete = isinstance(act, gym.spaces.Discrete)
         standard = 0.98 * math.log(act.n) if self.discrete else -float(math.prod(act.shape))
@@ -57,8 +58,9 @@ class SAC(Algorithm):
         self.discounts = powers(gamma, n_step)
         self.target = self.model.clone()
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(alpha)), requires_grad=learn_alpha)
-        temperature = {"temperature": Loss(self.log_alpha, lr if alpha_lr is None else alpha_lr)} if learn_alpha else {}
-        self.losses = actor_and_critics(self, lr if actor_lr is None else actor_lr) | temperature
+        self.losses = actor_and_critics(self, lr if actor_lr is None else actor_lr, delay)
+        if learn_alpha:
+            self.losses["temperature"] = Loss(self.log_alpha, lr if alpha_lr is None else alpha_lr, every=delay)
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model, "target": self.target}
@@ -66,7 +68,7 @@ class SAC(Algorithm):
     def check_model(self, inputs: Batch) -> None:
         act, wanted = self.model.act_space, "log_probs" if self.discrete else "draw"
         if not hasattr(self.model.head, wanted):
-            raise ContractError(f"SAC reads head.{wanted} for {act}; {type(self.model.head).__name__} has none")
+            raise ContractError(f"{type(self).__name__} reads head.{wanted} for {act}; {type(self.model.head).__name__} has none")
         shape = (2, int(act.n)) if self.discrete else (2,)
         q = answer(self, "q", inputs.obs, *(() if self.discrete else (torch.zeros(2, *act.shape),)))
         check_shape(self, "q", q, (len(q), *shape))
@@ -77,21 +79,29 @@ class SAC(Algorithm):
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         return self.model.policy(inputs.obs)  # type: ignore[no-any-return]
 
-    def soft(self, obs: Any, critic: Any) -> tuple[Tensor, Tensor]:
-        """E [min_i Q_i(s, a)] of these critics and E [log π(a|s)], both [N], over the policy's actions."""
+    def target_value(self, q: Tensor) -> Tensor:
+        """What targets go by, [N] or [N, A], of the values [critics, …] of the target copy."""
+        return q.amin(0)
+
+    def actor_value(self, q: Tensor) -> Tensor:
+        """The same for the actor, of the values of the critics themselves."""
+        return q.amin(0)
+
+    def soft(self, obs: Any, critic: Any, pool: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """E [pool(Q(s, a))] of these critics and E [log π(a|s)], both [N], over the policy's actions."""
         out = self.model.policy(obs)
         if self.discrete:
             log_p = self.model.head.log_probs(out)
             p = log_p.exp()
-            return (p * critic.q(obs).amin(0)).sum(-1), (p * log_p).sum(-1)
+            return (p * pool(critic.q(obs))).sum(-1), (p * log_p).sum(-1)
         noise = torch.randn(out["mean"].shape, generator=self.torch_rng, device=out["mean"].device)
         act, log_p = self.model.head.draw(out, noise)
-        return critic.q(obs, act).amin(0), log_p
+        return pool(critic.q(obs, act)), log_p
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
         rew, discount = rewards_and_discount(batch, self.discounts)
-        q, log_p = self.soft(batch.obs_next, self.target)
+        q, log_p = self.soft(batch.obs_next, self.target, self.target_value)
         batch.target = rew + discount * (q - self.log_alpha.exp() * log_p)
         return batch
 
@@ -99,9 +109,10 @@ class SAC(Algorithm):
         q = self.model.q(batch.obs)[:, range(len(batch)), batch.act] if self.discrete else self.model.q(batch.obs, batch.act)
         error = q - batch.target
         yield {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
-        alpha = self.log_alpha.detach().exp()
-        q, log_p = self.soft(batch.obs, self.model)
-        yield {"actor": (alpha * log_p - q).mean(), "entropy": -log_p.detach().mean(), "alpha": alpha}
-        if self.log_alpha.requires_grad:
-            yield {"temperature": -self.log_alpha * (log_p.detach().mean() + self.target_entropy)}
+        if self.due("actor"):
+            alpha = self.log_alpha.detach().exp()
+            q, log_p = self.soft(batch.obs, self.model, self.actor_value)
+            yield {"actor": (alpha * log_p - q).mean(), "entropy": -log_p.detach().mean(), "alpha": alpha}
+            if self.log_alpha.requires_grad:
+                yield {"temperature": -self.log_alpha * (log_p.detach().mean() + self.target_entropy)}
         self.target.sync_from(self.model, decay=1.0 - self.tau)

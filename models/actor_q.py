@@ -1,4 +1,4 @@
-"""A policy and an ensemble of action values, for the actor-critics that learn off-policy (DDPG, TD3, SAC)."""
+"""A policy and an ensemble of action values, for the actor-critics that learn off-policy (DDPG, TD3, SAC and its relatives)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from parl_like.model import Model
 from parl_like.models.heads import CategoricalHead, Linear, SquashedGaussianHead, mask_key
-from parl_like.models.mlp import MLP, EnsembleMLP, perception
+from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, perception
 
 
 class MLPActorQ(Model):
@@ -24,6 +24,7 @@ class MLPActorQ(Model):
             one value per action, and a Dict observation may hold `mask` [A]: 1 for the legal ones.
         hidden: Sizes of the hidden layers of the policy and of each critic.
         critics: How many.
+        dropout, layer_norm: Of the critics' hidden layers, see `DropoutEnsembleMLP`.
         policy: 'squashed' draws (tanh of a normal distribution; Discrete: categorical), 'deterministic' has one action (`act`).
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation. It is moved by
             the critics' loss alone.
@@ -35,7 +36,8 @@ class MLPActorQ(Model):
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (256, 256), activation: str = "relu",
-        critics: int = 2, policy: Literal["squashed", "deterministic"] = "squashed", trunk: nn.Module | None = None,
+        critics: int = 2, dropout: float = 0.0, layer_norm: bool = False,
+        policy: Literal["squashed", "deterministic"] = "squashed", trunk: nn.Module | None = None,
     ) -> None:
         super().__init__(obs, act)
         if policy not in ("squashed", "deterministic"):
@@ -55,7 +57,9 @@ class MLPActorQ(Model):
         self.body, self.head = body, last
         self.actor = nn.ModuleList([body, last])
         inputs, outputs = (size, self.dim) if self.discrete else (size + self.dim, 1)
-        self.critics = EnsembleMLP(critics, [inputs, *hidden, outputs], activation, activate_last=False)
+        sizes = [inputs, *hidden, outputs]
+        self.critics = (DropoutEnsembleMLP(critics, sizes, activation, dropout, layer_norm) if dropout or layer_norm else
+                        EnsembleMLP(critics, sizes, activation, activate_last=False))
 
     def policy(self, obs: Any) -> dict[str, Tensor]:
         """What the head reads, [N, …]."""

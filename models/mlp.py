@@ -130,6 +130,50 @@ class EnsembleMLP(nn.Module, metaclass=Brief):
         return h.reshape(*x.shape[:-1], self.out_size)
 
 
+class DropoutEnsembleMLP(EnsembleMLP):
+    """`EnsembleMLP` whose hidden layers are product, dropout, layer norm, activation (Hiraoka et al. 2022); none follow the last.
+
+    Args:
+        dropout: Share of the numbers that are 0 while it learns, in [0, 1).
+        layer_norm: h ← (h − mean) / √(var + 10⁻⁵) · scale + shift over each row of each network; else h stays.
+    """
+
+    def __init__(self, n: int, sizes: Sequence[int], activation: str = "relu", dropout: float = 0.0,
+                 layer_norm: bool = True) -> None:
+        super().__init__(n, sizes, activation, activate_last=False)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"{type(self).__name__}: dropout is {dropout}; expected a number in [0, 1)")
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.norms = nn.ModuleList(_LayerNorms(n, size) if layer_norm else nn.Identity() for size in sizes[1:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.reshape(-1, x.shape[-1]).expand(self.n, -1, -1)
+        *hidden, (weight, bias) = self.layers()
+        for layer, norm in zip(hidden, self.norms, strict=True):
+            h = self.activation(norm(self.dropout(torch.baddbmm(layer[1], h, layer[0]))))
+        return torch.baddbmm(bias, h, weight).reshape(self.n, *x.shape[:-1], self.out_size)
+
+    def one(self, i: int, x: Tensor) -> Tensor:
+        return self(x)[i]  # type: ignore[no-any-return]
+
+
+class _LayerNorms(nn.Module):
+    """Layer norm [n, N, size] → [n, N, size] with weights of each of n networks."""
+
+    def __init__(self, n: int, size: int) -> None:
+        super().__init__()
+        self.scale, self.shift = (nn.Parameter(torch.empty(n, 1, size)) for _ in range(2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.scale.fill_(1.0)
+        self.shift.zero_()
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, F.layer_norm(h, h.shape[-1:]), self.scale)
+
+
 class FlatObs(nn.Module, metaclass=Brief):
     """Perception without parameters: an observation of any space → [..., out_size] float32, its leaves side by side.
 

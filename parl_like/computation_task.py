@@ -403,15 +403,15 @@ class ComputationTask:
                 if self.has_modes:
                     set_mode(algorithm.networks().values(), True)
                     if self.device.type == "cpu":
-                        # Dropout knows only torch's global generator: it is lent the task's state, and gets its own back.
+                        # Dropout knows only torch's global generator: it is lent a seed of the task's own one, from which the
+                        # algorithm itself goes on drawing, and gets its state back.
                         Borrowed.begun += 1
                         lent = torch.get_rng_state()
-                        torch.set_rng_state(algorithm.torch_rng.get_state())
+                        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=algorithm.torch_rng)))
                 yield
             finally:
                 algorithm.mode = before
                 if lent is not None:
-                    algorithm.torch_rng.set_state(torch.get_rng_state())
                     torch.set_rng_state(lent)
                     Borrowed.ended += 1
                 if self.has_modes:

@@ -466,3 +466,24 @@ def test_a_loss_that_reaches_no_parameter_of_the_task_is_refused():
     task.algorithm.learn = lambda batch: {"loss": (task.algorithm.model.a * 0).sum()}  # a gradient of 0 is one
     task.learn({"obs": ROWS})
     assert task.version == 1
+
+
+def test_what_an_algorithm_draws_itself_goes_on_beside_dropout_in_its_networks():
+    """Dropout has numbers of its own from the same seed, and every call of an algorithm has others."""
+    seen = []
+
+    class Drawing(Algorithm):
+        def process(self, batch):
+            seen.append(torch.randn(50, generator=self.torch_rng))
+            return batch
+
+        def learn(self, batch):
+            seen.append(torch.randn(50, generator=self.torch_rng))
+            seen.append(torch.randn(50))  # as a layer does
+            return {"loss": self.model.a.sum()}
+
+    task = ComputationTask(Drawing(Two()))
+    for _ in range(2):
+        task.learn({"obs": ROWS})
+    assert len({tuple(numbers.tolist()) for numbers in seen}) == len(seen) == 6
+    assert not set(torch.cat(seen[::3]).tolist()) & set(torch.cat([*seen[1::3], *seen[2::3]]).tolist())

@@ -13,7 +13,7 @@ import torch
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Shared
-from parl_like.algorithms import DDPG, SAC, TD3
+from parl_like.algorithms import DDPG, REDQ, SAC, TD3, DroQ
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.batch import Batch
 from parl_like.drivers.processes import Processes
@@ -267,6 +267,8 @@ class Pick(gym.Env):
 MEMBERS = {
     "SAC": (Aim, SAC, {}), "discrete SAC": (Pick, SAC, {}), "TD3": (Aim, TD3, {"policy": "deterministic"}),
     "DDPG": (Aim, DDPG, {"policy": "deterministic", "critics": 1}),
+    "REDQ": (Aim, REDQ, {"critics": 3}), "discrete REDQ": (Pick, REDQ, {"critics": 3}),
+    "DroQ": (Aim, DroQ, {"dropout": 0.1, "layer_norm": True}),
 }
 """Name → environment with observations of several arrays, algorithm, and what its network is."""
 
@@ -285,12 +287,18 @@ def beside(name, **options):
 
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
-PLACES = [("cooperative", "central"), pytest.param("processes", "replica", marks=LINUX)]
-OTHERS = [("threads", "central"), pytest.param("processes", "central", marks=LINUX)]
+PLACES = [("cooperative", "central"), ("processes", "replica")]
+OTHERS = [("threads", "central"), ("processes", "central")]
 
 
-@pytest.mark.parametrize(("driver", "serve"), PLACES + OTHERS)
-@pytest.mark.parametrize("name", MEMBERS)
+def everywhere(places):
+    """Each member in each of the places; of those that differ from SAC in formulas alone, most are slow tests."""
+    slow = {name for name, (_, algorithm, _) in MEMBERS.items() if issubclass(algorithm, SAC) and algorithm is not SAC}
+    return [pytest.param(name, driver, serve, marks=[LINUX] * (driver == "processes") + [pytest.mark.slow] * (
+        driver != "cooperative" and name in slow)) for driver, serve in places for name in MEMBERS]
+
+
+@pytest.mark.parametrize(("name", "driver", "serve"), everywhere(OTHERS + PLACES[1:]))
 def test_they_share_an_encoder_with_another_task_under_every_driver(name, driver, serve):
     with beside(name, driver=Processes(workers=2) if driver == "processes" else driver, serve=serve) as robot:
         tasks = robot.tasks
@@ -304,13 +312,14 @@ def test_they_share_an_encoder_with_another_task_under_every_driver(name, driver
         assert np.isfinite(robot.evaluate(2, seed=1).mean_return)
 
 
-@pytest.mark.parametrize(("driver", "serve"), PLACES)
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize(("name", "driver", "serve"), everywhere(PLACES))
 def test_a_resumed_run_is_the_one_that_was_not_interrupted(name, driver, serve, tmp_path):
     def robot():
         return beside(name, driver=Processes(workers=1) if driver == "processes" else driver, serve=serve)
 
     with robot() as whole, robot() as part:
+        encoder = whole.tasks["RL"].algorithm.model.perception
+        assert encoder is whole.tasks["dynamics"].algorithm.model.trunk
         whole.run(StopAfterSteps(100))
         whole.save(tmp_path / "state")
         part.load(tmp_path / "state")

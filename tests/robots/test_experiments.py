@@ -50,6 +50,7 @@ def off_policy(name):
     usual = single.USUAL.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
     tasks = ["RL.", "auxiliary."] if experiment.robot == "auxiliary" else [""] * (usual.get("helper") == "OffPolicyHelper")
     few = {f"{task}OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
+    few |= {"OffPolicyHelper.updates": 1} if "OffPolicyHelper.updates" in usual else {}
     return few and {**few, "total_steps": 160}
 
 
@@ -66,8 +67,10 @@ def short(name):
     return THINKER if name.startswith("raw") else {**THINKER, "rec_t": 3}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name.endswith("-g2") or name == "thinker-atari"
-                                  else name for name in NAMES])
+SLOW = ("thinker-atari", "thinker-sokoban-g2", "thinker-atari-g2", "droq-pendulum")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES])
 def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
     """The second is evaluated before, and while it trains: that changes nothing. The third has another seed, up to the checkpoint
     of the first that it loads."""
