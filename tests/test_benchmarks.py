@@ -21,7 +21,7 @@ def ours(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "argv"), [
-    ("transport", ["--agents", "4", "--rounds", "1"]),
+    pytest.param("transport", ["--agents", "4", "--rounds", "1"], marks=pytest.mark.slow),
     ("transport", ["--driver", "processes", "--part", "weights", "--part", "recovery", "--rounds", "1", "--scale", "0.02"]),
     ("memory", ["--agents", "8", "--steps", "2000"]),
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
@@ -29,7 +29,8 @@ def ours(monkeypatch):
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
     ("tabular", ["--rounds", "1", "--scale", "0.01"]),
     ("thinker", ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"]),
-    ("thinker_hours", ["--set", "n_agents=1", "--set", "env_n=1", "--set", "model_batch_size=2", "--set", "actor_unroll_len=41"]),
+    pytest.param("thinker_hours", ["--set", "n_agents=1", "--set", "env_n=1", "--set", "model_batch_size=2",
+                                   "--set", "actor_unroll_len=41"], marks=pytest.mark.slow),
     pytest.param("thinker_workers", ["--rounds", "1", "--steps", "32", "--warmup", "64", "--all",
                                      "model_downscale_c=32 widths=[4,4,4] rec_t=2 env_n=4 model_batch_size=16"],
                  marks=pytest.mark.slow),

@@ -40,7 +40,8 @@ TESTS = """
 
 
 @pytest.mark.parametrize(("when", "what", "said"), [
-    ("setup", "exit", "SystemExit: 15"), ("call", "alarm", "Failed: Timeout"), ("teardown", "error", "ValueError: report"),
+    ("setup", "exit", "SystemExit: 15"), ("call", "alarm", "Failed: Timeout"),
+    pytest.param("teardown", "error", "ValueError: report", marks=pytest.mark.slow),
 ])
 def test_what_is_raised_between_the_phases_of_a_test_is_its_own_failure(when, what, said, tmp_path):
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text() + HOOK)

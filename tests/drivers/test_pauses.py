@@ -43,8 +43,9 @@ PROGRAM = dedent("""
 
 
 @pytest.mark.parametrize(("driver", "whole_family", "mode"), [
-    ("threads", False, "async"), ("processes", False, "sync"), ("processes", True, "async"),
+    ("threads", False, "async"), ("processes", True, "async"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("processes", False, "sync"),
         ("cooperative", False, "sync"), ("cooperative", False, "async"), ("threads", False, "sync"),
         ("processes", True, "sync"), ("processes", False, "async"),
         ("ray", False, "sync"), ("ray", True, "sync"), ("ray", False, "async"), ("ray", True, "async")])])

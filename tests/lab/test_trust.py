@@ -371,7 +371,7 @@ def try_all(tmp_path, share):
 
 
 def test_wrong_types_end_in_our_errors(tmp_path, capsys):
-    try_all(tmp_path, 0.01)
+    try_all(tmp_path, 0.005)
 
 
 def test_a_seed_beyond_all_numbers_is_refused(tmp_path, capsys):
