@@ -21,10 +21,11 @@ from parl_like.algorithms.reinforce import REINFORCE
 from parl_like.algorithms.rem import REM
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.tabular import SARSA, QLearning
+from parl_like.algorithms.tqc import QRSAC, TQC
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
     "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MDQN", "NPG", "PPG", "PPO", "QRDQN",
-    "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TRPO", "VMPO", "ActorCritic", "DroQ", "QLearning", "Rainbow", "Stream",
-    "WorldModel",
+    "QRSAC", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO", "ActorCritic", "DroQ", "QLearning",
+    "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

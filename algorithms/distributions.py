@@ -55,14 +55,20 @@ def quantile_huber(quantiles: Tensor, targets: Tensor, fractions: Tensor, kappa:
     equation 10); κ = 0: quantile regression.
 
     Args:
-        quantiles, fractions: θ [N, K] at τ, [N, K] or [K].
+        quantiles, fractions: θ [..., N, K] at τ, [N, K] or [K].
         targets: y [N, J], each as probable as the others.
 
     Returns:
-        [N].
+        [..., N].
     """
     shape = (*quantiles.shape, targets.shape[1])
-    y, theta = targets.unsqueeze(1).expand(shape), quantiles.unsqueeze(2).expand(shape)
+    y, theta = targets.unsqueeze(1).expand(shape), quantiles.unsqueeze(-1).expand(shape)
     asymmetry = (fractions.unsqueeze(-1) - (y < theta).float()).abs()
     losses: Tensor = asymmetry * F.smooth_l1_loss(theta, y, reduction="none", beta=kappa)
-    return losses.mean(2).sum(1)
+    return losses.mean(-1).sum(-1)
+
+
+def truncated(quantiles: Tensor, drop: int) -> Tensor:
+    """All quantiles [C, N, K] of C distributions without the C · `drop` largest of each row: [N, C · (K − drop)], rising."""
+    pooled = quantiles.transpose(0, 1).flatten(1).sort(1).values
+    return pooled[:, : len(quantiles) * (quantiles.shape[2] - drop)]

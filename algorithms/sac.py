@@ -87,6 +87,11 @@ class SAC(Algorithm):
         """The same for the actor, of the values of the critics themselves."""
         return q.amin(0)
 
+    def drawn(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """An action [N, …] in a Box for each row of what the policy gave out, and log π [N] of it."""
+        noise = torch.randn(out["mean"].shape, generator=self.torch_rng, device=out["mean"].device)
+        return self.model.head.draw(out, noise)  # type: ignore[no-any-return]
+
     def soft(self, obs: Any, critic: Any, pool: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """E [pool(Q(s, a))] of these critics and E [log π(a|s)], both [N], over the policy's actions."""
         out = self.model.policy(obs)
@@ -94,8 +99,7 @@ class SAC(Algorithm):
             log_p = self.model.head.log_probs(out)
             p = log_p.exp()
             return (p * pool(critic.q(obs))).sum(-1), (p * log_p).sum(-1)
-        noise = torch.randn(out["mean"].shape, generator=self.torch_rng, device=out["mean"].device)
-        act, log_p = self.model.head.draw(out, noise)
+        act, log_p = self.drawn(out)
         return pool(critic.q(obs, act)), log_p
 
     def process(self, batch: Batch) -> Batch:
@@ -105,10 +109,14 @@ class SAC(Algorithm):
         batch.target = rew + discount * (q - self.log_alpha.exp() * log_p)
         return batch
 
-    def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
+    def critic_lesson(self, batch: Batch) -> dict[str, Tensor]:
+        """The critics' loss, and the rows' priorities."""
         q = self.model.q(batch.obs)[:, range(len(batch)), batch.act] if self.discrete else self.model.q(batch.obs, batch.act)
         error = q - batch.target
-        yield {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+        return {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+
+    def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
+        yield self.critic_lesson(batch)
         if self.due("actor"):
             alpha = self.log_alpha.detach().exp()
             q, log_p = self.soft(batch.obs, self.model, self.actor_value)

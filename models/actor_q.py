@@ -24,6 +24,7 @@ class MLPActorQ(Model):
             one value per action, and a Dict observation may hold `mask` [A]: 1 for the legal ones.
         hidden: Sizes of the hidden layers of the policy and of each critic.
         critics: How many.
+        heads: Numbers of each critic for each action, such as quantiles of its return; `q` is their mean.
         dropout, layer_norm: Of the critics' hidden layers, see `DropoutEnsembleMLP`.
         policy: 'squashed' draws (tanh of a normal distribution; Discrete: categorical), 'deterministic' has one action (`act`).
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation. It is moved by
@@ -36,7 +37,7 @@ class MLPActorQ(Model):
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (256, 256), activation: str = "relu",
-        critics: int = 2, dropout: float = 0.0, layer_norm: bool = False,
+        critics: int = 2, heads: int = 1, dropout: float = 0.0, layer_norm: bool = False,
         policy: Literal["squashed", "deterministic"] = "squashed", trunk: nn.Module | None = None,
     ) -> None:
         super().__init__(obs, act)
@@ -47,7 +48,9 @@ class MLPActorQ(Model):
             raise TypeError(f"MLPActorQ: act is {act}; expected Discrete, or a Box with finite bounds")
         if self.discrete and policy == "deterministic":
             raise TypeError(f"MLPActorQ: act is {act}; a deterministic policy needs a Box")
-        self.mask = mask_key(obs, act)
+        if heads < 1:
+            raise ValueError(f"MLPActorQ: heads is {heads}; expected at least 1")
+        self.heads, self.mask = heads, mask_key(obs, act)
         self.perception = perception(obs, act, trunk)
         size: Any = self.perception.out_size
         self.dim = int(act.n) if isinstance(act, gym.spaces.Discrete) else math.prod(act.shape or ())
@@ -57,7 +60,7 @@ class MLPActorQ(Model):
         self.body, self.head = body, last
         self.actor = nn.ModuleList([body, last])
         inputs, outputs = (size, self.dim) if self.discrete else (size + self.dim, 1)
-        sizes = [inputs, *hidden, outputs]
+        sizes = [inputs, *hidden, outputs * heads]
         self.critics = (DropoutEnsembleMLP(critics, sizes, activation, dropout, layer_norm) if dropout or layer_norm else
                         EnsembleMLP(critics, sizes, activation, activate_last=False))
 
@@ -71,10 +74,15 @@ class MLPActorQ(Model):
         flat = torch.tanh(self.head(self.body(self.perception(obs))))
         return flat.reshape(len(flat), *self.act_specs["act"].shape)
 
-    def q(self, obs: Any, act: Tensor | None = None) -> Tensor:
-        """Values of actions [N, …] in [−1, 1]: [critics, N]; for Discrete of all actions: [critics, N, A]."""
+    def values(self, obs: Any, act: Tensor | None = None) -> Tensor:
+        """Of actions [N, …] in [−1, 1]: [critics, N, heads]; for Discrete of all actions: [critics, N, A, heads]."""
         features = self.perception(obs)
         if self.discrete:
-            return self.critics(features)  # type: ignore[no-any-return]
+            return self.critics(features).unflatten(-1, (self.dim, self.heads))  # type: ignore[no-any-return]
         assert act is not None
-        return self.critics(torch.cat([features, act.reshape(len(act), -1)], -1)).squeeze(-1)  # type: ignore[no-any-return]
+        return self.critics(torch.cat([features, act.reshape(len(act), -1)], -1))  # type: ignore[no-any-return]
+
+    def q(self, obs: Any, act: Tensor | None = None) -> Tensor:
+        """The means over the heads: [critics, N], or [critics, N, A]."""
+        values = self.values(obs, act)
+        return values.squeeze(-1) if self.heads == 1 else values.mean(-1)

@@ -62,6 +62,8 @@ USUAL: dict[str, dict[str, Any]] = {
     "REDQ": {**OFF_POLICY, "MLPActorQ.critics": 10, "OffPolicyHelper.updates": 20, "total_steps": 5_000},
     "DroQ": {**OFF_POLICY, "MLPActorQ.dropout": 0.01, "MLPActorQ.layer_norm": True, "OffPolicyHelper.updates": 20,
              "total_steps": 5_000},
+    "TQC": {**OFF_POLICY, "TQC.lr": 1e-3, "MLPActorQ.critics": 5, "MLPActorQ.heads": 25},
+    "QRSAC": {**OFF_POLICY, "QRSAC.lr": 1e-3, "MLPActorQ.heads": 32},
     "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
     "ES": EVOLUTION, "CEM": EVOLUTION, "ARS": {**EVOLUTION, "MLPActorCritic.hidden": []},
