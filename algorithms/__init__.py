@@ -16,6 +16,7 @@ from parl_like.algorithms.munchausen import MDQN
 from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.ppg import PPG
 from parl_like.algorithms.quantiles import FQF, IQN, QRDQN
+from parl_like.algorithms.r2d2 import R2D2
 from parl_like.algorithms.redq import REDQ, DroQ
 from parl_like.algorithms.reinforce import REINFORCE
 from parl_like.algorithms.rem import REM
@@ -26,6 +27,6 @@ from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
     "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MDQN", "NPG", "PPG", "PPO", "QRDQN",
-    "QRSAC", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO", "ActorCritic", "DroQ", "QLearning",
-    "Rainbow", "Stream", "WorldModel",
+    "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO", "ActorCritic", "DroQ",
+    "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from parl_like.batch import Batch
@@ -30,6 +31,36 @@ def rewards_and_discount(batch: Batch, discounts: Tensor) -> tuple[Tensor, Tenso
     if len(discounts) == 2:
         return rew, discounts[1] * alive
     return rew @ discounts[:-1], discounts[batch.valid] * alive  # rewards are zero after the end: missing ones add nothing
+
+
+def along(rew: Tensor, discount: Tensor, valid: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns of up to n steps of every row of a sequence: G = Σ_{k<m} D_k r_{t+k} + D_m · (what follows), D_k the product of the
+    discounts of the k rows from t on; m ≤ n rows until the end of the sequence.
+
+    Args:
+        rew, discount: [N, L]; discount 0 where the episode terminated.
+        valid: [N, L] bool, rows that are real: the first so many of each sequence.
+
+    Returns:
+        Σ_{k<m} D_k r_{t+k}, D_m, and t + m, the row before which it ends (L: after the last one), all [N, L].
+    """
+    real = F.pad(valid, (0, n - 1))
+    each = torch.where(real, F.pad(discount, (0, n - 1)), 1.0).unfold(1, n, 1).cumprod(-1)
+    rewards = torch.where(real, F.pad(rew, (0, n - 1)), 0.0).unfold(1, n, 1)
+    then = torch.minimum(torch.arange(rew.shape[1], device=rew.device) + n, valid.sum(1, keepdim=True))
+    return rewards[..., 0] + (each[..., :-1] * rewards[..., 1:]).sum(-1), each[..., -1], then
+
+
+def rescale(x: Tensor, eps: float) -> Tensor:
+    """h(x) = sign(x) (√(|x| + 1) − 1) + ε x, which makes large values small (Pohlen et al. 2018)."""
+    return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + eps * x
+
+
+def rescale_inverse(y: Tensor, eps: float) -> Tensor:
+    """h⁻¹ of `rescale`: s = √(|x| + 1) is the root of ε s² + s = 1 + ε + |y|."""
+    c = 1.0 + eps + y.abs()
+    s = 2.0 * c / (1.0 + (1.0 + 4.0 * eps * c).sqrt())  # this form of the root loses no digits where ε is small, or 0
+    return y.sign() * (s * s - 1.0)
 
 
 def row_mean(values: Tensor, batch: Batch) -> Tensor:

@@ -25,7 +25,7 @@ from parl_like.models.heads import (
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, FlatObs, MLPActorCritic
 from parl_like.models.planner import Planner
-from parl_like.models.recurrent import RecurrentActorCritic
+from parl_like.models.recurrent import RecurrentActorCritic, RecurrentQ
 from parl_like.models.tabular import QTable
 from parl_like.models.thinker_net import ThinkerNet
 
@@ -54,6 +54,7 @@ __all__ = [
     "Planner",
     "QTable",
     "RecurrentActorCritic",
+    "RecurrentQ",
     "SquashedGaussianHead",
     "ThinkerNet",
     "make_head",

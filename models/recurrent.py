@@ -1,4 +1,4 @@
-"""Actor-critic with a memory."""
+"""Networks with a memory: an actor-critic, and values of actions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,74 @@ from torch import Tensor, nn
 
 from parl_like.layers import gru, lstm
 from parl_like.model import Model
-from parl_like.models.heads import Distribution, make_head, mask_key
+from parl_like.models.heads import Distribution, make_head, mask_key, masked
 from parl_like.models.mlp import MLP, perception
 from parl_like.spec import Spec
 
 
-class RecurrentActorCritic(Model):
+class Recurrent(Model):
+    """Perception → hidden layers → GRU or LSTM: what the models here begin with.
+
+    Args:
+        obs, act: Spaces.
+        hidden: Sizes of the layers before the memory.
+        memory: 'gru' (state `h`) or 'lstm' (states `h` and `c`).
+        size: Numbers in each state. keep: How strongly the memory begins as one that keeps, see `lstm`; 3 for delays of 20 steps.
+        trunk: A perception with `out_size`; None: the flat observation.
+    """
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int], memory: Literal["gru", "lstm"], size: int,
+        keep: float, activation: str, orthogonal: bool, trunk: nn.Module | None,
+    ) -> None:
+        super().__init__(obs, act)
+        if memory not in ("gru", "lstm"):
+            raise ValueError(f"{type(self).__name__}: memory is {memory!r}; expected 'gru' or 'lstm'")
+        self.size, self.states = size, ("h",) if memory == "gru" else ("h", "c")
+        self.mask = mask_key(obs, act)
+        self.perception = perception(obs, act, trunk)
+        features: Any = self.perception.out_size
+        self.body = MLP([features, *hidden], activation, activate_last=True, orthogonal=orthogonal)
+        self.memory = (gru if memory == "gru" else lstm)(size, self.body.out_size, keep=keep)
+
+    def state_specs(self) -> dict[str, Spec]:
+        return {name: Spec(name, (self.size,), np.dtype(np.float32)) for name in self.states}
+
+    def _remember(self, obs: Any, state: Any, first: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        y, after = self.memory(self.body(self.perception(obs)), state, first)
+        return y, after
+
+
+class RecurrentQ(Recurrent):
+    """q(obs, state) -> (q [..., A], state after): values of actions behind a memory, for `R2D2`.
+
+    obs [N, …] is one step, obs [T, N, …] are T of one episode each.
+
+    Args:
+        obs, act: Spaces, as for `MLPQ`.
+        hidden, memory, size, keep, trunk: As for `RecurrentActorCritic`.
+        dueling: q = v + a − mean(a) (Wang et al. 2016), each linear in the memory.
+    """
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Literal["gru", "lstm"] = "gru",
+        size: int = 64, keep: float = 0.0, activation: str = "relu", dueling: bool = False, trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act, hidden, memory, size, keep, activation, False, trunk)
+        if not isinstance(act, gym.spaces.Discrete):
+            raise TypeError(f"RecurrentQ: act is {act}; expected Discrete, for one value per action (use RecurrentActorCritic)")
+        self.v = MLP([size, 1]) if dueling else None
+        self.net = MLP([size, int(act.n)])
+
+    def q(self, obs: Any, state: Mapping[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        y, after = self._remember(obs, state)
+        q: Tensor = self.net(y)
+        if self.v is not None:
+            q = self.v(y) + q - q.mean(-1, keepdim=True)
+        return q if self.mask is None else masked(q, obs[self.mask]), after
+
+
+class RecurrentActorCritic(Recurrent):
     """Perception → hidden layers → GRU or LSTM, on which policy and value each have a linear head.
 
     Args:
@@ -33,24 +95,9 @@ class RecurrentActorCritic(Model):
         size: int = 64, keep: float = 0.0, activation: str = "tanh", orthogonal: bool = True, log_std_init: float = 0.0,
         state_dependent_std: bool = False, trunk: nn.Module | None = None, distribution: Distribution = "gaussian",
     ) -> None:
-        super().__init__(obs, act)
-        if memory not in ("gru", "lstm"):
-            raise ValueError(f"RecurrentActorCritic: memory is {memory!r}; expected 'gru' or 'lstm'")
-        self.size, self.states = size, ("h",) if memory == "gru" else ("h", "c")
-        self.mask = mask_key(obs, act)
-        self.perception = perception(obs, act, trunk)
-        features: Any = self.perception.out_size
-        self.body = MLP([features, *hidden], activation, activate_last=True, orthogonal=orthogonal)
-        self.memory = (gru if memory == "gru" else lstm)(size, self.body.out_size, keep=keep)
+        super().__init__(obs, act, hidden, memory, size, keep, activation, orthogonal, trunk)
         self.critic = MLP([size, 1], orthogonal=orthogonal, last_gain=1.0)
         self.head = make_head(size, act, 0.01 if orthogonal else None, log_std_init, state_dependent_std, distribution)
-
-    def state_specs(self) -> dict[str, Spec]:
-        return {name: Spec(name, (self.size,), np.dtype(np.float32)) for name in self.states}
-
-    def _remember(self, obs: Any, state: Any, first: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        y, after = self.memory(self.body(self.perception(obs)), state, first)
-        return y, after
 
     def _out(self, obs: Any, y: Tensor) -> dict[str, Tensor]:
         out: dict[str, Tensor] = self.head(y, None if self.mask is None else obs[self.mask])

@@ -8,6 +8,7 @@ value-based
     values(obs) -> [N, A, K]                        Several of each, such as quantiles, with q their mean (QR-DQN, REM).
     logits(obs) -> [N, A, K], support [K]           Of the returns `support`, with q their mean (C51, Rainbow).
     quantiles(obs, fractions [N, K]) -> [N, A, K]   Quantiles of the return, at any fractions (IQN, FQF).
+    q(obs, state) -> (q, state)                     With a memory: q [N, A], or [T, N, A] of T steps in a row (R2D2).
 
 actor-critic
     policy(obs, state=None) -> (out, state)         For acting: computes no value. `out`: what the explorer reads, each [N, ...]

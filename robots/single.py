@@ -45,6 +45,9 @@ USUAL: dict[str, dict[str, Any]] = {
                 **{f"{model}.{key}": value for model in ("MLPCategoricalQ", "ConvCategoricalQ", "MLPQ", "ConvQ")
                    for key, value in (("dueling", True), ("noisy", 0.5))},
                 "OffPolicyHelper.buffer": "PrioritizedReplayBuffer", "OffPolicyHelper.random_steps": 1_000},
+    "R2D2": {**values_of("R2D2", "RecurrentQ", "RecurrentQ", n_step=5), "RecurrentQ.hidden": [], "RecurrentQ.dueling": True,
+             "OffPolicyHelper.buffer": "PrioritizedReplayBuffer", "PrioritizedReplayBuffer.alpha": 0.9,
+             "PrioritizedReplayBuffer.beta": 0.6},
     "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
     "PPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPG.policy_lessons": 8, "MLPActorCritic.auxiliary": True,
             "ConvActorCritic.auxiliary": True},

@@ -48,6 +48,11 @@ def test_an_auxiliary_task_does_something():
     assert statistics.median(scores("auxiliary-cartpole", auxiliary=False, lr=3e-3)) <= 60
 
 
+def test_a_memory_does_something():
+    assert min(scores("r2d2-recall")) >= 0.95
+    assert statistics.median(scores("dqn-cartpole", env="Recall-v0", total_steps=30_000)) <= 0.6
+
+
 def test_goals_do_something():
     pytest.importorskip("minigrid")
     assert statistics.median(scores("hierarchy-doorkey")) >= 0.9

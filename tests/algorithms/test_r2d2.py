@@ -1,0 +1,171 @@
+"""R2D2: its targets by hand, what its memory is, and that without memory it is DQN."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from value_rows import ACT, MASKED, OBS, batch_of, rows
+
+from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
+from parl_like.algorithms import DQN, R2D2
+from parl_like.algorithms.targets import along, rescale, rescale_inverse
+from parl_like.contract import ContractError
+from parl_like.envs.recall import Recall
+from parl_like.model import Model
+from parl_like.models import MLPQ, RecurrentQ
+from parl_like.spec import Spec
+from parl_like.stages import StopAfterSteps
+
+
+def test_rescaling_by_hand_and_back():
+    """h(3) = √4 − 1 + 3 ε, h(−8) = −(√9 − 1) − 8 ε."""
+    x = torch.tensor([0.0, 3.0, -8.0], dtype=torch.float64)
+    np.testing.assert_allclose(rescale(x, 0.001), [0.0, 1.003, -2.008], rtol=1e-12)
+    x = torch.linspace(-1e4, 1e4, 101)
+    for eps in (0.0, 1e-3, 0.5):
+        np.testing.assert_allclose(rescale_inverse(rescale(x, eps), eps), x, rtol=1e-4)
+
+
+def test_returns_along_a_sequence_by_hand():
+    """Two steps at discount ½. The first sequence has three real rows; the second terminates at its second."""
+    rew = torch.tensor([[1.0, 2.0, 4.0, 9.0], [1.0, 2.0, 9.0, 9.0]])
+    discount = torch.tensor([[0.5, 0.5, 0.5, 0.5], [0.5, 0.0, 0.5, 0.5]])
+    valid = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    total, factor, then = along(rew, discount, valid, 2)
+    assert total[0, :3].tolist() == [2.0, 4.0, 4.0] and total[1, :2].tolist() == [2.0, 2.0]
+    assert factor[0, :3].tolist() == [0.25, 0.25, 0.5] and factor[1, :2].tolist() == [0.0, 0.0]
+    assert then[0, :3].tolist() == [2, 3, 3] and then[1, :2].tolist() == [2, 2]
+
+
+class Sums(Model):
+    """Remembers the sum h of what it saw; q = (h, scale · h)."""
+
+    def __init__(self, scale=1.0):
+        super().__init__(gym.spaces.Box(-9, 9, (1,), np.float32), gym.spaces.Discrete(2))
+        self.scale = torch.nn.Parameter(torch.tensor([1.0, scale]))
+
+    def state_specs(self):
+        return {"h": Spec("h", (1,), np.dtype(np.float32))}
+
+    def q(self, obs, state=None):
+        h = obs.cumsum(0) + state["h"] if obs.ndim == 3 else obs + state["h"]
+        return h * self.scale, {"h": h[-1] if obs.ndim == 3 else h}
+
+
+def sequences(**more):
+    """Two sequences of two rows behind one of burn-in. The first follows a row and goes on; the second begins its episode with a
+    stored memory of 10 and is truncated at its first row, which led to 7."""
+    fields = {"obs": [[1.0, 2.0, 3.0], [4.0, 4.0, 4.0]], "obs_next": [[2.0, 3.0, 5.0], [7.0, 7.0, 7.0]],
+              "rew": [[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]], "act": [[0, 1, 0], [1, 1, 1]], "state.h": [[0.5], [10.0]],
+              "valid": [[True, True, True], [False, True, False]],
+              "terminated": [[False] * 3, [False] * 3], "truncated": [[False] * 3, [True] * 3], **more}
+    return {name: np.array(value, None if name in ("act", "valid", "terminated", "truncated") else np.float32)
+            for name, value in ((name, np.expand_dims(value, -1) if name.startswith("obs") else value)
+                                for name, value in fields.items())}
+
+
+@torch.no_grad()
+def processed(learner, **more):
+    return learner.process(batch_of(sequences(**more)))
+
+
+def test_targets_and_priorities_by_hand():
+    """Scale 2, the target 3. First sequence: h 0.5 + 1 = 1.5 after the burn-in, then 3.5, 6.5 and at last 11.5. y_1 = 1 + ½ · 2 +
+    ¼ · 3 · 11.5, y_2 = 2 + ½ · 3 · 11.5. Second one: h stays 10, then 14, and 21 follows: y_1 = 3 + ½ · 3 · 21."""
+    learner = R2D2(Sums(2.0), gamma=0.5, n_step=2, sequence=2, burn_in=1, eps=None, eta=0.5)
+    learner.target.scale.data = torch.tensor([1.0, 3.0])
+    batch = processed(learner)
+    assert batch.memory.h.tolist() == [[1.5], [10.0]]
+    np.testing.assert_allclose(batch.target[0], [2 + 0.75 * 11.5, 2 + 1.5 * 11.5])
+    np.testing.assert_allclose(batch.target[1, 0], 3 + 1.5 * 21)
+    out = learner.learn(batch)
+    # |y − q|: |10.625 − 2 · 3.5| = 3.625 and |19.25 − 6.5| = 12.75; |34.5 − 2 · 14| = 6.5
+    np.testing.assert_allclose(out["priority"], [(12.75 + (3.625 + 12.75) / 2) / 2, 6.5])
+    np.testing.assert_allclose(out["loss"].detach(), (3.125 + 12.25 + 6.0) / 3, rtol=1e-6)
+    weighted = learner.learn(processed(learner, weight=[2.0, 0.5]))
+    np.testing.assert_allclose(weighted["loss"].detach(), (2 * (3.125 + 12.25) + 0.5 * 6.0) / 3, rtol=1e-6)
+    squeezed = R2D2(Sums(2.0), gamma=0.5, n_step=2, sequence=2, burn_in=1, target_period=0)
+    # h⁻¹ of 2 · 11.5, twice a quarter of it, and h again
+    inside = 2 + 0.25 * float(rescale_inverse(torch.tensor(23.0), 1e-3))
+    np.testing.assert_allclose(processed(squeezed).target[0, 0], np.sqrt(inside + 1) - 1 + 1e-3 * inside,
+                               rtol=1e-5)
+
+
+def test_an_end_by_termination_has_nothing_behind_it():
+    learner = R2D2(Sums(), gamma=0.5, n_step=3, sequence=2, burn_in=1, eps=None)
+    batch = processed(learner, terminated=[[False, False, True], [True] * 3])
+    assert batch.target[0].tolist() == [2.0, 2.0] and batch.target[1, 0] == 3.0
+
+
+class Forgetful(MLPQ):
+    """A memory that keeps nothing."""
+
+    def state_specs(self):
+        return {"h": Spec("h", (1,), np.dtype(np.float32))}
+
+    def q(self, obs, state=None):
+        return super().q(obs), dict(state)
+
+
+@pytest.mark.parametrize("obs", [OBS, MASKED])
+def test_without_a_memory_it_is_dqn(obs):
+    """The same rows, two by two in sequences, give the same weights."""
+    model = MLPQ(obs, ACT, (8,))
+    forgetful = Forgetful(obs, ACT, (8,))
+    forgetful.load_state_dict(model.state_dict())
+    one = ComputationTask(DQN(model, target_period=5))
+    other = ComputationTask(R2D2(forgetful, n_step=1, sequence=2, burn_in=0, eps=None, target_period=5))
+    before = copy.deepcopy(model.state_dict())
+    for seed in range(20):
+        flat = rows(seed, masked=obs is MASKED, terminated=np.arange(8) % 4 == 3)
+        for name in ("obs.x", "obs.mask") if obs is MASKED else ("obs",):  # behind the first row of each, its second
+            flat[name.replace("obs", "obs_next")][::2] = flat[name][1::2]
+        one.learn(flat)
+        other.learn({**{name: column.reshape(4, 2, *column.shape[1:]) for name, column in flat.items()},
+                     "valid": np.ones((4, 2), bool), "state.h": np.zeros((4, 1), np.float32)})
+    for name, value in model.state_dict().items():
+        np.testing.assert_allclose(forgetful.state_dict()[name], value, atol=1e-6)
+        assert not torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_steps_in_a_row_are_the_steps_one_by_one(memory):
+    model = RecurrentQ(MASKED, ACT, (8,), memory, size=5, dueling=True)
+    obs = {"x": torch.randn(4, 3, 3), "mask": torch.ones(4, 3, 4)}
+    obs["mask"][:, :, 1] = 0
+    state = {name: torch.randn(3, 5) for name in model.state_specs()}
+    whole, after = model.q(obs, state)
+    for t in range(4):
+        q, state = model.q({name: part[t] for name, part in obs.items()}, state)
+        torch.testing.assert_close(whole[t], q)
+        assert (q[:, 1] == -1e9).all()
+    torch.testing.assert_close(after, state)
+    advantages = model.net(model._remember(obs, state)[0])
+    assert model.v is not None and advantages.shape == (4, 3, 4)
+
+
+def test_burn_in_finds_the_memory_that_the_agent_had():
+    """With parameters that stand still it is the one that was stored with the row after it."""
+    spaces = dict(obs=Recall().observation_space, act=Recall().action_space)
+    func = create_algorithm_func(RecurrentQ, {**spaces, "hidden": (), "size": 4}, R2D2, dict(sequence=5, burn_in=3, lr=0.0))
+    tasks = {"RL": ComputationTask(func, lambda: OffPolicyHelper(size=200, batch_size=16))}
+    with Robot(lambda: Recall(6), tasks=tasks, n_agents=2, seed=0) as robot:
+        robot.run(StopAfterSteps(100))
+        helper = robot.agents[0].helpers["RL"]
+        found, at = helper.sample(64)
+        batch = batch_of(found)
+        warmed = robot.tasks["RL"].algorithm.warmed(robot.tasks["RL"].algorithm.model, batch)
+        torch.testing.assert_close(warmed["h"], torch.from_numpy(robot.buffers["RL"].get(at, "state.h")))
+        assert warmed["h"].abs().max() > 0 and not found["valid"][:, :3].all()
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: R2D2(MLPQ(OBS, ACT)), "needs a memory"), (lambda: DQN(RecurrentQ(OBS, ACT)), "tuple"),
+    (lambda: RecurrentQ(OBS, OBS), "expected Discrete"), (lambda: R2D2(RecurrentQ(OBS, ACT), sequence=1), "sequence is 1"),
+    (lambda: RecurrentQ(OBS, ACT, memory="rnn"), "memory is 'rnn'"),
+])
+def test_what_does_not_fit_is_refused(make, message):
+    with pytest.raises((ContractError, TypeError, ValueError), match=message):
+        ComputationTask(make())
