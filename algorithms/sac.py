@@ -41,6 +41,7 @@ class SAC(Algorithm):
     calls = {"policy": "policy(obs) -> what its head reads,", "q": "q(obs, act) -> [critics, N], for Discrete q(obs) -> "
              "[critics, N, A],", "head": "head, which draws actions and knows log π,", "actor": "actor, the policy's own layers,"}
     fitting_models = "MLPActorQ"
+    has_target = True  # whether targets are those of a copy that follows the critics
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, alpha: float = 1.0,
@@ -56,14 +57,13 @@ class SAC(Algorithm):
         self.target_entropy = standard if target_entropy is None else target_entropy
         self.tau, self.window = tau, Window(n_step=n_step, in_order=False)
         self.discounts = powers(gamma, n_step)
-        self.target = self.model.clone()
+        self.target = self.model.clone() if self.has_target else self.model
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(alpha)), requires_grad=learn_alpha)
-        self.losses = actor_and_critics(self, lr if actor_lr is None else actor_lr, delay)
-        if learn_alpha:
-            self.losses["temperature"] = Loss(self.log_alpha, lr if alpha_lr is None else alpha_lr, every=delay)
+        temperature = {"temperature": Loss(self.log_alpha, lr if alpha_lr is None else alpha_lr, every=delay)}
+        self.losses = actor_and_critics(self, lr if actor_lr is None else actor_lr, delay) | (temperature if learn_alpha else {})
 
     def networks(self) -> dict[str, torch.nn.Module]:
-        return {"model": self.model, "target": self.target}
+        return {"model": self.model, "target": self.target} if self.has_target else {"model": self.model}
 
     def check_model(self, inputs: Batch) -> None:
         act, wanted = self.model.act_space, "log_probs" if self.discrete else "draw"
@@ -92,13 +92,17 @@ class SAC(Algorithm):
         noise = torch.randn(out["mean"].shape, generator=self.torch_rng, device=out["mean"].device)
         return self.model.head.draw(out, noise)  # type: ignore[no-any-return]
 
+    def expected(self, out: Mapping[str, Tensor], q: Tensor) -> tuple[Tensor, Tensor]:
+        """E q and E log π, both [N], over the Discrete actions with the values q [N, A]."""
+        log_p = self.model.head.log_probs(out)
+        p = log_p.exp()
+        return (p * q).sum(-1), (p * log_p).sum(-1)
+
     def soft(self, obs: Any, critic: Any, pool: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """E [pool(Q(s, a))] of these critics and E [log π(a|s)], both [N], over the policy's actions."""
         out = self.model.policy(obs)
         if self.discrete:
-            log_p = self.model.head.log_probs(out)
-            p = log_p.exp()
-            return (p * pool(critic.q(obs))).sum(-1), (p * log_p).sum(-1)
+            return self.expected(out, pool(critic.q(obs)))
         act, log_p = self.drawn(out)
         return pool(critic.q(obs, act)), log_p
 
@@ -123,4 +127,5 @@ class SAC(Algorithm):
             yield {"actor": (alpha * log_p - q).mean(), "entropy": -log_p.detach().mean(), "alpha": alpha}
             if self.log_alpha.requires_grad:
                 yield {"temperature": -self.log_alpha * (log_p.detach().mean() + self.target_entropy)}
-        self.target.sync_from(self.model, decay=1.0 - self.tau)
+        if self.has_target:
+            self.target.sync_from(self.model, decay=1.0 - self.tau)

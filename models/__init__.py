@@ -5,6 +5,7 @@ if __name__ != "parl_like.models":
 
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
+from parl_like.models.cross_q import MLPCrossQ
 from parl_like.models.distributional import (
     ConvCategoricalQ,
     ConvFractionQ,
@@ -47,6 +48,7 @@ __all__ = [
     "LSTMAttention",
     "MLPActorCritic",
     "MLPActorQ",
+    "MLPCrossQ",
     "MLPCategoricalQ",
     "MLPFractionQ",
     "MLPImplicitQ",

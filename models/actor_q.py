@@ -74,13 +74,18 @@ class MLPActorQ(Model):
         flat = torch.tanh(self.head(self.body(self.perception(obs))))
         return flat.reshape(len(flat), *self.act_specs["act"].shape)
 
+    def critic_inputs(self, obs: Any, act: Tensor | None) -> Tensor:
+        """What the critics see, [N, size]."""
+        features: Tensor = self.perception(obs)
+        if self.discrete:
+            return features
+        assert act is not None
+        return torch.cat([features, act.reshape(len(act), -1)], -1)
+
     def values(self, obs: Any, act: Tensor | None = None) -> Tensor:
         """Of actions [N, …] in [−1, 1]: [critics, N, heads]; for Discrete of all actions: [critics, N, A, heads]."""
-        features = self.perception(obs)
-        if self.discrete:
-            return self.critics(features).unflatten(-1, (self.dim, self.heads))  # type: ignore[no-any-return]
-        assert act is not None
-        return self.critics(torch.cat([features, act.reshape(len(act), -1)], -1))  # type: ignore[no-any-return]
+        values: Tensor = self.critics(self.critic_inputs(obs, act))
+        return values.reshape(*values.shape[:-1], self.dim, self.heads) if self.discrete else values
 
     def q(self, obs: Any, act: Tensor | None = None) -> Tensor:
         """The means over the heads: [critics, N], or [critics, N, A]."""

@@ -67,6 +67,7 @@ USUAL: dict[str, dict[str, Any]] = {
              "total_steps": 5_000},
     "TQC": {**OFF_POLICY, "TQC.lr": 1e-3, "MLPActorQ.critics": 5, "MLPActorQ.heads": 25},
     "QRSAC": {**OFF_POLICY, "QRSAC.lr": 1e-3, "MLPActorQ.heads": 32},
+    "CrossQ": {**OFF_POLICY, "models": ("MLPCrossQ",)},
     "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
     "ES": EVOLUTION, "CEM": EVOLUTION, "ARS": {**EVOLUTION, "MLPActorCritic.hidden": []},

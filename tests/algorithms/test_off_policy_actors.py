@@ -13,14 +13,14 @@ import torch
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Shared
-from parl_like.algorithms import DDPG, QRSAC, REDQ, SAC, TD3, TQC, DroQ
+from parl_like.algorithms import DDPG, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.batch import Batch
 from parl_like.drivers.processes import Processes
 from parl_like.explorer import Noisy, SquashedGaussian
 from parl_like.leaf import same
 from parl_like.model import Model
-from parl_like.models import MLPActorQ, SquashedGaussianHead
+from parl_like.models import MLPActorQ, MLPCrossQ, SquashedGaussianHead
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.stages import StopAfterSteps
 
@@ -270,6 +270,7 @@ MEMBERS = {
     "REDQ": (Aim, REDQ, {"critics": 3}), "discrete REDQ": (Pick, REDQ, {"critics": 3}),
     "DroQ": (Aim, DroQ, {"dropout": 0.1, "layer_norm": True}),
     "TQC": (Aim, TQC, {"heads": 5}), "QRSAC": (Aim, QRSAC, {"heads": 5}),
+    "CrossQ": (Aim, CrossQ, {"critic_hidden": (16,)}), "discrete CrossQ": (Pick, CrossQ, {"critic_hidden": (16,)}),
 }
 """Name → environment with observations of several arrays, algorithm, and what its network is."""
 
@@ -283,7 +284,8 @@ def beside(name, **options):
         create_algorithm_func(model, {**spaces, **more}, learner, dict(lr=0.01)),
         lambda every=every: OffPolicyHelper(size=500, batch_size=16, learn_every=every), serve=serve)
         for task, model, learner, more, every in (
-            ("RL", MLPActorQ, algorithm, network, 4), ("dynamics", Dynamics, DynamicsLearner, {}, 8))}
+            ("RL", MLPCrossQ if algorithm is CrossQ else MLPActorQ, algorithm, network, 4),
+            ("dynamics", Dynamics, DynamicsLearner, {}, 8))}
     return Robot(env, tasks=tasks, n_agents=2, seed=0, trace=True, **options)
 
 
