@@ -15,6 +15,7 @@ from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.mpo import VMPO
 from parl_like.algorithms.munchausen import MDQN
 from parl_like.algorithms.natural import NPG, TRPO
+from parl_like.algorithms.oac import OAC
 from parl_like.algorithms.ppg import PPG
 from parl_like.algorithms.quantiles import FQF, IQN, QRDQN
 from parl_like.algorithms.r2d2 import R2D2
@@ -27,7 +28,7 @@ from parl_like.algorithms.tqc import QRSAC, TQC
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MDQN", "NPG", "PPG", "PPO", "QRDQN",
-    "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO", "ActorCritic", "CrossQ", "DroQ",
-    "QLearning", "Rainbow", "Stream", "WorldModel",
+    "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MDQN", "NPG", "OAC", "PPG", "PPO",
+    "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO", "ActorCritic", "CrossQ",
+    "DroQ", "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Shared
-from parl_like.algorithms import DDPG, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
+from parl_like.algorithms import DDPG, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.batch import Batch
 from parl_like.drivers.processes import Processes
@@ -269,7 +269,7 @@ MEMBERS = {
     "DDPG": (Aim, DDPG, {"policy": "deterministic", "critics": 1}),
     "REDQ": (Aim, REDQ, {"critics": 3}), "discrete REDQ": (Pick, REDQ, {"critics": 3}),
     "DroQ": (Aim, DroQ, {"dropout": 0.1, "layer_norm": True}),
-    "TQC": (Aim, TQC, {"heads": 5}), "QRSAC": (Aim, QRSAC, {"heads": 5}),
+    "TQC": (Aim, TQC, {"heads": 5}), "QRSAC": (Aim, QRSAC, {"heads": 5}), "OAC": (Aim, OAC, {}),
     "CrossQ": (Aim, CrossQ, {"critic_hidden": (16,)}), "discrete CrossQ": (Pick, CrossQ, {"critic_hidden": (16,)}),
 }
 """Name → environment with observations of several arrays, algorithm, and what its network is."""
