@@ -62,6 +62,7 @@ $(VENV)/.installed: setup.py pyproject.toml constraints.txt $(shell find parl_li
 	@echo "installing into $(VENV) (torch first, in its CPU build)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 'setuptools>=77' 'cython>=3.1' wheel
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,plot,tb,grid,hdf5,minari,atari,pettingzoo,ray]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps minatar  # what it draws with is not needed
 	@touch $@
 
 clean:

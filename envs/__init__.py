@@ -1,5 +1,5 @@
 """Environments: `make_env` and `make_vector_env` build most. Importing any of them makes gymnasium know `Sokoban-v0`,
-`Sokoban-test-v0`, `Sokoban-medium-v0`, `Sokoban-hard-v0`, `Recall-v0`, and `Atari-v0` with the option
+`Sokoban-test-v0`, `Sokoban-medium-v0`, `Sokoban-hard-v0`, `Recall-v0`, and `Atari-v0` and `MinAtar-v0` with the option
 `game`."""
 
 if __name__ != "parl_like.envs":
@@ -22,6 +22,7 @@ for _id, _kind in (("Sokoban-v0", "train"), ("Sokoban-test-v0", "test"), ("Sokob
                        vector_entry_point="parl_like.envs.sokoban.vector:SokobanVectorEnv",
                        kwargs={"kind": _kind})
 gymnasium.register("Recall-v0", "parl_like.envs.recall:Recall")
+gymnasium.register("MinAtar-v0", "parl_like.envs.minatar:MinAtar", kwargs={"game": "breakout"})
 gymnasium.register("Atari-v0", "parl_like.envs.atari:Atari", kwargs={"game": "breakout"})
 
 

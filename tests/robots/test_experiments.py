@@ -67,7 +67,8 @@ def short(name):
     return THINKER if name.startswith("raw") else {**THINKER, "rec_t": 3}
 
 
-SLOW = ("thinker-atari", "thinker-sokoban", "thinker-sokoban-g2", "thinker-atari-g2", "droq-pendulum")
+SLOW = ("thinker-atari", "thinker-sokoban", "thinker-sokoban-g2", "thinker-atari-g2", "droq-pendulum",
+        "rainbow-minatar")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES])
