@@ -1,5 +1,6 @@
-"""Maximum a posteriori policy optimisation: V-MPO, on-policy. The policy is fitted to better weights of what it did, no further
-than given divergences away from where it was; temperature and penalties are Lagrange multipliers that are learned."""
+"""Maximum a posteriori policy optimisation: MPO, off-policy, and V-MPO, on-policy. The policy is fitted to a better one, which
+weighs its actions anew, no further than given divergences away from where it was; the temperature of the weights and the prices
+of the divergences are Lagrange multipliers that are learned."""
 
 from __future__ import annotations
 
@@ -7,12 +8,17 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Loss, Schedule
+from parl_like.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.algorithms.actor_critic import ActorCritic, dealt
+from parl_like.algorithms.ddpg import actor_and_critics
+from parl_like.algorithms.sac import SAC, check_actor_q
+from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
 from parl_like.batch import Batch
+from parl_like.explorer import Categorical, Explorer, SquashedGaussian
 from parl_like.model import Model
 
 Out = Mapping[str, Tensor]
@@ -49,7 +55,9 @@ def one_by_one(old: Out, new: Out) -> Sequence[Out]:
 def held(head: Any, old: Out, new: Out, log_alpha: Tensor, epsilons: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
     """Constraints mean KL(π_old ‖ π_i) ≤ ε_i, one for each of `one_by_one`, with multipliers α_i:
 
-    penalty = Σ_i α_i KL_i, which moves the policy, and Σ_i α_i (ε_i − KL_i), the loss of the multipliers.
+    penalty = Σ_i α_i KL_i, which moves the policy, and Σ_i log α_i · (ε_i − KL_i), the loss of the multipliers. Its slopes in
+    log α are those of the published one, Σ_i α_i (ε_i − KL_i), but for a factor α_i, for which Adam would take small steps down
+    from a multiplier that has been large.
 
     Args:
         old, new: What the head reads, of the same rows; `old` without a gradient.
@@ -59,15 +67,17 @@ def held(head: Any, old: Out, new: Out, log_alpha: Tensor, epsilons: Sequence[fl
         The penalty, the loss of the multipliers, and the divergences, in nats.
     """
     kl = torch.stack([head.kl(old, one).mean() for one in one_by_one(old, new)])
-    alpha = log_alpha.exp()[: len(kl)]
-    return (alpha.detach() * kl).sum(), (alpha * (alpha.new_tensor(epsilons[: len(kl)]) - kl.detach())).sum(), kl.detach()
+    log_alpha = log_alpha[: len(kl)]
+    room = log_alpha.new_tensor(epsilons[: len(kl)]) - kl.detach()
+    return (log_alpha.detach().exp() * kl).sum(), (log_alpha * room).sum(), kl.detach()
 
 
-def logarithm(*numbers: float) -> torch.nn.Parameter:
-    """Multipliers are kept as logarithms, so they stay above 0, and move by shares of themselves."""
-    if min(numbers) <= 0.0:
-        raise ValueError(f"temperature and multipliers begin at {', '.join(map(str, numbers))}; expected numbers above 0")
-    return torch.nn.Parameter(torch.tensor(numbers if len(numbers) > 1 else numbers[0]).log())
+def multipliers(eta: float, alpha: float, *epsilons: float) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
+    """log η and two log α, which begin there; logarithms, so that they stay above 0. Their bounds are checked, too."""
+    if min(eta, alpha, *epsilons) <= 0.0:
+        raise ValueError(f"temperature and multipliers begin at {eta} and {alpha}, and the bounds of divergences are {epsilons}; "
+                         "expected numbers above 0")
+    return torch.nn.Parameter(torch.tensor(eta).log()), torch.nn.Parameter(torch.tensor([alpha, alpha]).log())
 
 
 def metrics(algorithm: Any, kl: Tensor) -> dict[str, Tensor]:
@@ -110,12 +120,11 @@ class VMPO(ActorCritic):
     ) -> None:
         super().__init__(model, gamma=gamma, lam=lam, value_weight=value_weight, normalize=normalize, reward_scale=reward_scale,
                          lr=lr, max_grad_norm=max_grad_norm)
-        if epochs < 1 or minibatches < 1 or min(epsilon_eta, epsilon_alpha, epsilon_std) <= 0.0:
-            raise ValueError(f"VMPO: epochs is {epochs}, minibatches {minibatches}, epsilon_eta {epsilon_eta}, epsilon_alpha "
-                             f"{epsilon_alpha} and epsilon_std {epsilon_std}; expected at least 1, and bounds above 0")
-        self.epsilon_eta, self.epsilons = epsilon_eta, (epsilon_alpha, epsilon_std)
+        if epochs < 1 or minibatches < 1:
+            raise ValueError(f"VMPO: epochs is {epochs} and minibatches {minibatches}; expected at least 1 each")
         self.epochs, self.n_minibatches = epochs, minibatches
-        self.log_eta, self.log_alpha = logarithm(eta), logarithm(alpha, alpha)
+        self.epsilon_eta, self.epsilons = epsilon_eta, (epsilon_alpha, epsilon_std)
+        self.log_eta, self.log_alpha = multipliers(eta, alpha, epsilon_eta, *self.epsilons)
         self.losses = {"policy": Loss(self.model, lr, max_grad_norm), "dual": Loss([self.log_eta, self.log_alpha], dual_lr)}
 
     def check_model(self, inputs: Batch) -> None:
@@ -137,3 +146,97 @@ class VMPO(ActorCritic):
         value_loss, entropy = self.value_and_entropy(out, value, batch)
         yield {"policy": policy_loss + penalty + self.value_weight * value_loss, "dual": dual + prices,
                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **metrics(self, kl)}
+
+
+class MPO(Algorithm):
+    """Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018a), with the parts of the policy held apart (2018b) and
+    n-step targets (Hoffman et al. 2020). With K actions of π⁻ in s, all where these are Discrete, drawn ones for a Box:
+
+        y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · E_{a'~π⁻(s')} min_j Q⁻_j(s', a'),
+        critic loss = Σ_j mean (Q_j(s, a) − y)²,
+        ψ_k ∝ p_k exp(min_j Q⁻_j(s, a_k) / η),   actor loss = −mean Σ_i Σ_k ψ_k log π_i(a_k|s) + Σ_i α_i · mean(KL_i),
+        dual loss = η ε_η + η · mean log Σ_k p_k exp(min_j Q⁻_j(s, a_k) / η) + Σ_i α_i (ε_i − mean(KL_i)),
+
+    where p = π⁻ for Discrete, 1/K for a Box; π_i is the policy, of a normal distribution π_1 with the standard deviations of π⁻
+    and π_2 with its means; KL_i = KL(π⁻ ‖ π_i). A tanh after the normal distribution changes no divergence. Every `target_period`
+    updates π⁻, Q⁻ ← π, Q. Rows, rewards, ends, weights and priorities are as in `TD3`.
+
+    Args:
+        model: As for SAC; `head` also has `log_prob(out, act)` and `kl(out, other)`. One critic (`critics=1`) as published.
+        samples: K for a Box.
+        epsilon_eta: ε_η, in nats. epsilon_alpha, epsilon_std: ε_1 and ε_2.
+        eta, alpha: Where η and all α begin.
+        lr, actor_lr, dual_lr: Adam's, of the critics, of the actor (None: the same), and of log η and log α.
+    """
+
+    calls = {**SAC.calls, "head": "head: log_probs(out) -> [N, A], or draw and log_prob; kl(out, other) -> [N],"}
+    fitting_models = "MLPActorQ"
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 5, target_period: int = 100,
+        samples: int = 20, epsilon_eta: float = 0.1, epsilon_alpha: float = 0.0025, epsilon_std: float = 1e-5, eta: float = 1.0,
+        alpha: float = 1.0, lr: float | Schedule = 3e-4, actor_lr: float | Schedule | None = None,
+        dual_lr: float | Schedule = 0.01, max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
+        if samples < 1 or target_period < 1:
+            raise ValueError(f"MPO: samples is {samples} and target_period {target_period}; expected at least 1 each")
+        self.discrete = isinstance(self.model.act_space, gym.spaces.Discrete)
+        self.samples, self.target_period, self.window = samples, target_period, Window(n_step=n_step, in_order=False)
+        self.discounts, self.target = powers(gamma, n_step), self.model.clone()
+        self.epsilon_eta, self.epsilons = epsilon_eta, (epsilon_alpha, epsilon_std)
+        self.log_eta, self.log_alpha = multipliers(eta, alpha, epsilon_eta, *self.epsilons)
+        self.losses = {**actor_and_critics(self, lr if actor_lr is None else actor_lr),
+                       "dual": Loss([self.log_eta, self.log_alpha], dual_lr)}
+
+    def networks(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model, "target": self.target}
+
+    def check_model(self, inputs: Batch) -> None:
+        check_actor_q(self, inputs, "kl", *(("log_probs",) if self.discrete else ("draw", "log_prob")))
+
+    def explorer(self) -> Explorer:
+        return Categorical() if self.discrete else SquashedGaussian(self.model.act_space.shape)
+
+    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+        return self.model.policy(inputs.obs)  # type: ignore[no-any-return]
+
+    def weighed(self, obs: Any) -> Batch:
+        """`out` of π⁻, actions `act` [N, K, …] (a Box), their `log_p` and `value`, both [N, K]."""
+        out = Batch(self.target.policy(obs))
+        if self.discrete:
+            return Batch(out=out, log_p=self.target.head.log_probs(out), value=self.target.q(obs).amin(0))
+        n, k = len(out.mean), self.samples
+        index = torch.arange(n, device=out.mean.device).repeat_interleave(k)
+        noise = torch.randn((n * k, *out.mean.shape[1:]), generator=self.torch_rng, device=out.mean.device)
+        act, _ = self.target.head.draw(out[index], noise)
+        value = self.target.q(obs[index], act).amin(0).reshape(n, k)
+        return Batch(out=out, act=act.reshape(n, k, -1), log_p=torch.full_like(value, -math.log(k)), value=value)
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds the targets y [N], and `old`, see `weighed`."""
+        rew, discount = rewards_and_discount(batch, self.discounts)
+        after = self.weighed(batch.obs_next)
+        batch.target = rew + discount * (after.log_p.exp() * after.value).sum(1)
+        batch.old = self.weighed(batch.obs)
+        return batch
+
+    def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
+        q = self.model.q(batch.obs)[:, range(len(batch)), batch.act] if self.discrete else self.model.q(batch.obs, batch.act)
+        error = q - batch.target
+        yield {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+        old, out, head = batch.old, self.model.policy(batch.obs), self.model.head
+        weights, dual = reweighted(old.value, self.log_eta, self.epsilon_eta, old.log_p)
+        fit = sum((weights * self.log_probs(one, old)).sum(1).mean() for one in one_by_one(old.out, out))
+        penalty, prices, kl = held(head, old.out, out, self.log_alpha, self.epsilons)
+        yield {"actor": penalty - fit, "dual": dual + prices, "entropy": head.entropy(out).mean(), **metrics(self, kl)}
+        if (self.updates + 1) % self.target_period == 0:
+            self.target.sync_from(self.model)
+
+    def log_probs(self, out: Out, old: Batch) -> Tensor:
+        """log π [N, K] of the actions in `old`."""
+        if self.discrete:
+            return self.model.head.log_probs(out)  # type: ignore[no-any-return]
+        n, k = old.value.shape
+        each = {name: part.repeat_interleave(k, 0) for name, part in out.items()}
+        return self.model.head.log_prob(each, old.act.reshape(n * k, -1)).reshape(n, k)  # type: ignore[no-any-return]

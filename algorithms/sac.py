@@ -66,12 +66,7 @@ class SAC(Algorithm):
         return {"model": self.model, "target": self.target} if self.has_target else {"model": self.model}
 
     def check_model(self, inputs: Batch) -> None:
-        act, wanted = self.model.act_space, "log_probs" if self.discrete else "draw"
-        if not hasattr(self.model.head, wanted):
-            raise ContractError(f"{type(self).__name__} reads head.{wanted} for {act}; {type(self.model.head).__name__} has none")
-        shape = (2, int(act.n)) if self.discrete else (2,)
-        q = answer(self, "q", inputs.obs, *(() if self.discrete else (torch.zeros(2, *act.shape),)))
-        check_shape(self, "q", q, (len(q), *shape))
+        check_actor_q(self, inputs, "log_probs" if self.discrete else "draw")
 
     def explorer(self) -> Explorer:
         return Categorical() if self.discrete else SquashedGaussian(self.model.act_space.shape)
@@ -129,3 +124,14 @@ class SAC(Algorithm):
                 yield {"temperature": -self.log_alpha * (log_p.detach().mean() + self.target_entropy)}
         if self.has_target:
             self.target.sync_from(self.model, decay=1.0 - self.tau)
+
+
+def check_actor_q(algorithm: Algorithm, inputs: Batch, *wanted: str) -> None:
+    """That the model's head has these methods, and `q` the right shape, for Discrete actions or a Box; raises ContractError."""
+    act, name = algorithm.model.act_space, type(algorithm).__name__
+    for one in wanted:
+        if not hasattr(algorithm.model.head, one):
+            raise ContractError(f"{name} reads head.{one} for {act}; {type(algorithm.model.head).__name__} has none")
+    discrete = isinstance(act, gym.spaces.Discrete)
+    q = answer(algorithm, "q", inputs.obs, *(() if discrete else (torch.zeros(2, *act.shape),)))
+    check_shape(algorithm, "q", q, (len(q), 2, int(act.n)) if discrete else (len(q), 2))

@@ -69,6 +69,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "QRSAC": {**OFF_POLICY, "QRSAC.lr": 1e-3, "MLPActorQ.heads": 32},
     "CrossQ": {**OFF_POLICY, "models": ("MLPCrossQ",)},
     "OAC": {**OFF_POLICY, "OAC.lr": 1e-3},
+    "MPO": {**OFF_POLICY, "MPO.lr": 1e-3, "MLPActorQ.critics": 1},
     "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
     "ES": EVOLUTION, "CEM": EVOLUTION, "ARS": {**EVOLUTION, "MLPActorCritic.hidden": []},

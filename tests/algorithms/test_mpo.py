@@ -1,5 +1,7 @@
-"""V-MPO: the duals by hand, the loss by hand, what it is without its novelties, and that it runs where the others do."""
+"""MPO and V-MPO: the duals by hand, the losses by hand, what they are without their novelties, and that V-MPO runs where the
+others do; test_off_policy_actors.py says so of MPO."""
 
+import copy
 import math
 import sys
 
@@ -9,11 +11,13 @@ import pytest
 import torch
 
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithms import BC, VMPO
+from parl_like.algorithms import BC, MPO, SAC, VMPO
 from parl_like.algorithms.mpo import held, one_by_one, reweighted
 from parl_like.batch import Batch
+from parl_like.contract import ContractError
 from parl_like.drivers.processes import Processes
-from parl_like.models import MLPActorCritic, RecurrentActorCritic
+from parl_like.model import Model
+from parl_like.models import MLPActorCritic, MLPActorQ, RecurrentActorCritic
 from parl_like.models.heads import GaussianHead
 
 OBS, TWO = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
@@ -78,13 +82,13 @@ def test_means_and_standard_deviations_are_held_apart():
     penalty, prices, kl = held(head, old, new, log_alpha, (0.1, 0.2))
     assert kl.tolist() == pytest.approx([0.5, spread])
     assert penalty.item() == pytest.approx(2 * 0.5 + 4 * spread)
-    assert prices.item() == pytest.approx(2 * (0.1 - 0.5) + 4 * (0.2 - spread))
+    assert prices.item() == pytest.approx(math.log(2) * (0.1 - 0.5) + math.log(4) * (0.2 - spread))
     penalty.backward()
     # of each row ½ · α · d KL: of the mean 1, of log σ 1 − σ⁻² = ¾
     assert new["mean"].grad.tolist() == [[1.0], [1.0]] and new["log_std"].grad.tolist() == [pytest.approx([1.5])] * 2
     assert log_alpha.grad is None
     prices.backward()
-    assert log_alpha.grad.tolist() == pytest.approx([2 * (0.1 - 0.5), 4 * (0.2 - spread)])
+    assert log_alpha.grad.tolist() == pytest.approx([0.1 - 0.5, 0.2 - spread])
 
 
 def test_other_distributions_are_held_as_a_whole():
@@ -94,7 +98,7 @@ def test_other_distributions_are_held_as_a_whole():
     penalty, prices, kl = held(head, old, new, torch.tensor([2.0, 9.0]).log(), (0.1, 0.2))
     expected = -0.5 * math.log(4 * 0.75 * 0.25)
     assert kl.tolist() == pytest.approx([expected]) and penalty.item() == pytest.approx(2 * expected)
-    assert prices.item() == pytest.approx(2 * (0.1 - expected))
+    assert prices.item() == pytest.approx(math.log(2) * (0.1 - expected))
 
 
 # --------------------------------------------------------------------------------------------------------------------- V-MPO
@@ -111,7 +115,7 @@ def test_the_losses_of_vmpo_by_hand():
     losses, = algorithm.learn(batch)
     assert losses["policy_loss"].item() == pytest.approx(math.log(2.0))
     assert losses["policy"].item() == pytest.approx(math.log(2.0) + 2 * 0.130812 + 4 * 0.25, abs=1e-5)
-    assert losses["dual"].item() == pytest.approx(0.1 + math.log(2.0) + 2 * (0.2 - 0.130812), abs=1e-5)
+    assert losses["dual"].item() == pytest.approx(0.1 + math.log(2.0) + math.log(2.0) * (0.2 - 0.130812), abs=1e-5)
     assert (losses["kl"].item(), losses["eta"].item(), losses["alpha"].item()) == pytest.approx((0.130812, 1.0, 2.0), abs=1e-5)
     assert "kl_std" not in losses
 
@@ -175,6 +179,110 @@ def test_a_restored_task_goes_on_alike():
 def test_numbers_that_cannot_be_are_refused(options):
     with pytest.raises(ValueError, match="expected"):
         VMPO(MLPActorCritic(OBS, TWO), **options)
+
+
+# ----------------------------------------------------------------------------------------------------------------------- MPO
+
+
+THREE = gym.spaces.Discrete(3)
+
+
+class Table(Model):
+    """π = ½, ¼, ¼ and Q = 0, 4, 8 or more everywhere."""
+
+    def __init__(self):
+        super().__init__(OBS, THREE)
+        self.actor = torch.nn.ParameterList([torch.nn.Parameter(torch.tensor([math.log(2.0), 0.0, 0.0]))])
+        self.values = torch.nn.Parameter(torch.tensor([[0.0, 4.0, 9.0], [1.0, 5.0, 8.0]]))
+        self.head = MLPActorQ(OBS, THREE, ()).head
+
+    def policy(self, obs):
+        return {"logits": self.actor[0].expand(len(obs), -1)}
+
+    def q(self, obs):
+        return self.values[:, None].expand(-1, len(obs), -1)
+
+
+def replayed(n=4, act=THREE, seed=0, **fields):
+    rng = np.random.default_rng(seed)
+    acts = rng.integers(3, size=n) if act is THREE else rng.uniform(-1, 1, (n, 2)).astype(np.float32)
+    ends, rew = np.arange(n) % 3 == 0, rng.normal(size=n).astype(np.float32)
+    return {**rows(n, seed), "act": acts, "terminated": ends, "rew": rew, **fields}
+
+
+def test_the_losses_of_mpo_by_hand():
+    """V = ½ · 0 + ¼ · 4 + ¼ · 8 = 3. With η = 4 / ln 2 the exponentials are 1, 2, 4, times p ½, ½, 1: ψ = ¼, ¼, ½, and log 2 that
+    of their sum. The policy is still the old one: −Σ ψ log π = (¼ + ½ + 1) log 2, and no divergence."""
+    eta = 4 / math.log(2.0)
+    task = ComputationTask(MPO(Table, gamma=0.5, n_step=1, eta=eta, alpha=math.e, epsilon_eta=0.1, epsilon_alpha=0.2, lr=0.0))
+    batch = replayed(2) | {"act": np.array([0, 2])}
+    out = task.learn(batch)
+    target = batch["rew"] + 0.5 * np.array([0, 1]) * 3
+    assert out["critic"] == pytest.approx(((np.array([[0, 9], [1, 8]]) - target) ** 2).mean(1).sum(), rel=1e-5)
+    np.testing.assert_allclose(out["priority"], np.abs(np.array([[0, 9], [1, 8]]) - target).max(0), rtol=1e-5)
+    assert out["actor"] == pytest.approx(1.75 * math.log(2.0), rel=1e-5)
+    assert out["dual"] == pytest.approx(eta * (0.1 + math.log(2.0)) + 0.2, rel=1e-5)
+    assert (out["kl"], out["eta"], out["alpha"]) == pytest.approx((0.0, eta, math.e), abs=1e-5)
+
+
+def test_the_policy_ends_at_the_one_whose_weights_it_was_given():
+    """ψ = ¼, ¼, ½ of above, where nothing holds it."""
+    eta = 4 / math.log(2.0)
+    task = ComputationTask(MPO(Table, gamma=0.0, n_step=1, eta=eta, alpha=1e-9, dual_lr=0.0, lr=0.0, actor_lr=0.05))
+    for seed in range(99):
+        task.learn(replayed(seed=seed))
+    model, before = task.algorithm.model, task.algorithm.target
+    assert torch.softmax(model.actor[0], 0).tolist() == pytest.approx([0.25, 0.25, 0.5], abs=2e-3)
+    assert torch.softmax(before.actor[0], 0).tolist() == pytest.approx([0.5, 0.25, 0.25])
+    task.learn(replayed())
+    assert torch.equal(model.actor[0], before.actor[0])  # the 100th update
+
+
+def test_of_a_box_the_parts_of_the_policy_are_fitted_apart():
+    """Against torch's own distributions, before the tanh; π has moved away from π⁻."""
+    torch.manual_seed(0)
+    task = ComputationTask(MPO(MLPActorQ(OBS, BOX, (8,)), n_step=1, samples=7, alpha=1e-9))
+    algorithm = task.algorithm
+    with torch.no_grad():
+        for parameter in algorithm.model.actor.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+        batch = algorithm.process(task._sent(replayed(act=BOX)))
+    old, out = batch.old, algorithm.model.policy(batch.obs)
+    assert old.act.shape == (4, 7, 2) and old.log_p.exp().sum(1).tolist() == pytest.approx([1.0] * 4)
+    _, losses = algorithm.learn(batch)
+    psi = torch.softmax(old.value / algorithm.log_eta.exp(), 1).detach()
+    expected, u = 0.0, torch.atanh(old.act)
+    for mean, log_std in ((out["mean"], old.out.log_std), (old.out.mean, out["log_std"])):
+        normal = torch.distributions.Normal(mean[:, None], log_std.exp()[:, None])
+        expected -= (psi * (normal.log_prob(u) - torch.log1p(-old.act.square())).sum(-1)).sum(1).mean()
+    assert losses["actor"].item() == pytest.approx(expected.item(), rel=1e-4)
+    assert torch.equal(old.value[1, 3], algorithm.target.q(batch.obs[1:2], old.act[1:2, 3]).amin())
+
+
+def test_with_a_policy_that_stays_its_critics_are_those_of_sac_without_entropy():
+    torch.manual_seed(0)
+    model = MLPActorQ(OBS, THREE, (8,))
+    common = dict(gamma=0.9, n_step=1, lr=0.01, actor_lr=0.0)
+    tasks = [ComputationTask(MPO(copy.deepcopy(model), target_period=1, **common)),
+             ComputationTask(SAC(copy.deepcopy(model), tau=1.0, alpha=1e-12, learn_alpha=False, **common))]
+    for seed in range(20):
+        told = [task.learn(replayed(8, seed=seed)) for task in tasks]
+        assert told[0]["critic"] == pytest.approx(told[1]["critic"], rel=1e-4)
+    critics = [list(task.algorithm.model.critics.parameters()) for task in tasks]
+    for one, two, start in zip(*critics, model.critics.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+        assert not torch.equal(one, start)
+
+
+def test_what_mpo_cannot_do_is_refused():
+    with pytest.raises(ContractError, match="MPO reads head.kl"):
+        ComputationTask(MPO(MLPActorQ(OBS, BOX, policy="deterministic")))
+    for options in (dict(epsilon_std=0.0), dict(samples=0), dict(target_period=0)):
+        with pytest.raises(ValueError, match="expected"):
+            MPO(MLPActorQ(OBS, BOX), **options)
+
+
+# ---------------------------------------------------------------------------------------------------------------- in workers
 
 
 class Wander(gym.Env):
