@@ -29,6 +29,7 @@ class REDQ(SAC):
     Args:
         model: As for `SAC`.
         subset: How many of the critics; where it is all of them, none are drawn.
+        delay: As for `SAC`; as many as there are updates a step, so that the actor learns once a step.
         actor_min: The actor goes by the least of the values, as in `SAC`, and not by their mean.
         The others: As for `SAC`.
     """

@@ -296,9 +296,9 @@ OTHERS = [("threads", "central"), ("processes", "central")]
 
 def everywhere(places):
     """Each member in each of the places; of those that differ from SAC in formulas alone, most are slow tests."""
-    slow = {name for name, (_, algorithm, _) in MEMBERS.items() if issubclass(algorithm, SAC) and algorithm is not SAC}
+    plain, quick = ("SAC", "discrete SAC", "TD3", "DDPG"), ("DroQ", "TQC", "CrossQ", "OAC")
     return [pytest.param(name, driver, serve, marks=[LINUX] * (driver == "processes") + [pytest.mark.slow] * (
-        driver != "cooperative" and name in slow)) for driver, serve in places for name in MEMBERS]
+        name not in plain and (driver != "cooperative" or name not in quick))) for driver, serve in places for name in MEMBERS]
 
 
 @pytest.mark.parametrize(("name", "driver", "serve"), everywhere(OTHERS + PLACES[1:]))

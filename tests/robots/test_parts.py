@@ -93,7 +93,7 @@ def test_what_several_parts_have_needs_more_of_its_name():
         assert [one.tasks[name].algorithm.lr for name in ("goal", "RL")] == [0.5, 0.25]
 
 
-@pytest.mark.parametrize("name", ["SAC", "TD3", "DDPG", "REDQ", "DroQ", "TQC", "QRSAC", "CrossQ"])
+@pytest.mark.parametrize("name", ["SAC", "TD3", "DDPG", "REDQ", "DroQ", "TQC", "QRSAC", "CrossQ", "OAC"])
 def test_the_off_policy_actors_learn_on_another_environment(name):
     layer = {"algorithm": name, "model": "MLP", "hidden": [8], "warmup": 32, "batch_size": 32, "updates": 1,
              **({"critic_hidden": [8]} if name == "CrossQ" else {}),
