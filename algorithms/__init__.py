@@ -12,6 +12,7 @@ from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
+from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
 from parl_like.algorithms.mpo import MPO, VMPO
 from parl_like.algorithms.munchausen import MDQN
 from parl_like.algorithms.natural import NPG, TRPO
@@ -28,7 +29,7 @@ from parl_like.algorithms.tqc import QRSAC, TQC
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MDQN", "MPO", "NPG", "OAC", "PPG",
-    "PPO", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO", "ActorCritic",
-    "CrossQ", "DroQ", "QLearning", "Rainbow", "Stream", "WorldModel",
+    "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MBPO", "MDQN", "MPO", "NPG", "OAC",
+    "PPG", "PPO", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO",
+    "ActorCritic", "CrossQ", "DroQ", "EnsembleLearner", "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

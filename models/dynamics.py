@@ -1,4 +1,4 @@
-"""A trunk that several tasks share, and a model of what the environment does next on top of it."""
+"""Models of what the environment does next: one on a trunk that several tasks share, and an ensemble of probabilistic ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from parl_like.layers import Brief
 from parl_like.model import Model
-from parl_like.models.mlp import MLP, FlatObs
+from parl_like.models.mlp import MLP, EnsembleMLP, FlatObs
+from parl_like.spec import Spec
 
 
 class Trunk(nn.Module, metaclass=Brief):
@@ -37,6 +38,21 @@ class Trunk(nn.Module, metaclass=Brief):
         return features
 
 
+def numbers_of(model: Model) -> tuple[int, bool]:
+    """Numbers of an action of Discrete or a Box, as `encoded` has them, and whether it is Discrete; raises TypeError."""
+    act = model.act_space
+    if isinstance(act, gym.spaces.Discrete):
+        return int(act.n), True
+    if not isinstance(act, gym.spaces.Box):
+        raise TypeError(f"{type(model).__name__}: act is {act}; expected Discrete or Box")
+    return math.prod(act.shape), False
+
+
+def encoded(act: Tensor, n: int, discrete: bool) -> Tensor:
+    """Actions [N] as one-hot numbers [N, n]; those of a Box side by side, [N, n]."""
+    return F.one_hot(act, n).float() if discrete else act.reshape(len(act), -1).float()
+
+
 class Dynamics(Model):
     """Two heads on a trunk z(s): the next observation from (z(s), a), and the action from (z(s), z(s')). Discrete or Box actions.
 
@@ -47,16 +63,14 @@ class Dynamics(Model):
 
     def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], trunk: Trunk, hidden: Sequence[int] = (64,)) -> None:
         super().__init__(obs, act)
-        self.discrete = isinstance(act, gym.spaces.Discrete)
-        if not self.discrete and not isinstance(act, gym.spaces.Box):
-            raise TypeError(f"Dynamics: act is {act}; expected Discrete or Box")
-        self.trunk, self.n = trunk, int(act.n) if isinstance(act, gym.spaces.Discrete) else math.prod(act.shape or ())
+        self.n, self.discrete = numbers_of(self)
+        self.trunk = trunk
         self.forward_head = MLP([trunk.out_size + self.n, *hidden, trunk.in_size])
         self.inverse_head = MLP([2 * trunk.out_size, *hidden, self.n])
 
     def encode(self, act: Tensor) -> Tensor:
         """Actions [N] as one-hot numbers [N, A]; those of a Box side by side, [N, n]."""
-        return F.one_hot(act, self.n).float() if self.discrete else act.reshape(len(act), -1).float()
+        return encoded(act, self.n, self.discrete)
 
     def next_obs(self, features: Tensor, act: Tensor) -> Tensor:
         """Features [N, F] and actions [N, …] → the flat next observation [N, in_size]."""
@@ -74,3 +88,83 @@ class Dynamics(Model):
         if self.discrete:
             return F.cross_entropy(guess, act)
         return 0.5 * (guess - self.encode(act)).square().sum(1).mean()
+
+
+class EnsembleDynamics(Model):
+    """Several probabilistic networks, one batched product per layer: (s, a) → the normal distribution of (s' − s, r), and the
+    probability that the episode ends. What goes in and comes out is put to mean 0 and standard deviation 1 by what has been seen.
+
+    Args:
+        obs, act: Spaces; `obs` is a Box, `act` Discrete or a Box.
+        hidden: Sizes of the hidden layers of each network. Published: four of 200.
+        members: Networks. Published: seven, of which the best five are asked.
+
+    Attributes:
+        max_log_var, min_log_var: Soft bounds of the log variances, learned (Chua et al. 2018).
+    """
+
+    low: Tensor
+    high: Tensor
+    seen: Tensor
+    input_mean: Tensor
+    input_var: Tensor
+    target_mean: Tensor
+    target_var: Tensor
+
+    def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), members: int = 5,
+                 activation: str = "silu") -> None:
+        super().__init__(obs, act)
+        if not isinstance(obs, gym.spaces.Box) or obs.dtype.kind != "f":
+            raise TypeError(f"EnsembleDynamics: obs is {obs}; expected a Box of real numbers, which can be imagined")
+        self.n, self.discrete = numbers_of(self)
+        self.members, self.size = members, math.prod(obs.shape)
+        self.net = EnsembleMLP(members, [self.size + self.n, *hidden, 2 * self.size + 3], activation, activate_last=False)
+        self.max_log_var = nn.Parameter(torch.full((self.size + 1,), 0.5))
+        self.min_log_var = nn.Parameter(torch.full((self.size + 1,), -10.0))
+        for name in ("low", "high"):
+            self.register_buffer(name, torch.from_numpy(getattr(obs, name).astype("float32")), persistent=False)
+        self.register_buffer("seen", torch.zeros(()))
+        for name, size in (("input", self.size + self.n), ("target", self.size + 1)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_var", torch.ones(size))
+
+    def inputs(self) -> dict[str, Spec]:
+        return {**self.obs_specs, **self.act_specs}
+
+    def raw(self, obs: Tensor, act: Tensor) -> Tensor:
+        return torch.cat([obs.flatten(1).float(), encoded(act, self.n, self.discrete)], 1)
+
+    def change(self, obs: Tensor, obs_next: Tensor, rew: Tensor) -> Tensor:
+        return torch.cat([(obs_next - obs).flatten(1).float(), rew.float().unsqueeze(1)], 1)
+
+    def observe(self, obs: Tensor, act: Tensor, obs_next: Tensor, rew: Tensor) -> None:
+        """Counts these rows into the means and variances."""
+        n, before = len(rew), self.seen.clone()
+        self.seen += n
+        for name, x in (("input", self.raw(obs, act)), ("target", self.change(obs, obs_next, rew))):
+            mean, var = getattr(self, f"{name}_mean"), getattr(self, f"{name}_var")
+            apart = x.mean(0) - mean
+            share = n / self.seen
+            var += share * (x.var(0, unbiased=False) - var + apart.square() * (before / self.seen))
+            mean += share * apart
+
+    def features(self, obs: Tensor, act: Tensor) -> Tensor:
+        """What the networks see, [N, in]."""
+        return (self.raw(obs, act) - self.input_mean) / self.input_var.sqrt().clamp(min=1e-6)
+
+    def targets(self, obs: Tensor, obs_next: Tensor, rew: Tensor) -> Tensor:
+        """What they are to say, [N, out]."""
+        return (self.change(obs, obs_next, rew) - self.target_mean) / self.target_var.sqrt().clamp(min=1e-6)
+
+    def drawn(self, obs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What `targets` stand for: the next observations, within the bounds of their space, and the rewards [N]."""
+        plain = y * self.target_var.sqrt().clamp(min=1e-6) + self.target_mean
+        after = obs + plain[:, :-1].reshape(obs.shape).to(obs.dtype)
+        return torch.clamp(after, self.low, self.high), plain[:, -1]
+
+    def each(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of its own for each network, [members, N, in] → means and log variances [members, N, out], logits of an end
+        [members, N]."""
+        mean, log_var, end = torch.split(self.net.each(x), [self.size + 1, self.size + 1, 1], -1)
+        log_var = self.max_log_var - F.softplus(self.max_log_var - log_var)
+        return mean, self.min_log_var + F.softplus(log_var - self.min_log_var), end.squeeze(-1)

@@ -111,13 +111,17 @@ class EnsembleMLP(nn.Module, metaclass=Brief):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., sizes[0]] → [n, ..., sizes[-1]]."""
-        h = x.reshape(-1, x.shape[-1]).expand(self.n, -1, -1)
+        h = self.each(x.reshape(-1, x.shape[-1]).expand(self.n, -1, -1))
+        return h.reshape(self.n, *x.shape[:-1], self.out_size)
+
+    def each(self, x: Tensor) -> Tensor:
+        """Rows of its own for each network: [n, N, sizes[0]] → [n, N, sizes[-1]]."""
         layers = self.layers()
         for i, (weight, bias) in enumerate(layers, 1):
-            h = torch.baddbmm(bias, h, weight)
+            x = torch.baddbmm(bias, x, weight)
             if self.activate_last or i < len(layers):
-                h = self.activation(h)
-        return h.reshape(self.n, *x.shape[:-1], self.out_size)
+                x = self.activation(x)
+        return x
 
     def one(self, i: int, x: Tensor) -> Tensor:
         """Of network `i` alone."""

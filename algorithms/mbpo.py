@@ -1,0 +1,137 @@
+"""MBPO (Janner et al. 2019): an ensemble that learns what the environment does, and SAC on rows that it imagines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parl_like.algorithm import Algorithm, Schedule, Window
+from parl_like.algorithms.sac import SAC
+from parl_like.batch import Batch
+from parl_like.model import Model
+
+
+class EnsembleLearner(Algorithm):
+    """Maximum likelihood of the next observation, the reward and the end of the episode, for each member of an ensemble of
+    probabilistic networks (Chua et al. 2018): with the number y of a row, its mean μ and log variance v,
+
+        loss = mean Σ_y [(y − μ)² exp(−v) + v] − 2 · mean log p(terminated) + 0.01 · Σ (v_max − v_min).
+
+    Members differ by their initial weights, and each learns from rows of its own, drawn with replacement from the lesson's. A
+    prediction is a draw from one member for each row, all members being asked equally often: what they do not agree on comes out
+    differently each time.
+
+    Args:
+        model: Offers `each(x)`, see `parl_like.models.dynamics.EnsembleDynamics`.
+    """
+
+    window = Window()
+    calls = {"features": "features(obs, act) -> [N, in]", "each": "each(features [members, K, in]) -> (mean, log_var, end)",
+             "targets": "targets(obs, obs_next, rew) -> [N, out]", "drawn": "drawn(obs, y) -> (obs_next, rew)"}
+    fitting_models = "EnsembleDynamics"
+
+    def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3,
+                 max_grad_norm: float | None = None) -> None:
+        super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
+
+    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+        """`obs_next` [N, …], `rew` [N] and `terminated` [N] of `obs` and `act`, in the policy's units."""
+        x = self.model.features(inputs.obs, inputs.act)
+        n, members = len(x), self.model.members
+        shares = -(-n // members)
+        dealt = torch.randperm(n, generator=self.torch_rng, device=x.device).repeat(members)[: shares * members]
+        mean, log_var, end = (part.flatten(0, 1)[:n] for part in self.model.each(x[dealt.view(members, shares)]))
+        y = mean + torch.exp(0.5 * log_var) * torch.randn(mean.shape, generator=self.torch_rng, device=x.device)
+        ends = torch.rand(n, generator=self.torch_rng, device=x.device) < torch.sigmoid(end)
+        back = torch.empty_like(dealt[:n]).scatter_(0, dealt[:n], torch.arange(n, device=x.device))
+        obs_next, rew = self.model.drawn(inputs.obs, y[back])
+        return {"obs_next": obs_next, "rew": rew, "terminated": ends[back]}
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        model = self.model
+        with torch.no_grad():
+            model.observe(batch.obs, batch.act, batch.obs_next, batch.rew)
+            x, y = model.features(batch.obs, batch.act), model.targets(batch.obs, batch.obs_next, batch.rew)
+        rows = torch.randint(len(x), (model.members, len(x)), generator=self.torch_rng, device=x.device)
+        mean, log_var, end = model.each(x[rows])
+        error = (y[rows] - mean).square()
+        likelihood = (error * torch.exp(-log_var) + log_var).sum(-1).mean()
+        ends = F.binary_cross_entropy_with_logits(end, batch.terminated[rows].float())
+        loss = likelihood + 2.0 * ends + 0.01 * (model.max_log_var - model.min_log_var).sum()
+        return {"loss": loss, "error": error.detach().mean(), "log_var": log_var.detach().mean()}
+
+
+class MBPO(SAC):
+    """Model-based policy optimisation (Janner et al. 2019): SAC, most of whose rows are imagined. It asks another task what the
+    environment would do.
+
+    In every `imagine_every`-th lesson the policy acts on from each observation of the lesson's rows, for `horizon` steps in which
+    the model takes the place of the environment; these rows are kept, the newest `imagined_size` of them. Of a lesson's rows all
+    but a share `real` are then replaced by rows drawn from these.
+
+    Args:
+        model: As for SAC. Observations are a Box.
+        model_task: Name of the task that is asked, an `EnsembleLearner`; the task that learns this declares it (`asks`).
+        horizon: Steps of an imagined path.
+        real: Share of real rows, 0.05 as published; 1: nothing is imagined, as for SAC.
+        The others: see `SAC`. How many lessons there are for each step of the environment is the helper's `updates`.
+    """
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, model_task: str = "model", horizon: int = 1, real: float = 0.05,
+        imagine_every: int = 10, imagined_size: int = 50_000, gamma: float = 0.99, tau: float = 0.005, alpha: float = 1.0,
+        learn_alpha: bool = True, target_entropy: float | None = None, lr: float | Schedule = 3e-4,
+        actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(model, gamma=gamma, tau=tau, alpha=alpha, learn_alpha=learn_alpha, target_entropy=target_entropy, lr=lr,
+                         actor_lr=actor_lr, alpha_lr=alpha_lr, max_grad_norm=max_grad_norm)
+        if min(horizon, imagine_every, imagined_size) < 1 or not 0.0 <= real <= 1.0:
+            raise ValueError(f"MBPO: horizon is {horizon}, imagine_every {imagine_every}, imagined_size {imagined_size} and real "
+                             f"{real}; expected at least 1 each, and a share")
+        self.model_task, self.horizon, self.real = model_task, horizon, real
+        self.imagine_every, self.imagined_size = imagine_every, imagined_size
+        self.imagined: dict[str, Tensor] = {}  # columns of rows, of which the first `_kept` are there
+        self._kept = self._at = self._lessons = 0
+
+    def process(self, batch: Batch) -> Batch:
+        """The lesson's rows, all but a few replaced by imagined ones, with their targets."""
+        if self.real == 1.0:
+            return super().process(batch)
+        if "weight" in batch:
+            raise ValueError("MBPO: a prioritised buffer is about real rows, and most rows here are not; use a ReplayBuffer")
+        if self._lessons % self.imagine_every == 0:
+            self.imagine(batch.obs)
+        self._lessons += 1
+        n = len(batch.obs)
+        n_real = round(self.real * n)
+        index = torch.randint(self._kept, (n - n_real,), generator=self.torch_rng, device=batch.rew.device)
+        mixed = {name: torch.cat([batch[name][:n_real].to(kept.dtype), kept[index]]) for name, kept in self.imagined.items()}
+        return super().process(Batch(mixed))
+
+    def imagine(self, obs: Tensor) -> None:
+        """Short paths from these observations, under the policy and the model as they are now."""
+        for _ in range(self.horizon):
+            out = self.model.policy(obs)
+            if self.discrete:
+                act = torch.multinomial(self.model.head.log_probs(out).exp(), 1, generator=self.torch_rng).squeeze(1)
+            else:
+                act = self.drawn(out)[0].reshape(len(obs), *self.model.act_space.shape)
+            answer = self.ask(self.model_task, obs=obs, act=act)
+            self.keep({"obs": obs, "act": act, **answer})
+            obs = answer.obs_next[~answer.terminated]
+            if not len(obs):
+                return
+
+    def keep(self, rows: Mapping[str, Tensor]) -> None:
+        """In place of the oldest."""
+        n = len(rows["rew"])
+        for name, column in rows.items():
+            if name not in self.imagined:
+                self.imagined[name] = column.new_zeros(self.imagined_size, *column.shape[1:])
+            places = torch.arange(self._at, self._at + n, device=column.device) % self.imagined_size
+            self.imagined[name][places] = column
+        self._at, self._kept = (self._at + n) % self.imagined_size, min(self._kept + n, self.imagined_size)

@@ -1,0 +1,63 @@
+"""A task that learns what the environment does, and a policy task that learns from what the first one imagines. `model=false` is
+SAC alone, with one lesson for each step.
+
+Both learn from the same steps, each from a buffer and at a pace of its own. In its lessons the policy task asks the model task
+where its actions would lead: dreams are made where they are learned from, by the newest policy and the newest model, and no agent
+waits for one. So a step of the environment is worth many lessons. Scores: docs/robots.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parl_like.algorithm import create_algorithm_func
+from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
+from parl_like.algorithms.sac import SAC
+from parl_like.computation_task import ComputationTask
+from parl_like.models.actor_q import MLPActorQ
+from parl_like.models.dynamics import EnsembleDynamics
+from parl_like.robot import Robot
+from parl_like.robots.parts import Parts
+from parl_like.robots.spaces import Env, PartsConfig, env_of, made_anew, probed, robot_with
+from parl_like.schedules import OffPolicyHelper
+
+
+class Config(PartsConfig, frozen=True, kw_only=True):
+    """Everything else are arguments of what the robot is built of: `MBPO.horizon`, `RL.OffPolicyHelper.updates` (lessons for each
+    step), `EnsembleDynamics.members`, ….
+
+    Attributes:
+        model: Whether there is the model task.
+    """
+
+    model: bool = True
+    env: Env = Env(id="Pendulum-v1")
+
+
+USUAL = {"OffPolicyHelper.batch_size": 256, "OffPolicyHelper.learn_every": 1, "MLPActorQ.hidden": [64, 64],
+         "tasks.model.OffPolicyHelper.warmup": 256, "tasks.RL.OffPolicyHelper.warmup": 500}
+UPDATES = {"tasks.RL.OffPolicyHelper.updates": 10}
+"""Of the policy that imagines."""
+
+
+def build(config: Config) -> Robot:
+    parts = Parts(config.parts, USUAL | (UPDATES if config.model else {}), config.__struct_fields__)
+    source = env_of(config.env, parts)
+    spaces, agent = probed(source)
+
+    def task(name: str, model: Any, algorithm: Any, **usual: Any) -> ComputationTask:
+        """One that learns from random rows."""
+        where = f"tasks.{name}"
+        helper = parts.args(where, OffPolicyHelper, acts=config.total_steps / config.n_agents)
+        told = parts.of(where, OffPolicyHelper)
+        lessons = config.total_steps * told["updates"] // (told["learn_every"] or 1)
+        func = create_algorithm_func(model, {**spaces, **parts.args(where, model)},
+                                     algorithm, parts.args(where, algorithm, updates=lessons, lr=1e-3))
+        return ComputationTask(func, made_anew(OffPolicyHelper, helper), device=config.device,
+                               **parts.args(where, ComputationTask, skip=("device",), **usual))
+
+    if not config.model:
+        return robot_with(config, source, {"RL": task("RL", MLPActorQ, SAC)}, agent, parts)
+    tasks = {"RL": task("RL", MLPActorQ, MBPO, asks=["model"]),
+             "model": task("model", EnsembleDynamics, EnsembleLearner)}
+    return robot_with(config, source, tasks, agent, parts)

@@ -1,0 +1,213 @@
+"""The ensemble that learns what the environment does, and SAC on what it imagines: both by hand, and the robot of the two."""
+
+import math
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parl_like import ComputationTask
+from parl_like.algorithms import MBPO, SAC, EnsembleLearner
+from parl_like.batch import Batch
+from parl_like.lab.config import ConfigError, resolve
+from parl_like.models import EnsembleMLP, MLPActorQ
+from parl_like.models.dynamics import EnsembleDynamics
+from parl_like.robots.mbpo import Config, build
+
+OBS, ACT = gym.spaces.Box(-2, 2, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32)
+THREE = gym.spaces.Discrete(3)
+
+
+def rows(n=64, seed=0, act=ACT, **fields):
+    """s' = s + (a, 0), r = 2 s_1, over where s_0 > 1."""
+    rng = np.random.default_rng(seed)
+    obs = rng.uniform(-2, 2, (n, 2)).astype(np.float32)
+    acts = rng.integers(3, size=n) if act is THREE else rng.uniform(-1, 1, (n, 1)).astype(np.float32)
+    moved = acts - 1.0 if act is THREE else acts[:, 0]
+    after = np.clip(obs + np.stack([moved, 0 * moved], 1), -2, 2).astype(np.float32)
+    return {"obs": obs, "act": acts, "rew": 2.0 * obs[:, 1].astype(np.float64), "obs_next": after, "terminated": obs[:, 0] > 1,
+            "truncated": np.zeros(n, bool), **fields}
+
+
+def task_of(algorithm):
+    task = ComputationTask(algorithm)
+    task.build()
+    return task
+
+
+# ----------------------------------------------------------------------------------------------------------------- the ensemble
+
+
+def test_each_network_has_rows_of_its_own():
+    torch.manual_seed(0)
+    net = EnsembleMLP(3, [2, 4, 1], activate_last=False)
+    x = torch.randn(3, 5, 2)
+    for i, out in enumerate(net.each(x)):
+        torch.testing.assert_close(out, net.one(i, x[i]))
+    torch.testing.assert_close(net(x[0]), net.each(x[:1].expand(3, -1, -1)))
+
+
+def test_what_goes_in_and_comes_out_is_normalised_by_all_that_was_seen():
+    model = EnsembleDynamics(OBS, ACT, (4,), 2)
+    seen = [Batch({k: torch.from_numpy(v) for k, v in rows(n, n).items()}) for n in (3, 50, 7)]
+    for one in seen:
+        model.observe(one.obs, one.act, one.obs_next, one.rew)
+    inputs = torch.cat([torch.cat([one.obs, one.act], 1) for one in seen])
+    change = torch.cat([torch.cat([one.obs_next - one.obs, one.rew[:, None].float()], 1) for one in seen])
+    for name, x in (("input", inputs), ("target", change)):
+        torch.testing.assert_close(getattr(model, f"{name}_mean"), x.mean(0), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(getattr(model, f"{name}_var"), x.var(0, unbiased=False), rtol=1e-4, atol=1e-6)
+    last = seen[-1]
+    after, rew = model.drawn(last.obs, model.targets(last.obs, last.obs_next, last.rew))
+    torch.testing.assert_close(after, last.obs_next)
+    torch.testing.assert_close(rew, last.rew.float())
+
+
+def test_the_likelihood_by_hand():
+    """One row, one member: errors 1, 0, 2 of (s', r), log variances 0, ln 4, ln 4: 1 + 0 + ln 4 + 4 / 4 + ln 4; p(end) = ½."""
+    algorithm = EnsembleLearner(EnsembleDynamics(OBS, ACT, (4,), 1))
+    model, four = algorithm.model, math.log(4.0)
+    model.observe = lambda *row: None
+    model.each = lambda x: (torch.zeros(1, 1, 3, requires_grad=True), torch.tensor([[[0.0, four, four]]]), torch.zeros(1, 1))
+    row = Batch(obs=torch.zeros(1, 2), act=torch.zeros(1, 1), obs_next=torch.tensor([[1.0, 0.0]]), rew=torch.tensor([-2.0]),
+                terminated=torch.tensor([True]))
+    bounds = 0.01 * 3 * 10.5
+    assert algorithm.learn(row)["loss"].item() == pytest.approx(2 + 2 * four + 2 * math.log(2.0) + bounds)
+
+
+def test_each_row_is_asked_of_one_member_and_all_are_asked_equally_often():
+    algorithm = EnsembleLearner(EnsembleDynamics(OBS, ACT, (4,), 3))
+    model = algorithm.model
+    who = torch.arange(3.0).view(3, 1, 1)
+    # the mean of r is the member, of s' − s the observation itself; hardly any noise
+    model.each = lambda x: (torch.cat([x[..., :2], who.expand(3, x.shape[1], 1)], -1), torch.full((3, x.shape[1], 3), -40.0),
+                            torch.where(x[..., 0] > 0, 99.0, -99.0))
+    obs = torch.rand(8, 2) - 0.5
+    out = algorithm.predict(Batch(obs=obs, act=torch.zeros(8, 1)))
+    torch.testing.assert_close(out["obs_next"], 2 * obs)
+    assert sorted(out["rew"].round().tolist()) in ([0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2])
+    assert torch.equal(out["terminated"], obs[:, 0] > 0)
+
+
+@pytest.mark.parametrize("act", [ACT, THREE], ids=["box", "discrete"])
+def test_it_learns_what_the_environment_does(act):
+    torch.manual_seed(0)
+    task = task_of(EnsembleLearner(EnsembleDynamics(OBS, act, (16,), 3), lr=0.02))
+    for seed in range(100):
+        task.learn(rows(seed=seed, act=act))
+    given = rows(seed=999, act=act)
+    out = task.predict({"obs": given["obs"], "act": given["act"]})
+    inside = np.abs(given["obs_next"]).max(1) < 2
+    assert np.abs(out["obs_next"] - given["obs_next"])[inside].mean() < 0.1 and np.abs(out["rew"] - given["rew"]).mean() < 0.2
+    assert (out["terminated"] == given["terminated"]).mean() > 0.8
+
+
+# ------------------------------------------------------------------------------------------------------------------------- MBPO
+
+
+def imagining(act=ACT, **options):
+    torch.manual_seed(0)
+    algorithm = MBPO(MLPActorQ(OBS, act, (8,)), lr=0.01, **options)
+    asked = []
+
+    def ask(name, obs, act):
+        asked.append((name, len(obs)))
+        return Batch(obs_next=obs + 10, rew=torch.full((len(obs),), 5.0), terminated=obs[:, 0] > 10)
+
+    algorithm.ask = ask
+    return task_of(algorithm), asked
+
+
+@pytest.mark.parametrize("act", [ACT, THREE], ids=["box", "discrete"])
+def test_all_but_a_few_rows_are_imagined_on_from_those_of_the_lesson(act):
+    task, asked = imagining(act, horizon=3, real=0.25, imagine_every=2)
+    given = rows(8, act=act)
+    with torch.no_grad():
+        batch = task.algorithm.process(task._sent(given))
+    # all go on from s to s + 10 and on to s + 20, unless s_0 > 0, for which s + 10 is the last
+    alive = int((given["obs"][:, 0] <= 0).sum())
+    assert asked == [("model", 8), ("model", 8), ("model", alive)] and task.algorithm._kept == 16 + alive
+    assert torch.equal(batch.obs[:2], torch.from_numpy(given["obs"][:2])) and (batch.rew[2:] == 5).all() and len(batch.obs) == 8
+    torch.testing.assert_close(batch.obs_next[2:], batch.obs[2:] + 10)
+    for _ in range(3):
+        task.learn(given)
+    assert len(asked) == 6
+
+
+def test_the_newest_rows_are_kept():
+    task, _ = imagining(imagined_size=10, imagine_every=1)
+    for k in range(3):
+        obs = torch.full((4, 2), float(k))
+        task.algorithm.keep({"obs": obs, "rew": obs[:, 0]})
+    assert sorted(task.algorithm.imagined["rew"].tolist()) == [0] * 2 + [1] * 4 + [2] * 4 and task.algorithm._kept == 10
+
+
+def test_with_real_rows_alone_it_is_sac():
+    torch.manual_seed(0)
+    model = MLPActorQ(OBS, ACT, (8,))
+    tasks = [task_of(MBPO(model.clone(), real=1.0, lr=0.01)), task_of(SAC(model.clone(), lr=0.01))]
+    for seed in range(20):
+        told = [task.learn(rows(8, seed)) for task in tasks]
+        assert told[0]["critic"] == told[1]["critic"]
+    hashes = {task.algorithm.model.weights_hash() for task in tasks}
+    assert len(hashes) == 1 and hashes != {model.weights_hash()}
+
+
+def test_imagined_rows_are_saved():
+    (task, _), (other, _) = imagining(imagine_every=3), imagining(imagine_every=3)
+    for seed in range(2):
+        task.learn(rows(seed=seed))
+    other.load_state_dict(task.state_dict())
+    assert other.algorithm._kept == 64
+    for seed in range(2, 5):
+        assert task.learn(rows(seed=seed)) | {"priority": 0} == other.learn(rows(seed=seed)) | {"priority": 0}
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(TypeError, match="EnsembleDynamics: obs is Dict.*expected a Box"):
+        EnsembleDynamics(gym.spaces.Dict({"x": OBS}), ACT)
+    with pytest.raises(TypeError, match="EnsembleDynamics: act is MultiDiscrete"):
+        EnsembleDynamics(OBS, gym.spaces.MultiDiscrete([2, 2]))
+    for options in (dict(horizon=0), dict(real=1.5), dict(imagined_size=0)):
+        with pytest.raises(ValueError, match="expected"):
+            MBPO(MLPActorQ(OBS, ACT), **options)
+    with pytest.raises(ValueError, match="use a ReplayBuffer"):
+        imagining()[0].learn(rows(weight=np.ones(64, np.float32)))
+
+
+# -------------------------------------------------------------------------------------------------------------------- the robot
+
+
+def small(**options):
+    few = {f"{task}.OffPolicyHelper.{key}": value for task in ("RL", "model")[: 1 + options.get("model", True)]
+           for key, value in (("warmup", 32), ("batch_size", 16))}
+    return build(resolve(Config, {"total_steps": 400, "MLPActorQ.hidden": [8], "trace": True, **few, **options}))
+
+
+def test_a_robot_of_two_tasks_one_of_which_asks_the_other():
+    with small(**{"RL.OffPolicyHelper.updates": 3}) as robot:
+        for _ in robot.iterate(56):
+            pass
+        policy, model = robot.tasks.values()
+        assert policy.asks == ("model",) and not model.asks and policy.algorithm._kept > 100
+        assert policy.algorithm.updates == pytest.approx(3 * model.algorithm.updates, abs=6) and model.algorithm.updates > 20
+        assert policy.lock is model.lock and np.isfinite(robot.evaluate(1, seed=1).mean_return)
+    with small(model=False) as robot:
+        assert list(robot.tasks) == ["RL"] and type(robot.tasks["RL"].algorithm) is SAC
+
+
+@pytest.mark.parametrize("options", [
+    {"env": "CartPole-v1", "n_agents": 2}, {"env": {"id": "Pendulum-v1", "vector": 2}}, {"driver": "threads", "n_agents": 2},
+    pytest.param({"driver": "processes", "workers": {"count": 2}, "n_agents": 2},
+                 marks=pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux"))])
+def test_it_runs_with_discrete_actions_several_agents_and_under_every_driver(options):
+    with small(**{"RL.OffPolicyHelper.updates": 1, **options}) as robot:
+        robot.run(100)
+        assert robot.never_learned() == {} and robot.tasks["RL"].algorithm._kept >= 16
+
+
+def test_an_environment_that_cannot_be_imagined_is_refused_before_anything_starts():
+    with pytest.raises((TypeError, ConfigError), match="EnsembleDynamics: obs is Discrete"):
+        small(env="FrozenLake-v1")
