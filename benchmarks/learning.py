@@ -1,11 +1,13 @@
-"""Learning beside stable-baselines3: the same task, environment steps and seeds, one run after the other on one torch thread.
+"""Learning beside stable-baselines3, sb3-contrib and Tianshou: the same task, environment steps and seeds, one run after the
+other on one torch thread.
 
-Ours are the shipped experiments, where there is one; theirs have the settings of RL Baselines3 Zoo. A run is evaluated greedily
-at `--points` places, whose time does not count: `score` is the mean return of `--episodes` at the end (no best checkpoint), with
-the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the seconds of processor time after which an
-evaluation was at the mark for the first time. Processor time, for these runs take long and the machine may have other work.
+Ours are the shipped experiments, where there is one; theirs have the settings of RL Baselines3 Zoo, or of Tianshou's examples.
+A run is evaluated greedily at `--points` places, whose time does not count: `score` is the mean return of `--episodes` at the
+end (no best checkpoint), with the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the seconds of
+processor time after which an evaluation was at the mark for the first time. Processor time, for these runs take long and the
+machine may have other work.
 
-Without stable-baselines3 (pip install 'parl_like[peers]') ours are alone. The lunar lander needs pip install 'gymnasium[box2d]',
+Where the peer is not installed ours are alone. The lunar lander needs pip install 'gymnasium[box2d]',
 MuJoCo's hopper pip install 'mujoco<4' (gymnasium 1.4 finds no MuJoCo in version 4); its episodes have up to 1,000 steps, so
 `--episodes 10 --points 10` is advisable there.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
 from time import process_time
@@ -25,18 +27,15 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+import parl_like.envs  # noqa: F401  # makes its ids known
 from benchmarks.common import machine, report
+from benchmarks.learning_peers import EVALUATION, Point, Sb3, Tianshou, linear, tianshou_c51, tianshou_iqn, tianshou_reinforce
 from parl_like import ComputationTask, Linear, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DDPG, SAC, TD3
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.plots import bootstrap_interval, iqm
 from parl_like.models import MLPActorQ
-
-PEER = "stable-baselines3"
-EVALUATION = 1_000_000  # seeds of evaluations are far from those of training
-Point = tuple[int, float, float]
-"""Environment steps, seconds of training until then, mean return of the evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +44,14 @@ class Case:
 
     Attributes:
         steps: Environment steps of a run. mark: Mean return that counts as solved.
-        ours: Robot for (environment, steps, seed).
-        peer: Class of stable-baselines3. n_envs: Its environments. settings: Its arguments for so many steps.
+        ours: Robot for (environment, steps, seed). peer: Who else trains for it.
     """
 
     env: str
     steps: int
     mark: float
     ours: Callable[[str, int, int], Robot]
-    peer: str
-    n_envs: int = 1
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    peer: Sb3 | Tianshou
 
 
 def shipped(name: str) -> Callable[[str, int, int], Robot]:
@@ -83,44 +79,63 @@ def actor_critic(algorithm: type, lr: float, *, model: Mapping[str, Any] | None 
     return build
 
 
-def linear(start: float) -> Callable[[float], float]:
-    """Of the share of the run that is left, as stable-baselines3's schedules are."""
-    return lambda left: start * left
-
-
+ZOO_DQN = {"learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
+           "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
+           "exploration_final_eps": 0.04, "policy_kwargs": {"net_arch": [256, 256]}}
 DETERMINISTIC = {"policy": "deterministic", "hidden": (400, 300)}
 ZOO_DDPG = {"gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000, "gradient_steps": 1, "train_freq": 1,
             "learning_rate": 1e-3, "policy_kwargs": {"net_arch": [400, 300]}, "noise": 0.1}
 
 CASES = {
-    "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours=shipped("ppo-cartpole"), peer="PPO", n_envs=8,
-                         settings={"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
-                                   "ent_coef": 0.0, "learning_rate": linear(1e-3), "clip_range": linear(0.2)}),
-    "dqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("dqn-cartpole"), peer="DQN",
-                         settings={"learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000,
-                                   "gamma": 0.99, "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128,
-                                   "exploration_fraction": 0.16, "exploration_final_eps": 0.04,
-                                   "policy_kwargs": {"net_arch": [256, 256]}}),
-    "sac pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=actor_critic(SAC, 1e-3), peer="SAC",
-                         settings={"learning_rate": 1e-3}),
-    "td3 pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, peer="TD3", settings=ZOO_DDPG,
+    "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours=shipped("ppo-cartpole"), peer=Sb3(
+        name="PPO", n_envs=8, settings={"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
+                                        "ent_coef": 0.0, "learning_rate": linear(1e-3), "clip_range": linear(0.2)})),
+    "dqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("dqn-cartpole"), peer=Sb3(
+        name="DQN", settings=ZOO_DQN)),
+    "qrdqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("qrdqn-cartpole"), peer=Sb3(
+        name="QRDQN", library="sb3-contrib", settings={**ZOO_DQN, "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 10}})),
+    "c51 cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("c51-cartpole"),
+                         peer=Tianshou(build=tianshou_c51)),
+    "iqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("iqn-cartpole"),
+                         peer=Tianshou(build=tianshou_iqn, collect=10, n_envs=10)),
+    "a2c cartpole": Case(env="CartPole-v1", steps=200_000, mark=450, ours=shipped("a2c-cartpole"), peer=Sb3(
+        name="A2C", n_envs=8, settings={"ent_coef": 0.0})),
+    "reinforce cartpole": Case(env="CartPole-v1", steps=200_000, mark=400, ours=shipped("reinforce-cartpole"), peer=Tianshou(
+        build=tianshou_reinforce, collect=8, batch=None, repeat=2, whole=True)),
+    "ars cartpole": Case(env="CartPole-v1", steps=300_000, mark=475, ours=shipped("ars-cartpole"), peer=Sb3(
+        name="ARS", library="sb3-contrib", policy="LinearPolicy", settings={"n_delta": 2})),
+    "ppo recall": Case(env="Recall-v0", steps=150_000, mark=0.95, ours=shipped("ppo-recall"), peer=Sb3(
+        name="RecurrentPPO", library="sb3-contrib", policy="MlpLstmPolicy", n_envs=8)),
+    "trpo pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours=shipped("trpo-pendulum"), peer=Sb3(
+        name="TRPO", library="sb3-contrib", n_envs=2,
+        settings={"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "n_critic_updates": 15, "use_sde": True,
+                  "sde_sample_freq": 4})),
+    "sac pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=actor_critic(SAC, 1e-3), peer=Sb3(
+        name="SAC", settings={"learning_rate": 1e-3})),
+    "td3 pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, peer=Sb3(name="TD3", settings=ZOO_DDPG),
                          ours=actor_critic(TD3, 1e-3, gamma=0.98, model=DETERMINISTIC, helper={"warmup": 1000})),
-    "ddpg pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, peer="DDPG", settings=ZOO_DDPG,
+    "ddpg pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, peer=Sb3(name="DDPG", settings=ZOO_DDPG),
                           ours=actor_critic(DDPG, 1e-3, gamma=0.98, model={**DETERMINISTIC, "critics": 1},
                                             helper={"warmup": 1000})),
-    "sac mountain car": Case(env="MountainCarContinuous-v0", steps=50_000, mark=88, peer="SAC",
+    "tqc pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=shipped("tqc-pendulum"), peer=Sb3(
+        name="TQC", library="sb3-contrib", settings={"learning_rate": 1e-3})),
+    "crossq pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=shipped("crossq-pendulum"), peer=Sb3(
+        name="CrossQ", library="sb3-contrib")),
+    "sac mountain car": Case(env="MountainCarContinuous-v0", steps=50_000, mark=88,
                              ours=actor_critic(SAC, 3e-4, gamma=0.9999, tau=0.01, alpha=0.1, learn_alpha=False,
                                                model={"hidden": (64, 64)}, helper={"size": 50_000, "batch_size": 512}),
-                             settings={"learning_rate": 3e-4, "buffer_size": 50_000, "batch_size": 512, "ent_coef": 0.1,
-                                       "train_freq": 32, "gradient_steps": 32, "gamma": 0.9999, "tau": 0.01,
-                                       "learning_starts": 0, "use_sde": True,
-                                       "policy_kwargs": {"log_std_init": -3.67, "net_arch": [64, 64]}}),
-    "sac lunar lander": Case(env="LunarLanderContinuous-v3", steps=500_000, mark=200, peer="SAC",
+                             peer=Sb3(name="SAC", settings={
+                                 "learning_rate": 3e-4, "buffer_size": 50_000, "batch_size": 512, "ent_coef": 0.1,
+                                 "train_freq": 32, "gradient_steps": 32, "gamma": 0.9999, "tau": 0.01,
+                                 "learning_starts": 0, "use_sde": True,
+                                 "policy_kwargs": {"log_std_init": -3.67, "net_arch": [64, 64]}})),
+    "sac lunar lander": Case(env="LunarLanderContinuous-v3", steps=500_000, mark=200,
                              ours=actor_critic(SAC, 7.3e-4, decay=True, tau=0.01, model={"hidden": (400, 300)},
                                                helper={"size": 1_000_000, "warmup": 10_000}),
-                             settings={"batch_size": 256, "learning_rate": linear(7.3e-4), "buffer_size": 1_000_000,
-                                       "tau": 0.01, "learning_starts": 10_000, "policy_kwargs": {"net_arch": [400, 300]}}),
-    "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, peer="SAC", settings={"learning_starts": 10_000},
+                             peer=Sb3(name="SAC", settings={
+                                 "batch_size": 256, "learning_rate": linear(7.3e-4), "buffer_size": 1_000_000,
+                                 "tau": 0.01, "learning_starts": 10_000, "policy_kwargs": {"net_arch": [400, 300]}})),
+    "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, peer=Sb3(name="SAC", settings={"learning_starts": 10_000}),
                        ours=actor_critic(SAC, 3e-4, helper={"size": 1_000_000, "warmup": 10_000})),
 }
 
@@ -136,47 +151,6 @@ def train_ours(case: Case, steps: int, seed: int, stops: list[int], episodes: in
             seconds += process_time() - begin
             seen = robot.evaluate(episodes, seed=EVALUATION + seed, n_agents=min(episodes, 25))
             curve.append((robot.env_steps, seconds, seen.mean_return))
-    return curve
-
-
-def train_peer(case: Case, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
-    import stable_baselines3 as sb3
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.evaluation import evaluate_policy
-    from stable_baselines3.common.noise import NormalActionNoise
-
-    options = dict(case.settings)
-    curve: list[Point] = []
-    env = make_vec_env(case.env, case.n_envs, seed=seed)
-    noise = options.pop("noise", None)
-    if noise is not None:
-        size = env.action_space.shape
-        options["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, noise))
-    model = getattr(sb3, case.peer)("MlpPolicy", env, seed=seed, device="cpu", **options)
-
-    class Watch(BaseCallback):  # type: ignore[misc]
-        """Evaluates beside the run, which goes on as if nothing had been."""
-
-        paused, begin = 0.0, 0.0
-
-        def _on_training_start(self) -> None:
-            self.begin = process_time()
-
-        def _on_step(self) -> bool:
-            while len(curve) < len(stops) - 1 and self.num_timesteps >= stops[len(curve)]:  # the last one comes after the updates
-                self.look()
-            return True
-
-        def look(self) -> None:
-            now = process_time()
-            score, _ = evaluate_policy(model, make_vec_env(case.env, min(episodes, 25), seed=EVALUATION + seed), episodes)
-            curve.append((self.num_timesteps, now - self.begin - self.paused, float(score)))
-            self.paused += process_time() - now
-
-    watch = Watch()
-    model.learn(steps, callback=watch)
-    watch.look()
     return curve
 
 
@@ -214,12 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    contestants = {"parl_like": train_ours}
     lines = []
-    if find_spec("stable_baselines3") is None:
-        lines.append(f"{PEER} is not installed: skipped (pip install 'parl_like[peers]')")
-    else:
-        contestants[PEER] = train_peer
     result: dict[str, Any] = {"bench": "learning", "unit": "seconds of processor time", "machine": machine(), "cases": {},
                               "skipped": {}}
     for name in options.case or CASES:
@@ -232,10 +201,15 @@ def main(argv: list[str] | None = None) -> int:
             continue
         steps = max(int(case.steps * options.scale), 1)
         stops = [max(steps * k // options.points, 1) for k in range(1, options.points + 1)]
-        runs: dict[str, list[list[Point]]] = {who: [] for who in contestants}
+        runs: dict[str, list[list[Point]]] = {"parl_like": []}
+        if find_spec(case.peer.module) is None:
+            lines.append(f"{case.peer.library} is not installed: skipped (pip install {case.peer.library})")
+        else:
+            runs[case.peer.library] = []
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            for who, train in contestants.items():
-                runs[who].append(train(case, steps, seed, stops, options.episodes))
+            for who, curves in runs.items():
+                curves.append(train_ours(case, steps, seed, stops, options.episodes) if who == "parl_like" else
+                              case.peer.train(case.env, steps, seed, stops, options.episodes))
         measured = {who: summary(curves, case.mark) for who, curves in runs.items()}
         result["cases"][name] = {"env": case.env, "steps": steps, "mark": case.mark, **measured}
         lines += [f"{name}: {case.env}, {steps:,} steps, mark {case.mark:g}",
