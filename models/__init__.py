@@ -4,6 +4,7 @@ if __name__ != "parl_like.models":
     raise ImportError(f"this folder is the package parl_like.models; it was imported as {__name__!r}")
 
 from parl_like.models.actor_q import MLPActorQ
+from parl_like.models.bootstrapped import MLPBootstrappedQ
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
 from parl_like.models.cross_q import MLPCrossQ
 from parl_like.models.distributional import (
@@ -48,8 +49,9 @@ __all__ = [
     "LSTMAttention",
     "MLPActorCritic",
     "MLPActorQ",
-    "MLPCrossQ",
+    "MLPBootstrappedQ",
     "MLPCategoricalQ",
+    "MLPCrossQ",
     "MLPFractionQ",
     "MLPImplicitQ",
     "MultiCategoricalHead",

@@ -572,6 +572,8 @@ class AgentHelper:
     def _replayed(self, rows: dict[str, Array], indices: Array, last_index: Array, real: Array | None = None) -> dict[str, Array]:
         """Raw rows of the buffer as the algorithm gets them; the caller holds the buffer's lock."""
         assert self.buffer is not None
+        if "number" in self.window.fields:
+            rows["number"] = self.buffer.serials(indices) + (indices // self.buffer.lane_size << 40)
         if "next_act" in self.window.fields:
             following = self.buffer.next(last_index)
             rows["has_next"] = following != last_index

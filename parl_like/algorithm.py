@@ -23,7 +23,7 @@ from parl_like.optim import Schedule as Schedule
 from parl_like.optim import value_of as value_of
 from parl_like.task_state import Attributes
 
-FIELDS = ("first", "lane", "episode", "next_act")
+FIELDS = ("first", "lane", "episode", "next_act", "number")
 """What `Window.fields` may name."""
 
 
@@ -44,7 +44,7 @@ class Window:
         fields: More of each row, by name. `first`: whether it begins an episode, or goes on behind a cut; `lane`: the number of
             its environment among those of all agents; `episode`: the number of its episode there, cuts counted. `next_act`: the
             action after it (of n steps: after the last), with `has_next`, False and zeros where the episode ended or goes on in a
-            row that is not there yet.
+            row that is not there yet. `number`: the same whenever a row is drawn, and no other row's of its buffer.
     """
 
     n_step: int = 1

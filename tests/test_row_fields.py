@@ -109,6 +109,17 @@ def test_a_cut_begins_anew_and_numbers_go_on_after_a_checkpoint():
     assert (rows["lane"] == 1).all()
 
 
+def test_a_row_keeps_its_number_and_shares_it_with_none():
+    with robot_of(Asks(fields=("number",)), off(size=40), env=lambda: Corridor(5), n_agents=2) as robot:
+        robot.run(StopAfterSteps(50))  # beyond the end of the lanes
+        helper, places = robot.agents[0].helpers["RL"], np.arange(40)
+        before = helper.rows_at(places)["number"]
+        assert sorted(before) == sorted([*range(5, 25), *(range(2**40 + 5, 2**40 + 25))])
+        robot.run(StopAfterSteps(10))
+        after = helper.rows_at(places)["number"]
+        assert (before != after).sum() == 10 and not set(before) & set(after[before != after])
+
+
 def test_rows_that_nobody_asked_for_are_not_stored():
     with robot_of(Recorder(), off()) as robot:
         robot.run(StopAfterSteps(20))

@@ -10,11 +10,11 @@ import pytest
 
 from parl_like import ComputationTask, OffPolicyHelper, PrioritizedReplayBuffer, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithm import Shared
-from parl_like.algorithms import C51, DQN, FQF, IQN, MDQN, QRDQN, R2D2, REM, Rainbow
+from parl_like.algorithms import C51, DQN, FQF, IQN, MDQN, QRDQN, R2D2, REM, BootstrappedDQN, Rainbow
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.drivers.processes import Processes
 from parl_like.leaf import same
-from parl_like.models import MLPQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ, RecurrentQ
+from parl_like.models import MLPQ, MLPBootstrappedQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ, RecurrentQ
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.stages import StopAfterSteps
 
@@ -47,6 +47,7 @@ MEMBERS = {
     "C51": (C51, MLPCategoricalQ, {}, dict(v_min=0.0, v_max=3.0)), "QRDQN": (QRDQN, MLPQ, {}, dict(heads=9)),
     "REM": (REM, MLPQ, {}, dict(heads=4)),
     "IQN": (IQN, MLPImplicitQ, {}, dict(points=8)), "FQF": (FQF, MLPFractionQ, {}, dict(points=8)),
+    "BootstrappedDQN": (BootstrappedDQN, MLPBootstrappedQ, {}, dict(heads=4, prior=0.3)),
     "R2D2": (R2D2, RecurrentQ, dict(sequence=3, burn_in=2), dict(size=8)),
     "Rainbow": (Rainbow, MLPCategoricalQ, {}, dict(v_min=0.0, v_max=3.0, noisy=0.5, dueling=True)),
 }
@@ -92,7 +93,9 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(name, tmp_path):
 
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
-EVERYWHERE = [pytest.param("threads", "central", name, marks=[pytest.mark.slow] * (name == "R2D2")) for name in MEMBERS] + [
+SIBLINGS = ("MDQN", "QRDQN", "REM", "FQF", "R2D2", "BootstrappedDQN")
+"""Members of which the tests that cost most are slow ones."""
+EVERYWHERE = [pytest.param("threads", "central", name, marks=[pytest.mark.slow] * (name in SIBLINGS[4:])) for name in MEMBERS] + [
     pytest.param("processes", serve, name, marks=[LINUX] if (serve, name) == ("replica", "Rainbow") else
                  [LINUX, pytest.mark.slow]) for serve in ("central", "replica") for name in MEMBERS]
 
@@ -105,8 +108,7 @@ def test_they_share_an_encoder_with_another_task_under_every_driver(driver, serv
         assert np.isfinite(robot.evaluate(2, seed=1).mean_return)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("MDQN", "QRDQN", "REM", "FQF", "R2D2")))
-                                  for name in MEMBERS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SIBLINGS)) for name in MEMBERS])
 def test_they_learn_from_a_vector_environment(name):
     """Random legal actions earn 10 in 20 steps, the best ones 13.3."""
     with Robot(lambda: gym.vector.SyncVectorEnv([Pick] * 4), agent=VectorAgent, tasks={"RL": task_of(name, 2)}, seed=0) as robot:

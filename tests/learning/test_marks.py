@@ -53,6 +53,11 @@ def test_a_memory_does_something():
     assert statistics.median(scores("dqn-cartpole", env="Recall-v0", total_steps=30_000)) <= 0.6
 
 
+def test_deep_exploration_does_something():
+    assert sorted(scores("bootstrapped-deepsea"))[1] >= 0.98  # four of five seeds
+    assert max(scores("dqn-cartpole", env="DeepSea-v0", total_steps=10_000, n_agents=2, learn_every=1)) <= 0.0
+
+
 def test_goals_do_something():
     pytest.importorskip("minigrid")
     assert statistics.median(scores("hierarchy-doorkey")) >= 0.9

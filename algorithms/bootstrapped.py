@@ -1,0 +1,95 @@
+"""Bootstrapped DQN: several values, of which each episode follows one (Osband et al. 2016), on randomised priors (Osband,
+Aslanides and Cassirer 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parl_like.algorithm import Schedule, Window
+from parl_like.algorithms.distributions import check_values
+from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.targets import row_mean
+from parl_like.batch import Batch
+from parl_like.explorer import BootstrappedHeads, Explorer, legal
+from parl_like.model import Model
+from parl_like.spec import Array
+
+
+class BootstrappedDQN(DQN):
+    """y_k = Σ_{j<m} γʲ r_{t+j} + γᵐ (1 − terminated) · Q⁻_k(s', a*_k),   loss = mean over k of mask_k · huber(y_k − Q_k(s, a)),
+
+    for each head k, whose a*_k is the best action by itself, or without `double` by its target copy. Each row belongs to each
+    head with probability `share`, once and for all, so that heads differ in what they have seen. Exploring, an episode follows
+    one head; tests follow the mean of all. So exploration is deep: where nothing was seen, heads expect different things (by the
+    priors of the model), and an episode pursues one expectation to its end. Priority of a row: the mean over the heads of
+    |y_k − Q_k(s, a)|. Ends, `duration`, weights, target copy and noise are as in `DQN`; with one head, which has every row, it is
+    DQN.
+
+    Args:
+        model: Offers `values(obs) -> [N, A, heads]`, and `q(obs) -> [N, A]`, their means.
+        share: In (0, 1]; 0.5 as in Osband et al. 2019, 1 in those of 2016 on Atari and of 2018.
+        The others: As for `DQN`.
+    """
+
+    calls = {"q": "q(obs) -> [N, A], the mean value of every action,", "values": "values(obs) -> [N, A, heads], its values,"}
+    fitting_models = "MLPBootstrappedQ, and MLPQ and ConvQ with `heads`"
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, share: float = 0.5,
+        target_period: int = 500, tau: float | None = None, double: bool = True, lr: float | Schedule = 1e-3,
+        max_grad_norm: float | None = 10.0,
+    ) -> None:
+        super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double, epsilon=0.0,
+                         lr=lr, max_grad_norm=max_grad_norm)
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"BootstrappedDQN: share is {share}; expected above 0, at most 1")
+        self.share, self.heads = share, self.model.out_shape[1]
+        self.window = Window(n_step=n_step, in_order=False, fields=("number",))
+
+    def check_model(self, inputs: Batch) -> None:
+        super().check_model(inputs)
+        check_values(self, inputs)
+
+    def explorer(self) -> Explorer:
+        return BootstrappedHeads(self.heads)
+
+    def acts_by(self, inputs: Batch) -> Tensor:
+        if "head" not in inputs:
+            return super().acts_by(inputs)
+        values, head = self.model.values(inputs.obs), inputs.head[:, None]
+        one = values.gather(2, head.clamp(min=0)[:, None].expand(-1, values.shape[1], 1)).squeeze(2)
+        return torch.where(head < 0, values.mean(2), one)
+
+    def process(self, batch: Batch) -> Batch:
+        """Adds the targets y [N, heads], and which heads each row belongs to, `mask` [N, heads]."""
+        rew, discount = self.begin(batch)
+        values = self.target.values(batch.obs_next)
+        by = self.model.values(batch.obs_next) if self.double and self.target is not self.model else values
+        if not isinstance(batch.obs_next, Tensor) and "mask" in batch.obs_next:
+            by = by.masked_fill(~legal(batch.obs_next["mask"]).unsqueeze(2), -torch.inf)
+        batch.target = rew[:, None] + discount[:, None] * values.gather(1, by.argmax(1, keepdim=True)).squeeze(1)
+        batch.mask = torch.from_numpy(belongs(batch.number.cpu().numpy(), self.heads, self.share)).to(rew.device)
+        return batch
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        values = self.model.values(batch.obs)
+        q = values.gather(1, batch.act[:, None, None].expand(-1, 1, self.heads)).squeeze(1)
+        losses = torch.nn.functional.smooth_l1_loss(q, batch.target, reduction="none") * batch.mask
+        return {"loss": row_mean(losses.mean(1), batch), "q": q.detach().mean(),
+                "priority": (q - batch.target).detach().abs().mean(1)}
+
+
+def belongs(number: Array, heads: int, share: float) -> Array:
+    """Whether each row belongs to each head, bool [N, heads]: a fixed function of the numbers [N] of rows, by the finaliser of
+    SplitMix64 (Steele et al. 2014) as good as independent draws of that probability."""
+    x: Any = number.astype(np.uint64)[:, None] * np.uint64(heads) + np.arange(1, heads + 1, dtype=np.uint64)
+    x *= np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    out: Array = (x >> np.uint64(11)).astype(np.float64) * 2.0**-53 < share
+    return out
