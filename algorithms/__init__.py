@@ -7,6 +7,7 @@ from parl_like.algorithms.actor_critic import A2C, PPO, ActorCritic
 from parl_like.algorithms.appo import APPO
 from parl_like.algorithms.bc import BC
 from parl_like.algorithms.bootstrapped import BootstrappedDQN
+from parl_like.algorithms.branching import BDQ
 from parl_like.algorithms.c51 import C51, Rainbow
 from parl_like.algorithms.crossq import CrossQ
 from parl_like.algorithms.ddpg import DDPG, TD3
@@ -30,7 +31,7 @@ from parl_like.algorithms.tqc import QRSAC, TQC
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "APPO", "ARS", "BC", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MBPO", "MDQN", "MPO", "NPG", "OAC",
-    "PPG", "PPO", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO",
+    "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MBPO", "MDQN", "MPO", "NPG",
+    "OAC", "PPG", "PPO", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO",
     "ActorCritic", "BootstrappedDQN", "CrossQ", "DroQ", "EnsembleLearner", "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ if __name__ != "parl_like.models":
 
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.bootstrapped import MLPBootstrappedQ
+from parl_like.models.branching import MLPBranchingQ
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
 from parl_like.models.cross_q import MLPCrossQ
 from parl_like.models.distributional import (
@@ -50,6 +51,7 @@ __all__ = [
     "MLPActorCritic",
     "MLPActorQ",
     "MLPBootstrappedQ",
+    "MLPBranchingQ",
     "MLPCategoricalQ",
     "MLPCrossQ",
     "MLPFractionQ",

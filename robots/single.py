@@ -45,6 +45,8 @@ USUAL: dict[str, dict[str, Any]] = {
                 **{f"{model}.{key}": value for model in ("MLPCategoricalQ", "ConvCategoricalQ", "MLPQ", "ConvQ")
                    for key, value in (("dueling", True), ("noisy", 0.5))},
                 "OffPolicyHelper.buffer": "PrioritizedReplayBuffer", "OffPolicyHelper.random_steps": 1_000},
+    "BDQ": {**values_of("BDQ", "MLPBranchingQ", "MLPBranchingQ", n_step=1), "n_agents": 2, "total_steps": 30_000,
+            "OffPolicyHelper.learn_every": 1},
     "R2D2": {**values_of("R2D2", "RecurrentQ", "RecurrentQ", n_step=5), "RecurrentQ.hidden": [], "RecurrentQ.dueling": True,
              "OffPolicyHelper.buffer": "PrioritizedReplayBuffer", "PrioritizedReplayBuffer.alpha": 0.9,
              "PrioritizedReplayBuffer.beta": 0.6},

@@ -27,6 +27,7 @@ from parl_like.explorer.discrete import (
     EpsilonGreedy,
     GumbelSoftmax,
     MultiCategorical,
+    MultiEpsilonGreedy,
     Softmax,
     Weighted,
     all_best,
@@ -38,7 +39,7 @@ from parl_like.explorer.uniform import random_actions
 
 __all__ = [
     "GREEDY", "GSDE", "KINDS", "NOISE_BLOCK", "UCB", "Beta", "BootstrappedHeads", "Candidates", "Categorical", "EpsilonGreedy",
-    "Explorer", "Gaussian", "GumbelSoftmax", "MultiCategorical", "Noise", "Noisy", "OrnsteinUhlenbeck", "Softmax",
-    "SquashedGaussian", "StructuredExplorer", "Weighted", "all_best", "best_actions", "legal", "log_beta", "n_logits", "one_of",
-    "part_of", "random_actions", "sample_categorical",
+    "Explorer", "Gaussian", "GumbelSoftmax", "MultiCategorical", "MultiEpsilonGreedy", "Noise", "Noisy", "OrnsteinUhlenbeck",
+    "Softmax", "SquashedGaussian", "StructuredExplorer", "Weighted", "all_best", "best_actions", "legal", "log_beta",
+    "n_logits", "one_of", "part_of", "random_actions", "sample_categorical",
 ]  # fmt: skip

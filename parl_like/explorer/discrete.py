@@ -66,12 +66,13 @@ class EpsilonGreedy(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         """In [0, 1): take the action at that share of the legal ones. In [−1, 0): take the best, or that share of the best."""
         explore, choice = rng.random((2, n))
-        epsilon: Any = self.epsilon
+        return np.where(explore < self.rates(step, n), choice, choice + GREEDY if self.random_ties else GREEDY)
+
+    def rates(self, step: int, n: int) -> Any:
+        """ε of the next n rows, as for `draw`: a number, or [n]."""
         if self.kept is not None:
-            epsilon = self.memory
-        elif callable(epsilon):
-            epsilon = np.array([*map(epsilon, range(step + 1, step + n + 1))])
-        return np.where(explore < epsilon, choice, choice + GREEDY if self.random_ties else GREEDY)
+            return self.memory
+        return np.array([*map(self.epsilon, range(step + 1, step + n + 1))]) if callable(self.epsilon) else self.epsilon
 
     def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         q, mask = read(out, "q", self), legal(out["mask"]) if "mask" in out else None
@@ -95,6 +96,35 @@ class EpsilonGreedy(Explorer):
         if self.random_ties and (ties := q.count(best)) > 1:
             return [i for i, value in enumerate(q) if value == best][int((noise - GREEDY) * ties)]
         return q.index(best)  # type: ignore[no-any-return]
+
+
+class MultiEpsilonGreedy(EpsilonGreedy):
+    """Several choices: with probability ε all of them uniformly random legal ones, else the best of each by `q` [N, Σ nvec],
+    which holds one block for each.
+
+    Args:
+        nvec: Alternatives of each choice.
+        epsilon: As for `EpsilonGreedy`.
+    """
+
+    settings = ("nvec",)
+    act_one = Explorer.act_one
+
+    def __init__(self, nvec: Sequence[int], epsilon: float | Schedule | Sequence[float] = 0.1) -> None:
+        super().__init__(epsilon)
+        self.nvec = tuple(int(n) for n in nvec)
+        self.noise = Spec("noise", (len(self.nvec),), np.dtype(np.float64))
+
+    def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
+        explore, choices = rng.random(n), rng.random((n, len(self.nvec)))
+        return np.where((explore < self.rates(step, n))[:, None], choices, GREEDY)
+
+    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+        cuts = np.cumsum(self.nvec)[:-1]
+        blocks = {name: np.split(out[name], cuts, axis=1) for name in ("q", "mask") if name in out}
+        parts = [super(MultiEpsilonGreedy, self).act({name: block[i] for name, block in blocks.items()}, noise[:, i])["act"]
+                 for i in range(len(self.nvec))]
+        return {"act": np.stack(parts, axis=1)}
 
 
 class Categorical(Explorer):

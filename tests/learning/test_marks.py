@@ -15,7 +15,7 @@ from parl_like.lab.session import evaluation_seed
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def scores(name, seeds=5, **overrides):
+def scores(name, seeds=5, number="mean_return", **overrides):
     experiment = experiments.get(name)
     module = experiment.module()
     found = []
@@ -27,7 +27,7 @@ def scores(name, seeds=5, **overrides):
             with module.build(config) as robot:
                 for _ in robot.iterate(config.total_steps):
                     pass
-                found.append(robot.evaluate(50, seed=evaluation_seed(config)).mean_return)
+                found.append(getattr(robot.evaluate(50, seed=evaluation_seed(config)), number))
     finally:
         torch.set_num_threads(threads)
     print(f"{name} {overrides or ''}: median {statistics.median(found):.4g} of {[round(score, 3) for score in found]}")
@@ -56,6 +56,11 @@ def test_a_memory_does_something():
 def test_deep_exploration_does_something():
     assert sorted(scores("bootstrapped-deepsea"))[1] >= 0.98  # four of five seeds
     assert max(scores("dqn-cartpole", env="DeepSea-v0", total_steps=10_000, n_agents=2, learn_every=1)) <= 0.0
+
+
+def test_hindsight_does_something():
+    assert statistics.median(scores("her-bitflip", number="success_rate")) >= 0.9
+    assert statistics.median(scores("her-bitflip", number="success_rate", transforms=[])) <= 0.1
 
 
 def test_goals_do_something():
