@@ -78,7 +78,7 @@ class MLPImplicitQ(MLPQ):
         self.register_buffer("fractions", (torch.arange(points) + 0.5) / points, persistent=False)
 
     def common(self, layers: int) -> int:
-        return layers
+        return max(layers - 1, min(layers, 1))
 
     def quantiles_of(self, features: Tensor, fractions: Tensor) -> Tensor:
         """Features [N, size] and fractions [N, K] → [N, A, K]."""

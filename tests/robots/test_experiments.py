@@ -68,7 +68,7 @@ def short(name):
 
 
 SLOW = ("thinker-atari", "thinker-sokoban", "thinker-sokoban-g2", "thinker-atari-g2", "droq-pendulum",
-        "rainbow-minatar")
+        "rainbow-minatar", "qrsac-pendulum", "oac-pendulum")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES])
