@@ -53,8 +53,8 @@ class MLPCategoricalQ(MLPQ):
 class MLPImplicitQ(MLPQ):
     """`quantiles(obs, fractions [N, K]) -> [N, A, K]`, any of them, of features(s) ⊙ φ(τ),
 
-    φ_j(τ) = relu(Σ_{i<cosines} cos(π i τ) w_ij + b_j) (Dabney, Ostrovski et al. 2018b, equation 4). Of several `hidden` layers the
-    last one comes behind the product, as in the paper. q is the mean of `points` quantiles at (i + ½) / points.
+    φ_j(τ) = relu(Σ_{i<cosines} cos(π i τ) w_ij + b_j) (Dabney, Ostrovski et al. 2018b, equation 4). Of several `hidden` layers
+    the last one comes behind the product, as in the paper. q is the mean of `points` quantiles at (i + ½) / points.
 
     Args:
         cosines: Numbers that say what τ is.
