@@ -48,6 +48,11 @@ def test_an_auxiliary_task_does_something():
     assert statistics.median(scores("auxiliary-cartpole", auxiliary=False, lr=3e-3)) <= 60
 
 
+def test_a_learned_model_does_something():
+    assert statistics.median(scores("mbpo-pendulum", seeds=3)) >= -300
+    assert statistics.median(scores("mbpo-pendulum", seeds=3, model=False)) <= -450
+
+
 def test_a_memory_does_something():
     assert min(scores("r2d2-recall")) >= 0.95
     assert statistics.median(scores("dqn-cartpole", env="Recall-v0", total_steps=30_000)) <= 0.6

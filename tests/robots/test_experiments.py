@@ -48,9 +48,11 @@ def off_policy(name):
     """Of those that learn from a buffer: few rows of it, and the run as short as that allows."""
     experiment = experiments.get(name)
     usual = single.USUAL.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
-    tasks = ["RL.", "auxiliary."] if experiment.robot == "auxiliary" else [""] * (usual.get("helper") == "OffPolicyHelper")
+    two = {"auxiliary": ["RL.", "auxiliary."], "mbpo": ["RL.", "model."]}
+    tasks = two.get(experiment.robot, [""] * (usual.get("helper") == "OffPolicyHelper"))
     few = {f"{task}OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
-    few |= {"OffPolicyHelper.updates": 1} if "OffPolicyHelper.updates" in usual else {}
+    often = {"mbpo": "RL.OffPolicyHelper.updates", "single": "OffPolicyHelper.updates"}.get(experiment.robot, "")
+    few |= {often: 1} if experiment.robot == "mbpo" or often in usual else {}
     return few and {**few, "total_steps": 160}
 
 
