@@ -13,7 +13,7 @@ import torch
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Shared
-from parl_like.algorithms import DDPG, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
+from parl_like.algorithms import DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.batch import Batch
 from parl_like.drivers.processes import Processes
@@ -101,7 +101,7 @@ def test_td3_without_its_novelties_is_ddpg():
 
 @pytest.mark.parametrize("make", [
     lambda: TD3(MLPActorQ(OBS, ACT, (8,), policy="deterministic"), delay=1), lambda: SAC(MLPActorQ(OBS, ACT, (8,))),
-    lambda: SAC(MLPActorQ(OBS, gym.spaces.Discrete(3), (8,))),
+    lambda: SAC(MLPActorQ(OBS, gym.spaces.Discrete(3), (8,))), lambda: MPO(MLPActorQ(OBS, ACT, (8,)), n_step=1),
 ])  # fmt: skip
 def test_each_loss_moves_its_own_parameters_only(make, monkeypatch):
     task = ComputationTask(make())
@@ -227,6 +227,7 @@ def test_they_learn_actions_of_any_shape_and_bounds(algorithm, policy):
 
 @pytest.mark.parametrize("make", [
     lambda: TD3(MLPActorQ(OBS, ACT, (8,), policy="deterministic")), lambda: SAC(MLPActorQ(OBS, ACT, (8,))),
+    lambda: MPO(MLPActorQ(OBS, ACT, (8,)), n_step=1, target_period=2),
 ])  # fmt: skip
 def test_a_checkpoint_holds_all_of_them(make):
     """Targets, every optimiser, the temperature and the generator: the same lessons lead to the same numbers, bit for bit."""
@@ -266,7 +267,7 @@ class Pick(gym.Env):
 
 MEMBERS = {
     "SAC": (Aim, SAC, {}), "discrete SAC": (Pick, SAC, {}), "TD3": (Aim, TD3, {"policy": "deterministic"}),
-    "DDPG": (Aim, DDPG, {"policy": "deterministic", "critics": 1}),
+    "DDPG": (Aim, DDPG, {"policy": "deterministic", "critics": 1}), "MPO": (Aim, MPO, {}), "discrete MPO": (Pick, MPO, {}),
     "REDQ": (Aim, REDQ, {"critics": 3}), "discrete REDQ": (Pick, REDQ, {"critics": 3}),
     "DroQ": (Aim, DroQ, {"dropout": 0.1, "layer_norm": True}),
     "TQC": (Aim, TQC, {"heads": 5}), "QRSAC": (Aim, QRSAC, {"heads": 5}), "OAC": (Aim, OAC, {}),
@@ -296,7 +297,7 @@ OTHERS = [("threads", "central"), ("processes", "central")]
 
 def everywhere(places):
     """Each member in each of the places; of those that differ from SAC in formulas alone, most are slow tests."""
-    plain, quick = ("SAC", "discrete SAC", "TD3", "DDPG"), ("DroQ", "TQC", "CrossQ", "OAC")
+    plain, quick = ("SAC", "discrete SAC", "TD3", "DDPG"), ("DroQ", "TQC", "CrossQ", "OAC", "MPO")
     return [pytest.param(name, driver, serve, marks=[LINUX] * (driver == "processes") + [pytest.mark.slow] * (
         name not in plain and (driver != "cooperative" or name not in quick))) for driver, serve in places for name in MEMBERS]
 
