@@ -68,7 +68,8 @@ def build(config: Config) -> Robot:
 
     trunk = Shared(Trunk, spaces["obs"], **parts.args("", Trunk))
     model, algorithm, learn_every, usual = POLICIES[config.algorithm]
-    tasks = {"RL": task("tasks.RL", model, algorithm, learn_every, **usual)}
-    if config.auxiliary:
-        tasks["auxiliary"] = task("tasks.auxiliary", Dynamics, DynamicsLearner, 1, forward=0.05, inverse=1.0, lr=DECAY)
+    tasks = {"RL": task("tasks.RL", model, algorithm, learn_every, **usual),
+             "auxiliary": task("tasks.auxiliary", Dynamics, DynamicsLearner, 1, forward=0.05, inverse=1.0, lr=DECAY)}
+    if not config.auxiliary:  # settings of it may be given all the same
+        del tasks["auxiliary"]
     return robot_with(config, source, tasks, agent, parts)

@@ -3,6 +3,7 @@ line."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,6 +219,14 @@ def test_a_configuration_that_does_not_fit_ends_with_code_2_and_one_line(tmp_pat
     assert main(["train", "dqn-cartpole", "total_steps=100", f"run_dir={tmp_path / 'run'}", *words]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(lines) == 1
+
+
+SAID = {name: re.findall(r"[(\s]([\w.]+=\w+)", experiments.get(name).description) for name in NAMES if "thinker" not in name}
+
+
+@pytest.mark.parametrize("name", [name for name, words in SAID.items() if words])
+def test_what_a_description_offers_can_be_built(name):
+    build(name, **configs.parse_assignments(SAID[name])).close()
 
 
 @pytest.mark.parametrize("name", NAMES)
