@@ -25,7 +25,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -70,6 +70,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     git: Git | None = None
     command: list[str] = []
     source: Source | None = None
+
+
+class Result(TypedDict, total=False):
+    """What is read of `result.json`, which holds more."""
+
+    evaluation: dict[str, Any] | None
+    expect: dict[str, tuple[float | None, float | None]]
+    solved: bool | None
+    env_steps: int
+    seconds: float
 
 
 class RunDir:
@@ -192,7 +202,9 @@ class RunDir:
     def result(self) -> dict[str, Any] | None:
         """`result.json`, or None where the run has not finished or the file is damaged."""
         try:
-            return msgspec.json.decode(self.read("result.json"), type=dict[str, Any])
+            result = msgspec.json.decode(self.read("result.json"), type=dict[str, Any])
+            msgspec.convert(result, Result)
+            return result
         except (ValueError, RecursionError):  # a RunError is a ValueError
             return None
 

@@ -297,7 +297,7 @@ OTHERS = [("threads", "central"), ("processes", "central")]
 
 def everywhere(places):
     """Each member in each of the places; of those that differ from SAC in formulas alone, most are slow tests."""
-    plain, quick = ("SAC", "discrete SAC", "TD3", "DDPG"), ("DroQ", "TQC", "CrossQ", "OAC", "MPO")
+    plain, quick = ("SAC", "TD3"), ("discrete SAC", "DDPG", "DroQ", "TQC", "CrossQ", "OAC", "MPO")
     return [pytest.param(name, driver, serve, marks=[LINUX] * (driver == "processes") + [pytest.mark.slow] * (
         name not in plain and (driver != "cooperative" or name not in quick))) for driver, serve in places for name in MEMBERS]
 

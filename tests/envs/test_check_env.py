@@ -15,6 +15,8 @@ from gymnasium.utils.env_checker import check_env
 
 import parl_like.envs as envs
 from parl_like.envs.atari import Atari
+from parl_like.envs.bit_flip import BitFlip
+from parl_like.envs.deep_sea import DeepSea
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.games import GameEnv, Kuhn, Leduc, TicTacToe
 from parl_like.envs.make import ActionBounds, DmEnv, OldStyle, TimeLimit, make_env
@@ -132,6 +134,8 @@ CASES = {
     SokobanEnv: [lambda: SokobanEnv(size=5, n_boxes=1), lambda: SokobanEnv(obs="planes", render_mode="rgb_array")],
     DoorKey: [lambda: DoorKey(5)],
     Recall: [lambda: Recall(), lambda: Recall(0, 3)],
+    BitFlip: [lambda: BitFlip(), lambda: BitFlip(3)],
+    DeepSea: [lambda: DeepSea(), lambda: DeepSea(4)],
     MinAtar: [lambda: MinAtar(), lambda: MinAtar("freeway", sticky=0.0, ramping=False)],
 }  # fmt: skip
 NEEDS = {Atari: "ale_py", DoorKey: "minigrid", AECPlayer: "pettingzoo", MinAtar: "minatar"}

@@ -370,6 +370,14 @@ def try_all(tmp_path, share):
                 raise AssertionError(f"{verb}: {file.name}: {content[:3000]!r}") from error
 
 
+@pytest.mark.parametrize("wrong", ['{"evaluation": true}', '{"evaluation": 3}', '{"expect": [1]}', '{"seconds": "1"}'])
+def test_a_result_with_wrong_types_is_as_good_as_none(wrong, tmp_path, capsys):
+    run = train("run")
+    (run.path / "result.json").write_text(wrong)
+    assert run.result() is None
+    assert main(["list", "--json", "--runs", "."]) == 0
+
+
 def test_wrong_types_end_in_our_errors(tmp_path, capsys):
     try_all(tmp_path, 0.005)
 

@@ -70,11 +70,13 @@ def short(name):
     return THINKER if name.startswith("raw") else {**THINKER, "rec_t": 3}
 
 
-SLOW = ("thinker-atari", "thinker-sokoban", "thinker-sokoban-g2", "thinker-atari-g2", "droq-pendulum",
-        "rainbow-minatar", "qrsac-pendulum", "oac-pendulum")
+# One for each robot, kind of helper and kind of state that a run goes on with; members have tests of their own, too.
+OFTEN = {"dqn-cartpole", "ppo-cartpole", "ppo-recall", "es-cartpole", "reinforce-cartpole", "qlearning-frozenlake",
+         "sac-pendulum", "impala-cartpole", "auxiliary-cartpole", "hierarchy-doorkey", "mbpo-pendulum", "r2d2-recall", "her-bitflip",
+         "bootstrapped-deepsea", "trpo-pendulum", "raw-sokoban-mini", "thinker-sokoban-mini"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES])
+@pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
 def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
     """The second is evaluated before, and while it trains: that changes nothing. The third has another seed, up to the checkpoint
     of the first that it loads."""
