@@ -1,12 +1,10 @@
 """The page of algorithms is that of the code, and `parl-like list` has the same families."""
 
-import re
-
 import algorithm_page
 import pytest
 
 from parl_like.lab import experiment as experiments
-from parl_like.lab import families, marks
+from parl_like.lab import families
 
 pytestmark = pytest.mark.checkout
 
@@ -24,18 +22,3 @@ def test_experiments_are_of_the_family_of_their_algorithm_or_robot():
     assert families.title("ddpg") == "Deterministic policy gradients: DDPG (Lillicrap et al. 2016) and TD3 (Fujimoto et al. 2018)"
     assert families.title("auxiliary") == "A policy task and an auxiliary task on one trunk"
     assert families.title("somebody_elses") == ""
-
-
-def test_scores_beside_experiments_are_those_of_the_marks():
-    """In docs/robots.md a row with a score for each of the first five seeds says what the file says."""
-    docs, rounded = algorithm_page.ROOT / "docs", {}
-    for mark in marks.load(docs / "marks.json"):
-        if not mark.differs:
-            rounded.setdefault(mark.experiment, {})[mark.seed] = round(mark.score)
-    row = re.compile(r"^\| `([\w-]+)` \| [\d,]+ \| ((?:−?\d+ ){4}−?\d+)(?= [|(])", re.MULTILINE)
-    rows = row.findall((docs / "robots.md").read_text(encoding="utf-8"))
-    told = {name: [int(score.replace("−", "-")) for score in scores.split()] for name, scores in rows}
-    compared = [name for name in told if name in rounded]
-    assert {"sac-pendulum", "dqn-cartpole"} <= set(compared)
-    for name in compared:
-        assert told[name] == [rounded[name][seed] for seed in range(5)], name
