@@ -91,6 +91,7 @@ class Crew:
         self.buffers: dict[str, ReplayBuffer] = {}
         self.transforms = dict(transforms or {})
         self._driver = self._make_driver(*options)
+        self.observing: int | None = None  # the thread in which a hook or a stop condition is called, where agents have threads
         self._observers = None if self._driver.lock is None else threading.RLock()
         self._started = False
         self._runs, self._runner = threading.RLock(), threading.current_thread()  # held by the thread that runs the agents
@@ -119,7 +120,11 @@ class Crew:
 
         def locked(*args: Any) -> Any:
             with lock:
-                return call(*args)
+                before, self.observing = self.observing, threading.get_ident()
+                try:
+                    return call(*args)
+                finally:
+                    self.observing = before
 
         return locked
 

@@ -35,7 +35,7 @@ class Hook:
     POST_EPISODE (after the agent's code is done with the episode), `interrupted` where a stop, an error or the agent's own code
     cut the episode; POST_EXPERIMENT, always, also after an error. At every stage the agent's helpers come before the hooks (a
     helper hears of a stage for which it has a method), and hooks in the order in which they were given. Hooks never move data.
-    Hooks are called one at a time, also where agents are threads.
+    Hooks are called one at a time, also where agents are threads; so there they cannot ask a task.
 
     Of a `VectorAgent`, PRE_ACT and POST_ACT are those of all its environments together; PRE_EPISODE and POST_EPISODE come for
     each environment, whose number is `agent.env.env_index`.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parl_like.driver import CALLED_BY_AGENT, Driver, foreign
-from parl_like.errors import TaskFailed
+from parl_like.errors import TaskFailed, WrongCaller
 from parl_like.process.child import shielded
 from parl_like.queues import INFINITE
 
@@ -132,7 +132,7 @@ class ThreadsDriver(Driver):
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
         mine = False
-        if self._callers.get(threading.get_ident()) is not ticket.agent:
+        if self.crew.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
             self.check_caller(ticket.agent)
         with self.lock:
             dropped = queue.put(ticket, values)
@@ -198,6 +198,9 @@ class ThreadsDriver(Driver):
     def check_caller(self, agent: Any) -> None:
         super().check_caller(agent)
         me = threading.get_ident()
+        if self.crew.observing == me:
+            raise WrongCaller(f"{agent}: a helper was asked from a hook or a stop condition, which agents in threads wait for; "
+                              "ask from the agent, or use driver='cooperative'")
         if self._run is not None and me != self._owner and self._callers.get(me) is not agent:
             raise foreign(agent)
 

@@ -22,7 +22,7 @@ from parl_like import AgentHelper, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.computation_wrapper import Communicator
 from parl_like.drivers import threads
-from parl_like.errors import Stopped, TaskFailed
+from parl_like.errors import AgentFailed, Stopped, TaskFailed
 from parl_like.process import child
 from parl_like.queues import Ticket
 from parl_like.stages import Hook, StopAfterSteps, StopWhen
@@ -348,6 +348,16 @@ def test_hooks_and_stop_conditions_are_called_one_at_a_time(mode):
     for each in (hook, condition):
         assert each.calls >= 100 and len(each.callers) > 1
         assert each.overlaps == 0
+
+
+def test_a_hook_that_asks_a_task_is_told_so_at_once():
+    """The others would wait for the hook, and the hook for their requests."""
+    class Asks(Hook):
+        def post_act(self, agent):
+            agent.helpers["RL"].predict(agent.env.last[0])
+
+    with walking(OffPolicyHelper, n_agents=2) as robot, pytest.raises(AgentFailed, match="WrongCaller: .*from a hook"):
+        robot.run(100, Asks())
 
 
 def test_close_between_iterations_and_while_parked():
