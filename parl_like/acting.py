@@ -14,6 +14,7 @@ from parl_like.algorithm import Algorithm
 class _Copy:
     def __init__(self, algorithm: Algorithm, version: int, lock: threading.Lock) -> None:
         self.algorithm, self.version, self.lock = algorithm, version, lock
+        self.inference = torch.inference_mode()
         self.tensors = tensors_of({name: network.state_dict() for name, network in self.algorithm.networks().items()
                                    if not algorithm.acts_with or name in algorithm.acts_with})
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from parl_like.action_map import Structured, action_map
+from parl_like.actor import Actor
 from parl_like.batch import Batch
 from parl_like.computation_task import BatchRule
 from parl_like.computation_wrapper import Communicator
@@ -25,23 +27,6 @@ from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
 from parl_like.spec import Array, Spec, SpecError
-
-
-class Actor(Protocol):
-    """What a helper knows of its agent. `robot` is the crew that it belongs to: the robot, or the part of it in this process."""
-
-    vector: bool
-    index: int
-    env: Any
-    signal: str | None
-    steps: int
-    learned_at: int
-
-    @property
-    def robot(self) -> Any: ...
-
-    def obey(self) -> None:
-        """Ends the episode that is running, as the signal says."""
 
 
 class AgentHelper:
@@ -62,8 +47,7 @@ class AgentHelper:
         name: The task's name.
         buffer: Raw rows, one lane per environment, shared by all helpers of the task in this process; None if nothing is kept.
         steps: Rows stored by this helper.
-        collecting: True while `Robot.collect` runs: rows are stored, nothing is learned; 'random' where it acts at random.
-        random_left: Steps of this helper that are still to be taken at random (`OffPolicyHelper.random_steps`).
+        random_until: Rows of this helper before which it acts at random (`OffPolicyHelper.random_steps`).
         mode: 'collect' or 'test'. In test mode actions are greedy, nothing is stored and nothing is learned.
         wait: Whether learning blocks the agent (sync) or not (async).
         where: Agent and task, for messages.
@@ -83,8 +67,8 @@ class AgentHelper:
         self.obs_space = obs_space
         self.name = self.where = ""
         self.buffer: ReplayBuffer | None = None
-        self.steps = self.random_left = 0
-        self.collecting: bool | str = False
+        self.steps = self._random_steps = 0
+        self.collecting = False
         self._by_hand = False
         self.wait = True
 
@@ -252,6 +236,16 @@ class AgentHelper:
 
     # ------------------------------------------------------------------------------------------------------------- acting
 
+    @property
+    def collecting(self) -> bool | str:
+        """True while `Robot.collect` runs: rows are stored, nothing is learned; 'random' where it acts at random."""
+        return self._collecting
+
+    @collecting.setter
+    def collecting(self, value: bool | str) -> None:
+        self._collecting = value
+        self.random_until: float = math.inf if value == "random" else self._random_steps
+
     def predict(self, obs: Any) -> Any:
         """Asks the task, explores, and returns what the environment takes.
 
@@ -277,12 +271,7 @@ class AgentHelper:
             return self._predict_rows(values)
         noise = self._noise
         if noise is not None:  # written out: a call would cost 3 % of a request
-            at = noise.at
-            if at == len(noise.block):
-                noise.draw()
-                at = 0
-            noise.at = at + 1
-            values += (noise.block[at],)
+            values += (noise.left.pop() if noise.left else noise.draw(),)
         ticket = self.comm.predict(values)
         row = ticket.start
         if self._state_specs:
@@ -290,11 +279,11 @@ class AgentHelper:
         self._version = ticket.version
         if ticket.acts is None:
             return Batch.nest({name: value[row] for name, value in ticket.out.items()})
-        if self.random_left or self.collecting == "random":
-            self._at_random(values, {name: value[row : row + 1] for name, value in ticket.out.items()}, 1)
-        else:
-            self._last = (ticket.acts[row], ticket.out, row)
-        return self._last[0]
+        if self.steps < self.random_until:
+            return self._at_random(values, {name: value[row : row + 1] for name, value in ticket.out.items()}, 1)
+        act = ticket.acts[row]
+        self._last = (act, ticket.out, row)
+        return act
 
     def _predict_rows(self, values: tuple[Any, ...]) -> Any:
         n = len(self.lanes)
@@ -307,16 +296,15 @@ class AgentHelper:
             self._state = tuple(np.array(part) for part in self._new_state(out))  # copies: an episode's begin writes zeros here
         if tickets[0].acts is None:
             return Batch.nest(out)
-        if self.random_left or self.collecting == "random":
-            self._at_random(values, out, n)
-            return self._last[0]
+        if self.steps < self.random_until:
+            return self._at_random(values, out, n)
         to_env = self.comm.wrapper.predictions.to_env
         act = (to_env(out) if type(to_env) is Structured else
                np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]]))
         self._last = (act, out, -1)
         return act
 
-    def _at_random(self, values: tuple[Any, ...], out: dict[str, Array], n: int) -> None:
+    def _at_random(self, values: tuple[Any, ...], out: dict[str, Array], n: int) -> Any:
         """Takes random actions instead of those that the task gave for `values`. It was asked all the same, for its memory, and
         so that agents keep step."""
         masks = {name[4:]: np.asarray(value) for name, value in zip(self.format.inputs, values, strict=False)
@@ -328,6 +316,7 @@ class AgentHelper:
             self._last = (acts[0], out, 0)
         else:
             self._last = (queue.to_env(out) if type(queue.to_env) is Structured else np.asarray(acts), out, -1)
+        return self._last[0]
 
     def _transformed(self, obs: Any) -> tuple[Any, ...]:
         """Raw observations as the model gets them, in the order of its inputs."""
@@ -423,7 +412,6 @@ class AgentHelper:
                 n, ended = len(lanes), int(ends.sum())
             else:
                 n, ended = 1, terminated or truncated
-                ends = np.bool_(ended)
                 player = self._player
                 if player is not None:
                     if head[0] is not player.end[0]:  # a call for each row would cost 1 % of a step
@@ -433,7 +421,8 @@ class AgentHelper:
                         player.begin()
                 buffer.push(self.lane, values)
             if self._marks.names:
-                self._marks.stored((slice(None) if mask is None else mask) if self._vector else 0, ends)
+                self._marks.stored((slice(None) if mask is None else mask) if self._vector else 0,
+                                   ends if self._vector else np.bool_(ended))
         except ValueError as error:
             raise type(error)(f"{self.agent}: {error}") from None
         self.steps += n

@@ -136,6 +136,7 @@ class ComputationTask:
         self.asks, self.asked = tuple(asks), dict[str, ComputationTask]()
         self._heard: dict[str, int] = {}  # the versions of those that this lesson has asked
         self.acting: ActingCopies | None = None
+        self._inference = torch.inference_mode()  # one for each lock that is held under it: making one would take 1 µs
         self.places = Places()
         self.lock: Any = threading.RLock()
         self.version = self.learns = self.rows_learned = self.skipped = self.skips = 0
@@ -233,16 +234,19 @@ class ComputationTask:
         asks that learns from the answer (mode 'update')."""
         if self.acting is None or mode == "update":
             with self.lock:  # no optimiser step between the forward pass and the version
-                return self._forward(self.algorithm, inputs, mode), self.version
+                return self._forward(self.algorithm, inputs, mode, self._inference), self.version
         copy = self.acting.front
         with copy.lock:
-            return self._forward(copy.algorithm, inputs, mode), copy.version
+            return self._forward(copy.algorithm, inputs, mode, copy.inference), copy.version
 
-    def _forward(self, algorithm: Algorithm, inputs: Mapping[str, Array], mode: Mode) -> dict[str, Array]:
-        on_cpu, tensors = self.device.type == "cpu", dict[str, Any](inputs)
+    def _forward(
+        self, algorithm: Algorithm, inputs: Mapping[str, Array], mode: Mode, inference: torch.inference_mode,
+    ) -> dict[str, Array]:
+        tensors: Mapping[str, Any] = inputs
         if not self._on_arrays:
+            on_cpu = self.device.type == "cpu"
             tensors = {name: torch.from_numpy(value) for name, value in inputs.items()} if on_cpu else send(inputs, self.device)
-        with torch.inference_mode():
+        with inference:
             before, algorithm.mode = algorithm.mode, mode
             try:
                 if self.has_modes and algorithm is self._algorithm:  # acting copies never learn

@@ -219,7 +219,7 @@ class EnvFace:
         try:
             # The action's copy is the environment's: it may clip it in place.
             obs, rew, terminated, truncated, info = self._step(act if act.__class__ is int else copied(act))
-            self.time_steps += info.get("repeats", 1)
+            self.time_steps += info.get("repeats", 1) if info else 1
         except PASSED:
             raise
         except Exception as error:
@@ -244,8 +244,11 @@ class EnvFace:
                                 self.episode_length, info.get("return_parts", ()))
         for call in self._post_act:
             call(agent)
-        if robot._stop is not None or agent.quota_steps is not None:
-            self._ask_to_go_on(1)
+        stop = robot._stop
+        if stop is not None and stop(robot):
+            robot.request_stop()
+        if agent.quota_steps is not None:
+            self._count_quota(1)
         return obs, rew, terminated, truncated, info
 
     def _check_rewards(self, rew: Any) -> None:
@@ -257,14 +260,17 @@ class EnvFace:
 
     def _ask_to_go_on(self, steps: int) -> None:
         """After so many actions the run may be over, or the agent's share of a collection."""
-        agent = self._agent
-        robot = agent.robot
+        robot = self._agent.robot
         if robot._stop is not None and robot._stop(robot):
             robot.request_stop()
-        if agent.quota_steps is not None:
-            agent.quota_steps -= steps
-            if agent.quota_steps <= 0 and agent.signal is None:
-                agent.signal = "park"  # before its next step
+        if self._agent.quota_steps is not None:
+            self._count_quota(steps)
+
+    def _count_quota(self, steps: int) -> None:
+        agent = self._agent
+        agent.quota_steps -= steps
+        if agent.quota_steps <= 0 and agent.signal is None:
+            agent.signal = "park"  # before its next step
 
     def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, moment: str) -> tuple[Any, Any]:
         """What the environment gave, as the agent gets it (`Agent.on_bad_value`).

@@ -9,7 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.agent_helper import Actor, AgentHelper
+from parl_like.actor import Actor
+from parl_like.agent_helper import AgentHelper
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
 from parl_like.explorer import EpsilonGreedy, Explorer, random_actions
@@ -83,22 +84,18 @@ class OnlineHelper(AgentHelper):
         return self._chosen(obs)
 
     def _chosen(self, obs: Any) -> Any:
-        noise, algorithm = self._noise, self._algorithm
+        algorithm = self._algorithm
         if not (obs.__class__ is int and 0 <= obs < self._n):
             obs = self._converted(obs)
         self._inputs["obs"] = obs
         if self.collecting == "random":
             masks = {"mask": np.asarray(obs["mask"])} if not self._plain and "mask" in obs else {}
             return self._queue.actions(random_actions(self.model.act_space, self.rng, 1, masks))[0]  # type: ignore[index]
-        at = -1
-        if noise is not None:
-            at = noise.at
-            if at == len(noise.block):
-                noise.draw()
-                at = 0
-            noise.at = at + 1
+        noise = None
+        if (drawn := self._noise) is not None:
+            noise = drawn.left.pop() if drawn.left else drawn.draw()
             if self._acts:
-                return self._learner.act(obs, noise.block[at])
+                return self._learner.act(obs, noise)
         before, algorithm.mode = algorithm.mode, self.mode
         try:
             out = algorithm.predict(self._asked)
@@ -106,7 +103,7 @@ class OnlineHelper(AgentHelper):
             algorithm.mode = before
         if self.explorer is None and "act" not in out:
             return Batch.nest({key: np.array(value) for key, value in out.items()})
-        act = out["act"] if self.explorer is None else self.explorer.act_one(out, None if noise is None else noise.block[at])
+        act = out["act"] if self.explorer is None else self.explorer.act_one(out, noise)
         return act if self._unmapped else self._queue.actions({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
 
     def store(

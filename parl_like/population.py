@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.agent_helper import Actor, AgentHelper
+from parl_like.actor import Actor
+from parl_like.agent_helper import AgentHelper
 from parl_like.explorer import Candidates
 from parl_like.spec import Array, SpecError
 

@@ -248,13 +248,14 @@ class RequestQueue(ABC):
         counters.waits.append(begin - batch.born)
         self._free_since = end = perf_counter()
         counters.computes.append(end - begin)
-        counters.late += self.count_late(tickets)
+        if self.abandoned:
+            counters.late += self.count_late(tickets)
         self.recycle(batch)
         return tickets
 
     def count_late(self, tickets: Sequence[Ticket]) -> int:
         """How many of these, which have been answered, nobody waits for any more."""
-        late = sum(ticket.abandoned for ticket in tickets) if self.abandoned else 0
+        late = sum(ticket.abandoned for ticket in tickets)
         self.abandoned -= late
         return late
 

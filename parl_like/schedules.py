@@ -56,7 +56,7 @@ class OffPolicyHelper(AgentHelper):
         if random_steps < 0:
             raise ValueError(f"{type(self).__name__}: random_steps is {random_steps}; expected at least 0")
         self.warmup, self.random_steps = max(warmup, batch_size), random_steps
-        self._since = self._share = 0
+        self._since = 0
 
     def training_rule(self) -> BatchRule:
         return BatchRule(max_rows=self.batch_size)
@@ -68,8 +68,7 @@ class OffPolicyHelper(AgentHelper):
         super().allocate(buffer, specs)
         # So many rows, wherever they lie, have one that a whole sequence follows.
         self.warmup = max(self.warmup, self.window.sequence * buffer.n_lanes)
-        self._share = -(-self.random_steps // buffer.n_lanes) * len(self.lanes)
-        self.random_left = max(self._share - self.steps, 0)
+        self.random_until = self._random_steps = -(-self.random_steps // buffer.n_lanes) * len(self.lanes)
 
     def _check_window(self) -> None:
         if self.window.in_order:
@@ -77,9 +76,7 @@ class OffPolicyHelper(AgentHelper):
                              f"{type(self).__name__} sends random ones; use OnPolicyHelper or EpisodicHelper")
 
     def _after_store(self, rows: int, ended: int) -> None:
-        if self.random_left:
-            self.random_left = max(self._share - self.steps, 0)
-        if self.collecting or self.learn_every is None:
+        if self._collecting or self.learn_every is None:
             return  # not counted either, or the first step after a long collection would send hundreds of requests
         due, self._since = divmod(self._since + rows, self.learn_every)
         if due and self.ready():
@@ -165,7 +162,6 @@ class OffPolicyHelper(AgentHelper):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._since = state["since"]
-        self.random_left = max(self._share - self.steps, 0)
 
 
 class OnPolicyHelper(AgentHelper):
@@ -232,7 +228,7 @@ class OnPolicyHelper(AgentHelper):
             self._learns = self.task.learns
             self._renewed = self._renewed[1], self._unrolled
         self._unrolled += 1
-        if not self.collecting:
+        if not self._collecting:
             if self._unrolled >= self.unroll:
                 self._learn()
         elif self._unrolled > self.unroll:

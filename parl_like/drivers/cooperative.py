@@ -75,21 +75,22 @@ class CooperativeDriver(Driver):
 
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = ticket.waiter = None
-        current = getcurrent()
-        if current.parent is None or current is self._hub:
+        current, hub = getcurrent(), self._hub
+        of_an_agent = current.parent is hub
+        if not of_an_agent:
             self.check_caller(ticket.agent)
         dropped = queue.put(ticket, values)
         if dropped:
             self._wake(dropped)
         if not wait:
             return
-        if current is self._hub or not self.agents:
-            self.wait(ticket)
-        else:  # as in `wait`, which would cost 2 % of a request
+        if of_an_agent:  # as in `wait`, which would cost 2 % of a request
             ticket.waiter = current
-            self._hub.switch()
+            hub.switch()
             if ticket.error is not None:
                 raise ticket.error
+        else:
+            self.wait(ticket)
 
     def wait(self, ticket: Ticket) -> None:
         if ticket.waiter is not SERVED:
@@ -194,7 +195,8 @@ class CooperativeDriver(Driver):
                 return True
             if queue is None:
                 return self._train_round()
-            self._rouse()
+            if self._resting:
+                self._rouse()
             self._serve(queue)
             if self.sync and queue.kind == "learn":
                 return True  # a batch that its own rule closed before everybody came ends the iteration, too
@@ -221,7 +223,12 @@ class CooperativeDriver(Driver):
         A queue's rows count once more each time another is served before it: so no queue waits for ever behind a fuller one,
         whose agents come back before each choice.
         """
-        due = [queue for queue in self.queues if queue.rows and self._due(queue) <= 0]
+        due, lessons = [], False
+        for queue in self.queues:
+            if queue.rows:
+                lessons = lessons or queue.kind == "learn"
+                if self._due(queue) <= 0:
+                    due.append(queue)
         if not due:
             return None
         best = due[0]
@@ -230,7 +237,7 @@ class CooperativeDriver(Driver):
             for queue in due:
                 queue.passed += 1
             best.passed = 1
-        if self.sync and best.kind == "predict" and not self._lessons_wait():
+        if lessons and self.sync and best.kind == "predict" and not self._lessons_wait():
             return None
         return best
 

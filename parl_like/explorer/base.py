@@ -173,14 +173,14 @@ class Noise:
         n_lanes: Environments of the helper.
 
     Attributes:
-        block, at: Noise of the next rows, and which of them is next; at its end `draw` makes another.
+        left: Noise of the next rows, that of the next one last; when nothing is left, `draw` makes more.
         drawn: Whether it is drawn; else every row has what stands for the best action.
     """
 
     def __init__(self, explorer: Explorer, rng: np.random.Generator, drawn: bool, n_lanes: int) -> None:
         self.explorer, self.rng, self.drawn, self._n_lanes = explorer, rng, drawn, n_lanes
-        self.block: list[Any] = []
-        self.at = self._acted = 0
+        self.left: list[Any] = []
+        self._acted = 0
         self._before: dict[str, Any] = rng_state(rng)  # the generator's state when the block was drawn
         if explorer.kept is not None:
             explorer.memory = explorer.begin(rng, n_lanes)
@@ -207,31 +207,32 @@ class Noise:
         self._acted += n
         return self.explorer.draw(self.rng, self._acted - n, n)
 
-    def draw(self) -> None:
-        """A new block; its first row is next."""
+    def draw(self) -> Any:
+        """A new block: returns the noise of its first row, and leaves the others."""
         size = NOISE_BLOCK if self.explorer.kept is None else 1  # an episode may begin before the next row
         if self.drawn:
             self._before = rng_state(self.rng)
             block = self.explorer.draw(self.rng, self._acted, size)
-            self.block = block.tolist() if block.ndim == 1 else list(block)
+            self.left = block[::-1].tolist() if block.ndim == 1 else list(block[::-1])
             self._acted += size
         else:
-            self.block = [self.explorer.greedy()] * size
+            self.left = [self.explorer.greedy()] * size
+        return self.left.pop()
 
     def state_dict(self) -> dict[str, Any]:
         """The unused part of the block, as the generator's state before it and a position; how many rows there were; and the
         explorer's memory."""
-        size = len(self.block) if self.at < len(self.block) else 0
-        return {"acted": self._acted, "noise_at": self.at, "noise_size": size, "noise_rng": self._before,
+        size = NOISE_BLOCK if self.left else 0
+        return {"acted": self._acted, "noise_at": NOISE_BLOCK - len(self.left), "noise_size": size, "noise_rng": self._before,
                 "explorer_memory": [part.copy() for part in self.memory]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Draws the block again; the caller sets the generator afterwards."""
-        self.block, self.at = [], 0
+        self.left = []
         if state["noise_size"] and self.drawn:
             set_rng_state(self.rng, state["noise_rng"])
             self._acted = state["acted"] - NOISE_BLOCK
             self.draw()
-            self.at = state["noise_at"]
+            del self.left[NOISE_BLOCK - state["noise_at"] :]
         self._acted = state["acted"]
         self.memory = state.get("explorer_memory", ())
