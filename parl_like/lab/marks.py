@@ -35,7 +35,8 @@ _NOT_THE_RESULT = ("seed", "run_dir", "keep_checkpoints", "log_every_s", "tensor
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The outcome of one run. `configuration` and `code` are hashes: of all values that can change a score but the seed, and of
-    the package's sources; `expect` is result → [least, most] as the experiment had it; `seconds` are those of training."""
+    the package's sources; `score` is the evaluation's, by the experiment's `eval_score`; `expect` is result → [least, most] as
+    the experiment had it; `seconds` are those of training."""
 
     experiment: str
     seed: int
@@ -151,8 +152,9 @@ def table(marks: Sequence[Mark]) -> list[str]:
 def page(marks: Sequence[Mark]) -> str:
     """The Markdown page that is written beside the file."""
     made = sorted({f"{mark.git.commit[:7]}{' with changes' * mark.git.dirty}" for mark in marks if mark.git is not None})
-    lines = ["# Marks", "", "Made by `parl-like marks`: mean return of the evaluation after training, of all seeds, none chosen.",
-             "", *table(marks), "", f"Code: {', '.join(made) or 'not in a checkout'}."]
+    lines = ["# Marks", "", "Made by `parl-like marks`: the score of the evaluation after training, which is the mean return unless the",
+             "experiment names another `eval_score`; of all seeds, none chosen.", "",
+             *table(marks), "", f"Code: {', '.join(made) or 'not in a checkout'}."]
     return "\n".join(lines) + "\n"
 
 
@@ -190,7 +192,7 @@ def _mark(folder: Path, key: tuple[str, int], code: str) -> Mark:
     info, result = run.info(), run.result() or {}
     differs = {name: value for name, value in info.differs.items() if name not in _NOT_THE_RESULT}
     return Mark(experiment=info.experiment, seed=key[1], differs=differs, env_steps=result["env_steps"],
-                score=result["evaluation"]["mean_return"], evaluation=result["evaluation"],
+                score=result["evaluation"]["score"], evaluation=result["evaluation"],
                 expect={name: tuple(bounds) for name, bounds in result["expect"].items()},
                 solved=result["solved"], seconds=round(result["seconds"], 1), configuration=key[0], code=code,
                 versions=info.versions, git=info.git)

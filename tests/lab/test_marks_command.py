@@ -46,6 +46,20 @@ def test_each_seed_is_trained_once_and_its_last_evaluation_is_the_score(measure)
     assert again[:3] == found and len(lines) == 1 and lines[0].endswith("seed=3")
 
 
+def test_the_score_is_that_of_the_evaluation(measure, monkeypatch):
+    """As of an experiment that counts successes (`eval_score`), whose mean return says little."""
+    evaluate = FakeRobot.evaluate
+
+    def by_the_best(robot, **options):
+        seen = evaluate(robot, **options)
+        seen.score = seen.max_return
+        return seen
+
+    monkeypatch.setattr(FakeRobot, "evaluate", by_the_best)
+    (found,), _ = measure(seeds=1)
+    assert found.score == found.evaluation["max_return"] != found.evaluation["mean_return"]
+
+
 def test_another_configuration_or_other_code_is_measured_anew(measure, monkeypatch):
     first, _ = measure(seeds=1)
     other, lines = measure(seeds=1, lr=0.25)
