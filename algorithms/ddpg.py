@@ -31,6 +31,7 @@ class TD3(Algorithm):
         lr: Adam's learning rate, of the critics and, where `actor_lr` is None, of the actor; numbers or schedules over updates.
     """
 
+    one_reward = True
     calls = {"act": "act(obs) -> [N, *shape], the actions in [−1, 1],", "q": "q(obs, act) -> [critics, N], their values,",
              "actor": "actor, the module of the policy's own layers,"}
     fitting_models = "MLPActorQ with policy='deterministic'"

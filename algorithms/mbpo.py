@@ -29,7 +29,7 @@ class EnsembleLearner(Algorithm):
         model: Offers `each(x)`, see `parl_like.models.dynamics.EnsembleDynamics`.
     """
 
-    window = Window()
+    window, one_reward = Window(), True
     calls = {"features": "features(obs, act) -> [N, in]", "each": "each(features [members, K, in]) -> (mean, log_var, end)",
              "targets": "targets(obs, obs_next, rew) -> [N, out]", "drawn": "drawn(obs, y) -> (obs_next, rew)"}
     fitting_models = "EnsembleDynamics"

@@ -169,6 +169,7 @@ class MPO(Algorithm):
         lr, actor_lr, dual_lr: Adam's, of the critics, of the actor (None: the same), and of log η and log α.
     """
 
+    one_reward = True
     calls = {**SAC.calls, "head": "head: log_probs(out) -> [N, A], or draw and log_prob; kl(out, other) -> [N],"}
     fitting_models = "MLPActorQ"
 

@@ -38,6 +38,7 @@ class SAC(Algorithm):
         lr: Adam's learning rate, of the critics and, where they are None, of the actor and of log α.
     """
 
+    one_reward = True
     calls = {"policy": "policy(obs) -> what its head reads,", "q": "q(obs, act) -> [critics, N], for Discrete q(obs) -> "
              "[critics, N, A],", "head": "head, which draws actions and knows log π,", "actor": "actor, the policy's own layers,"}
     fitting_models = "MLPActorQ"

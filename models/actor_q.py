@@ -80,7 +80,7 @@ class MLPActorQ(Model):
         if self.discrete:
             return features
         assert act is not None
-        return torch.cat([features, act.reshape(len(act), -1)], -1)
+        return torch.cat([features, act.reshape(len(act), -1).to(features.dtype)], -1)  # those of a Box of float64 are float64
 
     def values(self, obs: Any, act: Tensor | None = None) -> Tensor:
         """Of actions [N, …] in [−1, 1]: [critics, N, heads]; for Discrete of all actions: [critics, N, A, heads]."""

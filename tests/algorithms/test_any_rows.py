@@ -1,0 +1,63 @@
+"""What holds for all members of a kind, whatever rows they get: actions of double precision, and one reward a step."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from parl_like import Algorithm, ComputationTask, OffPolicyHelper, Robot, algorithms, create_algorithm_func
+from parl_like.algorithms import DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
+from parl_like.models import MLPActorQ, MLPCrossQ
+
+OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
+MEMBERS = {
+    SAC: {}, MPO: {}, REDQ: {}, OAC: {}, TQC: {"heads": 5}, QRSAC: {"heads": 5}, DroQ: {"layer_norm": True},
+    CrossQ: {"critic_hidden": (8,)}, TD3: {"policy": "deterministic"}, DDPG: {"policy": "deterministic", "critics": 1},
+}
+each = pytest.mark.parametrize("algorithm", MEMBERS, ids=lambda one: one.__name__)
+SEVERAL = {"BC", "WorldModel"}
+"""Those that have no use for the reward, or combine several themselves."""
+
+
+def rows(dtype, shape, n=6):
+    rng = np.random.default_rng(0)
+    obs, obs_next = rng.normal(size=(2, n, 3)).astype(np.float32)
+    act = rng.uniform(-1, 1, (n, *shape)).astype(np.float32)  # the same numbers for both
+    return {"obs": obs, "obs_next": obs_next, "act": act.astype(dtype), "rew": rng.normal(size=n).astype(dtype),
+            "terminated": np.arange(n) % 2 == 0, "truncated": np.zeros(n, bool)}
+
+
+@each
+@pytest.mark.parametrize("shape", [(), (2, 2)], ids=str)
+def test_actions_of_double_precision_are_those_of_single_precision(algorithm, shape):
+    """Helpers store actions as the space has them; the Box of many environments is float64."""
+    left = []
+    for dtype in (np.float32, np.float64):
+        torch.manual_seed(0)
+        act = gym.spaces.Box(-1, 3, shape, dtype)
+        model = (MLPCrossQ if algorithm is CrossQ else MLPActorQ)(OBS, act, (8,), **MEMBERS[algorithm])
+        task = ComputationTask(algorithm(model, **({"n_step": 1} if algorithm is MPO else {}), lr=0.01))
+        task.build()
+        for _ in range(2):
+            task.learn(rows(dtype, shape))
+        left.append(model.weights_hash())
+    assert left[0] == left[1]
+
+
+def test_all_learn_from_one_reward_a_step_or_say_otherwise():
+    kinds = {name: kind for name in algorithms.__all__ if issubclass(kind := getattr(algorithms, name), Algorithm)}
+    assert {name for name, kind in kinds.items() if not kind.one_reward} == SEVERAL
+
+
+class TwoRewards(gym.Env):
+    observation_space, action_space = OBS, gym.spaces.Box(-1, 1, (2,), np.float32)
+    reward_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+
+@pytest.mark.parametrize("algorithm", [SAC, MPO])
+def test_several_rewards_are_refused_when_the_robot_is_built(algorithm):
+    """Two rows of two rewards each would else have been taken for something, without a word."""
+    func = create_algorithm_func(MLPActorQ, dict(obs=OBS, act=TwoRewards.action_space, hidden=(8,)), algorithm, {})
+    task = ComputationTask(func, lambda: OffPolicyHelper(size=100, batch_size=2))
+    with pytest.raises(ValueError, match=rf"rewards of shape \(2,\), and {algorithm.__name__} learns from one number a step"):
+        Robot(TwoRewards, tasks={"RL": task})
