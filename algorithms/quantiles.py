@@ -163,7 +163,7 @@ class FQF(QRDQN):
         theta = of_actions(self.model.quantiles(batch.obs, middles), batch.act)
         with torch.no_grad():
             slope = 2 * of_actions(self.model.quantiles(batch.obs, edges[:, 1:-1]), batch.act) - theta[:, 1:] - theta[:, :-1]
-        steps = edges.diff()
+        steps = edges.diff().clamp(min=torch.finfo(edges.dtype).tiny)  # a step that rounds to 0 would have no slope
         entropy = -torch.xlogy(steps, steps).sum(1)
         fractions = (edges[:, 1:-1] * slope).sum(1) - self.entropy * entropy
         return quantile_lesson(batch, theta, middles, self.kappa) | {"fractions": row_mean(fractions, batch),

@@ -225,6 +225,18 @@ def test_fqf_worked_out_by_hand():
     assert out["loss"].item() == pytest.approx(quantile_huber(theta.expand(2, -1), batch.target, tau, 1.0).mean().item())
 
 
+def test_a_step_between_fractions_that_rounds_to_nothing_learns_on():
+    """Edges 0, ½, 1, 1 with brackets −1 and 7/2: slopes −¼ and ¼ of the first two logits, none of the third, whose share of the
+    entropy is 0 · log 0."""
+    algorithm = FQF(Fractions([0.0, 0.0, -40.0]), entropy=0.5)
+    batch = batch_of(hand_rows([0], [0.0], [True]))
+    batch.target = torch.zeros(1, 3)
+    out = algorithm.learn(batch)
+    out["fractions"].backward()
+    np.testing.assert_allclose(algorithm.model.proposal[0].grad, [-0.25, 0.25, 0.0], atol=1e-6)
+    assert out["entropy"].item() == pytest.approx(math.log(2))
+
+
 def test_fqf_brings_the_quantiles_nearer_to_the_distribution():
     """∂W₁/∂τ by the formula is what a fine sum over the quantile function says; a step against it makes the distance less."""
     algorithm = FQF(Fractions([0.0, 0.0, 0.0]), gamma=0.0, entropy=0.0)
