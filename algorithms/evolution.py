@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -122,14 +122,16 @@ class Evolution(ActorCritic):
         return {**out, "state": state} if state else out
 
     def process(self, batch: Batch) -> Batch:
-        """Rows in any order → `scores` [population], means over the episodes of each candidate."""
+        """Rows in any order → `scores` [population], means over the episodes of each candidate; NaN where any is missing."""
         n = int(batch.episode.max()) + 1
         scores = torch.full((self.population, n), math.nan, dtype=batch.score.dtype, device=batch.score.device)
         scores[batch.candidate, batch.episode] = batch.score
-        if (missing := int(scores.isnan().sum())):
-            raise ValueError(f"{type(self).__name__}: a lesson has the returns of {scores.numel() - missing} of {scores.numel()} "
-                             "episodes; let all agents learn together, as PopulationHelper does if nobody sets a training_rule")
         return Batch(scores=scores.mean(1))
+
+    def minibatches(self, batch: Batch) -> Iterable[Batch]:
+        """None where a run ended, or a checkpoint was made, while some agents waited for the others: they come again."""
+        if not batch.scores.isnan().any():
+            yield batch
 
     def results(self, scores: Tensor) -> dict[str, Tensor]:
         return {"score": scores.mean(), "best_score": scores.max()}

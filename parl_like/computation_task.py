@@ -346,8 +346,9 @@ class ComputationTask:
                 raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
         with self._updating(), torch.no_grad():
             algorithm.post_process(batch)
-        self.learns += 1
-        self.rows_learned += n
+        if taken or left_out:  # an algorithm may find that it cannot learn from these rows yet
+            self.learns += 1
+            self.rows_learned += n
         heard, self._heard = self._heard, {}
         return {**lesson_return(self.owner(), n, taken, left_out), **{f"version/{name}": v for name, v in heard.items()}}
 

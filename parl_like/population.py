@@ -65,8 +65,12 @@ class PopulationHelper(AgentHelper):
                 raise ValueError(f"{self.where}: {self.agent.robot.n_agents} agents share {self.population} candidates of "
                                  f"{self.episodes} episodes; expected an episode for each agent at least")
             numbers = self._number(np.arange(len(self._scores)))
-            self._send({"candidate": numbers // self.episodes, "episode": numbers % self.episodes,
-                        "score": np.array(self._scores)})
+            rows = {"candidate": numbers // self.episodes, "episode": numbers % self.episodes, "score": np.array(self._scores)}
+            while not self._send(rows):  # nothing was learned, for others are still at theirs
+                if self.agent.signal is None:
+                    raise ValueError(f"{self.where}: a lesson had the returns of only some of {self.population * self.episodes} "
+                                     "episodes; let all agents learn together, so set no training_rule")
+                self.agent.obey()
             self._scores.clear()  # not before it is answered: an interruption may come first
         # Buffers have spawn keys from 1,000,000 on, workers from 2,000,000 on; these are of no other generator.
         key = self.task.learns, self._number() % self.episodes
