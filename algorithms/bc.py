@@ -25,7 +25,7 @@ class BC(ActorCritic):
         entropy: Weight of the entropy bonus, a number or a schedule over optimiser steps.
     """
 
-    window, one_reward = Window(), False
+    window, one_reward, takes_priorities = Window(), False, False
     calls = {name: ActorCritic.calls[name] for name in ("policy", "head")}
 
     def __init__(self, model: Model | Callable[[], Model], *, entropy: float | Schedule = 0.0, lr: float | Schedule = 1e-3,

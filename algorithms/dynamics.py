@@ -21,6 +21,7 @@ class DynamicsLearner(Algorithm):
         forward, inverse: Weights of the two terms.
     """
 
+    takes_priorities = False
     calls = {"trunk": "trunk, with trunk(obs) -> [N, F] and flat(obs),",
              "next_obs": "next_obs(features, act) -> the flat next observation",
              "surprise": "surprise(features, features_next, act) -> the mean of −log p(act)"}

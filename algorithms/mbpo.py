@@ -22,14 +22,14 @@ class EnsembleLearner(Algorithm):
         loss = mean Σ_y [(y − μ)² exp(−v) + v] − 2 · mean log p(terminated) + 0.01 · Σ (v_max − v_min).
 
     Members differ by their initial weights, and each learns from rows of its own, drawn with replacement from the lesson's. A
-    prediction is a draw from one member for each row, all members being asked equally often: what they do not agree on comes out
-    differently each time.
+    prediction is a draw from one member for each row, each being as likely, and none asked for more rows than its share, rounded
+    up: what they do not agree on comes out differently each time.
 
     Args:
         model: Offers `each(x)`, see `parl_like.models.dynamics.EnsembleDynamics`.
     """
 
-    window, one_reward = Window(), True
+    window, one_reward, takes_priorities = Window(), True, False
     calls = {"features": "features(obs, act) -> [N, in]", "each": "each(features [members, K, in]) -> (mean, log_var, end)",
              "targets": "targets(obs, obs_next, rew) -> [N, out]", "drawn": "drawn(obs, y) -> (obs_next, rew)"}
     fitting_models = "EnsembleDynamics"
@@ -42,14 +42,15 @@ class EnsembleLearner(Algorithm):
         """`obs_next` [N, …], `rew` [N] and `terminated` [N] of `obs` and `act`, in the policy's units."""
         x = self.model.features(inputs.obs, inputs.act)
         n, members = len(x), self.model.members
-        shares = -(-n // members)
-        dealt = torch.randperm(n, generator=self.torch_rng, device=x.device).repeat(members)[: shares * members]
-        mean, log_var, end = (part.flatten(0, 1)[:n] for part in self.model.each(x[dealt.view(members, shares)]))
+        share = -(-n // members)
+        # Each member has so many places, in which all rows are dealt out; where places are left over, some rows stand again.
+        dealt = torch.randperm(share * members, generator=self.torch_rng, device=x.device)
+        place = dealt.argsort()[:n]
+        mean, log_var, end = (part.flatten(0, 1)[place] for part in self.model.each(x[dealt.view(members, share) % n]))
         y = mean + torch.exp(0.5 * log_var) * torch.randn(mean.shape, generator=self.torch_rng, device=x.device)
         ends = torch.rand(n, generator=self.torch_rng, device=x.device) < torch.sigmoid(end)
-        back = torch.empty_like(dealt[:n]).scatter_(0, dealt[:n], torch.arange(n, device=x.device))
-        obs_next, rew = self.model.drawn(inputs.obs, y[back])
-        return {"obs_next": obs_next, "rew": rew, "terminated": ends[back]}
+        obs_next, rew = self.model.drawn(inputs.obs, y)
+        return {"obs_next": obs_next, "rew": rew, "terminated": ends}
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         model = self.model
@@ -93,6 +94,7 @@ class MBPO(SAC):
             raise ValueError(f"MBPO: horizon is {horizon}, imagine_every {imagine_every}, imagined_size {imagined_size} and real "
                              f"{real}; expected at least 1 each, and a share")
         self.model_task, self.horizon, self.real = model_task, horizon, real
+        self.takes_priorities = real == 1.0  # they are about real rows, and most rows are not
         self.imagine_every, self.imagined_size = imagine_every, imagined_size
         self.imagined: dict[str, Tensor] = {}  # columns of rows, of which the first `_kept` are there
         self._kept = self._at = self._lessons = 0
@@ -101,8 +103,8 @@ class MBPO(SAC):
         """The lesson's rows, all but a few replaced by imagined ones, with their targets."""
         if self.real == 1.0:
             return super().process(batch)
-        if "weight" in batch:
-            raise ValueError("MBPO: a prioritised buffer is about real rows, and most rows here are not; use a ReplayBuffer")
+        if "duration" in batch:
+            raise ValueError("MBPO: rows with durations, of actions that take several steps, cannot be imagined; use SAC")
         if self._lessons % self.imagine_every == 0:
             self.imagine(batch.obs)
         self._lessons += 1
@@ -128,10 +130,11 @@ class MBPO(SAC):
 
     def keep(self, rows: Mapping[str, Tensor]) -> None:
         """In place of the oldest."""
-        n = len(rows["rew"])
+        n, size = len(rows["rew"]), self.imagined_size
+        first = max(n - size, 0)  # of more than there is room for the newest
         for name, column in rows.items():
             if name not in self.imagined:
-                self.imagined[name] = column.new_zeros(self.imagined_size, *column.shape[1:])
-            places = torch.arange(self._at, self._at + n, device=column.device) % self.imagined_size
-            self.imagined[name][places] = column
-        self._at, self._kept = (self._at + n) % self.imagined_size, min(self._kept + n, self.imagined_size)
+                self.imagined[name] = column.new_zeros(size, *column.shape[1:])
+            places = torch.arange(self._at + first, self._at + n, device=column.device) % size
+            self.imagined[name][places] = column[first:]
+        self._at, self._kept = (self._at + n) % size, min(self._kept + n, size)

@@ -134,6 +134,8 @@ class Algorithm:
         calls: What the algorithm calls of its model: name → signature, and what it returns. A model without it is refused when
             the task is built. fitting_models: Which have it, for that message.
         one_reward: Whether each row has one number as its reward; where an environment gives several, the robot is refused.
+        takes_priorities: Whether its rows may come from a `PrioritizedReplayBuffer`: they count by their `weight`, and `learn`
+            returns their `priority`. If not, the robot is refused.
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
         remembers: Names of attributes with rows that it keeps for its agents between their requests (`Places`). A checkpoint
             leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
@@ -144,6 +146,7 @@ class Algorithm:
     transient: tuple[str, ...] = ()
     remembers: tuple[str, ...] = ()
     one_reward = False
+    takes_priorities = True
     acts_with: tuple[str, ...] = ()
     calls: Mapping[str, str] = {}
     fitting_models = ""

@@ -74,6 +74,12 @@ class OffPolicyHelper(AgentHelper):
         if self.window.in_order:
             raise ValueError(f"{self.where}: {type(self.task.algorithm).__name__} learns from rows in order (in_order), "
                              f"{type(self).__name__} sends random ones; use OnPolicyHelper or EpisodicHelper")
+        if self.mode != "test" and not getattr(self.task.algorithm, "takes_priorities", True):
+            # Where agents are in other processes their buffer is not here; one like it tells before these are started.
+            buffer = self._make(self.size, len(self.lanes), np.random.default_rng(0)) if self.buffer is None else self.buffer
+            if isinstance(buffer, PrioritizedReplayBuffer):
+                raise ValueError(f"{self.where}: {type(self.task.algorithm).__name__} has no priorities for its rows; use a "
+                                 "ReplayBuffer")
 
     def _after_store(self, rows: int, ended: int) -> None:
         if self._collecting or self.learn_every is None:

@@ -91,6 +91,20 @@ def test_each_row_is_asked_of_one_member_and_all_are_asked_equally_often():
     assert torch.equal(out["terminated"], obs[:, 0] > 0)
 
 
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_of_few_rows_too_every_member_is_asked_as_often(n):
+    """Each row is as likely with each of 5 members, and of 7 rows no member gets more than 2."""
+    algorithm = EnsembleLearner(EnsembleDynamics(OBS, ACT, (4,), 5))
+    who, members = torch.arange(5.0).view(5, 1, 1), 5
+    algorithm.model.each = lambda x: (who.expand(members, x.shape[1], 3), torch.full((members, x.shape[1], 3), -40.0),
+                                      torch.zeros(members, x.shape[1]))
+    draws, rows_of = 1000, Batch(obs=torch.zeros(n, 2), act=torch.zeros(n, 1))
+    asked = torch.stack([algorithm.predict(rows_of)["rew"].round().long() for _ in range(draws)])
+    assert torch.stack([torch.bincount(one, minlength=5) for one in asked]).max() == -(-n // 5)
+    counts = torch.stack([torch.bincount(asked[:, row], minlength=5) for row in range(n)])
+    assert (counts - draws / 5).abs().max() < 5 * (draws * 0.2 * 0.8) ** 0.5
+
+
 @pytest.mark.parametrize("act", [ACT, THREE], ids=["box", "discrete"])
 def test_it_learns_what_the_environment_does(act):
     torch.manual_seed(0)
@@ -144,6 +158,17 @@ def test_the_newest_rows_are_kept():
     assert sorted(task.algorithm.imagined["rew"].tolist()) == [0] * 2 + [1] * 4 + [2] * 4 and task.algorithm._kept == 10
 
 
+def test_of_more_rows_than_are_kept_the_newest_stay_whole():
+    task, _ = imagining(imagined_size=5, imagine_every=1)
+    numbers = torch.arange(1.0, 13.0)
+    for rows_at_once in numbers.split([3, 9]):
+        task.algorithm.keep({"obs": rows_at_once[:, None].repeat(1, 2), "rew": rows_at_once})
+    kept = task.algorithm.imagined
+    assert sorted(kept["rew"].tolist()) == [8, 9, 10, 11, 12] and torch.equal(kept["obs"][:, 0], kept["rew"])
+    task.algorithm.keep({"obs": torch.full((1, 2), 13.0), "rew": torch.full((1,), 13.0)})
+    assert sorted(kept["rew"].tolist()) == [9, 10, 11, 12, 13]
+
+
 def test_with_real_rows_alone_it_is_sac():
     torch.manual_seed(0)
     model = MLPActorQ(OBS, ACT, (8,))
@@ -173,8 +198,8 @@ def test_what_cannot_be_is_refused():
     for options in (dict(horizon=0), dict(real=1.5), dict(imagined_size=0)):
         with pytest.raises(ValueError, match="expected"):
             MBPO(MLPActorQ(OBS, ACT), **options)
-    with pytest.raises(ValueError, match="use a ReplayBuffer"):
-        imagining()[0].learn(rows(weight=np.ones(64, np.float32)))
+    with pytest.raises(ValueError, match="rows with durations"):
+        imagining()[0].learn(rows(duration=np.full(64, 2)))
 
 
 # -------------------------------------------------------------------------------------------------------------------- the robot
@@ -206,6 +231,23 @@ def test_it_runs_with_discrete_actions_several_agents_and_under_every_driver(opt
     with small(**{"RL.OffPolicyHelper.updates": 1, **options}) as robot:
         robot.run(100)
         assert robot.never_learned() == {} and robot.tasks["RL"].algorithm._kept >= 16
+
+
+@pytest.mark.parametrize(("task", "name"), [("RL", "MBPO"), ("model", "EnsembleLearner")])
+@pytest.mark.parametrize("options", [{}, pytest.param({"driver": "processes", "workers": {"count": 1}},
+                                                      marks=pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"))],
+                         ids=["here", "workers"])
+def test_a_prioritised_buffer_is_refused_before_anything_starts(task, name, options):
+    buffer = {f"{task}.OffPolicyHelper.buffer": "PrioritizedReplayBuffer"}
+    with pytest.raises(ValueError, match=f"{name} has no priorities for its rows; use a ReplayBuffer"):
+        small(**buffer, **options)
+
+
+def test_without_imagined_rows_it_takes_priorities():
+    with small(**{"MBPO.real": 1.0, "RL.OffPolicyHelper.buffer": "PrioritizedReplayBuffer"}) as robot:
+        for _ in robot.iterate(40):
+            pass
+        assert robot.tasks["RL"].algorithm.updates
 
 
 def test_an_environment_that_cannot_be_imagined_is_refused_before_anything_starts():
