@@ -520,6 +520,36 @@ def test_new_goals_are_achieved_later_in_the_same_episode(lane_size, n_lanes):
     np.testing.assert_array_equal(rows["obs.achieved_goal"], buffer.columns["obs.achieved_goal"][indices])
 
 
+def at_goal(achieved, goal):
+    return goal_reached(achieved, goal) == 0.0
+
+
+def test_an_end_by_reaching_the_goal_belongs_to_the_goal():
+    """Rows 4 and 9 ended their episodes at their own goals. With a new goal a row ends where it reaches that one, and nowhere
+    else; so its target is the reward 0 alone exactly there. Without the function ends stay where they were."""
+    buffer = goals()
+    at = buffer.columns["obs_next.desired_goal"]
+    at[:] = np.repeat([4.0, 9.0, 50.0], [5, 5, 10])[:, None]
+    buffer.columns["rew"][[4, 9]] = 0.0
+    indices = np.repeat(np.arange(12), 100)
+    rows = Hindsight(share=0.5, compute_terminated=at_goal).replay(buffer.take(indices), source(buffer, indices))
+    new = rows["obs_next.desired_goal"][:, 0] != at[indices, 0]
+    np.testing.assert_array_equal(rows["terminated"], rows["rew"] == 0)
+    assert rows["terminated"].dtype == bool and (new & rows["terminated"]).any()
+    stay = Hindsight(share=0.5).replay(buffer.take(indices), source(buffer, indices))
+    np.testing.assert_array_equal(stay["terminated"], np.isin(indices, [4, 9]))
+
+
+def test_ends_that_the_function_does_not_know_are_told_once():
+    buffer, indices = goals(), np.arange(10)  # row 4 ended far from its goal
+    her = Hindsight(share=0, compute_terminated=at_goal)
+    with pytest.warns(RuntimeWarning, match="2 of 10 rows with their own goal.*terminated True stored, False recomputed"):
+        rows = her.replay(buffer.take(indices), source(buffer, indices))
+    np.testing.assert_array_equal(rows["terminated"], np.isin(indices, [4, 9]))
+    with pytest.raises(ValueError, match=r"'terminated'.*\(10,\) bool, got \(10,\) float64"):
+        Hindsight(compute_terminated=goal_reached).replay(buffer.take(indices), source(buffer, indices))
+
+
 def test_the_share_of_new_goals():
     buffer = goals()
     indices = buffer.sample_indices(4000, np.random.default_rng(3))

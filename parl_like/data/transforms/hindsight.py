@@ -28,17 +28,22 @@ class Hindsight(Transform):
     The new goal of a row is what was achieved by one of the rows from this one to the newest of its episode that is stored, each
     equally likely. It stands in obs and obs_next, and the reward is computed again. Everything is in the environment's units.
 
+    In the paper, and in most tasks with goals, no episode ends because its goal is reached: then `terminated` stays as it was
+    stored. Where one does (`compute_terminated` of a `GoalEnv` of gymnasium-robotics), give the function: a row with a new goal
+    ends where it reaches that, and no longer where it reached its own.
+
     Args:
         compute_reward: (achieved [N, …], goal [N, …]) -> [N]; `achieved` is what the row's action led to.
+        compute_terminated: The same for `terminated`, [N] bool; None: it does not depend on the goal.
         share: Part of the rows that are relabelled, in [0, 1].
         achieved, desired: The fields, equal in shape.
 
     Raises:
-        ValueError: `share` is outside [0, 1]. On replay: the rows look several steps ahead, lack a field, or `compute_reward`
-            gives a wrong shape or NaN.
+        ValueError: `share` is outside [0, 1]. On replay: the rows look several steps ahead, lack a field, or a function gives a
+            wrong shape or NaN.
 
     Warns:
-        RuntimeWarning: once, when stored and recomputed rewards disagree although the goal is the row's own.
+        RuntimeWarning: once, when what is stored and what is recomputed disagree although the goal is the row's own.
     """
 
     tier = Tier.BUFFER
@@ -47,8 +52,9 @@ class Hindsight(Transform):
     def __init__(
         self, compute_reward: Callable[[Array, Array], npt.ArrayLike] = goal_reached, share: float = 0.8,
         achieved: str = "obs.achieved_goal", desired: str = "obs.desired_goal",
+        compute_terminated: Callable[[Array, Array], npt.ArrayLike] | None = None,
     ) -> None:  # fmt: skip
-        self.compute_reward, self.share = compute_reward, share
+        self.compute_reward, self.compute_terminated, self.share = compute_reward, compute_terminated, share
         (self.achieved,), (self.desired,) = obs_names(self, achieved), obs_names(self, desired)
         if not 0 <= share <= 1:
             raise self._error("share", "a number in [0, 1]", share)
@@ -63,7 +69,8 @@ class Hindsight(Transform):
 
     def replay(self, rows: Flat, source: Source) -> Flat:
         reached, desired, desired_next = next_name(self.achieved), self.desired, next_name(self.desired)
-        for name in ("rew", reached, desired, desired_next):
+        ends = ("terminated",) * (self.compute_terminated is not None)
+        for name in ("rew", reached, desired, desired_next, *ends):
             if name not in rows:
                 raise self._error(name, "this field in the rows", ", ".join(rows) or "nothing")
         rew, n = rows["rew"], len(source.indices)
@@ -81,14 +88,25 @@ class Hindsight(Transform):
         goal[new] = goal_next[new] = source.buffer.get(later[new], reached)
         recomputed = np.asarray(self.compute_reward(rows[reached], goal_next))
         check_reward(self, recomputed, rew.shape)
-        wrong = np.flatnonzero(~new & ~np.isclose(rew, recomputed))
+        again = {"rew": recomputed.astype(rew.dtype)}
+        if self.compute_terminated is not None:
+            again["terminated"] = ended = np.asarray(self.compute_terminated(rows[reached], goal_next))
+            if ended.shape != (n,) or ended.dtype != bool:
+                raise self._error("terminated", f"({n},) bool", f"{ended.shape} {ended.dtype}")
+        for name, values in again.items():
+            self._compare(name, rows[name], values, ~new)
+        source.relabelled[desired] = new
+        made = {name: np.where(new, values, rows[name]) for name, values in again.items()}
+        return rows | {desired: goal, desired_next: goal_next, **made}
+
+    def _compare(self, name: str, stored: Array, again: Array, own: Array) -> None:
+        """Warns where rows with their `own` goal say otherwise."""
+        wrong = np.flatnonzero(own & ~np.isclose(stored, again))
         if len(wrong) and not self._warned:
             self._warned = True
-            warnings.warn(f"{self!r}: {len(wrong)} of {n - new.sum()} rows with their own goal have another reward than "
-                          f"compute_reward gives, e.g. {rew[wrong[0]]} stored, {recomputed[wrong[0]]} recomputed; "
-                          "relabelled rows teach another task", RuntimeWarning, stacklevel=3)
-        source.relabelled[desired] = new
-        return rows | {desired: goal, desired_next: goal_next, "rew": np.where(new, recomputed, rew).astype(rew.dtype)}
+            warnings.warn(f"{self!r}: {len(wrong)} of {own.sum()} rows with their own goal have another {name} than its function "
+                          f"gives, e.g. {name} {stored[wrong[0]]} stored, {again[wrong[0]]} recomputed; relabelled rows teach "
+                          "another task", RuntimeWarning, stacklevel=4)
 
 
 def _later(source: Source) -> Positions:
