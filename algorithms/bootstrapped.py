@@ -31,12 +31,13 @@ class BootstrappedDQN(DQN):
     DQN.
 
     Args:
-        model: Offers `values(obs) -> [N, A, heads]`, and `q(obs) -> [N, A]`, their means.
+        model: Offers `values(obs) -> [N, A, heads]`, `q(obs) -> [N, A]`, their means, and `out_shape`, (A, heads).
         share: In (0, 1]; 0.5 as in Osband et al. 2019, 1 in those of 2016 on Atari and of 2018.
         The others: As for `DQN`.
     """
 
-    calls = {"q": "q(obs) -> [N, A], the mean value of every action,", "values": "values(obs) -> [N, A, heads], its values,"}
+    calls = {"q": "q(obs) -> [N, A], the mean value of every action,", "values": "values(obs) -> [N, A, heads], its values,",
+             "out_shape": "out_shape, (A, heads),"}
     fitting_models = "MLPBootstrappedQ, and MLPQ and ConvQ with `heads`"
 
     def __init__(
@@ -48,12 +49,12 @@ class BootstrappedDQN(DQN):
                          lr=lr, max_grad_norm=max_grad_norm)
         if not 0.0 < share <= 1.0:
             raise ValueError(f"BootstrappedDQN: share is {share}; expected above 0, at most 1")
-        self.share, self.heads = share, self.model.out_shape[1]
+        self.share, self.heads = share, int(getattr(self.model, "out_shape", (0, 0))[1])  # a model without it is refused later
         self.window = Window(n_step=n_step, in_order=False, fields=("number",))
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)
-        check_values(self, inputs)
+        check_values(self, inputs, self.heads)
 
     def explorer(self) -> Explorer:
         return BootstrappedHeads(self.heads)

@@ -15,10 +15,10 @@ from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape
 
 
-def check_values(algorithm: Algorithm, inputs: Batch) -> None:
-    """That the model has `values(obs) -> [N, A, K]`, for any K; raises ContractError."""
+def check_values(algorithm: Algorithm, inputs: Batch, k: int | None = None) -> None:
+    """That the model has `values(obs) -> [N, A, K]`, for this K or, where it is None, any; raises ContractError."""
     values = answer(algorithm, "values", inputs.obs)
-    check_shape(algorithm, "values", values, (2, int(algorithm.model.act_space.n), values.shape[-1]))
+    check_shape(algorithm, "values", values, (2, int(algorithm.model.act_space.n), values.shape[-1] if k is None else k))
 
 
 def of_actions(values: Tensor, act: Tensor) -> Tensor:

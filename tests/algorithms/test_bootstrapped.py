@@ -12,7 +12,9 @@ from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_
 from parl_like.algorithms import DQN, BootstrappedDQN
 from parl_like.algorithms.bootstrapped import belongs
 from parl_like.batch import Batch
+from parl_like.contract import ContractError
 from parl_like.envs.deep_sea import DeepSea
+from parl_like.model import Model
 from parl_like.models import MLPQ, MLPBootstrappedQ
 from parl_like.stages import Hook, StopAfterSteps
 
@@ -105,3 +107,26 @@ def test_each_episode_follows_one_head_and_tests_the_mean():
 def test_what_does_not_fit_is_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+class Own(Model):
+    """Two values of each of four actions, and as many heads as are said."""
+
+    def __init__(self, **said):
+        super().__init__(OBS, ACT)
+        self.net = torch.nn.Linear(3, 8)
+        vars(self).update(said)
+
+    def values(self, obs):
+        return self.net(obs).reshape(-1, 4, 2)
+
+    def q(self, obs):
+        return self.values(obs).mean(-1)
+
+
+def test_a_model_says_how_many_heads_it_has():
+    assert ComputationTask(BootstrappedDQN(Own(out_shape=(4, 2)))).algorithm.heads == 2
+    with pytest.raises(ContractError, match=r"calls out_shape, \(A, heads\), of its model, and Own has no out_shape"):
+        ComputationTask(BootstrappedDQN(Own()))
+    with pytest.raises(ContractError, match=r"values: expected \(2, 4, 3\) for a batch of 2 rows, got \(2, 4, 2\)"):
+        ComputationTask(BootstrappedDQN(Own(out_shape=(4, 3))))

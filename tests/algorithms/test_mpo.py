@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from wander import OBS, TWO, Wander
 
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import BC, MPO, SAC, VMPO
@@ -20,7 +21,6 @@ from parl_like.model import Model
 from parl_like.models import MLPActorCritic, MLPActorQ, RecurrentActorCritic
 from parl_like.models.heads import GaussianHead
 
-OBS, TWO = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 MASKED = gym.spaces.Dict({"x": OBS, "mask": gym.spaces.MultiBinary(2)})
 
@@ -283,25 +283,6 @@ def test_what_mpo_cannot_do_is_refused():
 
 
 # ---------------------------------------------------------------------------------------------------------------- in workers
-
-
-class Wander(gym.Env):
-    """Three numbers that wander; action 1 is rewarded where the first is above 0."""
-
-    observation_space, action_space = OBS, TWO
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.look(), {}
-
-    def look(self):
-        self.at = self.np_random.uniform(-1, 1, 3).astype(np.float32)
-        return self.at
-
-    def step(self, act):
-        rew, self.t = float(act == (self.at[0] > 0)), self.t + 1
-        return self.look(), rew, False, self.t == 10, {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")

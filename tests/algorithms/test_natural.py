@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from wander import OBS, TWO, Wander
 
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import NPG, PPO, TRPO
@@ -14,7 +15,6 @@ from parl_like.drivers.processes import Processes
 from parl_like.model import Model
 from parl_like.models import CategoricalHead, ConvActorCritic, MLPActorCritic, RecurrentActorCritic
 
-OBS, TWO = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 MASKED = gym.spaces.Dict({"x": OBS, "mask": gym.spaces.MultiBinary(2)})
 
@@ -240,22 +240,3 @@ def test_replicas_in_workers_follow_what_the_algorithm_changes_itself():
                 robot.train_iter()
             found.append((task.algorithm.model.weights_hash(), task.version))
     assert found[0] == found[1] and found[0][1] == 4
-
-
-class Wander(gym.Env):
-    """Three numbers that wander; action 1 is rewarded where the first is above 0."""
-
-    observation_space, action_space = OBS, TWO
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.look(), {}
-
-    def look(self):
-        self.at = self.np_random.uniform(-1, 1, 3).astype(np.float32)
-        return self.at
-
-    def step(self, act):
-        rew, self.t = float(act == (self.at[0] > 0)), self.t + 1
-        return self.look(), rew, False, self.t == 10, {}
