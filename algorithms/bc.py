@@ -23,6 +23,7 @@ class BC(ActorCritic):
     Args:
         model: Offers `policy` and `head`, see `parl_like.model`; without memory, for rows come in any order.
         entropy: Weight of the entropy bonus, a number or a schedule over optimiser steps.
+        lr, max_grad_norm: Of Adam, and the norm above which gradients are scaled down; None: never.
     """
 
     window, one_reward, takes_priorities = Window(), False, False

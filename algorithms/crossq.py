@@ -32,7 +32,7 @@ class CrossQ(SAC):
         model: As for `SAC`, and it offers `joint_q(obs, act, obs_next, act_next) -> (q, q_next)`, each [critics, N]; for
             Discrete, where `act` and `act_next` are None, [critics, N, A].
         beta1: Of Adam, for critics and actor: how much of the gradients before counts.
-        delay: As for `SAC`; 3 as published.
+        delay, lr: As for `SAC`; 3 and 10⁻³ as published.
         The others: As for `SAC`.
     """
 

@@ -116,7 +116,7 @@ class IMPALA(ActorCritic):
             'targets' or 'advantages' of the stream; 'batch': mean 0 and standard deviation 1 in the batch; None. (Original: 0, 1,
             2, −1.)
         faithful: A time limit ends the episode, as in the original.
-        adam_eps: ε of Adam (the original's is 1e-8).
+        lr, adam_eps: Of Adam (the original's ε is 1e-8).
     """
 
     def __init__(

@@ -25,6 +25,9 @@ class EnsembleLearner(Algorithm):
     prediction is a draw from one member for each row, each being as likely, and none asked for more rows than its share, rounded
     up: what they do not agree on comes out differently each time.
 
+    A lesson is one step, and all members are asked; published are lessons until the loss of rows that were held out no longer
+    falls, and the best five of seven.
+
     Args:
         model: Offers `each(x)`, see `parl_like.models.dynamics.EnsembleDynamics`.
     """

@@ -106,7 +106,7 @@ class VMPO(ActorCritic):
         epsilon_eta: ε_η, in nats. epsilon_alpha, epsilon_std: ε_1 and ε_2.
         eta, alpha: Where η and all α begin; for discrete actions 1 and 5 as published.
         dual_lr: Adam's rate of their logarithms.
-        epochs, minibatches: As for PPO.
+        epochs, minibatches: As for PPO. normalize: Off, for η is in the units of the advantages.
         The rest: see `ActorCritic`; the paper has n-step returns (`lam=1`).
     """
 

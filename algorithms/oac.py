@@ -30,6 +30,8 @@ class OAC(SAC):
         The others: As for `SAC`.
     """
 
+    box_only = True
+
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,
         beta_ub: float = 4.66, shift: float = 6.86, alpha: float = 1.0, learn_alpha: bool = True,
@@ -39,8 +41,6 @@ class OAC(SAC):
         super().__init__(model, gamma=gamma, n_step=n_step, tau=tau, alpha=alpha, learn_alpha=learn_alpha,
                          target_entropy=target_entropy, delay=delay, lr=lr, actor_lr=actor_lr, alpha_lr=alpha_lr,
                          max_grad_norm=max_grad_norm)
-        if self.discrete:
-            raise TypeError(f"OAC: actions are {self.model.act_space}; expected a Box (else use SAC)")
         if not shift >= 0.0:
             raise ValueError(f"OAC: shift is {shift}; expected a number of at least 0")
         self.beta_ub, self.shift = beta_ub, shift

@@ -24,6 +24,9 @@ class PPG(PPO):
 
         loss = ½ mean((G − V')²) + clone · mean(KL(π_old ‖ π)) + ½ mean((G − V)²)
 
+    Published networks of policy and values share nothing. What they share here, such as the trunk of ConvActorCritic, is moved by
+    the loss of the values in policy phases, too (`value_weight`), which PPG is to avoid.
+
     Args:
         model: As for PPO, without memory, and `auxiliary(obs) -> (out, value, second value)`: `MLPActorCritic(auxiliary=True)`.
         policy_lessons, aux_epochs, clone: See above. The observations of so many lessons are kept, and saved.

@@ -33,7 +33,7 @@ class R2D2(DQN):
 
     Args:
         model: Offers `q(obs, state) -> (q [N, A], state)`, also for steps in a row, obs [T, N, …] -> q [T, N, A].
-        sequence, burn_in: Rows that are learned from, at least 2, and rows before them.
+        sequence, burn_in: Rows that are learned from, at least 2, and rows before them. n_step: n.
         eps: ε; None: without h.
         eta: η in [0, 1].
         The others: As for `DQN`.

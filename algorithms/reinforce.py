@@ -28,7 +28,7 @@ class REINFORCE(ActorCritic):
     Args:
         model: As for A2C; without a baseline it needs no `value` and no `evaluate`, unless it has a memory.
         baseline: Whether values are learned and subtracted: A2C with λ = 1.
-        normalize: Without a baseline: the returns of a lesson to mean 0 and standard deviation 1.
+        normalize: Without a baseline: the returns of a lesson to mean 0 and standard deviation 1. lr: Of Adam.
         The rest: see `ActorCritic`.
     """
 

@@ -43,6 +43,7 @@ class SAC(Algorithm):
              "[critics, N, A],", "head": "head, which draws actions and knows log π,", "actor": "actor, the policy's own layers,"}
     fitting_models = "MLPActorQ"
     has_target = True  # whether targets are those of a copy that follows the critics
+    box_only = False  # whether Discrete actions are refused
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, alpha: float = 1.0,
@@ -54,6 +55,8 @@ class SAC(Algorithm):
             raise ValueError(f"{type(self).__name__}: alpha is {alpha}; expected a number above 0")
         act = self.model.act_space
         self.discrete = isinstance(act, gym.spaces.Discrete)
+        if self.discrete and self.box_only:
+            raise TypeError(f"{type(self).__name__}: actions are {act}; expected a Box (else use SAC)")
         standard = 0.98 * math.log(act.n) if self.discrete else -float(math.prod(act.shape))
         self.target_entropy = standard if target_entropy is None else target_entropy
         self.tau, self.window = tau, Window(n_step=n_step, in_order=False)

@@ -134,7 +134,8 @@ class ConvCategoricalQ(MLPCategoricalQ):
 
 
 class ConvImplicitQ(MLPImplicitQ):
-    """`MLPImplicitQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`."""
+    """`MLPImplicitQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`. The product is with the `features` of the
+    trunk's linear layer; in the paper it is with what goes into that."""
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
@@ -146,7 +147,7 @@ class ConvImplicitQ(MLPImplicitQ):
 
 
 class ConvFractionQ(MLPFractionQ):
-    """`MLPFractionQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`."""
+    """`MLPFractionQ` on a `ConvTrunk`, as `ConvImplicitQ` is; the arguments are those of it and of `ConvQ`."""
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",

@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import re
 
 import pytest
 import torch
@@ -29,6 +30,21 @@ CLASSES = {name: value for name, value in PUBLIC.items() if isinstance(value, ty
 def test_every_argument_is_shown_with_its_type(name):
     parameters = inspect.signature(PUBLIC[name]).parameters.values()
     assert parameters and not [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or p.annotation is p.empty]
+
+
+LEARNERS = [name for name, kind in PUBLIC.items() if isinstance(kind, type) and issubclass(kind, Algorithm)]
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_what_an_argument_is_elsewhere_it_is_here_or_it_is_explained(name):
+    """Members say `The others: As for SAC`: an argument that SAC has, too, is of its type, and has its default or a line here."""
+    kind = PUBLIC[name]
+    base, text = kind.__mro__[1], inspect.getdoc(kind)
+    inherited = inspect.signature(base).parameters if base is not Algorithm else {}
+    for argument, one in inspect.signature(kind).parameters.items():
+        if other := inherited.get(argument):
+            assert one.annotation == other.annotation, argument
+            assert one.default == other.default or re.search(rf"\b{argument}\b", text), argument
 
 
 def test_signatures_are_those_of_the_constructors():
