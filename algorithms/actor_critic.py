@@ -47,6 +47,7 @@ class ActorCritic(Algorithm):
 
     window = Window(in_order=True)
     one_reward = True
+    compares = False  # whether `learn` reads what the policy gave out when the lesson began, `batch.out`
     calls = {
         "policy": "policy(obs, state) -> (out, state): out is {'logits': [N, A]} or {'mean', 'log_std'},",
         "value": "value(obs, state) -> [N]", "evaluate": "evaluate(obs, state, first) -> (out, value): as policy, and value [N],",
@@ -135,7 +136,8 @@ class ActorCritic(Algorithm):
         return {key: part[rows] for key, part in out.items()}, value[rows]
 
     def process(self, batch: Batch) -> Batch:
-        """Adds `advantage`, `returns` (targets of the values), `log_prob` and `value` [N], and `out`, what the head reads."""
+        """Adds `advantage`, `returns` (targets of the values), `log_prob` and `value` [N], and to compare with `out`, what the
+        head reads."""
         last = batch.last
         if self.recurrent:
             out, value = self.evaluate(batch)
@@ -152,8 +154,9 @@ class ActorCritic(Algorithm):
         batch.advantage, batch.returns = self.estimates(batch, out, value, boot)
         if self.normalize and not isinstance(self, PPO):
             batch.advantage = normalized(batch.advantage)
-        # Copies: a Gaussian's log_std is a view of the parameter, which changes under the lesson.
-        batch.value, batch.out = value, Batch({name: part.clone() for name, part in out.items()})
+        batch.value = value
+        if self.compares:  # copies: a Gaussian's log_std is a view of the parameter, which changes under the lesson
+            batch.out = Batch({name: part.clone() for name, part in out.items()})
         return batch
 
     def estimates(self, batch: Batch, out: Mapping[str, torch.Tensor], value: torch.Tensor,
@@ -230,6 +233,7 @@ class PPO(ActorCritic):
         self.clip, self.epochs, self.n_minibatches = clip, epochs, minibatches
         self.minibatch_rows, self.target_kl = minibatch_rows, target_kl
         self.dual_clip, self.value_clip, self.kl_weight, self.adaptive_kl = dual_clip, value_clip, kl_weight, adaptive_kl
+        self.compares = kl_weight > 0.0
         self._kl = 0.0
 
     def check_model(self, inputs: Batch) -> None:
@@ -241,7 +245,7 @@ class PPO(ActorCritic):
         n = len(batch.last)
         parts = min(self.n_minibatches if self.minibatch_rows is None else max(n // self.minibatch_rows, 1), n)  # none is empty
         names = ["obs", "act", "advantage", "returns", "log_prob", *(("last", "state") if self.recurrent else ())]
-        names += ["value"] * (self.value_clip is not None) + ["out"] * (self.kl_weight > 0.0)
+        names += ["value"] * (self.value_clip is not None) + ["out"] * self.compares
         fields = Batch({name: batch[name] for name in names})
         for _ in range(self.epochs):
             yield from dealt(fields, batch.last, parts, self.rng, self.recurrent)

@@ -110,6 +110,7 @@ class VMPO(ActorCritic):
         The rest: see `ActorCritic`; the paper has n-step returns (`lam=1`).
     """
 
+    compares = True
     calls = {**ActorCritic.calls, "head": f"{ActorCritic.calls['head']} kl(out, other) -> [N],"}
 
     def __init__(

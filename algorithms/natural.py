@@ -36,6 +36,7 @@ class NPG(ActorCritic):
         The rest: see `ActorCritic`.
     """
 
+    compares = True
     calls = {**ActorCritic.calls, "head": f"{ActorCritic.calls['head']} kl(out, other) -> [N],"}
 
     def __init__(
