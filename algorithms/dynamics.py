@@ -39,8 +39,7 @@ class DynamicsLearner(Algorithm):
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         model = self.model
-        act = batch.act - int(getattr(model.act_space, "start", 0))
         features, features_next = model.trunk(batch.obs), model.trunk(batch.obs_next)
-        error = (model.next_obs(features, act) - model.trunk.flat(batch.obs_next)).square().sum(1).mean()
-        surprise = model.surprise(features, features_next, act)
+        error = (model.next_obs(features, batch.act) - model.trunk.flat(batch.obs_next)).square().sum(1).mean()
+        surprise = model.surprise(features, features_next, batch.act)
         return {"loss": self.forward * error + self.inverse * surprise, "forward": error.detach(), "inverse": surprise.detach()}

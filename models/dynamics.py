@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parl_like.action_map import stored_specs
 from parl_like.layers import Brief
 from parl_like.model import Model
 from parl_like.models.mlp import MLP, EnsembleMLP, FlatObs
@@ -129,7 +130,8 @@ class EnsembleDynamics(Model):
             self.register_buffer(f"{name}_var", torch.ones(size))
 
     def inputs(self) -> dict[str, Spec]:
-        return {**self.obs_specs, **self.act_specs}
+        """Actions as the policy has them, and helpers store them."""
+        return {**self.obs_specs, **{spec.name: spec for spec in stored_specs(self.act_space, self.act_specs)}}
 
     def raw(self, obs: Tensor, act: Tensor) -> Tensor:
         return torch.cat([obs.flatten(1).float(), encoded(act, self.n, self.discrete)], 1)

@@ -1,4 +1,5 @@
-"""What holds for all members of a kind, whatever rows they get: actions of double precision, and one reward a step."""
+"""What holds for all members of a kind, whatever rows they get: actions of double precision, one reward a step, actions that do not
+start at 0."""
 
 import gymnasium as gym
 import numpy as np
@@ -6,8 +7,11 @@ import pytest
 import torch
 
 from parl_like import Algorithm, ComputationTask, OffPolicyHelper, Robot, algorithms, create_algorithm_func
-from parl_like.algorithms import DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
+from parl_like.algorithms import DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ, EnsembleLearner
+from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.models import MLPActorQ, MLPCrossQ
+from parl_like.models.dynamics import Dynamics, EnsembleDynamics, Trunk
+from parl_like.stages import StopAfterSteps
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 MEMBERS = {
@@ -61,3 +65,41 @@ def test_several_rewards_are_refused_when_the_robot_is_built(algorithm):
     task = ComputationTask(func, lambda: OffPolicyHelper(size=100, batch_size=2))
     with pytest.raises(ValueError, match=rf"rewards of shape \(2,\), and {algorithm.__name__} learns from one number a step"):
         Robot(TwoRewards, tasks={"RL": task})
+
+
+class Steps(gym.Env):
+    """Actions 5, 6 and 7; the observation is the last of them, less 6."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, act):
+        self.t += 1
+        return np.array([act - 6], np.float32), 0.0, False, self.t == 8, {}
+
+
+@pytest.mark.parametrize("learner", [DynamicsLearner, EnsembleLearner])
+def test_models_of_the_environment_get_actions_from_0_wherever_these_start(learner):
+    spaces = dict(obs=Steps.observation_space, act=Steps.action_space)
+    if learner is DynamicsLearner:
+        func = create_algorithm_func(Dynamics, {**spaces, "trunk": Trunk(spaces["obs"], (8,))}, learner, {"lr": 0.03})
+    else:
+        func = create_algorithm_func(EnsembleDynamics, {**spaces, "hidden": (8,), "members": 2}, learner, {"lr": 0.03})
+    policy = create_algorithm_func(MLPActorQ, {**spaces, "hidden": (8,)}, SAC, {})
+    tasks = {name: ComputationTask(one, lambda: OffPolicyHelper(size=200, batch_size=16, learn_every=2))
+             for name, one in (("RL", policy), ("model", func))}
+    with Robot(Steps, tasks=tasks, seed=0) as robot:
+        robot.run(StopAfterSteps(200))
+        model = robot.tasks["model"].algorithm.model
+        obs, act = torch.zeros(3, 1), torch.arange(3)
+        with torch.no_grad():
+            if learner is DynamicsLearner:
+                after = model.next_obs(model.trunk(obs), act)
+            else:
+                x = model.features(obs, act)
+                after = model.drawn(obs, model.each(x.expand(2, -1, -1))[0].mean(0))[0]
+        np.testing.assert_allclose(after[:, 0], [-1, 0, 1], atol=0.3)
