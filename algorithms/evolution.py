@@ -142,6 +142,8 @@ class ES(Evolution):
 
         g = (1 / (n σ²)) Σ_i r_i ε_i,    a step of Adam along g, which estimates the slope of the mean rank.
 
+    Published agents also let θ decay.
+
     Args:
         model: Offers `policy` and `head`, see `parl_like.model`; maybe with memory.
         population: Candidates of a generation, an even number.

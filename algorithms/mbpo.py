@@ -75,7 +75,8 @@ class MBPO(SAC):
 
     In every `imagine_every`-th lesson the policy acts on from each observation of the lesson's rows, for `horizon` steps in which
     the model takes the place of the environment; these rows are kept, the newest `imagined_size` of them. Of a lesson's rows all
-    but a share `real` are then replaced by rows drawn from these.
+    but a share `real` are then replaced by rows drawn from these. Observations and rewards are those that the transforms of the
+    tasks' helpers make, so give both tasks the same, and none that gathers statistics.
 
     Args:
         model: As for SAC. Observations are a Box.

@@ -163,7 +163,8 @@ class MPO(Algorithm):
     updates π⁻, Q⁻ ← π, Q. Rows, rewards, ends, weights and priorities are as in `TD3`.
 
     Args:
-        model: As for SAC; `head` also has `log_prob(out, act)` and `kl(out, other)`. One critic (`critics=1`) as published.
+        model: As for SAC; `head` also has `log_prob(out, act)`, `kl(out, other)` and `entropy(out)`. One critic (`critics=1`) as
+            published.
         samples: K for a Box.
         epsilon_eta: ε_η, in nats. epsilon_alpha, epsilon_std: ε_1 and ε_2.
         eta, alpha: Where η and all α begin.
@@ -171,7 +172,8 @@ class MPO(Algorithm):
     """
 
     one_reward = True
-    calls = {**SAC.calls, "head": "head: log_probs(out) -> [N, A], or draw and log_prob; kl(out, other) -> [N],"}
+    calls = {**SAC.calls, "head": "head: log_probs(out) -> [N, A], or draw and log_prob; kl(out, other) -> [N], "
+             "entropy(out) -> [N],"}
     fitting_models = "MLPActorQ"
 
     def __init__(
@@ -195,7 +197,7 @@ class MPO(Algorithm):
         return {"model": self.model, "target": self.target}
 
     def check_model(self, inputs: Batch) -> None:
-        check_actor_q(self, inputs, "kl", *(("log_probs",) if self.discrete else ("draw", "log_prob")))
+        check_actor_q(self, inputs, "kl", "entropy", *(("log_probs",) if self.discrete else ("draw", "log_prob")))
 
     def explorer(self) -> Explorer:
         return Categorical() if self.discrete else SquashedGaussian(self.model.act_space.shape)

@@ -1,5 +1,5 @@
-"""What holds for all members of a kind, whatever rows they get: actions of double precision, one reward a step, actions that do not
-start at 0."""
+"""What holds for all members of a kind, whatever rows they get: actions of double precision, one reward a step, actions that
+do not start at 0."""
 
 import gymnasium as gym
 import numpy as np
