@@ -30,7 +30,7 @@ class QLearning(Algorithm):
 
     calls = {"q": "q(obs) -> [N, A], the value of every action,", "table": "the array [S, A] that it reads,"}
     fitting_models = "QTable"
-    one_reward = True
+    one_reward, takes_priorities = True, False
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,
                  epsilon: float | Schedule = 0.1) -> None:

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like import Algorithm, ComputationTask, OffPolicyHelper, Robot, algorithms, create_algorithm_func
-from parl_like.algorithms import DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ, EnsembleLearner
+from parl_like import (
+    Algorithm,
+    ComputationTask,
+    OffPolicyHelper,
+    PrioritizedReplayBuffer,
+    Robot,
+    algorithms,
+    create_algorithm_func,
+)
+from parl_like.algorithms import BC, DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ, EnsembleLearner, QLearning
 from parl_like.algorithms.dynamics import DynamicsLearner
-from parl_like.models import MLPActorQ, MLPCrossQ
+from parl_like.models import MLPActorCritic, MLPActorQ, MLPCrossQ, QTable
 from parl_like.models.dynamics import Dynamics, EnsembleDynamics, Trunk
 from parl_like.stages import StopAfterSteps
 
@@ -51,6 +59,20 @@ def test_actions_of_double_precision_are_those_of_single_precision(algorithm, sh
 def test_all_learn_from_one_reward_a_step_or_say_otherwise():
     kinds = {name: kind for name in algorithms.__all__ if issubclass(kind := getattr(algorithms, name), Algorithm)}
     assert {name for name, kind in kinds.items() if not kind.one_reward} == SEVERAL
+
+
+class Count(gym.Env):
+    observation_space, action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
+
+
+def test_a_learner_without_priorities_refuses_a_prioritised_buffer_when_the_robot_is_built():
+    """Before, its first lesson did."""
+    spaces = dict(obs=Count.observation_space, act=Count.action_space)
+    for algorithm, model in ((QLearning, QTable), (BC, MLPActorCritic)):
+        task = ComputationTask(create_algorithm_func(model, spaces, algorithm, {}),
+                               lambda: OffPolicyHelper(size=100, batch_size=2, buffer=PrioritizedReplayBuffer))
+        with pytest.raises(ValueError, match=f"{algorithm.__name__} has no priorities for its rows; use a ReplayBuffer"):
+            Robot(Count, tasks={"RL": task})
 
 
 class TwoRewards(gym.Env):
