@@ -134,10 +134,10 @@ class EnsembleDynamics(Model):
         return {**self.obs_specs, **{spec.name: spec for spec in stored_specs(self.act_space, self.act_specs)}}
 
     def raw(self, obs: Tensor, act: Tensor) -> Tensor:
-        return torch.cat([obs.flatten(1).float(), encoded(act, self.n, self.discrete)], 1)
+        return torch.cat([obs.reshape(len(obs), -1).float(), encoded(act, self.n, self.discrete)], 1)
 
     def change(self, obs: Tensor, obs_next: Tensor, rew: Tensor) -> Tensor:
-        return torch.cat([(obs_next - obs).flatten(1).float(), rew.float().unsqueeze(1)], 1)
+        return torch.cat([(obs_next - obs).reshape(len(obs), -1).float(), rew.float().unsqueeze(1)], 1)
 
     def observe(self, obs: Tensor, act: Tensor, obs_next: Tensor, rew: Tensor) -> None:
         """Counts these rows into the means and variances."""

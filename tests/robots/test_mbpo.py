@@ -65,6 +65,20 @@ def test_what_goes_in_and_comes_out_is_normalised_by_all_that_was_seen():
     torch.testing.assert_close(rew, last.rew.float())
 
 
+@pytest.mark.parametrize(("shape", "act"), [((), ()), ((2, 2), (3, 1))], ids=str)
+def test_observations_and_actions_have_any_shape(shape, act):
+    torch.manual_seed(0)
+    spaces = gym.spaces.Box(-9, 9, shape, np.float64), gym.spaces.Box(-1, 1, act, np.float64)
+    model = EnsembleDynamics(*spaces, (4,), 2)
+    task_of(EnsembleLearner(model))
+    obs, after, acts = torch.randn(5, *shape).double(), torch.randn(5, *shape).double(), torch.randn(5, *act).double()
+    model.observe(obs, acts, after, torch.arange(5.0))
+    found, rew = model.drawn(obs, model.targets(obs, after, torch.arange(5.0)))
+    assert model.features(obs, acts).shape == (5, obs[0].numel() + acts[0].numel())
+    torch.testing.assert_close(found, after, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rew, torch.arange(5.0))
+
+
 def test_the_likelihood_by_hand():
     """One row, one member: errors 1, 0, 2 of (s', r), log variances 0, ln 4, ln 4: 1 + 0 + ln 4 + 4 / 4 + ln 4; p(end) = ½."""
     algorithm = EnsembleLearner(EnsembleDynamics(OBS, ACT, (4,), 1))
