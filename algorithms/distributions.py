@@ -52,7 +52,7 @@ def midpoints(n: int, device: torch.device | str | None = None) -> Tensor:
 
 def quantile_huber(quantiles: Tensor, targets: Tensor, fractions: Tensor, kappa: float) -> Tensor:
     """Σ_i mean_j |τ_i − [y_j < θ_i]| · H(y_j − θ_i),   H(u) = u² / 2κ up to |u| = κ, |u| − κ/2 beyond (Dabney et al. 2018a,
-    equation 10); κ = 0: quantile regression.
+    equation 10, divided by κ as in 2018b); κ = 0: quantile regression.
 
     Args:
         quantiles, fractions: θ [..., N, K] at τ, [N, K] or [K].
