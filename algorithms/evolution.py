@@ -123,7 +123,7 @@ class Evolution(ActorCritic):
 
     def process(self, batch: Batch) -> Batch:
         """Rows in any order → `scores` [population], means over the episodes of each candidate; NaN where any is missing."""
-        n = int(batch.episode.max()) + 1
+        n = int(batch.episodes[0])
         scores = torch.full((self.population, n), math.nan, dtype=batch.score.dtype, device=batch.score.device)
         scores[batch.candidate, batch.episode] = batch.score
         return Batch(scores=scores.mean(1))

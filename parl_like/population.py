@@ -18,10 +18,10 @@ class PopulationHelper(AgentHelper):
     """Evaluates candidates: of each generation every one for `episodes` episodes, which are divided over all agents.
 
     Agent i of n takes episodes i, i + n, i + 2n … of a generation's `population` · `episodes`, sends their returns, and waits for
-    those of the others: a lesson has all of them, as rows of `candidate`, `episode` and `score`. The k-th episode of all
-    candidates begins with the same seed of the environment, a function of the robot's seed, the generation and k; so candidates
-    are compared under the same conditions, and what is found does not depend on the number of agents. An episode that a
-    checkpoint interrupts is evaluated anew.
+    those of the others: a lesson has all of them, as rows of `candidate`, `episode` (of how many `episodes`) and `score`. The
+    k-th episode of all candidates begins with the same seed of the environment, a function of the robot's seed, the generation
+    and k; so candidates are compared under the same conditions, and what is found does not depend on the number of agents. An
+    episode that a checkpoint interrupts is evaluated anew.
 
     For algorithms with a `population` and `Candidates` as their explorer (`parl_like.algorithms.evolution`), in sync mode, with
     one environment per agent.
@@ -65,7 +65,8 @@ class PopulationHelper(AgentHelper):
                 raise ValueError(f"{self.where}: {self.agent.robot.n_agents} agents share {self.population} candidates of "
                                  f"{self.episodes} episodes; expected an episode for each agent at least")
             numbers = self._number(np.arange(len(self._scores)))
-            rows = {"candidate": numbers // self.episodes, "episode": numbers % self.episodes, "score": np.array(self._scores)}
+            rows = {"candidate": numbers // self.episodes, "episode": numbers % self.episodes,
+                    "episodes": np.full(len(numbers), self.episodes), "score": np.array(self._scores)}
             while not self._send(rows):  # nothing was learned, for others are still at theirs
                 if self.agent.signal is None:
                     raise ValueError(f"{self.where}: a lesson had the returns of only some of {self.population * self.episodes} "

@@ -43,7 +43,8 @@ def lesson(scores, episodes=1):
     """The rows of a generation, in any order."""
     n = len(scores)
     order = np.random.default_rng(0).permutation(n * episodes)
-    return {"candidate": order % n, "episode": order // n, "score": np.asarray(scores, float)[order % n] + order // n}
+    return {"candidate": order % n, "episode": order // n, "episodes": np.full(n * episodes, episodes),
+            "score": np.asarray(scores, float)[order % n] + order // n}
 
 
 def task_of(kind, **options):
@@ -128,6 +129,9 @@ def test_several_episodes_count_by_their_mean_and_nothing_is_learned_where_one_i
     rows = {name: column[:-2] for name, column in lesson(scores, 3).items()}
     before = theta(one)
     assert one.learn(rows) == {} and one.learns == 1 and torch.equal(theta(one), before)
+    rows = lesson(scores, 3)
+    first = rows["episode"] == 0  # of every candidate, as when the agents with all the other episodes were told to leave them
+    assert one.learn({name: column[first] for name, column in rows.items()}) == {} and torch.equal(theta(one), before)
 
 
 @each
