@@ -114,7 +114,8 @@ class Robot(Crew):
             print(robot.evaluate(20), robot.act(obs))
 
         Args:
-            algorithm: 'DQN', 'PPO', 'A2C', 'IMPALA', 'SAC', 'TD3', 'DDPG', or the class.
+            algorithm: The name of one of `docs/algorithms.md` ("DQN", "PPO", …), or a class: one of those, or one of your own
+                that is made from one.
             env: As for `Robot`; also a factory of vector environments. Observations with an image get a convolutional model.
             options: Keys of the configuration of `parl_like.robots.single`, and arguments of whatever the robot is built of, such
                 as n_agents=16, lr=1e-3, hidden=(64, 64), model='Conv', driver='processes'. Schedules (of ε, of a learning rate

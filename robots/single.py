@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from parl_like import algorithms
 from parl_like.agent import Agent
 from parl_like.algorithm import create_algorithm_func
 from parl_like.computation_task import ComputationTask
@@ -22,6 +23,7 @@ OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyH
               "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.warmup": 1_000, "total_steps": 20_000}
 
 NATURAL = {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128}
+TABLE: dict[str, Any] = {"models": ("QTable",), "helper": "OnlineHelper", "n_agents": 1}
 EVOLUTION = {**ON_POLICY, "helper": "PopulationHelper", "n_agents": 32, "MLPActorCritic.hidden": [16]}
 
 def values_of(name: str, mlp: str = "MLPQ", conv: str = "ConvQ", **more: Any) -> dict[str, Any]:
@@ -78,7 +80,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
     "ES": EVOLUTION, "CEM": EVOLUTION, "ARS": {**EVOLUTION, "MLPActorCritic.hidden": []},
-    "QLearning": {"models": ("QTable",), "helper": "OnlineHelper", "n_agents": 1},
+    "QLearning": TABLE, "SARSA": TABLE,
     "BC": {**ON_POLICY, "helper": "OffPolicyHelper"},
 }
 """Algorithm → the networks that fit it, the first one for plain numbers and the second for images, and what is not as the classes
@@ -108,16 +110,22 @@ class Config(PartsConfig, frozen=True, kw_only=True):
         return {key: usual[key] for key in ("n_agents", "total_steps") if key in usual}
 
 
+def nearest_to(algorithm: type) -> str:
+    """The name in USUAL of a class, or of the nearest one that it is made from; empty: there is none."""
+    return next((one.__name__ for one in algorithm.__mro__ if one.__name__ in USUAL), "")
+
+
 def usual_of(algorithm: type) -> Mapping[str, Any]:
     """The entry of USUAL for a class, or for the nearest one that it is made from, whose arguments it has then."""
-    nearest = next((one.__name__ for one in algorithm.__mro__ if one.__name__ in USUAL), "")
+    nearest = nearest_to(algorithm)
     usual = USUAL.get(nearest, ON_POLICY)
     return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in usual.items()}
 
 
-def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None) -> Robot:
-    """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`."""
-    algorithm = named("Algorithm", config.algorithm)
+def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None) -> Robot:
+    """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
+    `algorithm`, a class."""
+    algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
     usual = usual_of(algorithm)
     parts = Parts(config.parts, usual, config.__struct_fields__)
     source = env_of(config.env, parts) if env is None else env
@@ -161,10 +169,20 @@ RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every
 
 def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Robot:
     """See `Robot.of`."""
-    name = algorithm if isinstance(algorithm, str) else algorithm.__name__
-    known = {one.lower(): one for one in USUAL}
-    if name.lower() not in known:
-        raise ValueError(f"Robot.of: {unknown('algorithm', name, USUAL)}; for another build its task: Robot(env, tasks={{...}})")
+    way = "build its tasks: Robot(env, tasks={...})"
+    if isinstance(algorithm, str):
+        nearest = {one.lower(): one for one in USUAL}.get(algorithm.lower(), "")
+        if not nearest and algorithm in algorithms.__all__:
+            raise ValueError(f"Robot.of: {algorithm} does not learn by one task alone, or has no usual network; {way}")
+        if not nearest:
+            raise ValueError(f"Robot.of: {unknown('algorithm', algorithm, USUAL)}; for another {way}")
+    else:
+        nearest = nearest_to(algorithm) if isinstance(algorithm, type) else ""
+        if not nearest:
+            raise ValueError(f"Robot.of: {getattr(algorithm, '__name__', algorithm)} is no algorithm of those that it knows, nor "
+                             f"made from one; {way}")
+    if env is None:
+        raise ValueError("Robot.of: env is None; expected an id, a factory or an environment")
     for key in ("env", "algorithm", *RUN_OPTIONS):
         if key in options:
             raise ValueError(f"Robot.of: {key} is no option of a robot{'; give the environment itself' * (key == 'env')}")
@@ -173,7 +191,7 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
             if not isinstance(source, (str, Mapping))}
     try:
         given = {key: value for key, value in {**options, "env": env}.items() if key not in made}
-        config = configs.resolve(Config, {"algorithm": known[name.lower()]}, one, given)
-        return build(config, **made)
+        config = configs.resolve(Config, {"algorithm": nearest}, one, given)
+        return build(config, **made, algorithm=algorithm if isinstance(algorithm, type) else None)
     except (ConfigError, TypeError, ValueError) as error:
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error

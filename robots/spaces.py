@@ -50,6 +50,10 @@ def probed(source: EnvSource) -> tuple[dict[str, Any], type[Agent]]:
             raise
         raise ConfigError(f"Config: key 'env': {str(error).splitlines()[0]}") from None
     many = isinstance(env, VectorEnv)
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), gym.Space):
+            raise ConfigError(f"Config: env gives {env!r}, which has no {name}; expected an environment of gymnasium, its id, or "
+                              "a function that makes one")
     obs, act = ((env.single_observation_space, env.single_action_space) if many else (env.observation_space, env.action_space))
     if not is_made(source) and hasattr(env, "close"):
         env.close()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, VectorAgent, create_algorithm_func
-from parl_like.algorithms import DQN, PPO
+from parl_like.algorithms import DQN, PPO, SARSA
 from parl_like.data.transforms import ObservationNormalizer
 from parl_like.models import MLPQ, ConvActorCritic, ConvQ, MLPActorCritic, RecurrentActorCritic
 
@@ -103,6 +103,38 @@ def test_a_vector_environment_and_an_environment_itself():
     (lambda: Robot.of("PPO", "CartPole-v1", n_agents=0), "Robot.of: .*n_agents"),
 ])
 def test_mistakes_in_one_line_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+class DQN2(DQN):
+    """One of the user's own."""
+
+
+OwnDQN = type("DQN", (DQN,), {})  # a name that we have, too
+
+
+@pytest.mark.parametrize("algorithm", [DQN2, OwnDQN])
+def test_an_algorithm_of_the_users_own_is_itself_with_what_is_usual_for_its_kind(algorithm):
+    with Robot.of(algorithm, "CartPole-v1", tau=0.25) as robot:
+        assert type(robot.tasks["RL"].algorithm) is algorithm and robot.tasks["RL"].algorithm.tau == 0.25
+        assert type(robot.tasks["RL"].algorithm.model) is MLPQ and len(robot.agents) == 8
+
+
+def test_every_algorithm_for_one_task_is_known_in_one_line():
+    with Robot.of("SARSA", "FrozenLake-v1") as robot:
+        assert type(robot.tasks["RL"].algorithm) is SARSA and len(robot.agents) == 1
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: Robot.of("MBPO", "Pendulum-v1"), "Robot.of: MBPO .*one task alone.*tasks={"),
+    (lambda: Robot.of(Agent, "CartPole-v1"), "Robot.of: Agent is no algorithm .*tasks={"),
+    (lambda: Robot.of("PPO", None), "Robot.of: env is None; expected an id, a factory or an environment"),
+    (lambda: Robot.of("PPO", 3), "Robot.of: env gives 3, which has no observation_space"),
+    (lambda: Robot.of("PPO", lambda: None), "Robot.of: env gives None, which has no observation_space"),
+    (lambda: Robot.of("PPO", type("No", (Pictures,), {"action_space": None})), "which has no action_space.*gymnasium"),
+])
+def test_what_is_no_algorithm_or_no_environment_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
