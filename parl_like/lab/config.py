@@ -117,12 +117,16 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def robot_driver(self) -> Any:
         """`driver` and `workers`, as `Robot(driver=)` takes them."""
+        options = msgspec.structs.asdict(self.workers)
         if self.driver not in ("processes", "ray"):
+            usual = msgspec.structs.asdict(Workers())
+            if names := ", ".join(f"workers.{name}" for name in sorted(options) if options[name] != usual[name]):
+                raise ConfigError(f"Config: {names}: options of driver=processes and driver=ray; driver is {self.driver!r}")
             return self.driver
         from parl_like.drivers.processes import Processes
         from parl_like.drivers.ray_cluster import Ray
 
-        given = {name: value for name, value in msgspec.structs.asdict(self.workers).items() if value not in (None, "", {})}
+        given = {name: value for name, value in options.items() if value not in (None, "", {})}
         given["workers"] = given.pop("count") or None
         driver = Ray if self.driver == "ray" else Processes
         if unused := given.keys() - {field.name for field in dataclasses.fields(driver)}:

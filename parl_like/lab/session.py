@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+import msgspec
 import numpy as np
 
 from parl_like.data.archive import ArchiveError
@@ -258,13 +259,14 @@ class Session:
         stopped_by = signals.received if evaluation["episodes"] < episodes else None
         if self.config.eval_every and not stopped_by and (not self.evaluations or self.evaluations[-1][0] < step):
             self._note_evaluation(step, evaluation)
-        solved = None if stopped_by else self.experiment.verdict({**self._metrics(), **evaluation})
+        goal = _goal_of(self.experiment, self.config)
+        solved = None if stopped_by else goal.verdict({**self._metrics(), **evaluation})
         self.result = {
             "experiment": self.experiment.name, "solved": solved, "stopped_by": stopped_by, "evaluation": evaluation,
             "trace_hash": trace,
             "env_steps": step, "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None,
             "counters": self.robot.counters(),
-            "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in self.experiment.bounds.items()},
+            "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in goal.bounds.items()},
             "never_learned": dict(self.robot.never_learned()), "remarks": list(self.robot.remarks()),
             "notes": list(self.robot.notes),
             **({"best": self._evaluated()} if self.config.eval_every else {}),
@@ -279,7 +281,7 @@ class Session:
             picture = f"learning curve: {plots.learning_curve([self.run], self.run.plots / 'learning_curve.png')}"
         except plots.PlotError as error:
             picture = str(error)
-        self.say(_verdict_line(solved, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps))
+        self.say(_verdict_line(solved, goal, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps))
         self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.say(f"everything is in {self.run.path}; {picture}")
         self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
@@ -441,12 +443,23 @@ def _moved_on(tree: Any) -> Any:
     return {key: _moved_on(value) for key, value in tree.items()}
 
 
-def _verdict_line(solved: bool | None, experiment: Experiment, results: Mapping[str, float], steps: int) -> str:
+def _goal_of(experiment: Experiment, config: ExperimentConfig) -> Experiment:
+    """The experiment; without its expectation, which would say nothing, where the run has another environment."""
+    def task(one: Any) -> Any:
+        env = msgspec.to_builtins(getattr(one, "env", None))
+        return {**env, "vector": 0} if isinstance(env, dict) else env
+
+    own = task(configs.resolve(type(config), experiment.config))
+    return experiment if task(config) == own else msgspec.structs.replace(experiment, expect={})
+
+
+def _verdict_line(solved: bool | None, goal: Experiment, experiment: Experiment, results: Mapping[str, float], steps: int) -> str:
     got = f"mean return {results.get('mean_return', math.nan):.4g} over {int(results['episodes'])} episodes"
     if solved is None:
-        return f"finished: {got} (this experiment names no goal)"
+        why = "'s goal is one of another environment" if experiment.bounds and not goal.bounds else " names no goal"
+        return f"finished: {got} (this experiment{why})"
     goals = []
-    for key, bounds in experiment.bounds.items():
+    for key, bounds in goal.bounds.items():
         limits = {"at least": bounds.at_least, "at most": bounds.at_most}
         value = "" if key == "mean_return" else f" (is {results.get(key, math.nan):.4g})"
         wanted = (f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)

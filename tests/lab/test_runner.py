@@ -104,6 +104,12 @@ def test_a_run_leaves_everything():
     assert FakeRobot.closed == 1
 
 
+def test_the_goal_of_an_experiment_says_nothing_of_another_environment():
+    code, run, screen = train(env="Other-v0")
+    assert (code, run.result()["solved"], run.result()["expect"], run.result()["evaluation"]["episodes"]) == (0, None, {}, 5)
+    assert "over 5 episodes (this experiment's goal is one of another environment)" in screen and "solved" not in screen
+
+
 def test_a_task_that_never_learned_is_said_at_the_end():
     _, run, screen = train()
     assert (run.result()["never_learned"], run.result()["remarks"]) == ({}, [])

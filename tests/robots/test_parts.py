@@ -210,3 +210,6 @@ def test_every_option_of_a_driver_can_be_given():
     assert resolve(single.Config, {"driver": "processes"}).robot_driver() == Processes()
     with pytest.raises(ConfigError, match="workers.address, workers.num_cpus, workers.tasks: options of driver=ray; driver is"):
         resolve(single.Config, {"driver": "processes", "workers": ray}).robot_driver()
+    with pytest.raises(ConfigError, match="workers.count, workers.step_limit: options of driver=processes and driver=ray; "
+                                          "driver is 'cooperative'"):
+        resolve(single.Config, {"workers": {"count": 2, "step_limit": 3.0}}).robot_driver()
