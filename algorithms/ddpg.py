@@ -10,7 +10,7 @@ import torch
 from parl_like.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
 from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape
+from parl_like.contract import answer, check_methods, check_shape
 from parl_like.explorer import Explorer, Noisy
 from parl_like.model import Model
 
@@ -96,6 +96,7 @@ class DDPG(TD3):
 
 def actor_and_critics(algorithm: Algorithm, actor_lr: float | Schedule, delay: int = 1) -> dict[str, Loss]:
     """The losses of an actor and of its critics, who move all that is not the actor's own."""
+    check_methods(algorithm)  # the parts of the model that this reads, among them
     own = {id(parameter) for parameter in algorithm.model.actor.parameters()}
     rest = [parameter for parameter in algorithm.model.parameters() if id(parameter) not in own]
     return {"critic": Loss(rest, algorithm.lr, algorithm.max_grad_norm),

@@ -58,8 +58,8 @@ class TQC(SAC):
         values = answer(self, "values", inputs.obs, torch.zeros(2, *self.model.act_space.shape))
         check_shape(self, "values", values, (len(values), 2, values.shape[-1]))
         if values.shape[2] <= self.drop:
-            raise refuse(self, "values", f"more than the {self.drop} quantiles that are left out of each critic (`drop`)",
-                         values.shape[2])
+            raise refuse(self, "values", f"more than the {self.drop} quantiles that are left out of each critic (`drop`); see "
+                         f"`heads` of {type(self.model).__name__}", values.shape[2])
 
     def target_quantiles(self, quantiles: Tensor) -> Tensor:
         """What targets go by, [N, J], of the quantiles [critics, N, K] of the target copy."""

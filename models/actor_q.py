@@ -71,6 +71,8 @@ class MLPActorQ(Model):
 
     def act(self, obs: Any) -> Tensor:
         """The deterministic policy's actions in [−1, 1], [N, *shape]."""
+        if not isinstance(self.head, Linear):
+            raise TypeError("the policy is a distribution, which draws actions; build the model with policy='deterministic'")
         flat = torch.tanh(self.head(self.body(self.perception(obs))))
         return flat.reshape(len(flat), *self.act_specs["act"].shape)
 

@@ -266,8 +266,9 @@ class MLPQ(Model):
     ) -> None:
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.Discrete):
+            several = ", or BDQ with MLPBranchingQ" if isinstance(act, gym.spaces.MultiDiscrete) else ""
             raise TypeError(f"{type(self).__name__}: act is {act}; expected Discrete, for one value per action (use an "
-                            "actor-critic)")
+                            f"actor-critic{several})")
         if heads < 1:
             raise ValueError(f"{type(self).__name__}: heads is {heads}; expected at least 1")
         self.dueling, self.out_shape = dueling, (int(act.n), heads)

@@ -23,6 +23,7 @@ from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
 from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer, Noise, random_actions
+from parl_like.helper_checks import check_options, check_rows
 from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
@@ -54,12 +55,15 @@ class AgentHelper:
     """
 
     learns = False
+    evaluates = False  # whether it sends returns of candidates in place of rows
     acts_in_step = False  # whether acting and learning must see the same statistics, where learning waits
 
     def __init__(
         self, *, explorer: Explorer | None = None, store_policy: bool | None = None, extras: Sequence[Spec] = (),
         transforms: Iterable[Transform] = (), obs_space: gym.Space[Any] | None = None,
+        **more: Any,
     ) -> None:
+        check_options(self, explorer, more)
         self.explorer = explorer
         self.store_policy = store_policy
         self.extras = tuple(extras)
@@ -101,6 +105,7 @@ class AgentHelper:
         self._vector, self._lane_numbers = agent.vector, np.array(lanes)
         self._bind_explorer()
         self._check_window()
+        check_rows(self, transforms)
         if self.window.n_step > 1 and DURATION in self.extras:
             raise ValueError(f"{self.where}: rows with durations look n steps ahead already; set n_step=1, got "
                              f"{self.window.n_step}")

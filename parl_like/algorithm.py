@@ -6,6 +6,7 @@ import copy as copying
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,8 @@ class Algorithm:
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
         self.model: Any = model if isinstance(model, torch.nn.Module) else model()
+        if not callable(lr) and not isinstance(lr, Real):
+            raise TypeError(f"{type(self).__name__}: lr is {lr!r}; expected a number, or a schedule, a function of the steps")
         self.lr = lr
         self.max_grad_norm = max_grad_norm
         self.mode = "test"

@@ -121,8 +121,8 @@ class ComputationTask:
             raise TypeError("ComputationTask: serve='replica' needs a function that builds the algorithm, such as "
                             f"create_algorithm_func(...): every worker builds its own; got {type(algorithm).__name__}")
         if helper is not None and not callable(helper):
-            raise TypeError(f"ComputationTask: helper is {helper!r}; expected a function that makes one: "
-                            f"helper=lambda: {type(helper).__name__}(...)")
+            raise TypeError(f"ComputationTask: helper is {helper!r}; expected a function that makes one: helper=lambda: "
+                            f"{helper if isinstance(helper, str) else type(helper).__name__}(…)")
         try:
             self.device = torch.device(device)
         except RuntimeError as error:

@@ -31,7 +31,11 @@ def try_out(task: str, algorithm: Algorithm) -> dict[str, tuple[int, ...]]:
     rows = Batch(nest({n: spec.legal(2) if on_arrays else torch.from_numpy(spec.legal(2)) for n, spec in inputs.items()}))
     with torch.no_grad():
         algorithm.check_model(rows)
-        out = flat_outputs(algorithm.predict(rows))
+        predicted = algorithm.predict(rows)
+        if not isinstance(predicted, Mapping):
+            raise ContractError(f"{type(algorithm).__name__}.predict returned {type(predicted).__name__}; expected a mapping, "
+                                "such as {'q': …}")
+        out = flat_outputs(predicted)
     check_rows(task, fetch(out), 2)
     return {name: tuple(value.shape[1:]) for name, value in out.items()}
 
@@ -63,16 +67,19 @@ def check_methods(algorithm: Any) -> None:
                             "which says its spaces")
     for name in algorithm.calls:
         if not hasattr(model, name):
-            fitting = f"; {algorithm.fitting_models} have it" if algorithm.fitting_models else ""
+            have = "have" if " and " in algorithm.fitting_models else "has"
+            fitting = f"; {algorithm.fitting_models} {have} it" if algorithm.fitting_models else ""
             raise ContractError(f"{_called(algorithm, name)}, and {type(model).__name__} has no {name}{fitting}")
 
 
 def answer(algorithm: Any, name: str, *arguments: Any) -> Any:
-    """What the model's method `name` returns; a call that does not fit its signature is a ContractError."""
+    """What the model's method `name` returns; what it raises, such as for a call that does not fit its signature or for rows that
+    do not fit its layers, is a ContractError."""
     try:
         return getattr(algorithm.model, name)(*arguments)
-    except TypeError as error:
-        raise ContractError(f"{_called(algorithm, name)}; {type(algorithm.model).__name__}.{name} raised {error}") from error
+    except Exception as error:
+        raise ContractError(f"{_called(algorithm, name)}; {type(algorithm.model).__name__}.{name} raised "
+                            f"{type(error).__name__}: {error}") from error
 
 
 def refuse(algorithm: Any, name: str, expected: str, got: object) -> ContractError:

@@ -228,7 +228,7 @@ class EnvFace:
         obs = own(obs)
         if rew.__class__ is not float:
             rew = own(rew)
-            if rew.__class__ in _VECTORS and self._accepts is None:  # which has its own way with bad values
+            if (rew is None or rew.__class__ in _VECTORS) and self._accepts is None:  # which has its own way with bad values
                 self._check_rewards(rew)
         if self._accepts is not None:
             obs, rew = self._accepted(self._accepts, obs, rew, "")
@@ -252,6 +252,9 @@ class EnvFace:
         return obs, rew, terminated, truncated, info
 
     def _check_rewards(self, rew: Any) -> None:
+        if rew is None:
+            raise AgentFailed(f"{self._agent}: its environment (seed {self.seed}), after {self.episode_length} steps of the "
+                              "episode, gave the reward None; expected a number")
         if np.size(rew) > 1 and np.shape(rew) != reward_shape(self._env):
             declared = reward_shape(self._env) or "a number"
             raise AgentFailed(f"{self._agent}: its environment (seed {self.seed}), after {self.episode_length} steps of the "

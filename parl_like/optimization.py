@@ -170,6 +170,8 @@ class Optimization:
             for part in parts[name] or ((),):
                 if not isinstance(part, torch.Tensor) or not part.requires_grad:
                     self._refuse(losses, f"{'a loss' if name == 'loss' else repr(name)} without a gradient")
+                if part.numel() != 1:
+                    self._refuse(losses, f"{name!r} of shape {tuple(part.shape)}")
                 value += part.item()
             values[name] = value
             if not isfinite(value):

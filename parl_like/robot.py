@@ -23,7 +23,7 @@ from parl_like.model import Model
 from parl_like.robot_state import acting_state, load_robot_state, robot_state
 from parl_like.row_counts import MANY
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper, unless_nobody_asks, why_never_learned
-from parl_like.stages import Hook, StopAfterSteps, StopCondition, TraceHash, overridden
+from parl_like.stages import Hook, StopAfterSteps, StopCondition, TraceHash, hooks_of, overridden
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class Robot(Crew):
                             "StopAfterSteps(1000) of parl_like.stages")
         self._driver.refuse_agents()
         with self._one_thread():
-            self._run(stop, [hooks] if isinstance(hooks, Hook) else list(hooks))
+            self._run(stop, hooks_of(hooks))
         for name, why in self.never_learned().items():
             log.warning("task %r never learned: %s", name, why)
 

@@ -4,7 +4,7 @@ are `Any` here, for both know this file.)"""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
@@ -177,6 +177,15 @@ class EveryNEpisodes(_EveryN):
     def post_episode(self, agent: Any, interrupted: bool) -> None:
         if not interrupted:
             self._count(agent.robot, self._seen or 0, (self._seen or 0) + 1)
+
+
+def hooks_of(given: Any) -> list[Hook]:
+    """The hooks that a run was given, one or several; raises TypeError for what is none."""
+    hooks = list(given) if isinstance(given, Iterable) and not isinstance(given, Hook) else [given]
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise TypeError(f"Robot.run: {hook!r} is no hook; expected objects of classes made from parl_like.Hook")
+    return hooks
 
 
 class StopCondition:

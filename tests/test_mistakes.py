@@ -7,7 +7,8 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
-from agent_fakes import ACT, Corridor, Recorder, dqn, ppo, robot_of
+import torch
+from agent_fakes import ACT, POSITION, Corridor, Recorder, dqn, ppo, robot_of
 
 from parl_like import (
     Agent,
@@ -15,12 +16,17 @@ from parl_like import (
     ComputationTask,
     EpisodicHelper,
     Hook,
+    Model,
     OffPolicyHelper,
     OnPolicyHelper,
     Robot,
     VectorAgent,
+    create_algorithm_func,
 )
-from parl_like.errors import AgentFailed
+from parl_like.algorithms import DQN, ES, SAC, TD3, TQC
+from parl_like.data.transforms import Hindsight
+from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.models import MLPQ, MLPActorCritic, MLPActorQ
 from parl_like.stages import StopAfterSteps, StopSignal, StopWhen
 
 
@@ -138,6 +144,87 @@ def test_a_robot_that_another_thread_runs_is_refused(second, tmp_path):
             first.join(60)
         assert not first.is_alive() and not errors
         robot.run(StopAfterSteps(10))  # and then it is free again
+
+
+# --------------------------------------------------------------------------------------------------- what a newcomer gets wrong
+
+
+class Goals(Corridor):
+    """With a goal in its observation, as hindsight reads it."""
+
+    observation_space = gym.spaces.Dict({name: POSITION for name in ("observation", "achieved_goal", "desired_goal")})
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = Goals.observation_space
+
+    def obs(self):
+        return {name: np.array([self.at], np.float32) for name in self.observation_space}
+
+
+def made(model, algorithm=DQN, helper=None, env=Corridor, act=ACT, given=None, **options):
+    space = env().observation_space
+    func = create_algorithm_func(model, dict(obs=space, act=act, **(given or {})), algorithm, options)
+    return lambda: robot_of(func, helper or off(), env=env)
+
+
+class NoVector(DQN):
+    def learn(self, batch):
+        return {"loss": self.model.q(batch.obs)}
+
+
+class NoDict(DQN):
+    def predict(self, inputs):
+        return self.model.q(inputs.obs)
+
+
+class Misfit(Model):
+    def __init__(self, obs, act):
+        super().__init__(obs, act)
+        self.layer = torch.nn.Linear(7, 2)
+
+    def q(self, obs):
+        return self.layer(obs)
+
+
+class Unpaid(Corridor):
+    def step(self, act):
+        return self.obs(), None, False, False, {}
+
+
+BOX = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+WRONG = {
+    "loss": (made(MLPQ, NoVector), r"learn returned 'loss' of shape \(4, 2\); expected 'loss', a scalar tensor"),
+    "predict": (made(MLPQ, NoDict), r"NoDict.predict returned Tensor; expected a mapping, such as \{'q': …\}"),
+    "layer": (made(Misfit), "Misfit.q raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    "reward": (made(MLPQ, env=Unpaid), "gave the reward None; expected a number"),
+    "explorer": (made(MLPQ, helper=off(explorer=lambda out: 0)), "OffPolicyHelper: explorer is <function .*expected an Explorer"),
+    "option": (made(MLPQ, helper=off(buffer_siz=3)), "OffPolicyHelper: no option 'buffer_siz'; did you mean 'buffer'"),
+    "helper": (made(MLPQ, helper="OffPolicyHelper"), r"helper is 'OffPolicyHelper'; .*helper=lambda: OffPolicyHelper\(…\)"),
+    "rate": (made(MLPQ, lr="fast"), "lr is 'fast'; expected a number, or a schedule"),
+    "actor": (made(MLPActorCritic, SAC), "SAC calls .* of its model, and MLPActorCritic has no q; MLPActorQ has it"),
+    "deterministic": (made(MLPActorQ, TD3, act=BOX), "MLPActorQ.act raised .*policy='deterministic'"),
+    "quantiles": (made(MLPActorQ, TQC, act=BOX), "more than the 2 quantiles .*`heads` of MLPActorQ"),
+    "choices": (made(MLPQ, act=gym.spaces.MultiDiscrete([2, 3])), "MLPQ: act is MultiDiscrete.*BDQ with MLPBranchingQ"),
+    "population": (made(MLPActorCritic, ES, helper=lambda: OnPolicyHelper(unroll=4)),
+                   "ES learns from the returns of candidates, OnPolicyHelper sends rows; use PopulationHelper"),
+    "hindsight": (made(MLPQ, n_step=3, env=Goals, helper=off(transforms=[Hindsight()])),
+                  r"Hindsight\(compute_reward=goal_reached.*rows of one step: set n_step=1, got n_step=3"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_the_message_says_how_to_mend_it(case):
+    make, message = WRONG[case]
+    with pytest.raises((TypeError, ValueError, AgentFailed, TaskFailed), match=message):
+        with make() as robot:
+            robot.run(StopAfterSteps(40))
+
+
+@pytest.mark.parametrize("hooks", [Hook, [object()], [Hook(), Hook]])
+def test_what_is_no_hook_is_refused(hooks):
+    with robot_of(Recorder()) as robot, pytest.raises(TypeError, match=r"Robot.run: .* is no hook; expected objects .*Hook"):
+        robot.run(1, hooks)
 
 
 # -------------------------------------------------------------------------------------------------------------------- two players

@@ -141,5 +141,5 @@ def test_copies_checkpoints_and_steps_that_are_left_out_keep_the_statistics():
 
 
 def test_a_model_without_batch_norm_is_refused():
-    with pytest.raises(ContractError, match=r"joint_q.*MLPActorQ has no joint_q; MLPCrossQ have it"):
+    with pytest.raises(ContractError, match=r"joint_q.*MLPActorQ has no joint_q; MLPCrossQ has it"):
         ComputationTask(CrossQ(MLPActorQ(OBS, ACT, (8,))))

@@ -78,6 +78,9 @@ class Transform:
         does not fit."""
         return space
 
+    def check_window(self, window: Any) -> None:
+        """Raises ValueError where an algorithm looks at rows, by its `Window`, in a way that replay cannot serve."""
+
     def for_helper(self, n_envs: int) -> Self:
         """A copy with a rollout memory of its own, for `n_envs` environments; statistics stay shared."""
         return copy.copy(self)
@@ -111,7 +114,8 @@ class Transform:
 
     def __repr__(self) -> str:
         args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("update", "lesson", "moments")}
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in args.items())})"
+        shown = {k: getattr(v, "__name__", None) or repr(v) for k, v in args.items()}  # of a function not its address
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
     def _error(self, name: str, expected: object, got: object) -> ValueError:
         return ValueError(f"{self!r}, field {name!r}: expected {expected}, got {got}")

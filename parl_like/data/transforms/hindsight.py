@@ -67,6 +67,11 @@ class Hindsight(Transform):
             raise self._error(self.desired, f"the shape of {self.achieved!r}, {achieved}", desired)
         return space
 
+    def check_window(self, window: Any) -> None:
+        for name in ("n_step", "sequence"):
+            if getattr(window, name) > 1:
+                raise self._error("rew", f"rows of one step: set {name}=1", f"{name}={getattr(window, name)}")
+
     def replay(self, rows: Flat, source: Source) -> Flat:
         reached, desired, desired_next = next_name(self.achieved), self.desired, next_name(self.desired)
         ends = ("terminated",) * (self.compute_terminated is not None)

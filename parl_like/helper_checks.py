@@ -1,0 +1,33 @@
+"""What a helper refuses: when it is made, options that it does not have; when it joins its task, rows that nobody can learn
+from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from parl_like.errors import unknown
+from parl_like.explorer import Candidates, Explorer
+
+
+def check_options(helper: Any, explorer: Any, more: Mapping[str, Any]) -> None:
+    """Raises TypeError for an explorer that is none, and for options `more` that no constructor of the helper's class has."""
+    kind = type(helper)
+    if explorer is not None and not isinstance(explorer, Explorer):
+        raise TypeError(f"{kind.__name__}: explorer is {explorer!r}; expected an Explorer, such as EpsilonGreedy(0.1)")
+    for name in more:
+        makers = [inspect.signature(vars(one)["__init__"]).parameters.values() for one in kind.__mro__ if "__init__" in vars(one)]
+        known = {one.name for maker in makers for one in maker if one.kind is one.KEYWORD_ONLY}
+        raise TypeError(f"{kind.__name__}: {unknown('option', name, known)}")
+
+
+def check_rows(helper: Any, transforms: Iterable[Any]) -> None:
+    """Raises ValueError where the task's algorithm, or a transform, needs others than the rows that this helper sends."""
+    if not helper.learns or helper.mode == "test":
+        return
+    if isinstance(helper.explorer, Candidates) and not helper.evaluates:
+        raise ValueError(f"{helper.where}: {type(helper.task.algorithm).__name__} learns from the returns of candidates, "
+                         f"{type(helper).__name__} sends rows; use PopulationHelper")
+    for transform in transforms:
+        transform.check_window(helper.window)
