@@ -82,7 +82,8 @@ class OnePlayer:
     """Watches the rows that come into one lane.
 
     A player's row begins with the observation that its row before ended with. Where it begins with the end of a row *before* that
-    one instead, and again a little later, the rows of several players come by turns, or some were left out in between.
+    one instead, and again a little later, the rows of several players come by turns, some were left out in between, or a part of
+    the observation that is not the environment's, such as a goal, has changed and changed back.
 
     Args:
         where: Agent and task, for the message.
@@ -107,7 +108,7 @@ class OnePlayer:
         """A row begins with `begin`, and not with the object that the row before ended with.
 
         Raises:
-            ValueError: rows of several players.
+            ValueError: rows that do not follow each other.
         """
         if self.end[0] is not None and self._unlinked < HOPELESS and not _same(begin, self.end):
             self._unlinked += 1
@@ -117,9 +118,11 @@ class OnePlayer:
                 self._crossed += 1
                 if self._crossed == SHOWING:
                     raise ValueError(
-                        f"{self.where}: rows of two players come by turns, or some are left out in between, but this task looks "
-                        "along the rows (n steps, unrolls, sequences, stacks) and would mix them; store every row, and give each "
-                        "player a task of its own (`Shared` lets tasks have one network)")
+                        f"{self.where}: rows do not go on where the one before ended, as if rows of two players came by turns, "
+                        "some were left out, or a goal in the observation changed, but this task looks along the rows (n steps, "
+                        "unrolls, sequences, stacks) and would mix them; store every row, give each player a task of its own "
+                        "(`Shared` lets tasks have one network), and store truncated=True where a goal is left (`GoalAgent` of "
+                        "parl_like.robots.goal_agent)")
 
 
 def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -141,7 +141,7 @@ class Parts:
             if (value is standard or is_plain(value) and plain(value) == plain(standard)) and not kind.part:
                 continue
             if is_plain(value):
-                value = msgspec.convert(fit(value, kind.data, "Config", keys[-1] if keys else full), kind.data)
+                value = msgspec.convert(fit(value, kind.data, "Config", keys[-1] if keys else full, kind.text), kind.data)
             found[name] = value
         count = updates(self.of(where, owner)) if callable(updates) else updates
         for name, value in found.items():
@@ -178,7 +178,8 @@ class Parts:
             if not meant:
                 if others := _others_with(key):
                     raise ConfigError(f"Config has no key {key!r}: it is a setting of {' and '.join(others)}, which this robot "
-                                      "is not built of; begin with an experiment whose robot is (parl-like list)")
+                                      "is not built of; an experiment's own settings count, too, so begin with one whose robot "
+                                      "is (parl-like list)")
                 known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
                 near = difflib.get_close_matches(key, known, 1) or difflib.get_close_matches(key.rpartition(".")[2], known, 1)
                 way = f"; did you mean {near[0]!r}?" if near else "; --show-config prints what can be set"

@@ -279,8 +279,36 @@ class InTurns(Agent):
 ], ids=["n-step", "on-policy"])
 def test_two_players_of_one_helper_are_refused(agent, algorithm, helper):
     with robot_of(algorithm(), helper, env=Duel, agent=agent) as robot:
-        with pytest.raises(AgentFailed, match=r"agent 0, task 'RL': rows of two players come by turns, .* a task of its own"):
+        with pytest.raises(AgentFailed, match=r"agent 0, task 'RL': .*rows of two players came by turns, .* a task of its own"):
             robot.run(StopAfterSteps(40))
+
+
+class Aims(Agent):
+    """Adds to the observation what it goes for, which changes with every step; says so, or not."""
+
+    def __init__(self, says):
+        self.says = says
+
+    def run_one_episode(self):
+        def seen(obs, aim):
+            return np.array([obs[0] // 10, aim], np.float32)
+
+        obs, _ = self.env.reset()
+        over, aim = False, 0
+        while not over:
+            act = self.helpers["RL"].predict(seen(obs, aim))
+            obs_next, rew, over, cut, _ = self.env.step(act)
+            self.helpers["RL"].store(seen(obs, aim), act, rew, seen(obs_next, aim), over, cut or self.says)
+            obs, aim = obs_next, 1 - aim
+
+
+def test_a_goal_that_changes_is_a_cut_that_the_agent_says():
+    func = create_algorithm_func(MLPQ, dict(obs=Duel.observation_space, act=ACT), DQN, dict(n_step=3))
+    with robot_of(func, off(), env=lambda: Corridor(20), agent=lambda: Aims(True)) as robot:
+        robot.run(StopAfterSteps(60))
+    with robot_of(func, off(), env=lambda: Corridor(20), agent=lambda: Aims(False)) as robot:
+        with pytest.raises(AgentFailed, match="or a goal in the observation changed.* store truncated=True where a goal is left"):
+            robot.run(StopAfterSteps(60))
 
 
 def test_one_step_rows_of_two_players_do_no_harm():

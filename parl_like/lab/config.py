@@ -301,8 +301,9 @@ def _leaves(tree: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield key, tree
 
 
-def fit(value: Any, expected: Any, name: str, key: str) -> Any:
-    """A plain value that is of that type. Raises ConfigError, which names the key, what was expected and what came."""
+def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> Any:
+    """A plain value that is of that type. Raises ConfigError, which names the key, what was expected and what came; `described`
+    says it where the type is a mapping with keys of its own."""
     for number in flat(value).values():
         if isinstance(number, float) and not math.isfinite(number):
             raise ConfigError(f"{name}: key {key!r} expects a finite number, got {number}")
@@ -315,6 +316,8 @@ def fit(value: Any, expected: Any, name: str, key: str) -> Any:
         return value
     text, _, where = error.partition(" - at `$")
     wanted = re.sub(r", got `.*`$", "", text).removeprefix("Expected ")
+    if described and "object" in wanted:
+        wanted = described
     literal = _literals(expected)
     if literal and text.startswith("Invalid enum value"):
         near = difflib.get_close_matches(str(value), literal, n=1)
