@@ -38,6 +38,10 @@ class Spec:
     high: Any = field(default=None, compare=False)
     owner: str = field(default="", compare=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, np.dtype):  # np.float32, which is how people write it
+            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
     def owned_by(self, owner: str) -> Spec:
         return Spec(self.name, self.shape, self.dtype, self.low, self.high, owner)
 

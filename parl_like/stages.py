@@ -371,7 +371,7 @@ def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]
     """The bound methods `name` of those observers that have one and do more than `Hook` at this stage.
 
     Raises:
-        TypeError: an observer has a method whose name is nearly that of a stage, so that nobody would call it.
+        TypeError: an observer has a method that is named like a stage and is none, so that nobody would call it.
     """
     base = getattr(Hook, name)
     for observer in observers:
@@ -385,6 +385,7 @@ def _refuse_misspelt(kind: type) -> None:
     stages = [stage.value for stage in Stage]
     for name in dir(kind):
         near = () if name.startswith("_") or name in stages else get_close_matches(name, stages, 1, 0.8)
-        if near and callable(getattr(kind, name, None)):
-            raise TypeError(f"{kind.__name__}.{name} is no stage; did you mean {near[0]!r}? A method that is none needs a name "
-                            "less like it")
+        another = name.startswith(("pre_", "post_")) and name not in stages
+        if (near or another) and callable(getattr(kind, name, None)):
+            way = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, sorted(stages)))}."
+            raise TypeError(f"{kind.__name__}.{name} is no stage; {way} A method that is none needs a name less like it")

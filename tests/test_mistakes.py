@@ -64,6 +64,12 @@ def test_a_misspelt_stage_of_a_hook_is_refused(name, right):
         robot.run(StopAfterSteps(1), mine())
 
 
+def test_a_stage_that_there_is_not_is_refused():
+    mine = type("Mine", (Hook,), {"post_step": lambda self, agent: None})
+    with robot_of(Recorder()) as robot, pytest.raises(TypeError, match="Mine.post_step is no stage; there are 'post_act', "):
+        robot.run(StopAfterSteps(1), mine())
+
+
 def test_a_misspelt_stage_of_a_helper_is_refused():
     class Hears(AgentHelper):
         def pre_epsiode(self, agent):

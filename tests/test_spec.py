@@ -178,3 +178,8 @@ def test_specs_with_bounds_travel_and_compare_as_before():
 def test_a_space_that_holds_no_number_is_refused_by_name(space, name):
     with pytest.raises(ValueError, match=f"space of {name!r} is .*holds no number"):
         specs_of(space, "obs")
+
+
+def test_a_type_of_numpy_is_a_dtype():
+    spec = Spec("noise", (2,), np.float32)
+    assert spec == Spec("noise", (2,), np.dtype(np.float32)) and spec.convert([1, 2]).dtype == np.float32

@@ -281,7 +281,8 @@ class Session:
             picture = f"learning curve: {plots.learning_curve([self.run], self.run.plots / 'learning_curve.png')}"
         except plots.PlotError as error:
             picture = str(error)
-        self.say(_verdict_line(solved, goal, self.experiment, {**self._metrics(), **evaluation}, self.config.total_steps))
+        self.say(_verdict_line(solved, goal, self.experiment, {**self._metrics(), **evaluation},
+                               min(step, self.config.total_steps)))
         self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.say(f"everything is in {self.run.path}; {picture}")
         self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")

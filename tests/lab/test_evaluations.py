@@ -101,6 +101,7 @@ def test_training_ends_at_the_first_evaluation_that_reaches_the_score(monkeypatc
     assert (code, run.state(), run.result()["env_steps"]) == (0, "finished", 120)
     assert evaluations(run) == [(0, 1), (60, 2), (120, 4)] and run.result()["evaluation"]["score"] == 4
     assert [event["step"] for event in events(run, "checkpoint")] == [0, 100, 120]
+    assert "after 120 of the experiment's 400 steps; at their end it expects" in screen
     with pytest.raises(UsageError, match="has finished: an evaluation reached stop_score=4; to train longer: `parl-like resume "
                                          "run stop_score=...` with a higher one, or null"):
         resume()
