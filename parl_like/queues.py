@@ -396,6 +396,9 @@ class PredictionQueue(RequestQueue):
         out, version = self.task.act(inputs, self.mode)
         if self.explorer is not None:
             for name, value in self.explorer.act(out, noise).items():
+                if getattr(value, "shape", ())[:1] != (n,):
+                    raise SpecError(f"{type(self.explorer).__name__}.act returned {name!r} as {type(value).__name__} of shape "
+                                    f"{np.shape(value)} for {n} rows; expected an array with one row for each")
                 # The columns are reused for the next batch, so an explorer's action must not live in them.
                 out[name] = value.copy() if noise is not None and np.may_share_memory(value, noise) else value
         self.answer(batch.tickets, out, version)

@@ -26,6 +26,7 @@ from parl_like import (
 from parl_like.algorithms import DQN, ES, SAC, TD3, TQC
 from parl_like.data.transforms import Hindsight
 from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.explorer import EpsilonGreedy
 from parl_like.models import MLPQ, MLPActorCritic, MLPActorQ
 from parl_like.stages import StopAfterSteps, StopSignal, StopWhen
 
@@ -277,6 +278,17 @@ class InTurns(Agent):
             waiting[player] = obs[player], act
             obs, _, over, _, _ = self.env.step(act)
             player = 1 - player
+
+
+@pytest.mark.parametrize("act", [lambda q: q.argmax(1)[:-1], lambda q: q.argmax(1).tolist(), lambda q: q.argmax(1)[0]])
+def test_an_explorer_that_gives_another_number_of_actions_is_named(act):
+    class Own(EpsilonGreedy):
+        def act(self, out, noise):
+            return {"act": act(out["q"])}
+
+    message = r"Own.act returned 'act' as \w+ of shape .* for 2 rows; expected an array"
+    with robot_of(dqn(), off(explorer=Own()), n_agents=2) as robot, pytest.raises(TaskFailed, match=message):
+        robot.run(StopAfterSteps(10))
 
 
 @pytest.mark.parametrize("agent", [BothAtOnce, InTurns])
