@@ -75,8 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                                         jobs=args.jobs, say=lambda line, what=variant: args.json or print(f"{what}: {line}"))
                        for variant, differs in variants.items() if not args.only or variant in args.only}
     page = ["# Parts", "", "Made by `parl-like bench parts`. " + __doc__.partition("\n\n")[0], ""]
-    for marks in cases.values():
-        page += [*table(marks), ""]
+    for name, variants in cases.items():
+        experiment, shared, _ = CASES[name]
+        what = " ".join([experiment, *(f"{key}={value}" for key, value in shared.items() if key != "total_steps")])
+        page += [*table(f"`{what}`", variants), ""]
     if not args.only and args.scale == 1.0:
         args.out.with_suffix(".md").write_text("\n".join(page).rstrip() + "\n")
     result = {"bench": "parts", "machine": machine(), "cases": {
@@ -85,10 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def table(variants: Mapping[str, Sequence[Mark]]) -> list[str]:
+def table(what: str, variants: Mapping[str, Sequence[Mark]]) -> list[str]:
     """Lines of Markdown for one case."""
     some = next(iter(variants.values()))[0]
-    lines = [f"## `{some.experiment}`, {some.env_steps:,} steps", "",
+    lines = [f"## {what}, {some.env_steps:,} steps", "",
              "| variant | scores of seeds 0, 1, … | median | interquartile mean | 95 % interval |", "|---|---|---|---|---|"]
     for variant, marks in variants.items():
         scores = [mark.score for mark in marks]
