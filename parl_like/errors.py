@@ -41,9 +41,28 @@ class Interrupted(BaseException):
     """
 
 
+ELSEWHERE = {
+    "alpha": "ent_coef", "batch_size": "train_batch_size", "clip": "clip_param clip_range eps_clip", "delay": "policy_delay",
+    "entropy": "ent_coef", "epochs": "n_epochs num_epochs repeat_per_collect", "epsilon": "exploration_final_eps",
+    "gamma": "discount discount_factor", "hidden": "hidden_sizes net_arch", "lam": "gae_lambda", "learn_every": "train_freq",
+    "lr": "learning_rate", "n_agents": "n_envs num_envs", "n_step": "estimation_step", "size": "buffer_size",
+    "target_period": "target_update_freq target_update_interval", "tau": "polyak", "total_steps": "timesteps total_timesteps",
+    "unroll": "n_steps rollout_fragment_length", "updates": "gradient_steps", "value_weight": "vf_coef",
+    "warmup": "learning_starts",
+}
+"""Names of options → what they are called in Stable-Baselines3, Tianshou and RLlib."""
+
+
+def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The name that was probably meant; empty where none is near."""
+    names = sorted(known)
+    here = [ours for ours, theirs in ELSEWHERE.items() if name in theirs.split() and ours in names]
+    return [*here, *get_close_matches(str(name), names, 1, cutoff), ""][0]
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    near = get_close_matches(str(name), names, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "there is none" if not names else "there are " + ", ".join(map(repr, names))
+    near = nearest(name, names)
+    hint = f"did you mean {near!r}?" if near else "there is none" if not names else "there are " + ", ".join(map(repr, names))
     return f"no {kind} {name!r}; {hint}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from hashlib import blake2b
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from parl_like.errors import nearest
 from parl_like.spec import leaves
 
 
@@ -384,8 +384,8 @@ def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]
 def _refuse_misspelt(kind: type) -> None:
     stages = [stage.value for stage in Stage]
     for name in dir(kind):
-        near = () if name.startswith("_") or name in stages else get_close_matches(name, stages, 1, 0.8)
+        near = "" if name.startswith("_") or name in stages else nearest(name, stages, 0.8)
         another = name.startswith(("pre_", "post_")) and name not in stages
         if (near or another) and callable(getattr(kind, name, None)):
-            way = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, sorted(stages)))}."
+            way = f"did you mean {near!r}?" if near else f"there are {', '.join(map(repr, sorted(stages)))}."
             raise TypeError(f"{kind.__name__}.{name} is no stage; {way} A method that is none needs a name less like it")

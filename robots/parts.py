@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import textwrap
 import types
@@ -25,7 +24,7 @@ import numpy as np
 
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transform
-from parl_like.errors import unknown
+from parl_like.errors import nearest, unknown
 from parl_like.explorer import Explorer
 from parl_like.lab.config import ConfigError, dump_yaml, ends_with, fit, nested
 from parl_like.lab.own import candidates
@@ -181,8 +180,8 @@ class Parts:
                                       "is not built of; an experiment's own settings count, too, so begin with one whose robot "
                                       "is (parl-like list)")
                 known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
-                near = difflib.get_close_matches(key, known, 1) or difflib.get_close_matches(key.rpartition(".")[2], known, 1)
-                way = f"; did you mean {near[0]!r}?" if near else "; --show-config prints what can be set"
+                near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
+                way = f"; did you mean {near!r}?" if near else "; --show-config prints what can be set"
                 raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has{way}")
             if len(meant) > 1 and key not in meant:
                 raise ConfigError(f"Config: key {key!r} may be {' or '.join(map(repr, meant))}; write more of the name")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import reprlib
@@ -15,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
+
+from parl_like.errors import nearest
 
 MAX_BYTES = 1_000_000  # of one YAML text
 MAX_DEPTH = 20  # of its lists and mappings
@@ -279,8 +280,8 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
                 parts[part] = leaf  # the last one in order counts
             continue
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {prefix + near[0]!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
+            near = nearest(key, fields)
+            hint = f"did you mean {prefix + near!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
             raise ConfigError(f"{name} has no key {_short(f'{prefix}{key}')}; {hint}")
         inner, below = _struct_in(fields[key]), low.get(key)
         if isinstance(value, str) and (short := getattr(inner, "short", "")):
@@ -320,8 +321,8 @@ def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> 
         wanted = described
     literal = _literals(expected)
     if literal and text.startswith("Invalid enum value"):
-        near = difflib.get_close_matches(str(value), literal, n=1)
-        wanted = f"one of {', '.join(map(repr, literal))}" + (f" (did you mean {near[0]!r}?)" if near else "")
+        near = nearest(value, literal)
+        wanted = f"one of {', '.join(map(repr, literal))}" + (f" (did you mean {near!r}?)" if near else "")
     raise ConfigError(f"{name}: key {key + where.rstrip('`')!r} expects {wanted}, got {_show(value)}")
 
 

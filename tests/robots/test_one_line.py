@@ -157,3 +157,17 @@ def test_act_needs_no_memory_and_the_right_fields():
             robot.run(0)
     with Robot("CartPole-v1", tasks={}) as robot, pytest.raises(ValueError, match="no task that could act"):
         robot.act(np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize(("algorithm", "there", "here"), [
+    ("PPO", "learning_rate", "lr"), ("PPO", "n_steps", "unroll"), ("PPO", "clip_range", "clip"), ("PPO", "ent_coef", "entropy"),
+    ("PPO", "gae_lambda", "lam"), ("PPO", "n_epochs", "epochs"), ("PPO", "net_arch", "hidden"), ("PPO", "n_envs", "n_agents"),
+    ("PPO", "vf_coef", "value_weight"), ("DQN", "buffer_size", "size"), ("DQN", "learning_starts", "warmup"),
+    ("DQN", "train_freq", "learn_every"), ("DQN", "gradient_steps", "updates"), ("DQN", "estimation_step", "n_step"),
+    ("DQN", "target_update_interval", "target_period"), ("DQN", "exploration_final_eps", "epsilon"), ("DQN", "discount", "gamma"),
+    ("DQN", "polyak", "tau"), ("DQN", "train_batch_size", "batch_size"), ("SAC", "ent_coef", "alpha"),
+    ("TD3", "policy_delay", "delay"), ("DQN", "total_timesteps", "total_steps")])
+def test_names_of_other_libraries_lead_to_ours(algorithm, there, here):
+    env = "CartPole-v1" if algorithm in ("PPO", "DQN") else "Pendulum-v1"
+    with pytest.raises(ValueError, match=rf"{there}.*; did you mean '(\w+\.)*{here}'\?"):
+        Robot.of(algorithm, env, **{there: 1})
