@@ -76,7 +76,7 @@ class CooperativeDriver(Driver):
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = ticket.waiter = None
         current, hub = getcurrent(), self._hub
-        of_an_agent = current.parent is hub
+        of_an_agent = current.parent is hub and self.agents  # else of one of another robot, in this thread
         if not of_an_agent:
             self.check_caller(ticket.agent)
         dropped = queue.put(ticket, values)

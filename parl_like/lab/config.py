@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import re
 import reprlib
@@ -17,6 +18,7 @@ import yaml
 
 from parl_like.errors import nearest
 
+_log = logging.getLogger(__name__)
 MAX_BYTES = 1_000_000  # of one YAML text
 MAX_DEPTH = 20  # of its lists and mappings
 
@@ -117,12 +119,13 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return {}
 
     def robot_driver(self) -> Any:
-        """`driver` and `workers`, as `Robot(driver=)` takes them."""
+        """`driver` and `workers`, as `Robot(driver=)` takes them; a warning where `workers` go with another driver."""
         options = msgspec.structs.asdict(self.workers)
         if self.driver not in ("processes", "ray"):
             usual = msgspec.structs.asdict(Workers())
             if names := ", ".join(f"workers.{name}" for name in sorted(options) if options[name] != usual[name]):
-                raise ConfigError(f"Config: {names}: options of driver=processes and driver=ray; driver is {self.driver!r}")
+                _log.warning("Config: %s: options of driver=processes and driver=ray, without effect; driver is %r", names,
+                             self.driver)
             return self.driver
         from parl_like.drivers.processes import Processes
         from parl_like.drivers.ray_cluster import Ray

@@ -143,6 +143,20 @@ def test_calls_from_outside_while_agents_wait():
     assert sorted(seen) == [[a, i] for a in range(2) for i in range(3)]
 
 
+def test_an_agent_may_ask_another_robot_that_does_not_run():
+    """As one that plans with a model of a robot of its own."""
+    answers = []
+
+    def program(agent):
+        ask("echo", 2, other.agents[0])
+        ask("echo", 2, agent)
+        answers.append(agent.index)
+
+    with robot_of(lambda agent: None) as other:
+        play("cooperative", program, 2)
+    assert answers == [0, 1]
+
+
 @pytest.mark.parametrize("where", ["before", "during"])
 def test_ctrl_c_in_the_middle_of_a_computation_loses_no_request(where):
     """The batch goes back to its queue; the stop answers it, and the next run works."""

@@ -68,9 +68,10 @@ class Hindsight(Transform):
         return space
 
     def check_window(self, window: Any) -> None:
-        for name in ("n_step", "sequence"):
-            if getattr(window, name) > 1:
-                raise self._error("rew", f"rows of one step: set {name}=1", f"{name}={getattr(window, name)}")
+        if window.n_step > 1:
+            raise self._error("rew", "rows of one step: set n_step=1", f"n_step={window.n_step}")
+        if window.sequence > 1 or window.burn_in:
+            raise self._error("rew", "rows that stand alone: Window(sequence=1), no burn_in", window)
 
     def replay(self, rows: Flat, source: Source) -> Flat:
         reached, desired, desired_next = next_name(self.achieved), self.desired, next_name(self.desired)
