@@ -29,6 +29,7 @@ from drivers.transport_fakes import (
     echo_task,
     end_by_ctrl_c,
     lesson,
+    lives,
     living,
     row,
     until,
@@ -792,5 +793,4 @@ def test_what_environments_have_started_ends_with_their_worker(kill, tmp_path):
         children = [int(line) for line in file]
     assert len(children) == 2 + kill
     for pid in children:
-        until(lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
-              what="the end of what it began")
+        until(lambda pid=pid: not lives(pid), what="the end of what it began")

@@ -168,6 +168,13 @@ def living(processes):
     return out
 
 
+def lives(pid):
+    try:
+        return bool(living([psutil.Process(pid)]))
+    except psutil.NoSuchProcess:
+        return False
+
+
 def end_by_ctrl_c(call, seconds=0.0, when=lambda: True):
     """Calls `call()`, which Ctrl-C in the main thread ends: after so many seconds, and not before `when()`.
 

@@ -1229,7 +1229,10 @@ def test_no_process_is_left(what, tmp_path):
                                env={**os.environ, "PYTHONPATH": path})
     pids = [int(word) for word in program.stdout.readline().split()]
     assert len(pids) == 4, program.stderr.read()
-    watched = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    watched = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the program may be at its end already
+            watched.append(psutil.Process(pid))
     if what.startswith("SIG"):
         if what == "SIGKILL in C":
             time.sleep(0.5)  # else it may be killed before the workers are in C, which shows nothing
