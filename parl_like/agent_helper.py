@@ -55,7 +55,7 @@ class AgentHelper:
     """
 
     learns = False
-    evaluates = False  # whether it sends returns of candidates in place of rows
+    sends_returns = False  # of candidates, in place of rows
     acts_in_step = False  # whether acting and learning must see the same statistics, where learning waits
 
     def __init__(

@@ -26,7 +26,7 @@ def check_rows(helper: Any, transforms: Iterable[Any]) -> None:
     """Raises ValueError where the task's algorithm, or a transform, needs others than the rows that this helper sends."""
     if not helper.learns or helper.mode == "test":
         return
-    if isinstance(helper.explorer, Candidates) and not helper.evaluates:
+    if isinstance(helper.explorer, Candidates) and not helper.sends_returns:
         raise ValueError(f"{helper.where}: {type(helper.task.algorithm).__name__} learns from the returns of candidates, "
                          f"{type(helper).__name__} sends rows; use PopulationHelper")
     for transform in transforms:

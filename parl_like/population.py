@@ -31,7 +31,7 @@ class PopulationHelper(AgentHelper):
         The others: As for `AgentHelper`.
     """
 
-    learns = evaluates = True
+    learns = sends_returns = True
 
     def __init__(self, *, episodes: int = 1, **options: Any) -> None:
         super().__init__(**options)
