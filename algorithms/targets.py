@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,14 +11,14 @@ from torch import Tensor
 from parl_like.batch import Batch
 
 
-def powers(gamma: float, n_step: int) -> Tensor:
-    """γ⁰ … γⁿ, float32 [n + 1]."""
+def powers(gamma: float, n_step: int) -> list[float]:
+    """γ⁰ … γⁿ."""
     if not 0.0 <= gamma <= 1.0 or n_step < 1:
         raise ValueError(f"gamma is {gamma} and n_step {n_step}; expected gamma in [0, 1] and n_step ≥ 1")
-    return torch.tensor([gamma**k for k in range(n_step + 1)], dtype=torch.float32)
+    return [gamma**k for k in range(n_step + 1)]
 
 
-def rewards_and_discount(batch: Batch, discounts: Tensor) -> tuple[Tensor, Tensor]:
+def rewards_and_discount(batch: Batch, discounts: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Σ_{k<m} γᵏ r_{t+k} [N], and the factor γᵐ (1 − terminated) [N] of the value of `obs_next`; m ≤ n rewards until the end of
     the episode. A truncated episode bootstraps. A row with a `duration` d is discounted by γᵈ.
 
@@ -24,13 +26,13 @@ def rewards_and_discount(batch: Batch, discounts: Tensor) -> tuple[Tensor, Tenso
         batch: With `rew` [N], for n > 1 [N, n] and `valid`, see `Window`; `terminated` [N]; perhaps `duration` [N].
         discounts: `powers(gamma, n)`.
     """
-    discounts = discounts.to(batch.rew.device)
     rew, alive = batch.rew.float(), (~batch.terminated).float()
     if "duration" in batch:  # rows of actions that take several steps, such as goals; their helpers refuse n > 1
         return rew, discounts[1] ** batch.duration.float() * alive
     if len(discounts) == 2:
         return rew, discounts[1] * alive
-    return rew @ discounts[:-1], discounts[batch.valid] * alive  # rewards are zero after the end: missing ones add nothing
+    each = torch.tensor(discounts, dtype=torch.float32, device=rew.device)
+    return rew @ each[:-1], each[batch.valid] * alive  # rewards are zero after the end: missing ones add nothing
 
 
 def along(rew: Tensor, discount: Tensor, valid: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

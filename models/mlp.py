@@ -111,6 +111,8 @@ class EnsembleMLP(nn.Module, metaclass=Brief):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., sizes[0]] → [n, ..., sizes[-1]]."""
+        if x.ndim == 2:  # a reshape that changes nothing costs 2 µs, and again in the backward pass
+            return self.each(x.expand(self.n, -1, -1))
         h = self.each(x.reshape(-1, x.shape[-1]).expand(self.n, -1, -1))
         return h.reshape(self.n, *x.shape[:-1], self.out_size)
 
@@ -125,13 +127,13 @@ class EnsembleMLP(nn.Module, metaclass=Brief):
 
     def one(self, i: int, x: Tensor) -> Tensor:
         """Of network `i` alone."""
-        h = x.reshape(-1, x.shape[-1])
+        h = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
         layers = self.layers()
         for k, (weight, bias) in enumerate(layers, 1):
             h = torch.addmm(bias[i], h, weight[i])
             if self.activate_last or k < len(layers):
                 h = self.activation(h)
-        return h.reshape(*x.shape[:-1], self.out_size)
+        return h if x.ndim == 2 else h.reshape(*x.shape[:-1], self.out_size)
 
 
 class DropoutEnsembleMLP(EnsembleMLP):
@@ -369,12 +371,12 @@ class MLPActorCritic(Model):
         return self.value_head.forward(self.own.one(1, self._features(obs))).squeeze(-1)
 
     def evaluate(self, obs: Any, state: Any = None, first: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
-        actor, critic = self.own(self._features(obs))
+        actor, critic = self.own(self._features(obs)).unbind()
         return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1)
 
     def auxiliary(self, obs: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """As `evaluate`, and the value [N] that reads the policy's features."""
         if self.second_value is None:
             raise TypeError(f"{type(self).__name__} has no second value; build it with auxiliary=True")
-        actor, critic = self.own(self._features(obs))
+        actor, critic = self.own(self._features(obs)).unbind()
         return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1), self.second_value.forward(actor).squeeze(-1)

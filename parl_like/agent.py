@@ -115,14 +115,14 @@ class Agent:
                 if helper.learns:
                     helper.learn()
             return
-        first = helpers[0]
         obs, _ = self.env.reset()
+        predict, step, stores = helpers[0].predict, self.env.step, [helper.store for helper in helpers]
         done = False
         while not done:
-            act = first.predict(obs)
-            obs_next, rew, terminated, truncated, info = self.env.step(act)
-            for helper in helpers:
-                helper.store(obs, act, rew, obs_next, terminated, truncated, info)
+            act = predict(obs)
+            obs_next, rew, terminated, truncated, info = step(act)
+            for store in stores:
+                store(obs, act, rew, obs_next, terminated, truncated, info)
             obs, done = obs_next, terminated or truncated
 
     # ------------------------------------------------------------------------------------------------------- called by drivers

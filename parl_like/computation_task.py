@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
@@ -322,21 +322,16 @@ class ComputationTask:
         divided = type(algorithm).minibatches is not Algorithm.minibatches
         if divided:
             batch[ROW] = places = np.arange(n) if self._on_arrays else torch.arange(n, device=self.device)
-        with self._updating(), torch.no_grad():
-            batch = algorithm.process(batch)
+        batch = self._updating(algorithm.process, batch)
         if divided and ROW not in batch and len(batch) == n:
             batch[ROW] = places
         taken: list[Step] = []
         left_out: list[Step] = []
+        fault: Diverged | None = None
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
-            with self._updating():
-                values, changed, error = optimization.update(minibatch)
-                if changed:
-                    self._new_version()
-                if error is not None:
-                    fault = error
-                    self._count_skip(error)
+            values, changed, error = self._updating(self._step, minibatch, gradients=True)
+            fault = error or fault
             (taken if changed else left_out).append((values, minibatch.get(ROW)))
         if taken:
             self.skips = 0
@@ -344,8 +339,7 @@ class ComputationTask:
             self.skips += 1
             if self.skips > self.max_skips:
                 raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
-        with self._updating(), torch.no_grad():
-            algorithm.post_process(batch)
+        self._updating(algorithm.post_process, batch)
         if taken or left_out:  # an algorithm may find that it cannot learn from these rows yet
             self.learns += 1
             self.rows_learned += n
@@ -398,9 +392,18 @@ class ComputationTask:
         """Rows as the algorithm gets them: tensors on its device, or arrays where the model is made of these."""
         return Batch.nest(rows if self._on_arrays else send(rows, self.device))
 
-    @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """The lock, and mode 'update' for one call, in which modules that have modes are in training mode."""
+    def _step(self, minibatch: Batch) -> tuple[dict[str, Any], bool, Diverged | None]:
+        """`Optimization.update`, counted."""
+        assert self._optimization is not None
+        values, changed, error = self._optimization.update(minibatch)
+        if changed:
+            self._new_version()
+        if error is not None:
+            self._count_skip(error)
+        return values, changed, error
+
+    def _updating(self, call: Callable[[Batch], Any], batch: Batch, gradients: bool = False) -> Any:
+        """`call(batch)` under the lock in mode 'update', in which modules that have modes are in training mode."""
         algorithm, lent = self.algorithm, None
         with self.lock:
             before, algorithm.mode = algorithm.mode, "update"
@@ -413,7 +416,10 @@ class ComputationTask:
                         Borrowed.begun += 1
                         lent = torch.get_rng_state()
                         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=algorithm.torch_rng)))
-                yield
+                if gradients:
+                    return call(batch)
+                with torch.no_grad():
+                    return call(batch)
             finally:
                 algorithm.mode = before
                 if lent is not None:

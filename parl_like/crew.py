@@ -9,11 +9,10 @@ import logging
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from parl_like.spec import SpecError
 from parl_like.stages import Hook, TraceHash
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DRIVERS = {
     "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
@@ -54,6 +54,32 @@ class DriverOptions(Protocol):
 
     def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:
         """The tasks where this driver has them; not built yet."""
+
+
+class OneThread:
+    """Around whatever runs or ends the agents of a crew; a thread may enter again. (A generator would cost each lesson 2 µs.)"""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._runs, self._runner = threading.RLock(), threading.current_thread()
+
+    def __enter__(self) -> None:
+        """Raises RuntimeError where another thread runs them, or began with agents that can only go on there."""
+        crew = self._crew
+        if not self._runs.acquire(blocking=False):
+            crew._driver.refuse_agents()
+            raise RuntimeError(f"thread {self._runner.name!r} runs this robot; only one thread at a time may run, save or close "
+                               "it. To end the run from another one call request_stop()")
+        here = threading.current_thread()
+        if crew._started and crew.driver_name == "cooperative" and self._runner is not here:
+            self._runs.release()
+            raise RuntimeError(f"thread {self._runner.name!r} has begun with the agents of this robot, and greenlets cannot "
+                               "change threads; go on, or close() it, there. A run that came to its end, by run(stop), may "
+                               "be followed by one in another thread")
+        self._runner = here
+
+    def __exit__(self, *exception: object) -> None:
+        self._runs.release()
 
 
 class Crew:
@@ -94,7 +120,7 @@ class Crew:
         self.observing: int | None = None  # the thread in which a hook or a stop condition is called, where agents have threads
         self._observers = None if self._driver.lock is None else threading.RLock()
         self._started = False
-        self._runs, self._runner = threading.RLock(), threading.current_thread()  # held by the thread that runs the agents
+        self._one_thread = OneThread(self)
         self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
         self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
         self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
@@ -290,43 +316,21 @@ class Crew:
 
     # ------------------------------------------------------------------------------------------------------------- running
 
-    @contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        """Around whatever runs or ends the agents.
-
-        Raises:
-            RuntimeError: another thread does so, or began with agents that can only go on there.
-        """
-        if not self._runs.acquire(blocking=False):
-            self._driver.refuse_agents()
-            raise RuntimeError(f"thread {self._runner.name!r} runs this robot; only one thread at a time may run, save or close "
-                               "it. To end the run from another one call request_stop()")
-        try:
-            here = threading.current_thread()
-            if self._started and self.driver_name == "cooperative" and self._runner is not here:
-                raise RuntimeError(f"thread {self._runner.name!r} has begun with the agents of this robot, and greenlets cannot "
-                                   "change threads; go on, or close() it, there. A run that came to its end, by run(stop), may "
-                                   "be followed by one in another thread")
-            self._runner = here
-            yield
-        finally:
-            self._runs.release()
-
-    @contextmanager
-    def _uninterrupted(self) -> Iterator[None]:
-        """Around what leaves agents in a state that nothing else understands: where Ctrl-C strikes inside, all of them end before
-        the next thing is done."""
+    def _uninterrupted(self, call: Callable[[], T]) -> T:
+        """`call()`, which leaves agents in a state that nothing else understands where Ctrl-C strikes inside: then they all end
+        before the next thing is done."""
         self._driver.refuse_agents()
-        with self._one_thread():
+        with self._one_thread:
             if self._unsound:
                 self._halt()
             self._unsound = True
             try:
-                yield
+                result = call()
             except Exception:
                 self._unsound = False
                 raise
             self._unsound = False
+        return result
 
     def _ensure_started(self) -> None:
         if not self._started:
@@ -335,15 +339,17 @@ class Crew:
 
     def _advance(self) -> bool:
         """One iteration of the driver; raises what an agent or a task raised."""
-        driver = self._driver
-        with self._uninterrupted():
-            self._ensure_started()
-            able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
-            # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
-            driver.resume(sorted(able, key=lambda agent: agent.index))
-            went_on = driver.iterate()
+        went_on = self._uninterrupted(self._go_on)
         self._raise()
         return went_on
+
+    def _go_on(self) -> bool:
+        self._ensure_started()
+        driver = self._driver
+        able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
+        # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
+        driver.resume(sorted(able, key=lambda agent: agent.index))
+        return driver.iterate()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -358,12 +364,14 @@ class Crew:
         Raises:
             RuntimeError: an agent is still busy in its environment after `patience` seconds.
         """
-        with self._uninterrupted():
-            if self._started and (late := self._driver.halt(self.agents, "interrupt", patience)):
-                raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
-                                   f"{', '.join(map(str, late))}")
-            self._settle()
+        self._uninterrupted(partial(self._interrupt, patience))
         self._raise()
+
+    def _interrupt(self, patience: float | None) -> None:
+        if self._started and (late := self._driver.halt(self.agents, "interrupt", patience)):
+            raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
+                               f"{', '.join(map(str, late))}")
+        self._settle()
 
     def _settle(self) -> None:
         """After an interruption: takes over the lessons that nobody has waited for. The next resets are seeded."""
@@ -377,7 +385,7 @@ class Crew:
 
     def _halt(self) -> None:
         """All agents end; open requests are answered with `Stopped`. The crew may start again."""
-        with self._one_thread():
+        with self._one_thread:
             late: list[Any] = []
             self._unsound = True
             if self._started:

@@ -86,6 +86,8 @@ class EnvFace:
         self._pre_episode, self._pre_act, self._post_act, self._post_episode = (
             [*overridden(helpers, stage), *map(in_turn, overridden(hooks, stage))]
             for stage in ("pre_episode", "pre_act", "post_act", "post_episode"))
+        # What `step` reads, in one look: a class with `__getattr__` pays 30 ns more for each.
+        self._for_step = self._step, self._n, self._start, self._accepts, self._pre_act, self._post_act
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
@@ -206,19 +208,20 @@ class EnvFace:
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Takes one action."""
         agent = self._agent
+        env_step, n, start, accepts, pre_act, post_act = self._for_step
         if agent.signal is not None:
             agent.obey()
         if agent.paced is not None:
             agent.paced = agent.pace()
-        if not (act.__class__ is int and 0 <= act - self._start < self._n):
+        if not (act.__class__ is int and 0 <= act - start < n):
             self._check_action(act)
         if self._over:
             raise AgentFailed(f"{agent}: step() after the end of an episode; call reset() first")
-        for call in self._pre_act:
+        for call in pre_act:
             call(agent, act)
         try:
             # The action's copy is the environment's: it may clip it in place.
-            obs, rew, terminated, truncated, info = self._step(act if act.__class__ is int else copied(act))
+            obs, rew, terminated, truncated, info = env_step(act if act.__class__ is int else copied(act))
             self.time_steps += info.get("repeats", 1) if info else 1
         except PASSED:
             raise
@@ -228,10 +231,10 @@ class EnvFace:
         obs = own(obs)
         if rew.__class__ is not float:
             rew = own(rew)
-            if (rew is None or rew.__class__ in _VECTORS) and self._accepts is None:  # which has its own way with bad values
+            if (rew is None or rew.__class__ in _VECTORS) and accepts is None:  # which has its own way with bad values
                 self._check_rewards(rew)
-        if self._accepts is not None:
-            obs, rew = self._accepted(self._accepts, obs, rew, "")
+        if accepts is not None:
+            obs, rew = self._accepted(accepts, obs, rew, "")
         self.episode_return += rew
         self.episode_length += 1
         self.last = (obs, act, rew, terminated, truncated, info)
@@ -242,7 +245,7 @@ class EnvFace:
             self._over = True
             robot.count_episode(float(self.episode_return) if np.ndim(self.episode_return) == 0 else self.episode_return,
                                 self.episode_length, info.get("return_parts", ()))
-        for call in self._post_act:
+        for call in post_act:
             call(agent)
         stop = robot._stop
         if stop is not None and stop(robot):

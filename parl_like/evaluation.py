@@ -105,7 +105,7 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) 
     """
     agents = crew.agents
     crew._driver.refuse_agents()
-    with crew._one_thread():
+    with crew._one_thread:
         begin, steps_before = perf_counter(), crew.env_steps
         quotas = Quotas(agents)
         if n_episode is not None:

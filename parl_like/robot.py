@@ -190,7 +190,7 @@ class Robot(Crew):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
                             "StopAfterSteps(1000) of parl_like.stages")
         self._driver.refuse_agents()
-        with self._one_thread():
+        with self._one_thread:
             self._run(stop, hooks_of(hooks))
         for name, why in self.never_learned().items():
             log.warning("task %r never learned: %s", name, why)
@@ -248,7 +248,7 @@ class Robot(Crew):
 
     def _iterate_outside_run(self) -> bool:
         self._driver.refuse_agents()  # before a run's own stop condition is touched
-        with self._one_thread():
+        with self._one_thread:
             self._stop = unless_nobody_asks(self)
             try:
                 return self._iterate()

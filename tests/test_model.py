@@ -159,6 +159,26 @@ def test_weights_hash_sees_every_tensor():
 # ------------------------------------------------------------------------------------------------------------ clone and share
 
 
+def test_a_part_is_what_was_set_last_however_it_was_set():
+    model, other = Normed(), nn.Linear(3, 3)
+
+    def parts():
+        return model.extra, dict(model.named_children()).get("extra")
+
+    model.extra = nn.Linear(3, 2)
+    assert parts() == (model._modules["extra"],) * 2
+    model.extra = other
+    assert parts() == (other, other)
+    model.extra = None
+    assert model.extra is None
+    model.add_module("extra", other)
+    assert parts() == (other, other) and "extra.weight" in model.state_dict()
+    copy = model.clone()
+    assert copy.extra is copy._modules["extra"] is not other
+    del model.extra
+    assert not hasattr(model, "extra") and "extra.weight" not in model.state_dict()
+
+
 def test_clone_is_equal_and_independent():
     model = trained(Normed())
     clone = model.clone()

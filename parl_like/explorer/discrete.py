@@ -77,7 +77,7 @@ class EpsilonGreedy(Explorer):
     def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         q, mask = read(out, "q", self), legal(out["mask"]) if "mask" in out else None
         act = one_of(all_best(q, mask), noise - GREEDY) if self.random_ties else best_actions(q, mask)
-        random = np.flatnonzero(noise >= 0)
+        random = (noise >= 0).nonzero()[0]
         if len(random):
             if mask is None:
                 act[random] = (noise[random] * q.shape[1]).astype(np.int64)

@@ -225,7 +225,7 @@ def test_an_agent_whose_place_was_lost_is_still_ended():
             ended.append(agent.index)
             raise
 
-    with robot_of(program, 3) as robot, robot._one_thread():
+    with robot_of(program, 3) as robot, robot._one_thread:
         robot._ensure_started()
         driver = robot._driver
         driver._run_ready()
