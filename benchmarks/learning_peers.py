@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-EVALUATION = 1_000_000  # seeds of evaluations are far from those of training
+EVALUATION = 1_000_000  # seeds of evaluations are far from those of training, and those of two runs from each other
 Point = tuple[int, float, float]
 """Environment steps, seconds of training until then, mean return of the evaluation."""
 
@@ -69,7 +69,7 @@ class Sb3:
 
             def look(self) -> None:
                 now = process_time()
-                score, _ = evaluate_policy(model, make_vec_env(env_id, min(episodes, 25), seed=EVALUATION + seed), episodes)
+                score, _ = evaluate_policy(model, make_vec_env(env_id, min(episodes, 25), seed=EVALUATION + 1000 * seed), episodes)
                 curve.append((self.num_timesteps, now - self.begin - self.paused, float(score)))
                 self.paused += process_time() - now
 
@@ -130,7 +130,7 @@ class Tianshou:
                     algorithm.update(buffer, self.batch)
             seconds += process_time() - begin
             while len(curve) < len(stops) and done >= stops[len(curve)]:
-                others.seed(EVALUATION + seed)
+                others.seed(EVALUATION + 1000 * seed)
                 tests.reset()
                 curve.append((done, seconds, float(tests.collect(n_episode=episodes).returns.mean())))
         return curve

@@ -178,7 +178,7 @@ class Noise:
     """
 
     def __init__(self, explorer: Explorer, rng: np.random.Generator, drawn: bool, n_lanes: int) -> None:
-        self.explorer, self.rng, self.drawn, self._n_lanes = explorer, rng, drawn, n_lanes
+        self.explorer, self.rng, self.drawn = explorer, rng, drawn
         self.left: list[Any] = []
         self._acted = 0
         self._before: dict[str, Any] = rng_state(rng)  # the generator's state when the block was drawn
