@@ -8,8 +8,8 @@ processor time after which an evaluation was at the mark for the first time. Pro
 machine may have other work.
 
 Where the peer is not installed ours are alone. The lunar lander needs pip install 'gymnasium[box2d]',
-MuJoCo's hopper pip install 'mujoco<4' imageio (gymnasium 1.4 finds no MuJoCo in version 4); its episodes have up to 1,000 steps, so
-`--episodes 10 --points 10` is advisable there.
+MuJoCo's hopper pip install 'mujoco<4' imageio (gymnasium 1.4 finds no MuJoCo in version 4); its episodes have up to 1,000
+steps, so `--episodes 10 --points 10` is advisable there.
 """
 
 from __future__ import annotations

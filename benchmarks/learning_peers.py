@@ -69,7 +69,8 @@ class Sb3:
 
             def look(self) -> None:
                 now = process_time()
-                score, _ = evaluate_policy(model, make_vec_env(env_id, min(episodes, 25), seed=EVALUATION + 1000 * seed), episodes)
+                envs = make_vec_env(env_id, min(episodes, 25), seed=EVALUATION + 1000 * seed)
+                score, _ = evaluate_policy(model, envs, episodes)
                 curve.append((self.num_timesteps, now - self.begin - self.paused, float(score)))
                 self.paused += process_time() - now
 
