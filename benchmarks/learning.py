@@ -9,16 +9,19 @@ machine may have other work.
 
 Where the peer is not installed ours are alone. The lunar lander needs pip install 'gymnasium[box2d]',
 MuJoCo's hopper pip install 'mujoco<4' imageio (gymnasium 1.4 finds no MuJoCo in version 4); its episodes have up to 1,000
-steps, so `--episodes 10 --points 10` is advisable there.
+steps, so `--episodes 10 --points 10` is advisable there. With `--out FILE` each run is kept as it ends, and those that the file
+has already are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from time import process_time
 from typing import Any
@@ -154,6 +157,10 @@ def train_ours(case: Case, steps: int, seed: int, stops: list[int], episodes: in
     return curve
 
 
+def train_peer(case: Case, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
+    return case.peer.train(case.env, steps, seed, stops, episodes)
+
+
 def summary(curves: list[list[Point]], mark: float) -> dict[str, Any]:
     """What the runs of one contestant say; `to_mark` and its median count a run that never got there as None."""
     scores = [curve[-1][2] for curve in curves]
@@ -185,7 +192,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the steps, for a quick look")
     parser.add_argument("--episodes", type=int, default=50, help="of one evaluation")
     parser.add_argument("--points", type=int, default=20, help="evaluations of a run")
+    parser.add_argument("--out", type=Path, help="file of the runs")
     options = parser.parse_args(argv)
+    kept: dict[str, list[Point]] = {}
+    if options.out is not None and options.out.exists():
+        kept = json.loads(options.out.read_text())
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     lines = []
@@ -208,8 +219,13 @@ def main(argv: list[str] | None = None) -> int:
             runs[case.peer.library] = []
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for who, curves in runs.items():
-                curves.append(train_ours(case, steps, seed, stops, options.episodes) if who == "parl_like" else
-                              case.peer.train(case.env, steps, seed, stops, options.episodes))
+                key = f"{name}, {steps} steps, {options.points} evaluations of {options.episodes} episodes, {who}, seed {seed}"
+                if key not in kept:
+                    train = train_ours if who == "parl_like" else train_peer
+                    kept[key] = train(case, steps, seed, stops, options.episodes)
+                    if options.out is not None:
+                        options.out.write_text(json.dumps(kept, indent=1))
+                curves.append(kept[key])
         measured = {who: summary(curves, case.mark) for who, curves in runs.items()}
         result["cases"][name] = {"env": case.env, "steps": steps, "mark": case.mark, **measured}
         lines += [f"{name}: {case.env}, {steps:,} steps, mark {case.mark:g}",

@@ -116,6 +116,29 @@ def test_learning_sums_up_seeds():
     assert summary(curves[2:], mark=475)["median_to_mark"] is None
 
 
+def test_learning_keeps_its_runs_in_a_file(tmp_path, monkeypatch, capsys):
+    from benchmarks import learning
+
+    trained = []
+
+    def train(case, steps, seed, stops, episodes):
+        if seed == 2:
+            raise KeyboardInterrupt
+        trained.append(seed)
+        return [[steps, 1.0, 100.0 + seed]]
+
+    monkeypatch.setattr(learning, "train_ours", train)
+    monkeypatch.setattr(learning, "find_spec", lambda name: None)
+    ask = ["--case", "a2c cartpole", "--out", str(tmp_path / "runs.json")]
+    with pytest.raises(KeyboardInterrupt):
+        learning.main([*ask, "--seeds", "3"])
+    assert trained == [0, 1]
+    learning.main([*ask, "--seeds", "2"])
+    assert trained == [0, 1] and "parl_like: 100, 101;" in capsys.readouterr().out
+    learning.main([*ask, "--seeds", "1", "--episodes", "7"])
+    assert trained == [0, 1, 0]  # of other evaluations
+
+
 def test_compare_takes_turns_and_the_ratio_is_that_of_neighbours():
     from benchmarks.common import compare, ratio
 
