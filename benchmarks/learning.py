@@ -124,9 +124,7 @@ CASES = {
         name="TQC", library="sb3-contrib", settings={"learning_rate": 1e-3})),
     "crossq pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=shipped("crossq-pendulum"), peer=Sb3(
         name="CrossQ", library="sb3-contrib")),
-    "sac mountain car": Case(env="MountainCarContinuous-v0", steps=50_000, mark=88,
-                             ours=actor_critic(SAC, 3e-4, gamma=0.9999, tau=0.01, alpha=0.1, learn_alpha=False,
-                                               model={"hidden": (64, 64)}, helper={"size": 50_000, "batch_size": 512}),
+    "sac mountain car": Case(env="MountainCarContinuous-v0", steps=50_000, mark=88, ours=shipped("sac-mountaincar"),
                              peer=Sb3(name="SAC", settings={
                                  "learning_rate": 3e-4, "buffer_size": 50_000, "batch_size": 512, "ent_coef": 0.1,
                                  "train_freq": 32, "gradient_steps": 32, "gamma": 0.9999, "tau": 0.01,

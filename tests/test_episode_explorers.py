@@ -7,7 +7,7 @@ import torch
 from agent_fakes import ACT, Noisy, Recorder, robot_of, same, spaces_of, weights
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
-from parl_like.algorithms import DQN, PPO, TD3
+from parl_like.algorithms import DQN, PPO, SAC, TD3
 from parl_like.explorer import (
     GSDE,
     UCB,
@@ -51,6 +51,25 @@ def test_ornstein_uhlenbeck_noise_has_the_variance_and_correlation_of_its_formul
     assert np.corrcoef(x[28], x[29])[0, 1] == pytest.approx(0.9, abs=4 * 0.19 / np.sqrt(N))
     act = noise.explorer.act({"mean": np.zeros((N, 1), np.float32)}, noise.explorer.memory)["act"]
     np.testing.assert_array_equal(act, np.clip(noise.explorer.memory, -1, 1))
+
+
+def test_correlated_noise_is_standard_normal_at_every_step_and_goes_on():
+    """ρ 0.9: x_t has variance 1, x_t and x_{t+1} the correlation 0.9, x_t and x_{t+3} 0.9³; an episode begins with new noise."""
+    noise = noise_of(SquashedGaussian(1, correlation=0.9), N)
+    x = np.stack([noise.rows(N)[:, 0] for _ in range(8)])
+    for t in (0, 3, 7):
+        assert abs(x[t].var() - 1) < 4 * np.sqrt(2 / N) and abs(x[t].mean()) < 4 / np.sqrt(N)
+    assert np.corrcoef(x[3], x[4])[0, 1] == pytest.approx(0.9, abs=4 * 0.19 / np.sqrt(N))
+    assert np.corrcoef(x[3], x[6])[0, 1] == pytest.approx(0.729, abs=4 * 0.47 / np.sqrt(N))
+    last = noise.explorer.memory.copy()
+    noise.begin(3)
+    assert not np.array_equal(noise.explorer.memory[3], last[3]) and np.array_equal(noise.explorer.memory[4:], last[4:])
+    out = {"mean": np.full((1, 1), 0.5, np.float32), "log_std": np.zeros((1, 1), np.float32)}
+    assert noise.explorer.act(out, noise.explorer.greedy()[None])["act"].item() == pytest.approx(np.tanh(0.5))
+    plain, also = noise_of(SquashedGaussian(1), 4), noise_of(SquashedGaussian(1, correlation=0.0), 4)
+    np.testing.assert_array_equal(plain.rows(4), also.rows(4))
+    with pytest.raises(ValueError, match="correlation is 1.0"):
+        SquashedGaussian(1, correlation=1.0)
 
 
 def test_gsde_noise_is_a_function_of_the_state_with_the_variance_of_the_formula():
@@ -251,11 +270,12 @@ def test_an_episode_follows_one_head_which_the_model_is_given(agent):
 
 def model(kind, act, **options):
     return create_algorithm_func(kind, dict(obs=Noisy.observation_space, act=act, hidden=[8], **options), *{
-        MLPActorQ: (TD3, {}), MLPQ: (DQN, {}), MLPActorCritic: (PPO, dict(epochs=1))}[kind])
+        MLPActorQ: (TD3 if options else SAC, {}), MLPQ: (DQN, {}), MLPActorCritic: (PPO, dict(epochs=1))}[kind])
 
 
 CASES = {
     "ornstein-uhlenbeck": (lambda: model(MLPActorQ, BOX, policy="deterministic"), off(explorer=OrnsteinUhlenbeck(2))),
+    "correlated": (lambda: model(MLPActorQ, BOX), off(explorer=SquashedGaussian(2, correlation=0.8))),
     "epsilon of the episode": (lambda: model(MLPQ, ACT), off(explorer=EpsilonGreedy([0.1, 0.5, 0.9]))),
     "heads": (heads, off()),
     "gsde": (lambda: model(MLPActorCritic, BOX, distribution="gsde"), lambda: OnPolicyHelper(unroll=8)),
@@ -265,7 +285,7 @@ CASES = {
 
 def robot_for(case, serve="central", **options):
     func, helper = CASES[case]
-    box = case in ("ornstein-uhlenbeck", "gsde", "beta")
+    box = case in ("ornstein-uhlenbeck", "correlated", "gsde", "beta")
     return Robot((lambda: Noisy(BOX)) if box else Noisy, tasks={"RL": ComputationTask(func(), helper, serve=serve)}, seed=7,
                  trace=True, **options)
 
