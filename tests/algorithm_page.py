@@ -17,7 +17,7 @@ HEAD = """# Algorithms
 
 What [algorithms/](../algorithms/) has, a file a family, from its docstrings and from [marks](marks.md)
 (`make algorithms`). `parl-like train NAME` trains one; the arguments of the class are settings of it
-(`parl-like train sac-pendulum env=MountainCarContinuous-v0 SAC.alpha=0.1`). Scores are medians, over all seeds, of the
+(`parl-like train sac-pendulum SAC.alpha=0.1 hidden=[256,256]`). Scores are medians, over all seeds, of the
 evaluation after training; where none is given, none was measured yet."""
 
 
