@@ -172,7 +172,7 @@ class ActorCritic(Algorithm):
         rew = (batch.rew.cpu().numpy() * self.reward_scale).astype(np.float32)
         return rew, discounts(batch, self.gamma, ~batch.terminated), cuts, now, next_values(now, cuts, boot.cpu().numpy())
 
-    def summed(self, policy_loss: torch.Tensor, value_loss: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+    def total_loss(self, policy_loss: torch.Tensor, value_loss: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
         """policy_loss + value_weight · value_loss − weight of the entropy · entropy."""
         loss, weight = policy_loss + self.value_weight * value_loss, value_of(self.entropy, self.updates)
         return loss - weight * entropy if weight else loss
@@ -194,7 +194,7 @@ class A2C(ActorCritic):
         out, value = self.evaluate(batch)
         policy_loss = -(self.model.head.log_prob(out, batch.act) * batch.advantage).mean()
         value_loss, entropy = self.value_and_entropy(out, value, batch)
-        loss = self.summed(policy_loss, value_loss, entropy)
+        loss = self.total_loss(policy_loss, value_loss, entropy)
         return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
 
 
@@ -272,7 +272,7 @@ class PPO(ActorCritic):
         if self.value_clip is not None:
             near = batch.value + (value - batch.value).clamp(-self.value_clip, self.value_clip)
             value_loss = torch.maximum((value - batch.returns).square(), (near - batch.returns).square()).mean()
-        loss = self.summed(policy_loss, value_loss, entropy)
+        loss = self.total_loss(policy_loss, value_loss, entropy)
         with torch.no_grad():
             kl = (ratio - 1.0 - log_ratio).mean()
         if self.target_kl is not None:

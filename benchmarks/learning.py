@@ -35,6 +35,7 @@ from benchmarks.common import machine, report
 from benchmarks.learning_peers import EVALUATION, Point, Sb3, Tianshou, linear, tianshou_c51, tianshou_iqn, tianshou_reinforce
 from parl_like import ComputationTask, Linear, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DDPG, SAC, TD3
+from parl_like.data.disk import replace_file
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.plots import bootstrap_interval, iqm
@@ -222,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
                     train = train_ours if who == "parl_like" else train_peer
                     kept[key] = train(case, steps, seed, stops, options.episodes)
                     if options.out is not None:
-                        options.out.write_text(json.dumps(kept, indent=1))
+                        replace_file(options.out, json.dumps(kept, indent=1).encode())
                 curves.append(kept[key])
         measured = {who: summary(curves, case.mark) for who, curves in runs.items()}
         result["cases"][name] = {"env": case.env, "steps": steps, "mark": case.mark, **measured}

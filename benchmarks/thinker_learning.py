@@ -24,6 +24,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from parl_like.data.disk import replace_file
+
 EXPERIMENTS = ("raw-sokoban-mini", "thinker-sokoban-mini", "thinker-perfect-mini")
 SOLVED = 5.0  # a solved level of n boxes returns 10 + n less 0.01 a step, another at most n - 1
 POINTS, WINDOW, EPISODES = 20, 500, 500
@@ -146,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
                   f"{r['steps']:,} real steps, {r['seconds']:.0f} s",
                   flush=True)
             runs.sort(key=lambda one: (EXPERIMENTS.index(one["experiment"]), one["seed"]))
-            options.json.write_text(json.dumps(runs, indent=1) + "\n")
+            replace_file(options.json, (json.dumps(runs, indent=1) + "\n").encode())
     if options.plot:
         plot(runs, options.plot)
     return 0

@@ -322,7 +322,7 @@ class ComputationTask:
         divided = type(algorithm).minibatches is not Algorithm.minibatches
         if divided:
             batch[ROW] = places = np.arange(n) if self._on_arrays else torch.arange(n, device=self.device)
-        batch = self._updating(algorithm.process, batch)
+        batch = self._in_update_mode(algorithm.process, batch)
         if divided and ROW not in batch and len(batch) == n:
             batch[ROW] = places
         taken: list[Step] = []
@@ -330,7 +330,7 @@ class ComputationTask:
         fault: Diverged | None = None
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
-            values, changed, error = self._updating(self._step, minibatch, gradients=True)
+            values, changed, error = self._in_update_mode(self._step, minibatch, gradients=True)
             fault = error or fault
             (taken if changed else left_out).append((values, minibatch.get(ROW)))
         if taken:
@@ -339,7 +339,7 @@ class ComputationTask:
             self.skips += 1
             if self.skips > self.max_skips:
                 raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
-        self._updating(algorithm.post_process, batch)
+        self._in_update_mode(algorithm.post_process, batch)
         if taken or left_out:  # an algorithm may find that it cannot learn from these rows yet
             self.learns += 1
             self.rows_learned += n
@@ -402,7 +402,7 @@ class ComputationTask:
             self._count_skip(error)
         return values, changed, error
 
-    def _updating(self, call: Callable[[Batch], Any], batch: Batch, gradients: bool = False) -> Any:
+    def _in_update_mode(self, call: Callable[[Batch], Any], batch: Batch, gradients: bool = False) -> Any:
         """`call(batch)` under the lock in mode 'update', in which modules that have modes are in training mode."""
         algorithm, lent = self.algorithm, None
         with self.lock:
