@@ -1,7 +1,7 @@
 """Learning beside stable-baselines3, sb3-contrib and Tianshou: the same task, environment steps and seeds, one run after the
 other on one torch thread.
 
-Ours are the shipped experiments, where there is one; theirs have the settings of RL Baselines3 Zoo, or of Tianshou's examples.
+Ours are shipped experiments, some with other settings; theirs have the settings of RL Baselines3 Zoo, or of Tianshou's examples.
 A run is evaluated greedily at `--points` places, whose time does not count: `score` is the mean return of `--episodes` at the
 end (no best checkpoint), with the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the seconds of
 processor time after which an evaluation was at the mark for the first time. Processor time, for these runs take long and the
@@ -18,13 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import process_time
 from typing import Any
+from zlib import crc32
 
 import gymnasium as gym
 import numpy as np
@@ -33,13 +34,11 @@ import torch
 import parl_like.envs  # noqa: F401  # makes its ids known
 from benchmarks.common import machine, report
 from benchmarks.learning_peers import EVALUATION, Point, Sb3, Tianshou, linear, tianshou_c51, tianshou_iqn, tianshou_reinforce
-from parl_like import ComputationTask, Linear, OffPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithms import DDPG, SAC, TD3
+from parl_like import Robot
 from parl_like.data.disk import replace_file
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.plots import bootstrap_interval, iqm
-from parl_like.models import MLPActorQ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,104 +47,91 @@ class Case:
 
     Attributes:
         steps: Environment steps of a run. mark: Mean return that counts as solved.
-        ours: Robot for (environment, steps, seed). peer: Who else trains for it.
+        ours: Experiment that trains for us. changes: Settings on top of it. peer: Who else trains.
     """
 
     env: str
     steps: int
     mark: float
-    ours: Callable[[str, int, int], Robot]
+    ours: str
     peer: Sb3 | Tianshou
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
-
-def shipped(name: str) -> Callable[[str, int, int], Robot]:
-    """The robot of an experiment."""
-    def build(env: str, steps: int, seed: int) -> Robot:
-        experiment = experiments.get(name)
+    def robot(self, steps: int, seed: int) -> Robot:
+        experiment = experiments.get(self.ours)
         module = experiment.module()
-        config = configs.resolve(module.Config, experiment.config, {"env": env, "total_steps": steps, "seed": seed})
-        return module.build(config)  # type: ignore[no-any-return]
-    return build
+        own = {"env": self.env, "total_steps": steps, "seed": seed}
+        return module.build(configs.resolve(module.Config, experiment.config, self.changes, own))  # type: ignore[no-any-return]
 
-
-def actor_critic(algorithm: type, lr: float, *, model: Mapping[str, Any] | None = None, decay: bool = False,
-                 helper: Mapping[str, Any] | None = None, **options: Any) -> Callable[[str, int, int], Robot]:
-    """A robot that learns off-policy with one lesson of 256 rows per step; `decay`: the learning rate falls to 0."""
-    def build(env: str, steps: int, seed: int) -> Robot:
-        made = gym.make(env)
-        sizes = {"obs": made.observation_space, "act": made.action_space, **(model or {})}
-        made.close()
-        rate: Any = Linear(lr, 0.0, steps) if decay else lr
-        func = create_algorithm_func(MLPActorQ, sizes, algorithm, {"lr": rate, **options})
-        rows = {"size": 200_000, "batch_size": 256, "learn_every": 1, "warmup": 100, **(helper or {})}
-        task = ComputationTask(func, lambda: OffPolicyHelper(**rows))
-        return Robot(env, tasks={"RL": task}, seed=seed)
-    return build
+    def settings(self, steps: int) -> str:
+        """A number for all settings of ours: runs of others are not the same work."""
+        with self.robot(steps, 0) as robot:
+            return f"{crc32(json.dumps(robot.parts.complete(), sort_keys=True).encode()):08x}"
 
 
 ZOO_DQN = {"learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
            "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
            "exploration_final_eps": 0.04, "policy_kwargs": {"net_arch": [256, 256]}}
-DETERMINISTIC = {"policy": "deterministic", "hidden": (400, 300)}
 ZOO_DDPG = {"gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000, "gradient_steps": 1, "train_freq": 1,
             "learning_rate": 1e-3, "policy_kwargs": {"net_arch": [400, 300]}, "noise": 0.1}
 
 CASES = {
-    "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours=shipped("ppo-cartpole"), peer=Sb3(
+    "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours="ppo-cartpole", peer=Sb3(
         name="PPO", n_envs=8, settings={"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
                                         "ent_coef": 0.0, "learning_rate": linear(1e-3), "clip_range": linear(0.2)})),
-    "dqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("dqn-cartpole"), peer=Sb3(
+    "dqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="dqn-cartpole", peer=Sb3(
         name="DQN", settings=ZOO_DQN)),
-    "qrdqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("qrdqn-cartpole"), peer=Sb3(
+    "qrdqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="qrdqn-cartpole", peer=Sb3(
         name="QRDQN", library="sb3-contrib", settings={**ZOO_DQN, "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 10}})),
-    "c51 cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("c51-cartpole"),
+    "c51 cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="c51-cartpole",
                          peer=Tianshou(build=tianshou_c51)),
-    "iqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours=shipped("iqn-cartpole"),
+    "iqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="iqn-cartpole",
                          peer=Tianshou(build=tianshou_iqn, collect=10, n_envs=10)),
-    "a2c cartpole": Case(env="CartPole-v1", steps=200_000, mark=450, ours=shipped("a2c-cartpole"), peer=Sb3(
+    "a2c cartpole": Case(env="CartPole-v1", steps=200_000, mark=450, ours="a2c-cartpole", peer=Sb3(
         name="A2C", n_envs=8, settings={"ent_coef": 0.0})),
-    "reinforce cartpole": Case(env="CartPole-v1", steps=200_000, mark=400, ours=shipped("reinforce-cartpole"), peer=Tianshou(
+    "reinforce cartpole": Case(env="CartPole-v1", steps=200_000, mark=400, ours="reinforce-cartpole", peer=Tianshou(
         build=tianshou_reinforce, collect=8, batch=None, repeat=2, whole=True)),
-    "ars cartpole": Case(env="CartPole-v1", steps=300_000, mark=475, ours=shipped("ars-cartpole"), peer=Sb3(
+    "ars cartpole": Case(env="CartPole-v1", steps=300_000, mark=475, ours="ars-cartpole", peer=Sb3(
         name="ARS", library="sb3-contrib", policy="LinearPolicy", settings={"n_delta": 2})),
-    "ppo recall": Case(env="Recall-v0", steps=150_000, mark=0.95, ours=shipped("ppo-recall"), peer=Sb3(
+    "ppo recall": Case(env="Recall-v0", steps=150_000, mark=0.95, ours="ppo-recall", peer=Sb3(
         name="RecurrentPPO", library="sb3-contrib", policy="MlpLstmPolicy", n_envs=8)),
-    "trpo pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours=shipped("trpo-pendulum"), peer=Sb3(
+    "trpo pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours="trpo-pendulum", peer=Sb3(
         name="TRPO", library="sb3-contrib", n_envs=2,
         settings={"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "n_critic_updates": 15, "use_sde": True,
                   "sde_sample_freq": 4})),
-    "sac pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=actor_critic(SAC, 1e-3), peer=Sb3(
+    "sac pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours="sac-pendulum", peer=Sb3(
         name="SAC", settings={"learning_rate": 1e-3})),
-    "td3 pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, peer=Sb3(name="TD3", settings=ZOO_DDPG),
-                         ours=actor_critic(TD3, 1e-3, gamma=0.98, model=DETERMINISTIC, helper={"warmup": 1000})),
-    "ddpg pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, peer=Sb3(name="DDPG", settings=ZOO_DDPG),
-                          ours=actor_critic(DDPG, 1e-3, gamma=0.98, model={**DETERMINISTIC, "critics": 1},
-                                            helper={"warmup": 1000})),
-    "tqc pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=shipped("tqc-pendulum"), peer=Sb3(
+    "sac pendulum, same networks": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours="sac-pendulum", changes={
+        "hidden": [256, 256], "size": 200_000, "warmup": 100}, peer=Sb3(name="SAC", settings={"learning_rate": 1e-3})),
+    "td3 pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, ours="td3-pendulum", peer=Sb3(
+        name="TD3", settings=ZOO_DDPG)),
+    "ddpg pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-200, ours="ddpg-pendulum", peer=Sb3(
+        name="DDPG", settings=ZOO_DDPG)),
+    "tqc pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours="tqc-pendulum", peer=Sb3(
         name="TQC", library="sb3-contrib", settings={"learning_rate": 1e-3})),
-    "crossq pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours=shipped("crossq-pendulum"), peer=Sb3(
+    "crossq pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours="crossq-pendulum", peer=Sb3(
         name="CrossQ", library="sb3-contrib")),
-    "sac mountain car": Case(env="MountainCarContinuous-v0", steps=50_000, mark=88, ours=shipped("sac-mountaincar"),
+    "sac mountain car": Case(env="MountainCarContinuous-v0", steps=50_000, mark=88, ours="sac-mountaincar",
                              peer=Sb3(name="SAC", settings={
                                  "learning_rate": 3e-4, "buffer_size": 50_000, "batch_size": 512, "ent_coef": 0.1,
                                  "train_freq": 32, "gradient_steps": 32, "gamma": 0.9999, "tau": 0.01,
                                  "learning_starts": 0, "use_sde": True,
                                  "policy_kwargs": {"log_std_init": -3.67, "net_arch": [64, 64]}})),
-    "sac lunar lander": Case(env="LunarLanderContinuous-v3", steps=500_000, mark=200,
-                             ours=actor_critic(SAC, 7.3e-4, decay=True, tau=0.01, model={"hidden": (400, 300)},
-                                               helper={"size": 1_000_000, "warmup": 10_000}),
-                             peer=Sb3(name="SAC", settings={
-                                 "batch_size": 256, "learning_rate": linear(7.3e-4), "buffer_size": 1_000_000,
-                                 "tau": 0.01, "learning_starts": 10_000, "policy_kwargs": {"net_arch": [400, 300]}})),
-    "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, peer=Sb3(name="SAC", settings={"learning_starts": 10_000}),
-                       ours=actor_critic(SAC, 3e-4, helper={"size": 1_000_000, "warmup": 10_000})),
+    "sac lunar lander": Case(env="LunarLanderContinuous-v3", steps=500_000, mark=200, ours="sac-pendulum", changes={
+        "hidden": [400, 300], "lr": {"start": 7.3e-4, "end": 0.0}, "tau": 0.01, "size": 1_000_000, "warmup": 10_000,
+        "random_steps": 10_000}, peer=Sb3(name="SAC", settings={
+            "batch_size": 256, "learning_rate": linear(7.3e-4), "buffer_size": 1_000_000, "tau": 0.01, "learning_starts": 10_000,
+            "policy_kwargs": {"net_arch": [400, 300]}})),
+    "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, ours="sac-pendulum", changes={
+        "hidden": [256, 256], "lr": 3e-4, "size": 1_000_000, "warmup": 10_000}, peer=Sb3(
+            name="SAC", settings={"learning_starts": 10_000})),
 }
 
 
 def train_ours(case: Case, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
     curve: list[Point] = []
     seconds = 0.0
-    with case.ours(case.env, steps, seed) as robot:
+    with case.robot(steps, seed) as robot:
         for stop in stops:
             begin = process_time()
             for _ in robot.iterate(stop):
@@ -216,9 +202,11 @@ def main(argv: list[str] | None = None) -> int:
             lines.append(f"{case.peer.library} is not installed: skipped (pip install {case.peer.library})")
         else:
             runs[case.peer.library] = []
+        settings = {"parl_like": f" with settings {case.settings(steps)}"}
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for who, curves in runs.items():
-                key = f"{name}, {steps} steps, {options.points} evaluations of {options.episodes} episodes, {who}, seed {seed}"
+                key = (f"{name}, {steps} steps, {options.points} evaluations of {options.episodes} episodes, {who}"
+                       f"{settings.get(who, '')}, seed {seed}")
                 if key not in kept:
                     train = train_ours if who == "parl_like" else train_peer
                     kept[key] = train(case, steps, seed, stops, options.episodes)

@@ -51,6 +51,7 @@ def build(config: Config) -> Robot:
     parts = Parts(config.parts, USUAL, config.__struct_fields__)
     source = env_of(config.env, parts)
     spaces, agent = probed(source)
+    parts.act = spaces["act"]
     steps = config.total_steps
 
     def task(where: str, model: Any, algorithm: Any, learn_every: int, **usual: Any) -> ComputationTask:

@@ -44,6 +44,7 @@ def build(config: Config) -> Robot:
     parts = Parts(config.parts, USUAL | (UPDATES if config.model else {}), config.__struct_fields__)
     source = env_of(config.env, parts)
     spaces, agent = probed(source)
+    parts.act = spaces["act"]
 
     def task(name: str, model: Any, algorithm: Any, **usual: Any) -> ComputationTask:
         """One that learns from random rows."""

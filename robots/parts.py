@@ -19,6 +19,7 @@ from importlib import import_module
 from os.path import commonprefix
 from typing import Any, Literal
 
+import gymnasium as gym
 import msgspec
 import numpy as np
 
@@ -112,6 +113,7 @@ class Parts:
     def __init__(self, given: Mapping[str, Any], usual: Mapping[str, Any] | None = None, fields: Iterable[str] = ()) -> None:
         self.given, self.usual, self.fields = given, usual or {}, tuple(fields)
         self.settings: dict[str, Setting] = {}
+        self.act: gym.Space[Any] | None = None  # of the environment, once it is known: explorers of a Box need its shape
 
     def args(self, where: str, owner: Any, *, skip: Iterable[str] = (), acts: float = 1, updates: Span = 1,
              **usual: Any) -> dict[str, Any]:
@@ -163,7 +165,8 @@ class Parts:
         if not isinstance(owner, type):
             return owner
         given = list(arguments_of(owner))[: kind.given]
-        call = partial(owner, **self.args(where, owner, skip=given, acts=acts, updates=updates))
+        shape = {"shape": self.act.shape} if isinstance(self.act, gym.spaces.Box) and issubclass(owner, Explorer) else {}
+        call = partial(owner, **self.args(where, owner, skip=given, acts=acts, updates=updates, **shape))
         return call if kind.given else call()
 
     def check(self) -> None:

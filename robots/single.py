@@ -132,6 +132,7 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     if eval_env is None and config.eval_env is not None:
         eval_env = env_of(config.eval_env.over(config.env), parts)
     spaces, agent = probed(source)
+    parts.act = spaces["act"]
     fitting = usual["models"]
     if config.model:
         model = named("Model", next((one for one in fitting if one.startswith(config.model)), config.model))

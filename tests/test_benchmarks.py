@@ -4,6 +4,7 @@ import importlib
 import json
 import multiprocessing
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,6 +138,9 @@ def test_learning_keeps_its_runs_in_a_file(tmp_path, monkeypatch, capsys):
     assert trained == [0, 1] and "parl_like: 100, 101;" in capsys.readouterr().out
     learning.main([*ask, "--seeds", "1", "--episodes", "7"])
     assert trained == [0, 1, 0]  # of other evaluations
+    monkeypatch.setitem(learning.CASES, "a2c cartpole", replace(learning.CASES["a2c cartpole"], changes={"gamma": 0.9}))
+    learning.main([*ask, "--seeds", "1"])
+    assert trained == [0, 1, 0, 0]  # with other settings
 
 
 def test_compare_takes_turns_and_the_ratio_is_that_of_neighbours():

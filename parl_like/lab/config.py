@@ -320,7 +320,7 @@ def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> 
         return value
     text, _, where = error.partition(" - at `$")
     wanted = re.sub(r", got `.*`$", "", text).removeprefix("Expected ")
-    if described and "object" in wanted:
+    if described and "object" in wanted.lower():
         wanted = described
     literal = _literals(expected)
     if literal and text.startswith("Invalid enum value"):

@@ -49,6 +49,19 @@ def test_every_part_takes_its_arguments():
         assert helper.explorer is not one.agents[1].helpers["RL"].explorer
 
 
+@pytest.mark.parametrize("words", [(), ("SquashedGaussian.shape=1",)])
+def test_an_explorer_has_the_shape_of_the_actions(words):
+    with robot("explorer=SquashedGaussian", "correlation=0.5", *words, algorithm="SAC", env="Pendulum-v1") as one:
+        assert one.agents[0].helpers["RL"].explorer.shape == (1,)
+    with pytest.raises(ConfigError, match="Gaussian.shape is needed"):
+        robot("explorer=Gaussian")
+
+
+def test_a_schedule_with_other_parts_is_refused():
+    with pytest.raises(ConfigError, match=r"expects float \| .*\{start, end, share\}, got"):
+        robot("epsilon={start: 1, end: 0, duration: 9}")
+
+
 def test_schedules_end_with_the_run():
     """50,000 steps, a lesson every 2: 25,000 updates; 8 agents: 6,250 acts each, of which ε takes a fifth."""
     with robot("lr={start: 1e-3, end: 1e-4}") as one:
