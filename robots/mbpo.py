@@ -14,6 +14,8 @@ from parl_like.algorithm import create_algorithm_func
 from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
 from parl_like.algorithms.sac import SAC
 from parl_like.computation_task import ComputationTask
+from parl_like.data.transforms import Transform
+from parl_like.lab.config import ConfigError
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.dynamics import EnsembleDynamics
 from parl_like.robot import Robot
@@ -61,4 +63,15 @@ def build(config: Config) -> Robot:
         return robot_with(config, source, {"RL": task("RL", MLPActorQ, SAC)}, agent, parts)
     tasks = {"RL": task("RL", MLPActorQ, MBPO, asks=["model"]),
              "model": task("model", EnsembleDynamics, EnsembleLearner)}
+    real, imagined = (transforms(parts, f"tasks.{name}") for name in tasks)
+    if real != imagined:
+        raise ConfigError(f"Config: transforms of RL are {real}, of model {imagined}; expected the same, as real and imagined "
+                          "rows are learned from together: set tasks.RL.OffPolicyHelper.transforms and tasks.model.…")
     return robot_with(config, source, tasks, agent, parts)
+
+
+def transforms(parts: Parts, where: str) -> dict[str, Any]:
+    """Which transforms a task's helper has, and their settings."""
+    head = f"robot.{where}."
+    return {name.removeprefix(head): one.value for name, one in parts.settings.items() if name.startswith(head)
+            and (issubclass(one.owner, Transform) or name.endswith(".transforms") and one.value)}

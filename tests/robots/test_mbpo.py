@@ -257,6 +257,16 @@ def test_a_prioritised_buffer_is_refused_before_anything_starts(task, name, opti
         small(**buffer, **options)
 
 
+def test_transforms_of_both_tasks_are_the_same():
+    """Imagined rows are in the units of the model's helper, real ones in those of the policy's."""
+    own, other = ({f"tasks.{task}.OffPolicyHelper.transforms": ["RewardScaling"], f"tasks.{task}.RewardScaling.scale": 0.1}
+                  for task in ("RL", "model"))
+    build(resolve(Config, own, other)).close()
+    for given in (own, own | other | {"tasks.model.RewardScaling.scale": 0.2}):
+        with pytest.raises(ConfigError, match="transforms of RL are .*RewardScaling.*expected the same"):
+            build(resolve(Config, given))
+
+
 def test_without_imagined_rows_it_takes_priorities():
     with small(**{"MBPO.real": 1.0, "RL.OffPolicyHelper.buffer": "PrioritizedReplayBuffer"}) as robot:
         for _ in robot.iterate(40):
