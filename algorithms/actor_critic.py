@@ -47,6 +47,7 @@ class ActorCritic(Algorithm):
 
     window = Window(in_order=True)
     one_reward = True
+    adam_eps = 1e-5  # as the published PPO has it (Huang et al. 2022)
     compares = False  # whether `learn` reads what the policy gave out when the lesson began, `batch.out`
     calls = {
         "policy": "policy(obs, state) -> (out, state): out is {'logits': [N, A]} or {'mean', 'log_std'},",

@@ -42,6 +42,7 @@ class DQN(Algorithm):
     """
 
     transient = ("_before",)
+    adam_eps = 1e-5  # published are 1.5e-4 (Rainbow) and 3e-4 (C51, QR-DQN), for rewards of another scale
     one_reward = True
     calls = {"q": "q(obs) -> [N, A], the value of every action,"}
     fitting_models = "MLPQ and ConvQ"

@@ -15,7 +15,6 @@ from parl_like.algorithms.actor_critic import ActorCritic, discounts, normalized
 from parl_like.batch import Batch
 from parl_like.data.returns import next_values, vtrace
 from parl_like.model import Model, sync
-from parl_like.optim import FusedAdam
 
 Read = Callable[[Batch], tuple[Tensor, Tensor, Tensor]]
 """Rows → reward [N]; goes_on [N] bool, whether anything follows the row; counts [N] bool, the rows that this reward teaches."""
@@ -146,9 +145,6 @@ class IMPALA(ActorCritic):
     def value_shapes(self, n: int) -> tuple[tuple[int, ...], ...]:
         streams = len(self.streams)
         return ((n,), (n, 1)) if streams == 1 else ((n, streams),)
-
-    def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return FusedAdam(parameters, lr=value_of(self.lr, 0), eps=self.adam_eps)
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return super().networks() | ({} if self.recent is None else {"recent": self.recent})

@@ -21,7 +21,6 @@ from parl_like.algorithm import Algorithm, Window
 from parl_like.batch import Batch
 from parl_like.contract import check_methods
 from parl_like.model import Model, sync
-from parl_like.optim import FusedAdam
 from parl_like.spec import Spec
 
 IMAGINES = {"reward", "done", "image", "feature"}
@@ -233,9 +232,6 @@ class WorldModel(Algorithm):
         if not copy:
             sync(other.acting, other.model)
         return other  # type: ignore[no-any-return]
-
-    def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return FusedAdam(parameters, lr=self.lr(0) if callable(self.lr) else self.lr, eps=1e-8)
 
     # ---------------------------------------------------------------------------------------------------------------- planning
 

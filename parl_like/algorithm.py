@@ -78,14 +78,14 @@ class Loss:
         lr: Learning rate, a number or a schedule over `Algorithm.updates`.
         max_grad_norm: Norm of this loss's gradient above which it is scaled down; None: never.
         every: The loss is due in every so many updates, see `Algorithm.due`.
-        optimizer: Called with the list of parameters and `lr=`.
+        optimizer: Called with the list of parameters and `lr=`; None: Adam.
     """
 
     moves: Any
     lr: float | Schedule = 1e-3
     max_grad_norm: float | None = None
     every: int = 1
-    optimizer: Callable[..., torch.optim.Optimizer] = FusedAdam
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -140,6 +140,7 @@ class Algorithm:
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
         remembers: Names of attributes with rows that it keeps for its agents between their requests (`Places`). A checkpoint
             leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
+        adam_eps: ε of Adam, where no loss brings another optimiser.
         acts_with: Names of the `networks` that `predict` uses, if not of all: only these are sent to what predicts elsewhere.
     """
 
@@ -148,6 +149,7 @@ class Algorithm:
     remembers: tuple[str, ...] = ()
     one_reward = False
     takes_priorities = True
+    adam_eps = 1e-8
     acts_with: tuple[str, ...] = ()
     calls: Mapping[str, str] = {}
     fitting_models = ""
@@ -262,7 +264,7 @@ class Algorithm:
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimiser of the one loss, over `parameters`; its learning rate is set from `lr` before every step."""
-        return FusedAdam(parameters, lr=value_of(self.lr, 0))
+        return FusedAdam(parameters, lr=value_of(self.lr, 0), eps=self.adam_eps)
 
     def networks(self) -> dict[str, torch.nn.Module]:
         """Everything that has state to save and a device to live on, by name: the model and, say, its target copy."""

@@ -53,7 +53,7 @@ class FusedAdam(torch.optim.Adam):
     Parameters without a gradient are skipped, as in torch (a task that shares a trunk relies on it).
     """
 
-    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-5,
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
         if len(self.param_groups) != 1:

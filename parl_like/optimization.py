@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from math import isfinite
 from typing import Any
 
@@ -19,7 +19,7 @@ from parl_like.algorithm import Algorithm, Loss
 from parl_like.errors import Diverged
 from parl_like.leaf import to_numpy
 from parl_like.model import ArrayModel
-from parl_like.optim import value_of
+from parl_like.optim import FusedAdam, value_of
 from parl_like.spec import Array
 
 ROW = "lesson_row"
@@ -38,14 +38,17 @@ class Stepper:
     Args:
         mine: Those of the loss's parameters that its task owns.
         others: Optimisers of the tasks that own the rest; they step what has a gradient here.
+        adam_eps: ε of Adam, where the loss brings no other optimiser.
 
     Attributes:
         optimizer: Of `mine`; None where there are none.
     """
 
-    def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer],
+                 adam_eps: float) -> None:
         self.parameters, self.lr, self.max_grad_norm = loss.parameters, loss.lr, loss.max_grad_norm
-        self.optimizer = loss.optimizer(mine, lr=value_of(loss.lr, 0)) if mine else None
+        make = loss.optimizer or partial(FusedAdam, eps=adam_eps)
+        self.optimizer = make(mine, lr=value_of(loss.lr, 0)) if mine else None
         self.optimizers = others if self.optimizer is None else [self.optimizer, *others]
         # Rate of each group of parameters as a share of the schedule's: so groups keep rates of their own.
         self._shares: list[float] = []
@@ -267,7 +270,7 @@ def claim(task: Any) -> Optimization:
         shared = {id(p) for p in loss.parameters} - {id(p) for p in mine}
         others = [optimizer for owner in of_loss for optimizer in owner.optimizers.values()
                   if any(id(p) in shared for group in optimizer.param_groups for p in group["params"])]
-        steppers[name] = Stepper(task.owner(), loss, mine, others)
+        steppers[name] = Stepper(task.owner(), loss, mine, others, algorithm.adam_eps)
         owners += [owner for owner in of_loss if owner not in owners]
     optimization = Optimization(task.owner, algorithm, steppers)
     # Whoever else changes them shall know of each new version, and wait for it.
