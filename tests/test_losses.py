@@ -98,8 +98,8 @@ def test_each_loss_has_its_own_rate_schedule_and_clip():
     (SAC, MLPActorQ, 1e-8), (TD3, partial(MLPActorQ, policy="deterministic"), 1e-8), (MPO, MLPActorQ, 1e-8),
     (PPO, MLPActorCritic, 1e-5), (VMPO, MLPActorCritic, 1e-5)])
 def test_adam_has_the_published_epsilon(kind, model, eps):
-    """With small gradients it decides how long a step is: with 1e-5 in the place of 1e-8, SAC's actor on MuJoCo stood nearly
-    still."""
+    """Along small gradients it decides how long a step is: with 1e-5 in the place of 1e-8, a fifth of the first steps of SAC's
+    actor on MuJoCo's Hopper were shorter by a tenth and more."""
     box = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     task = ComputationTask(kind(model(box, box, (4,))))
     assert {group["eps"] for optimizer in task.optimizers.values() for group in optimizer.param_groups} == {eps}
