@@ -48,6 +48,7 @@ class ActorCritic(Algorithm):
     window = Window(in_order=True)
     one_reward = True
     adam_eps = 1e-5  # as the published PPO has it (Huang et al. 2022)
+    normalizes_minibatches = False  # whether advantages are normalised in each minibatch, not once in the lesson
     compares = False  # whether `learn` reads what the policy gave out when the lesson began, `batch.out`
     calls = {
         "policy": "policy(obs, state) -> (out, state): out is {'logits': [N, A]} or {'mean', 'log_std'},",
@@ -153,7 +154,7 @@ class ActorCritic(Algorithm):
         # Rows of an asynchronous run carry the log-probability they were taken with; in a synchronous run it is this one.
         batch.log_prob = batch.policy.log_prob if "policy" in batch else self.model.head.log_prob(out, batch.act)
         batch.advantage, batch.returns = self.estimates(batch, out, value, boot)
-        if self.normalize and not isinstance(self, PPO):
+        if self.normalize and not self.normalizes_minibatches:
             batch.advantage = normalized(batch.advantage)
         batch.value = value
         if self.compares:  # copies: a Gaussian's log_std is a view of the parameter, which changes under the lesson
@@ -210,7 +211,7 @@ class PPO(ActorCritic):
         epochs: Passes over the unroll.
         minibatches: Optimiser steps per pass; rows are dealt out evenly, so none is dropped.
         minibatch_rows: Instead of `minibatches`: rows of one step, as far as they divide.
-        target_kl: Passes end early when the approximate KL divergence of a pass exceeds this; None: never.
+        target_kl: Passes end early when the approximate KL divergence of one's last minibatch exceeds this; None: never.
         dual_clip: c > 1: where A < 0 a row's part is at least c A, however large ρ is (Ye et al. 2020); None: not.
         value_clip: Values within this of V_old count, too: max((G − V)², (G − clip(V, V_old ± value_clip))²); None: not.
         kl_weight: β.
@@ -218,6 +219,8 @@ class PPO(ActorCritic):
             where it is below this / 1.5; None: β stays.
         The rest: see `ActorCritic`.
     """
+
+    normalizes_minibatches = True
 
     def __init__(
         self, model: Model | Callable[[], Model], *, clip: float = 0.2, epochs: int = 4, minibatches: int = 4,

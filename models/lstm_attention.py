@@ -116,7 +116,7 @@ class LSTMAttention(nn.Module, metaclass=Brief):
             below = h[-1]
             for i, cell in enumerate(self._cells()):
                 projected = from_x[i][1][t] + F.linear(below, cell.project.weight[:, self.size :])
-                k, q, v = projected.view(n, self.heads, 3, -1).unbind(2)
+                k, q, v = projected.view(n, self.heads, 3, self.size // self.heads).unbind(2)
                 keys[i] = torch.cat([keys[i][:, :, 1:], k[:, :, None]], 2)
                 values[i] = torch.cat([values[i][:, :, 1:], v[:, :, None]], 2)
                 placed = keys[i] + slot_keys[i]

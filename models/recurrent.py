@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -12,40 +12,52 @@ from torch import Tensor, nn
 from parl_like.layers import gru, lstm
 from parl_like.model import Model
 from parl_like.models.heads import Distribution, make_head, mask_key, masked
+from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, perception
 from parl_like.spec import Spec
 
+Memory = Literal["gru", "lstm", "attention"]
+
 
 class Recurrent(Model):
-    """Perception → hidden layers → GRU or LSTM: what the models here begin with.
+    """Perception → hidden layers → memory: what the models here begin with.
 
     Args:
         obs, act: Spaces.
         hidden: Sizes of the layers before the memory.
-        memory: 'gru' (state `h`) or 'lstm' (states `h` and `c`).
-        size: Numbers in each state. keep: How strongly the memory begins as one that keeps, see `lstm`; 3 for delays of 20 steps.
+        memory: 'gru' (state `h`), 'lstm' (states `h` and `c`), or 'attention': one layer of LSTM cells with 4 heads that look at
+            the last 40 steps, see `LSTMAttention`.
+        size: Numbers in each state. keep: How strongly a GRU or LSTM begins as one that keeps, see `lstm`; 3 for delays of 20
+            steps.
         trunk: A perception with `out_size`; None: the flat observation.
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int], memory: Literal["gru", "lstm"], size: int,
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int], memory: Memory, size: int,
         keep: float, activation: str, orthogonal: bool, trunk: nn.Module | None,
     ) -> None:
         super().__init__(obs, act)
-        if memory not in ("gru", "lstm"):
-            raise ValueError(f"{type(self).__name__}: memory is {memory!r}; expected 'gru' or 'lstm'")
-        self.size, self.states = size, ("h",) if memory == "gru" else ("h", "c")
+        if memory not in get_args(Memory):
+            raise ValueError(f"{type(self).__name__}: memory is {memory!r}; expected 'gru', 'lstm' or 'attention'")
+        self.size = size
         self.mask = mask_key(obs, act)
         self.perception = perception(obs, act, trunk)
         features: Any = self.perception.out_size
         self.body = MLP([features, *hidden], activation, activate_last=True, orthogonal=orthogonal)
-        self.memory = (gru if memory == "gru" else lstm)(size, self.body.out_size, keep=keep)
+        self.widen: nn.Module = nn.Identity()
+        if memory == "attention":
+            self.widen = nn.Linear(self.body.out_size, size)
+            self.memory: Any = LSTMAttention(size, layers=1, heads=4)
+            self.states = self.memory.state_specs()
+        else:
+            self.memory = (gru if memory == "gru" else lstm)(size, self.body.out_size, keep=keep)
+            self.states = {name: Spec(name, (size,), np.dtype(np.float32)) for name in ("h", "c")[: 1 + (memory == "lstm")]}
 
     def state_specs(self) -> dict[str, Spec]:
-        return {name: Spec(name, (self.size,), np.dtype(np.float32)) for name in self.states}
+        return self.states
 
     def _remember(self, obs: Any, state: Any, first: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        y, after = self.memory(self.body(self.perception(obs)), state, first)
+        y, after = self.memory(self.widen(self.body(self.perception(obs))), state, first)
         return y, after
 
 
@@ -56,12 +68,12 @@ class RecurrentQ(Recurrent):
 
     Args:
         obs, act: Spaces, as for `MLPQ`.
-        hidden, memory, size, keep, trunk: As for `RecurrentActorCritic`.
+        hidden, memory, size, keep, trunk: See `Recurrent`.
         dueling: q = v + a − mean(a) (Wang et al. 2016), each linear in the memory.
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Literal["gru", "lstm"] = "gru",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Memory = "gru",
         size: int = 64, keep: float = 0.0, activation: str = "relu", dueling: bool = False, trunk: nn.Module | None = None,
     ) -> None:
         super().__init__(obs, act, hidden, memory, size, keep, activation, False, trunk)
@@ -79,19 +91,16 @@ class RecurrentQ(Recurrent):
 
 
 class RecurrentActorCritic(Recurrent):
-    """Perception → hidden layers → GRU or LSTM, on which policy and value each have a linear head.
+    """Perception → hidden layers → memory, on which policy and value each have a linear head.
 
     Args:
         obs, act: Spaces, as for `MLPActorCritic`.
-        hidden: Sizes of the layers before the memory.
-        memory: 'gru' (state `h`) or 'lstm' (states `h` and `c`).
-        size: Numbers in each state. keep: How strongly the memory begins as one that keeps, see `lstm`; 3 for delays of 20 steps.
-        trunk: A perception with `out_size`; None: the flat observation.
+        hidden, memory, size, keep, trunk: See `Recurrent`.
         distribution: As for `MLPActorCritic`.
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Literal["gru", "lstm"] = "gru",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Memory = "gru",
         size: int = 64, keep: float = 0.0, activation: str = "tanh", orthogonal: bool = True, log_std_init: float = 0.0,
         state_dependent_std: bool = False, trunk: nn.Module | None = None, distribution: Distribution = "gaussian",
     ) -> None:

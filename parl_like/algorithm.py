@@ -140,6 +140,7 @@ class Algorithm:
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
         remembers: Names of attributes with rows that it keeps for its agents between their requests (`Places`). A checkpoint
             leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
+        always_test: Names of `networks` that are in test mode in lessons, too: copies that follow another network.
         adam_eps: ε of Adam, where no loss brings another optimiser.
         acts_with: Names of the `networks` that `predict` uses, if not of all: only these are sent to what predicts elsewhere.
     """
@@ -149,6 +150,7 @@ class Algorithm:
     remembers: tuple[str, ...] = ()
     one_reward = False
     takes_priorities = True
+    always_test: tuple[str, ...] = ("target",)
     adam_eps = 1e-8
     acts_with: tuple[str, ...] = ()
     calls: Mapping[str, str] = {}

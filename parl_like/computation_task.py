@@ -276,7 +276,7 @@ class ComputationTask:
             raise SpecError(f"{self.owner()} asks {name!r}: expected rows of {expected}, got {got}")
         out, self._heard[name] = self.asked[name].act(rows, "update")
         if self.has_modes:
-            set_mode(self.algorithm.networks().values(), True)  # again, where a network is of both
+            self._set_modes_of_lesson()  # again, where a network is of both
         # Those from a Ray actor are read-only, and tensors are made of these.
         return self._sent({field: np.require(value, requirements="W") for field, value in out.items()})
 
@@ -402,6 +402,11 @@ class ComputationTask:
             self._count_skip(error)
         return values, changed, error
 
+    def _set_modes_of_lesson(self) -> None:
+        networks = self.algorithm.networks()
+        for learns in (True, False):
+            set_mode([part for name, part in networks.items() if (name not in self.algorithm.always_test) is learns], learns)
+
     def _in_update_mode(self, call: Callable[[Batch], Any], batch: Batch, gradients: bool = False) -> Any:
         """`call(batch)` under the lock in mode 'update', in which modules that have modes are in training mode."""
         algorithm, lent = self.algorithm, None
@@ -409,7 +414,7 @@ class ComputationTask:
             before, algorithm.mode = algorithm.mode, "update"
             try:
                 if self.has_modes:
-                    set_mode(algorithm.networks().values(), True)
+                    self._set_modes_of_lesson()
                     if self.device.type == "cpu":
                         # Dropout knows only torch's global generator: it is lent a seed of the task's own one, from which the
                         # algorithm itself goes on drawing, and gets its state back.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from parl_like.spec import Array
 from parl_like.stages import Hook
 
 EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
+
+OURS = "parl_like.envs"
+"""Where the ids of our own environments are registered."""
 
 DRAWN = "rgb_array"
 """The render mode of environments that give pictures."""
@@ -43,8 +48,10 @@ def make_one(source: EnvSource) -> Any:
 
 def for_elsewhere(source: EnvSource) -> Any:
     """A source for another process, which takes along the ids that code of this one has registered with gymnasium by a class or a
-    function, and not by the name of a module that can be imported there."""
+    function. Those that were registered by the name of a module are registered there when it is imported: ours, and that of an id
+    which is the source itself."""
     own, by_value = {}, {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    modules = [OURS] if callable(source) and OURS in sys.modules else []
     for id, spec in gym.registry.items():
         if isinstance(spec.entry_point, str) or (module := spec.entry_point.__module__).partition(".")[0] == "gymnasium":
             continue
@@ -55,10 +62,17 @@ def for_elsewhere(source: EnvSource) -> Any:
         with suppress(Exception):  # one that cannot be sent may not be asked for
             cloudpickle.dumps(spec)
             own[id] = spec
-    return partial(_knowing, own, source) if own and source is not None else source
+    named = gym.registry.get(source) if isinstance(source, str) else None
+    if named is not None and isinstance(named.entry_point, str) and not named.entry_point.startswith("gymnasium."):
+        modules.append(named.entry_point.partition(":")[0])
+        own[named.id] = named
+    return partial(_knowing, own, modules, source) if (own or modules) and source is not None else source
 
 
-def _knowing(ids: Mapping[str, Any], source: Any, **options: Any) -> Any:
+def _knowing(ids: Mapping[str, Any], modules: Sequence[str], source: Any, **options: Any) -> Any:
+    for module in modules:
+        with suppress(ImportError):
+            import_module(module)
     for id, spec in ids.items():
         gym.registry.setdefault(id, spec)
     return factory_of(source)(**options)

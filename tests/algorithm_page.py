@@ -32,7 +32,7 @@ def classes() -> dict[str, list[type[Algorithm]]]:
 
 
 def trained() -> dict[str, list[str]]:
-    """Class → lines about the experiments that train it."""
+    """Class, or robot of its own, in small letters → lines about the experiments that train it."""
     scores = defaultdict(list)
     for mark in marks.load(ROOT / "docs" / "marks.json"):
         if not mark.differs:
@@ -42,7 +42,7 @@ def trained() -> dict[str, list[str]]:
         one = experiments.get(path.stem)
         seen = scores[one.name]
         told = f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen else ""
-        lines[str(one.config.get("algorithm", ""))].append(f"`{one.name}`{told}")
+        lines[str(one.config.get("algorithm", one.robot)).lower()].append(f"`{one.name}`{told}")
     return lines
 
 
@@ -52,7 +52,7 @@ def page() -> str:
         parts.append(f"## {families.title(file)}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
         for one in members:
             known = [f"Models: {one.fitting_models}." if one.fitting_models else "",
-                     f"Experiments: {'; '.join(seen[one.__name__])}." if seen[one.__name__] else ""]
+                     f"Experiments: {'; '.join(told)}." if (told := seen[one.__name__.lower()]) else ""]
             parts.append("\n\n".join(filter(None, [f"### {one.__name__}", " ".join(filter(None, known)),
                                                     f"```text\n{inspect.getdoc(one)}\n```"])))
     return "\n\n".join(parts) + "\n"

@@ -9,6 +9,8 @@ import cloudpickle
 import gymnasium as gym
 import pytest
 
+import parl_like.envs  # noqa: F401  # makes its ids known
+from parl_like import Robot
 from parl_like.env_source import for_elsewhere
 
 
@@ -37,6 +39,18 @@ def test_an_id_of_a_class_or_function_is_known_there(registry):
     gym.register("Mine-v0", entry_point=Mine)
     assert elsewhere(lambda: gym.make("Made-v0"), registry, "Mine-v0", "Made-v0")().action_space == gym.spaces.Discrete(3)
     assert {"Mine-v0", "Made-v0"} <= registry.keys()
+
+
+def test_an_id_of_a_named_module_is_known_there(registry):
+    gym.register("Named-v0", entry_point="parl_like.envs.recall:Recall")
+    assert type(elsewhere("Named-v0", registry, "Named-v0")().unwrapped).__name__ == "Recall"
+
+
+@pytest.mark.parametrize("source", ["Recall-v0", lambda: gym.make("Recall-v0")])
+def test_our_ids_are_known_in_workers(source):
+    with Robot.of("PPO", source, driver="processes", n_agents=2, workers={"count": 1}) as robot:
+        robot.collect(n_step=32)
+        assert robot.env_steps >= 32
 
 
 def test_ids_that_nobody_asks_for_do_no_harm(registry, monkeypatch):

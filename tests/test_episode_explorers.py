@@ -368,4 +368,5 @@ def test_ppo_learns_the_borders_with_a_beta_policy():
         assert abs(robot.act(np.zeros(1, np.float32))[0]) < 0.1
         robot.run(StopAfterSteps(30 * 64))
         assert robot.act(np.zeros(1, np.float32))[0] > 0.4
+        assert robot.evaluate(4).mean_return > 0.4
 

@@ -200,13 +200,13 @@ class Beta(Explorer):
         return noise
 
     def greedy(self) -> Any:
-        return np.full(self.size, np.nan, np.float32)
+        return np.full(self.size, 2.0, np.float32)  # uniform numbers are at most 1
 
     def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
         alpha, beta = (read(out, name, self).astype(np.float64) for name in ("alpha", "beta"))
         noise = noise.astype(np.float64).reshape(len(alpha), *self.size)
         g, h = (_gamma(shape, noise[:, :, i]) for i, shape in enumerate((alpha, beta)))
-        x = np.where(np.isnan(noise[..., 0, 0, 0]), alpha / (alpha + beta), g / (g + h))
+        x = np.where(noise[..., 0, 1, 0] > 1.0, alpha / (alpha + beta), g / (g + h))
         act = (2.0 * x - 1.0).astype(np.float32)
         made = {"act": act.reshape(len(act), *self.shape)}
         if self.log_prob:

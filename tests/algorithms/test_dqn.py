@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from parl_like import ComputationTask
 from parl_like.algorithms import DQN
 from parl_like.batch import Batch
 from parl_like.model import Model
@@ -135,3 +136,30 @@ def test_a_next_state_whose_mask_allows_nothing_is_valued_over_all_actions(doubl
                                     rew=torch.ones(3), terminated=torch.zeros(3, dtype=torch.bool)))
     expected = [1 + 0.9 * frozen[best], 1 + 0.9 * frozen[best], 1 + 0.9 * frozen[1]]
     np.testing.assert_allclose(batch.target.detach().numpy(), expected, rtol=1e-5)
+
+
+def test_the_target_is_in_test_mode_while_the_network_learns():
+    """Its dropout and its running statistics are those of a network that acts: the network's own, as of the last copy."""
+
+    class Normed(Model):
+        def __init__(self):
+            super().__init__(gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(ACTIONS))
+            self.layer, self.norm = torch.nn.Linear(3, ACTIONS), torch.nn.BatchNorm1d(ACTIONS)
+
+        def q(self, obs):
+            modes.append(self.norm.training)
+            return self.norm(self.layer(obs))
+
+    modes = []
+    task = ComputationTask(DQN(Normed(), target_period=2))
+    algorithm = task.algorithm
+    rows = {"obs": np.eye(3, dtype=np.float32), "obs_next": np.ones((3, 3), np.float32), "act": np.arange(3) % ACTIONS,
+            "rew": np.ones(3, np.float32), "terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}
+    means = [algorithm.target.norm.running_mean.clone()]
+    for _ in range(2):
+        modes.clear()
+        task.learn(rows)
+        assert modes == [False, True, True]  # the target's values, the choice of the next action, the loss
+        means.append(algorithm.target.norm.running_mean.clone())
+    assert torch.equal(means[0], means[1]) and torch.equal(means[2], algorithm.model.norm.running_mean)
+    assert not torch.equal(means[1], means[2])

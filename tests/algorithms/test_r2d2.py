@@ -130,12 +130,13 @@ def test_without_a_memory_it_is_dqn(obs):
         assert not torch.equal(value, before[name])
 
 
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
+@pytest.mark.parametrize("memory", ["gru", "lstm", "attention"])
 def test_steps_in_a_row_are_the_steps_one_by_one(memory):
-    model = RecurrentQ(MASKED, ACT, (8,), memory, size=5, dueling=True)
+    model = RecurrentQ(MASKED, ACT, (8,), memory, size=8, dueling=True)
     obs = {"x": torch.randn(4, 3, 3), "mask": torch.ones(4, 3, 4)}
     obs["mask"][:, :, 1] = 0
-    state = {name: torch.randn(3, 5) for name in model.state_specs()}
+    state = {name: torch.full((3,), 2) if name == "filled" else torch.randn(3, *spec.shape)
+             for name, spec in model.state_specs().items()}
     whole, after = model.q(obs, state)
     for t in range(4):
         q, state = model.q({name: part[t] for name, part in obs.items()}, state)

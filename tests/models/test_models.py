@@ -72,6 +72,7 @@ ALL = {
     "ConvQ": lambda: ConvQ(PIXELS, ACT, features=8),
     "ConvActorCritic": lambda: ConvActorCritic(PIXELS, MultiDiscrete([2, 3]), features=8),
     "RecurrentActorCritic gru": lambda: RecurrentActorCritic(OBS, ACT, hidden=(4,), size=5),
+    "RecurrentActorCritic attention": lambda: RecurrentActorCritic(OBS, Box(-1, 1, (2,)), memory="attention", size=8),
     "RecurrentActorCritic lstm": lambda: RecurrentActorCritic(OBS, Box(-1, 1, (2,)), memory="lstm", size=5),
 }
 
@@ -530,20 +531,22 @@ def test_observations_that_are_no_image(space, options, message):
 # --------------------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
+@pytest.mark.parametrize("memory", ["gru", "lstm", "attention"])
 def test_learning_sees_what_acting_saw(memory):
     """evaluate over [T, B] with `first` = policy step by step with the state cleared at episode starts, in time-major order."""
-    model = RecurrentActorCritic(OBS, ACT, hidden=(4,), memory=memory, size=5)
-    names = ["h"] if memory == "gru" else ["h", "c"]
-    assert list(model.state_specs()) == names and set(model.inputs()) == {"obs", *(f"state.{name}" for name in names)}
-    assert all(spec.shape == (5,) and spec.dtype == np.float32 for spec in model.state_specs().values())
+    model = RecurrentActorCritic(OBS, ACT, hidden=(4,), memory=memory, size=8)
+    names = {"gru": ["h"], "lstm": ["h", "c"], "attention": ["h", "c", "keys", "values", "filled"]}[memory]
+    specs = model.state_specs()
+    assert list(specs) == names and set(model.inputs()) == {"obs", *(f"state.{name}" for name in names)}
+    assert memory == "attention" or all(spec.shape == (8,) and spec.dtype == np.float32 for spec in specs.values())
     obs = normal(6, 3, 3)
     first = torch.zeros(6, 3, dtype=torch.bool)
     first[0, 0] = first[2, 1] = first[3, 1] = first[5, 2] = True
-    start = state = {name: normal(3, 5, seed=i + 5) for i, name in enumerate(names)}
+    start = state = {name: torch.full((3,), 2) if name == "filled" else normal(3, *specs[name].shape, seed=i + 5)
+                     for i, name in enumerate(names)}
     logits, values = [], []
     for t in range(6):
-        state = {name: torch.where(first[t, :, None], 0.0, value) for name, value in state.items()}
+        state = {name: value * ~first[t].reshape(-1, *(1,) * (value.ndim - 1)) for name, value in state.items()}
         values.append(model.value(obs[t], state))
         out, state = model.policy(obs[t], state)
         logits.append(out["logits"])
@@ -588,6 +591,6 @@ def test_memory_on_images():
     assert out["logits"].shape == (8, 4) and value.shape == (8,)
 
 
-def test_memory_is_gru_or_lstm():
-    with pytest.raises(ValueError, match="expected 'gru' or 'lstm'"):
+def test_memory_is_one_of_three():
+    with pytest.raises(ValueError, match="expected 'gru', 'lstm' or 'attention'"):
         RecurrentActorCritic(OBS, ACT, memory="rnn")
