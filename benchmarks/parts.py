@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         "values instead of distributions": VALUES,
         "none of the six (DQN)": {**VALUES, **NO_NOISE, **UNIFORM, "n_step": 1, "double": False, "dueling": False},
     }),
-    "ppo": ("ppo-pendulum", {"total_steps": 100_000}, {
+    "ppo": ("ppo-pendulum", {"n_agents": 32, "unroll": 64, "total_steps": 100_000}, {
         "whole": {},
         "advantages not normalised": {"normalize": False},
         "ratio not clipped": {"clip": 1e9},
