@@ -6,7 +6,7 @@ import copy as copying
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,7 @@ class Loss:
         moves: A network, a parameter, or several of these in a list. No parameter is named by two losses of one algorithm.
         lr: Learning rate, a number or a schedule over `Algorithm.updates`.
         max_grad_norm: Norm of this loss's gradient above which it is scaled down; None: never.
-        every: The loss is due in every so many updates, see `Algorithm.due`.
+        every: The loss is due in every so many updates, and not stepped in the others; `Algorithm.due` says so beforehand.
         optimizer: Called with the list of parameters and `lr=`; None: Adam.
     """
 
@@ -88,13 +88,22 @@ class Loss:
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"Loss: every is {self.every}; expected at least 1 update")
+        if not isinstance(self.every, Integral) or self.every < 1:
+            raise ValueError(f"Loss: every is {self.every}; expected a whole number of updates, at least 1")
+        check_rates("Loss", self.lr, self.max_grad_norm)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """What it moves, one by one."""
         return list(_parameters(self.moves))
+
+
+def check_rates(owner: str, lr: Any, max_grad_norm: Any) -> None:
+    """Raises TypeError or ValueError, where these cannot be a learning rate and a norm at which gradients are clipped."""
+    if not callable(lr) and not isinstance(lr, Real):
+        raise TypeError(f"{owner}: lr is {lr!r}; expected a number, or a schedule, a function of the steps")
+    if max_grad_norm is not None and not max_grad_norm > 0.0:
+        raise ValueError(f"{owner}: max_grad_norm is {max_grad_norm}; expected a number above 0, or None")
 
 
 def _parameters(moves: Any) -> Iterator[torch.nn.Parameter]:
@@ -160,8 +169,7 @@ class Algorithm:
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
         self.model: Any = model if isinstance(model, torch.nn.Module) else model()
-        if not callable(lr) and not isinstance(lr, Real):
-            raise TypeError(f"{type(self).__name__}: lr is {lr!r}; expected a number, or a schedule, a function of the steps")
+        check_rates(type(self).__name__, lr, max_grad_norm)
         self.lr = lr
         self.max_grad_norm = max_grad_norm
         self.mode = "test"

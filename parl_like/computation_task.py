@@ -339,7 +339,8 @@ class ComputationTask:
             self.skips += 1
             if self.skips > self.max_skips:
                 raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
-        self._in_update_mode(algorithm.post_process, batch)
+        if taken or not left_out:
+            self._in_update_mode(algorithm.post_process, batch)
         if taken or left_out:  # an algorithm may find that it cannot learn from these rows yet
             self.learns += 1
             self.rows_learned += n

@@ -47,6 +47,7 @@ class Stepper:
     def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer],
                  adam_eps: float) -> None:
         self.parameters, self.lr, self.max_grad_norm = loss.parameters, loss.lr, loss.max_grad_norm
+        self.every = loss.every
         make = loss.optimizer or partial(FusedAdam, eps=adam_eps)
         self.optimizer = make(mine, lr=value_of(loss.lr, 0)) if mine else None
         self.optimizers = others if self.optimizer is None else [self.optimizer, *others]
@@ -136,11 +137,14 @@ class Optimization:
             for out in _parts(algorithm.learn(minibatch)):
                 values |= out
                 self._check_moved()
-                losses = {name: out[name] for name in self.steppers if name in out}
+                named = [name for name in self.steppers if name in out]
+                if not named:
+                    self._check_names(out)
+                losses = {name: out[name] for name in named if self.steppers[name].every == 1 or algorithm.due(name)}
                 if losses:
                     values |= self._step(losses)
-                    taken = True
                     saved = self._saved() if self.several else saved
+                taken = taken or bool(named)
             if not taken:
                 self._refuse(out)
             self._check_moved()
@@ -154,6 +158,14 @@ class Optimization:
             fault = None
         algorithm.updates += taken
         return {name: _plain(value) for name, value in values.items()}, taken, fault
+
+    def _check_names(self, out: Mapping[str, Any]) -> None:
+        """Of a mapping without a loss: whether it was meant to have one."""
+        for name, value in out.items() if self.steppers else ():
+            if isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1:
+                raise ValueError(f"{self.owner()}: learn gives {name!r}, a number with a gradient that is none of the losses of "
+                                 f"{type(self.algorithm).__name__} ({', '.join(map(repr, self.steppers))}); name it as one of "
+                                 "them, or detach() what is only to be told")
 
     def _check_moved(self) -> None:
         if self.moved and not all(torch.isfinite(p).all() for p in self.moved):

@@ -87,6 +87,55 @@ def test_a_loss_may_be_due_less_often():
     assert seen == [(1.5, 1.0), (1.0, 0.0), (0.5, 0.0), (0.0, 0.0)]
 
 
+def test_a_loss_that_is_not_due_is_not_stepped_even_if_it_is_given():
+    class Always(Pair):
+        def learn(self, batch):
+            return {"critic": self.critic.v.sum(), "actor": self.model.w.sum()}
+
+    task, seen = ComputationTask(Always(every=2)), []
+    for _ in range(4):
+        task.learn(ROWS)
+        seen.append(numbers(task))
+    assert seen == [(1.5, 1.0), (1.0, 0.0), (0.5, 0.0), (0.0, -1.0)] and task.algorithm.updates == 4
+
+
+def test_a_misspelt_loss_is_refused():
+    class Misspelt(Pair):
+        def learn(self, batch):
+            yield {"critic": self.critic.v.sum()}
+            yield {"acter": self.model.w.sum()}
+
+    with pytest.raises(ValueError, match=r"learn gives 'acter', a number with a gradient .*'critic', 'actor'"):
+        ComputationTask(Misspelt()).learn(ROWS)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"max_grad_norm": -1.0}, "max_grad_norm is -1.0; expected a number above 0"), ({"max_grad_norm": 0}, "above 0"),
+    ({"every": 0}, "every is 0"), ({"every": 1.5}, "every is 1.5; expected a whole number"), ({"lr": "a"}, "lr is 'a'")])
+def test_settings_of_a_loss_are_checked(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Loss(Scale(1.0), **options)
+    if "every" not in options:
+        with pytest.raises((TypeError, ValueError), match=message):
+            Algorithm(Actor(None), **options)
+
+
+def test_after_a_lesson_whose_step_was_left_out_nothing_is_processed():
+    """Or the weights would change, and nobody would be told of a new version."""
+    class After(Pair):
+        def post_process(self, batch):
+            with torch.no_grad():
+                self.model.w += 1.0
+
+    task = ComputationTask(After())
+    task.algorithm.bad = "critic"
+    task.learn(ROWS)
+    assert (numbers(task), task.version) == ((2.0, 1.0), 0)
+    task.algorithm.bad = None
+    task.learn(ROWS)
+    assert (numbers(task), task.version) == ((1.5, 0.5), 1)
+
+
 def test_each_loss_has_its_own_rate_schedule_and_clip():
     task = ComputationTask(Pair(critic_lr=Linear(0.5, 0.0, 2), clip=0.25))
     for v, w in ((1.5, 0.75), (1.25, 0.5), (1.25, 0.25)):  # the actor's slope is cut to 0.25
