@@ -99,6 +99,19 @@ def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
     assert same(left[0], left[1]) and left[2][0] != left[0][0] and same(left[2][1:], left[0][1:])
 
 
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in {"r2d2-recall", "bootstrapped-deepsea", "qlearning-frozenlake"}))
+    for name in NAMES if experiments.get(name).robot != "thinker"])  # test_thinker_processes.py has that
+def test_it_acts_and_learns_in_a_worker_or_is_refused_by_name(name):
+    try:
+        with build(name, **short(name), driver="processes", workers={"count": 1}) as robot:
+            for _ in robot.iterate(short(name)["total_steps"]):
+                pass
+            assert all(task.learns for task in robot.tasks.values())
+    except (TypeError, ValueError) as error:
+        assert re.search(r"process|workers", str(error)), error
+
+
 def test_the_robot_without_goals_has_one_task():
     assert list(build("hierarchy-doorkey", hierarchy=False, n_agents=2).tasks) == ["RL"]
 
