@@ -191,9 +191,13 @@ class Parts:
 
     def notes(self) -> list[str]:
         """Which of several names counts, of settings that were given by more than one."""
-        several = {name: [key for key in one.keys if ends_with(name, key) == ""] for name, one in self.settings.items()}
-        return [f"{self.short(name)} is {show(self.complete()[name])}, as {keys[-1]!r} says; {', '.join(map(repr, keys[:-1]))}, "
-                "which came before, does not count" for name, keys in several.items() if len(keys) > 1]
+        lines = []
+        for name, one in self.settings.items():
+            whole = [key for key in one.keys if ends_with(name, key) == ""]
+            if whole and (before := one.keys[: one.keys.index(whole[-1])]):
+                lines.append(f"{self.short(name)} is {show(self.complete()[name])}, as {whole[-1]!r} says; "
+                             f"{', '.join(map(repr, before))}, which came before, does not count")
+        return lines
 
     def complete(self) -> dict[str, Any]:
         """Full name → value, of every setting there is: plain data, from which the same robot is built."""

@@ -80,6 +80,8 @@ def test_the_last_one_counts_and_the_robot_says_so():
                              "DQN.lr is 0.5, as 'DQN.lr' says; 'lr', which came before, does not count"]
     with robot("lr.end=0", "lr.start=0.1") as one:
         assert one.notes == [], "parts of one value"
+    with robot("lr.end=0", "DQN.lr=0.5") as one:
+        assert one.notes == ["DQN.lr is 0.5, as 'DQN.lr' says; 'lr.end', which came before, does not count"]
 
 
 @pytest.mark.parametrize(("words", "message"), [
