@@ -27,7 +27,7 @@ from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transform
 from parl_like.errors import nearest, unknown
 from parl_like.explorer import Explorer
-from parl_like.lab.config import ConfigError, dump_yaml, ends_with, fit, nested
+from parl_like.lab.config import ConfigError, dump_yaml, ends_with, fit, flat, nested
 from parl_like.lab.own import candidates
 from parl_like.optim import Linear, Schedule
 
@@ -97,7 +97,7 @@ def _others_with(key: str) -> list[str]:
     *_, owner, name = "", *key.split(".")
     classes = {one.__name__: one for kind, shelf in SHELVES.items() if kind != "Wrapper"
                for one in _of_kind(kind, candidates("", shelf)[1]).values()}
-    return sorted(one for one in classes if owner in ("", one) and name in arguments_of(classes[one]))
+    return sorted(one for one in classes if owner in ("", one) and name in arguments(classes[one]))
 
 
 class Parts:
@@ -133,8 +133,8 @@ class Parts:
             if name in skip:
                 continue
             full = _head(where, owner) + name
-            default = lookup(self.usual, full, usual.get(name, standard))[0]
-            value, keys = lookup(self.given, full, default)
+            default = lookup(self.usual, full, usual.get(name, standard), kind)[0]
+            value, keys = lookup(self.given, full, default, kind)
             if value is inspect.Parameter.empty:
                 raise ConfigError(f"Config: {owner.__name__}.{name} is needed: {kind.text}")
             self.settings[full] = Setting(owner, kind, None if default is inspect.Parameter.empty else plain(default),
@@ -191,9 +191,13 @@ class Parts:
 
     def notes(self) -> list[str]:
         """Which of several names counts, of settings that were given by more than one."""
-        several = {name: [key for key in one.keys if ends_with(name, key) == ""] for name, one in self.settings.items()}
-        return [f"{self.short(name)} is {show(self.complete()[name])}, as {keys[-1]!r} says; {', '.join(map(repr, keys[:-1]))}, "
-                "which came before, does not count" for name, keys in several.items() if len(keys) > 1]
+        lines = []
+        for name, one in self.settings.items():
+            whole = [key for key in one.keys if ends_with(name, key) == ""]
+            if whole and (before := one.keys[: one.keys.index(whole[-1])]):
+                lines.append(f"{self.short(name)} is {show(self.complete()[name])}, as {whole[-1]!r} says; "
+                             f"{', '.join(map(repr, before))}, which came before, does not count")
+        return lines
 
     def complete(self) -> dict[str, Any]:
         """Full name → value, of every setting there is: plain data, from which the same robot is built."""
@@ -201,7 +205,7 @@ class Parts:
 
     def differs(self, layer: Mapping[str, Any]) -> dict[str, Any]:
         """Shortest name → value, where the value is not what this layer, or else the default, says."""
-        every = {name: lookup(layer, name, one.default)[0] for name, one in self.settings.items()}
+        every = {name: lookup(layer, name, one.default, one.kind)[0] for name, one in self.settings.items()}
         return {self.short(name): one.value for name, one in self.settings.items() if plain(every[name]) != one.value}
 
     def short(self, name: str) -> str:
@@ -247,7 +251,8 @@ def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
         parameters, hints = inspect.signature(maker).parameters, _hints(maker)
         for name, one in parameters.items():
             if name not in ("self", *fixed) and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-                found.setdefault(name, one.replace(annotation=hints.get(name, Any)))
+                found.setdefault(name, one.replace(
+                    annotation=hints.get(name, Any if one.annotation is one.empty else one.annotation)))
         if not any(one.kind == one.VAR_KEYWORD for one in parameters.values()):
             break
         fixed |= _given_on(maker)
@@ -266,9 +271,15 @@ def _given_on(maker: Any) -> set[str]:
 
 def arguments(owner: Any) -> dict[str, tuple[Kind, Any]]:
     """Argument → what it takes and its default, of those that plain data can give."""
-    found = {name: (kind_of(one.annotation), one.default) for name, one in arguments_of(owner).items()}
+    found = {name: (Kind(Any, "any plain value") if one.annotation is Any and _all_plain(one.default)
+                    else kind_of(one.annotation), one.default) for name, one in arguments_of(owner).items()}
     return {name: (kind, default) for name, (kind, default) in found.items()
             if kind is not None and not (kind.part and default is inspect.Parameter.empty)}
+
+
+def _all_plain(value: Any) -> bool:
+    """Whether a default is plain data: then an argument that does not say its type takes such, and not functions or objects."""
+    return is_plain(value) and all(map(is_plain, flat(value).values()))
 
 
 def _hints(function: Any) -> dict[str, Any]:
@@ -319,13 +330,13 @@ def _head(where: str, owner: Any) -> str:
     return ".".join(filter(None, ("robot", where, owner.__name__))) + "."
 
 
-def lookup(layer: Mapping[str, Any], full: str, default: Any) -> tuple[Any, tuple[str, ...]]:
+def lookup(layer: Mapping[str, Any], full: str, default: Any, kind: Kind) -> tuple[Any, tuple[str, ...]]:
     """What a layer says of a setting, else the default, and by which keys: a whole value replaces those before it, a part of a
-    mapping goes into them."""
+    mapping goes into them; a number is the start of a schedule, where one may be given."""
     value, keys = default, []
     for key, one in layer.items():
         if (rest := ends_with(full, key)) is not None:
-            base = dict(value) if isinstance(value, Mapping) else {} if value is None else {"start": value}
+            base = dict(value) if isinstance(value, Mapping) else {} if value is None or kind.data is Any else {"start": value}
             value = nested({rest: one}, base) if rest else one
             keys.append(key)
     return value, tuple(keys)

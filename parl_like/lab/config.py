@@ -210,21 +210,35 @@ def flat(tree: Any, key: str = "") -> dict[str, Any]:
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
     """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net": {"hidden": [64, 64]}}`; a value is read as YAML.
 
-    The last word for a key counts; nothing after `=` is the empty text.
+    Nothing after `=` is the empty text. In whatever order they are: a mapping and its further parts become one, and no value
+    takes another one's place.
     """
     out: dict[str, Any] = {}
+    seen: set[str] = set()
     for word in words:
         key, equals, text = word.partition("=")
-        *path, last = key.split(".")
-        if not equals or not all([*path, last]):
+        if not equals or not all(key.split(".")):
             raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or net.hidden=[64,64]")
-        node = out
-        for part in path:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"key {key!r}: {part!r} was already given a value; give either the whole or its parts")
-        node[last] = _parse(text, f"key {key!r}", key) if text else ""
+        if key in seen:
+            raise ConfigError(f"key {key!r} is given twice; keep one")
+        seen.add(key)
+        _add(out, nested({key: _parse(text, f"key {key!r}", key) if text else ""}, {}))
     return out
+
+
+def _add(tree: dict[str, Any], more: Mapping[str, Any], prefix: str = "") -> None:
+    """Puts values into a tree that has none in their places."""
+    for name, value in more.items():
+        key, there = prefix + name, tree.get(name)
+        if name not in tree:
+            tree[name] = value
+        elif isinstance(there, dict) and isinstance(value, dict):
+            _add(there, value, f"{key}.")
+        elif parts := flat(there) if isinstance(there, dict) else flat(value) if isinstance(value, dict) else {}:
+            part = f"{key}.{next(iter(parts))}"
+            raise ConfigError(f"key {key!r} is given as a whole and in parts ({part!r}); give either the whole or its parts")
+        else:
+            raise ConfigError(f"key {key!r} is given twice; keep one")
 
 
 def load_yaml_file(path: Path) -> dict[str, Any]:

@@ -81,6 +81,37 @@ def test_words_that_assign_nothing_are_refused(words):
         parse_assignments(words)
 
 
+@pytest.mark.parametrize(("words", "message"), [
+    (["lr=0.01", "lr.end=0"], "key 'lr' is given as a whole and in parts ('lr.end'); give either the whole or its parts"),
+    (["env.vector=2", "env=Acrobot-v1"], "key 'env' is given as a whole and in parts ('env.vector'); give either the whole or "
+                                         "its parts"),
+    (["a={b: 1}", "a.b.c=2"], "key 'a.b' is given as a whole and in parts ('a.b.c'); give either the whole or its parts"),
+])
+def test_a_whole_and_its_part_are_refused_in_both_orders(words, message):
+    for one in (words, words[::-1]):
+        with pytest.raises(ConfigError) as caught:
+            parse_assignments(one)
+        assert str(caught.value) == message
+
+
+def test_a_mapping_and_a_part_that_it_does_not_name_are_merged_in_both_orders():
+    words = ["env={id: Acrobot-v1, options: {a: 1}}", "env.options.b=2", "env.vector=2"]
+    for one in (words, words[::-1]):
+        assert parse_assignments(one) == {"env": {"id": "Acrobot-v1", "vector": 2, "options": {"a": 1, "b": 2}}}
+
+
+@pytest.mark.parametrize(("words", "key"), [
+    (["tau=0.01", "tau=0.02"], "tau"), (["net.hidden=[1]", "seed=1", "net.hidden=[1]"], "net.hidden"),
+    (["net={hidden: [1]}", "net.hidden=[2]"], "net.hidden"), (["net.hidden=[2]", "net={hidden: [1]}"], "net.hidden"),
+    (["net={hidden: [1]}", "net={activation: relu}"], "net"), (["limits={}", "limits={}"], "limits"),
+    (["net={a: true}", "net.a=true"], "net.a"), (["net={a: {}}", "net.a=1"], "net.a"),
+])
+def test_a_key_that_is_given_twice_is_refused(words, key):
+    with pytest.raises(ConfigError) as caught:
+        parse_assignments(words)
+    assert str(caught.value) == f"key {key!r} is given twice; keep one"
+
+
 def test_scalars_follow_yaml_1_2():
     text = "{a: 1e-3, b: yes, c: 2026-01-01, d: 1:30, e: ~, f: 1_000, g: '5', h: 0x10, i: .5, j: True, k: -3, l: off}"
     assert load_yaml(text) == {"a": 1e-3, "b": "yes", "c": "2026-01-01", "d": "1:30", "e": None, "f": 1000, "g": "5", "h": "0x10",

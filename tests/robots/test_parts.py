@@ -2,12 +2,15 @@
 
 import dataclasses
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from parl_like import EpisodicHelper, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot
+from parl_like.algorithms import DQN
 from parl_like.data.datasets import from_arrays
 from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.drivers.processes import Processes
@@ -80,6 +83,8 @@ def test_the_last_one_counts_and_the_robot_says_so():
                              "DQN.lr is 0.5, as 'DQN.lr' says; 'lr', which came before, does not count"]
     with robot("lr.end=0", "lr.start=0.1") as one:
         assert one.notes == [], "parts of one value"
+    with robot("lr.end=0", "DQN.lr=0.5") as one:
+        assert one.notes == ["DQN.lr is 0.5, as 'DQN.lr' says; 'lr.end', which came before, does not count"]
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -166,6 +171,27 @@ def test_what_a_class_gives_the_next_one_itself_is_no_setting(name):
 class MyHelper(OffPolicyHelper):
     def __init__(self, *, rows=8, **options):
         super().__init__(batch_size=rows, **options)
+
+
+class Untyped(DQN):
+    def __init__(self, model, bonus=0.0, table=(), call=len, calls={"a": len}, path: Path = "", some: Any = 1,  # noqa: B006
+                 made: Any = print, needed: Any = ..., later: "Nowhere" = 2, **options):  # noqa: F821
+        super().__init__(model, **options)
+        self.bonus, self.table, self.some = bonus, table, some
+
+
+@pytest.mark.parametrize("value", [0.5, "x", True, None, [1, "a"], {"a": [1]}])
+def test_an_argument_without_an_annotation_takes_any_plain_value(value):
+    """Where its default is plain data: what has a callable may not be given one by a name."""
+    name = f"{__name__}:Untyped"
+    with robot(f"algorithm={name}", **{"bonus": value, "Untyped.table": value}) as one:
+        algorithm = one.tasks["RL"].algorithm
+        assert (algorithm.bonus, algorithm.table, algorithm.some) == (value, value, 1)
+        ours = {key.rpartition(".")[2] for key, setting in one.parts.settings.items() if setting.owner is Untyped}
+    with robot() as one:
+        assert ours - {key.rpartition(".")[2] for key in one.parts.settings} == {"bonus", "table", "some"}
+    with pytest.raises(ConfigError, match="no key 'Untyped.call', and nothing that this robot is built of has"):
+        robot(f"algorithm={name}", "Untyped.call=print")
 
 
 def filled(buffer, n=80):
