@@ -123,7 +123,7 @@ CASES = {
             "batch_size": 256, "learning_rate": linear(7.3e-4), "buffer_size": 1_000_000, "tau": 0.01, "learning_starts": 10_000,
             "policy_kwargs": {"net_arch": [400, 300]}})),
     "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, ours="sac-pendulum", changes={
-        "hidden": [256, 256], "lr": 3e-4, "size": 1_000_000, "warmup": 10_000}, peer=Sb3(
+        "hidden": [256, 256], "lr": 3e-4, "size": 1_000_000, "warmup": 10_000, "random_steps": 10_000}, peer=Sb3(
             name="SAC", settings={"learning_starts": 10_000})),
 }
 
