@@ -29,9 +29,9 @@ class OnlineHelper(AgentHelper):
     themselves where they are single ones. A formula that reads last axes (`q.max(-1)`) serves rows and batches alike. For models
     of arrays (`ArrayModel`) under the cooperative driver; anything else is refused.
 
-    Of the fields of a `Window` there is `next_act`, with `has_next`: then a row is learned from when the action after it is
-    stored. Where the episode is cut there (a time limit, a checkpoint, a row that does not follow) the action is drawn that the
-    explorer would have taken.
+    Of the fields of a `Window` there are `first`, `lane` and `episode`, as a buffer has them, and `next_act`, with `has_next`:
+    then a row is learned from when the action after it is stored. Where the episode is cut there (a time limit, a checkpoint, a
+    row that does not follow) the action is drawn that the explorer would have taken.
 
     Args:
         explorer: How predictions become actions; None: the algorithm's default.
@@ -50,8 +50,8 @@ class OnlineHelper(AgentHelper):
             (driver != "cooperative", f"driver {driver!r}", "use driver='cooperative'"),
             (self._vector, "a vector environment", "give each agent one environment"),
             (getattr(self.explorer, "given", None), type(self.explorer).__name__, "take an explorer whose noise is not an input"),
-            (bool(self.window.rows > 1 or set(self.window.fields) - {"next_act"}), repr(self.window),
-             "let the algorithm ask for single rows"),
+            (self.window.rows > 1, repr(self.window), "let the algorithm ask for single rows"),
+            ("number" in self.window.fields, "the field 'number' of a Window", "write the algorithm without it"),
             (type(task.algorithm).minibatches is not Algorithm.minibatches, "minibatches()", "do without"),
         ):
             if wrong:
@@ -64,11 +64,14 @@ class OnlineHelper(AgentHelper):
         self._n = int(space.n) if isinstance(space, gym.spaces.Discrete) and not space.start else 0
         self._follows = type(task.algorithm).follow is not Algorithm.follow
         self._queue = self.comm.wrapper.predictions
-        self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped else None
+        marked = bool(self._marks.names)  # which a learner of numbers is not told
+        self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped and not marked else None
         self._acts = self._learner is not None and type(self.explorer) is EpsilonGreedy
         self._result: Any = {}  # of the newest lesson
         self._looks_ahead = "next_act" in self.window.fields
         self._open: Any = None  # the row whose next action is not known yet
+        # What a row goes through first that has fields of a `Window`; None, so that a step of the others costs nothing more.
+        self._complete = self._mark if marked else self._look_ahead if self._looks_ahead else None
 
     def due(self) -> bool:
         """Nobody waits for its lessons."""
@@ -130,13 +133,24 @@ class OnlineHelper(AgentHelper):
         if self._trains and not self.collecting:
             if not self._unmapped:
                 act = self._raw_acts(act)[0]
-            if self._looks_ahead:
-                self._look_ahead(obs, act, rew, obs_next, terminated, truncated)
+            if self._complete is not None:
+                self._complete(obs, act, rew, obs_next, terminated, truncated)
             else:
                 self._learn_row(None, obs, act, rew, obs_next, terminated, truncated)
+        elif self._marks.names:
+            self._marks.stored(0, np.bool_(terminated or truncated))
         if not self.steps % TURN:
             self.comm.wrapper.trainings.last_result = self._results()
             self.agent.robot._driver.rest(self.agent)
+
+    def _mark(self, *row: Any) -> None:
+        """Notes where the row stands in its lane before it is learned from, now or when its next action is known."""
+        marks = self._marks.values(0)
+        self._marks.stored(0, np.bool_(row[-2] or row[-1]))
+        if self._looks_ahead:
+            self._look_ahead(*row, *marks)
+        else:
+            self._learn_row(None, *row, *marks)
 
     def _look_ahead(self, obs: Any, act: Any, *rest: Any) -> None:
         """Learns from the row before this one, whose next action is this one's; and from this one if nothing follows."""
@@ -147,12 +161,11 @@ class OnlineHelper(AgentHelper):
             else:
                 self._open = before
                 self._settle()
-        _, _, terminated, truncated = rest
-        if terminated:
+        if rest[2]:  # terminated
             self._learn_row(None, obs, act, *rest)
         else:
             self._open = obs, act, *rest
-            if truncated:
+            if rest[3]:  # truncated
                 self._settle()
 
     def _settle(self) -> None:
@@ -162,7 +175,8 @@ class OnlineHelper(AgentHelper):
             act = self._chosen(row[3])
             self._learn_row(act if self._unmapped else self._raw_acts(act)[0], *row)
 
-    def _learn_row(self, next_act: Any, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any) -> None:
+    def _learn_row(self, next_act: Any, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any,
+                   *marks: Any) -> None:
         if self._follows:
             self.task.follow(self.agent.robot.env_steps)
         if self._learner is not None:
@@ -175,8 +189,11 @@ class OnlineHelper(AgentHelper):
         fields = self._fields
         fields["obs"], fields["act"], fields["rew"], fields["obs_next"] = obs, act, rew, obs_next
         fields["terminated"], fields["truncated"] = terminated, truncated
-        if self._looks_ahead:
-            fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
+        if self._complete is not None:
+            if marks:
+                fields.update(zip(self._marks.names, marks, strict=True))
+            if self._looks_ahead:
+                fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
         self._result = self.task.learn_row(self._row)
 
     def _results(self) -> Mapping[str, Any]:
