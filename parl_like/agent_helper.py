@@ -23,7 +23,7 @@ from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
 from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer, Noise, random_actions
-from parl_like.helper_checks import check_options, check_rows
+from parl_like.helper_checks import check_options, check_outputs, check_rows
 from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
@@ -157,11 +157,7 @@ class AgentHelper:
             explorer.log_prob = True
         self._noise = None if explorer is None or explorer.noise is None else Noise(
             explorer, self.rng, self.mode != "test", len(self.lanes))
-        shape, space = None if explorer is None else self.task.output_shapes.get(explorer.reads or ""), self.model.act_space
-        if shape is not None and isinstance(space, gym.spaces.Discrete) and shape != (int(space.n),):
-            raise SpecError(f"task {self.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one "
-                            f"number per action, got ('N', {', '.join(map(str, shape))}); look at the last layer of "
-                            f"{type(self.model).__name__}")
+        check_outputs(self)
 
     def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
         """Declares the columns of a row, in the order in which `store` writes them."""

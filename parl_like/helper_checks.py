@@ -7,8 +7,12 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import gymnasium as gym
+
 from parl_like.errors import unknown
 from parl_like.explorer import Candidates, Explorer
+from parl_like.explorer.base import unread
+from parl_like.spec import SpecError
 
 
 def check_options(helper: Any, explorer: Any, more: Mapping[str, Any]) -> None:
@@ -20,6 +24,22 @@ def check_options(helper: Any, explorer: Any, more: Mapping[str, Any]) -> None:
         makers = [inspect.signature(vars(one)["__init__"]).parameters.values() for one in kind.__mro__ if "__init__" in vars(one)]
         known = {one.name for maker in makers for one in maker if one.kind is one.KEYWORD_ONLY}
         raise TypeError(f"{kind.__name__}: {unknown('option', name, known)}")
+
+
+def check_outputs(helper: Any) -> None:
+    """Raises where the prediction, as it was tried out, lacks what the helper's explorer reads (ValueError), or has not one
+    number per action (SpecError)."""
+    explorer, shapes, space = helper.explorer, helper.task.output_shapes, helper.model.act_space
+    if explorer is None or not shapes:
+        return
+    for name in (*[explorer.reads] * (explorer.reads is not None), *explorer.also):
+        if name not in shapes:
+            raise ValueError(f"{helper.where}: {unread(explorer, name, shapes)}")
+    shape = shapes.get(explorer.reads)
+    if shape is not None and isinstance(space, gym.spaces.Discrete) and shape != (int(space.n),):
+        raise SpecError(f"task {helper.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one "
+                        f"number per action, got ('N', {', '.join(map(str, shape))}); look at the last layer of "
+                        f"{type(helper.model).__name__}")
 
 
 def check_rows(helper: Any, transforms: Iterable[Any]) -> None:

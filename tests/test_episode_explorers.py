@@ -346,7 +346,9 @@ def test_an_environment_that_ends_at_once_and_one_without_a_reset_are_no_trouble
         robot.run(StopAfterSteps(50))
         assert robot.episodes == 50
 
-    with robot_of(Recorder(), off(explorer=BootstrappedHeads(3)), env=None) as robot:
+    algorithm = Recorder()
+    algorithm.predict = lambda inputs: {"q": torch.zeros(len(inputs.obs), 2)}
+    with robot_of(algorithm, off(explorer=BootstrappedHeads(3)), env=None) as robot:
         assert robot.agents[0].helpers["RL"].memory[0].shape == (1,)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -25,6 +25,7 @@ class Explorer:
     Attributes:
         noise: Spec of the noise of one row, or None.
         reads: Output of `predict` that has one number per action of a Discrete space; None: there is none.
+        also: More outputs of `predict` that `act` cannot do without.
         given: Name under which the algorithm's `predict` gets the noise as one more input; None: it does not see it.
         settings: Names of the attributes that `act` depends on.
         kept: Spec of what is remembered of an episode; None: nothing.
@@ -34,6 +35,7 @@ class Explorer:
 
     noise: Spec | None = None
     reads: str | None = None
+    also: tuple[str, ...] = ()
     given: str | None = None
     settings: tuple[str, ...] = ()
     kept: Spec | None = None
@@ -70,9 +72,14 @@ class Explorer:
 
 def read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
     if name not in out:
-        raise ValueError(f"{type(explorer).__name__} reads {name!r} of the prediction, which has {', '.join(out) or 'nothing'}; "
-                         "return it from the algorithm's predict, or give the helper another explorer")
+        raise ValueError(unread(explorer, name, out))
     return out[name]
+
+
+def unread(explorer: Explorer, name: str, out: Iterable[str]) -> str:
+    """What is said where the outputs `out` lack one that the explorer reads."""
+    return (f"{type(explorer).__name__} reads {name!r} of the prediction, which has {', '.join(out) or 'nothing'}; return it "
+            "from the algorithm's predict, or give the helper another explorer")
 
 
 def n_logits(act: gym.Space[Any]) -> int:

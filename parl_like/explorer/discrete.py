@@ -151,7 +151,7 @@ class MultiCategorical(Explorer):
         nvec: Alternatives of each choice.
     """
 
-    settings = ("nvec", "log_prob")
+    also, settings = ("logits",), ("nvec", "log_prob")
 
     def __init__(self, nvec: Sequence[int], log_prob: bool = False) -> None:
         self.nvec, self.log_prob = tuple(int(n) for n in nvec), log_prob
@@ -229,11 +229,13 @@ class UCB(Explorer):
     """The legal action with the largest `q` + c · √(log t / n), UCB1 (Auer et al. 2002). The prediction's `counts` [N, A] say how
     often each action was taken there, n; t is their sum. What was never taken comes first. In tests the best by `q`.
 
+    No algorithm here counts: count in `learn` of a subclass, and return the counts from its `predict`.
+
     Args:
         c: Weight of the bonus; √2 for rewards in [0, 1].
     """
 
-    reads, settings = "q", ("c",)
+    reads, also, settings = "q", ("counts",), ("c",)
     noise = Spec("noise", (), np.dtype(np.float64))
 
     def __init__(self, c: float = math.sqrt(2.0)) -> None:

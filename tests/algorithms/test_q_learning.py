@@ -16,7 +16,7 @@ from parl_like.data.archive import read_archive
 from parl_like.drivers.processes import Processes
 from parl_like.envs.tabular import RandomWalk
 from parl_like.errors import Diverged
-from parl_like.explorer import EpsilonGreedy
+from parl_like.explorer import UCB, Categorical, EpsilonGreedy, Noisy
 from parl_like.models import MLPQ, QTable
 from parl_like.online import TURN, OnlineHelper
 from parl_like.spec import SpecError
@@ -268,6 +268,35 @@ def test_where_it_cannot_learn_online_is_said(options, said):
     func = q_func() if "model" not in options else create_algorithm_func(MLPQ, SPACES, NoTable, {})
     with pytest.raises(ValueError, match=rf"agent 0, task 'RL': OnlineHelper learns .* {said}, or learn with OffPolicyHelper"):
         Robot(walk, tasks={"RL": ComputationTask(func, OnlineHelper)}, driver=options.get("driver", "cooperative"))
+
+
+@pytest.mark.parametrize("helper", [OnlineHelper, partial(OffPolicyHelper, size=50, batch_size=8)])
+@pytest.mark.parametrize(("explorer", "name"), [(UCB(), "counts"), (Categorical(), "logits"), (Noisy(1), "mean")])
+def test_an_explorer_that_reads_what_nothing_predicts_is_refused_before_anybody_acts(helper, explorer, name):
+    said = rf"agent 0, task 'RL': \w+ reads '{name}' of the prediction, which has q; return it from the algorithm's predict"
+    with pytest.raises(ValueError, match=said):
+        Robot(walk, tasks={"RL": ComputationTask(q_func(), partial(helper, explorer=explorer))})
+
+
+def test_ucb_with_counts_of_ones_own_tries_every_action():
+    class Counted(QTable):
+        def __init__(self, obs, act):
+            super().__init__(obs, act)
+            self.add_array("counts", np.zeros((obs.n, act.n)))
+
+    class Counting(QLearning):
+        def predict(self, inputs):
+            return {**super().predict(inputs), "counts": self.model.counts[inputs.obs]}
+
+        def learn(self, batch):
+            np.add.at(self.model.counts, (batch.obs, batch.act), 1)
+            return super().learn(batch)
+
+    func = create_algorithm_func(Counted, SPACES, Counting, dict(lr=0.5, gamma=0.5))
+    with Robot(walk, tasks={"RL": ComputationTask(func, partial(OnlineHelper, explorer=UCB(0.5)))}) as robot:
+        robot.run(StopAfterSteps(1000))
+        counts = robot.tasks["RL"].algorithm.model.counts
+        assert counts.sum() == 1000 and (counts[1:6] > 0).all() and table(robot)[3:6].argmax(1).tolist() == [1] * 3
 
 
 class NoTable(Algorithm):
