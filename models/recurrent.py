@@ -44,9 +44,9 @@ class Recurrent(Model):
         self.perception = perception(obs, act, trunk)
         features: Any = self.perception.out_size
         self.body = MLP([features, *hidden], activation, activate_last=True, orthogonal=orthogonal)
-        self.widen: nn.Module = nn.Identity()
+        self.to_memory: nn.Module = nn.Identity()
         if memory == "attention":
-            self.widen = nn.Linear(self.body.out_size, size)
+            self.to_memory = nn.Linear(self.body.out_size, size)
             self.memory: Any = LSTMAttention(size, layers=1, heads=4)
             self.states = self.memory.state_specs()
         else:
@@ -57,7 +57,7 @@ class Recurrent(Model):
         return self.states
 
     def _remember(self, obs: Any, state: Any, first: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        y, after = self.memory(self.widen(self.body(self.perception(obs))), state, first)
+        y, after = self.memory(self.to_memory(self.body(self.perception(obs))), state, first)
         return y, after
 
 
