@@ -210,19 +210,18 @@ def flat(tree: Any, key: str = "") -> dict[str, Any]:
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
     """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net": {"hidden": [64, 64]}}`; a value is read as YAML.
 
-    Nothing after `=` is the empty text. In whatever order they are: a mapping and its further parts become one, and no value
-    takes another one's place.
+    Of two words for one key the last one counts; nothing after `=` is the empty text. In whatever order they are: a mapping and
+    its further parts become one, and a whole does not take the place of a part that was given.
     """
-    out: dict[str, Any] = {}
-    seen: set[str] = set()
+    given: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or net.hidden=[64,64]")
-        if key in seen:
-            raise ConfigError(f"key {key!r} is given twice; keep one")
-        seen.add(key)
-        _add(out, nested({key: _parse(text, f"key {key!r}", key) if text else ""}, {}))
+        given[key] = _parse(text, f"key {key!r}", key) if text else ""
+    out: dict[str, Any] = {}
+    for key, value in given.items():
+        _add(out, nested({key: value}, {}))
     return out
 
 

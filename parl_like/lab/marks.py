@@ -92,7 +92,7 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, f
             wanted.append(key)
             if key not in marks or marks[key].code != code:
                 missing.append((word, key, code, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
-    words = [f"{name}={json.dumps(value)}" for name, value in overrides.items() if name not in ("seed", "run_dir")]  # see `make`
+    words = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
     say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them measured before")
 
     def make(name: str, key: tuple[str, int], code: str, folder: Path) -> Mark:
