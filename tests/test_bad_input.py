@@ -251,8 +251,8 @@ def test_a_model_whose_output_does_not_fit_the_explorer():
 
             return EpsilonGreedy()
 
-    fails_cleanly(robot_of(Values(), off()), TaskFailed, r"task 'RL': predict failed .*EpsilonGreedy reads 'q' of the "
-                                                         r"prediction, which has v")
+    with pytest.raises(ValueError, match=r"task 'RL': EpsilonGreedy reads 'q' of the prediction, which has v; return it"):
+        robot_of(Values(), off())
 
 
 def test_a_model_that_gives_another_number_of_rows():
