@@ -38,7 +38,6 @@ class CrossQ(SAC):
 
     calls = {**SAC.calls, "joint_q": "joint_q(obs, act, obs_next, act_next) -> (q, q_next), each as of q,"}
     fitting_models = "MLPCrossQ"
-    has_target = False
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, alpha: float = 1.0,
@@ -48,9 +47,13 @@ class CrossQ(SAC):
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, alpha=alpha, learn_alpha=learn_alpha, target_entropy=target_entropy,
                          delay=delay, lr=lr, actor_lr=actor_lr, alpha_lr=alpha_lr, max_grad_norm=max_grad_norm)
+        self.target = self.model
         adam = partial(FusedAdam, betas=(beta1, 0.999))
         self.losses = {name: loss if name == "temperature" else replace(loss, optimizer=adam)
                        for name, loss in (self.losses or {}).items()}
+
+    def networks(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model}
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithm import Algorithm, Loss, Schedule, Window
+from parl_like.algorithm import Algorithm, Schedule, Window
+from parl_like.algorithms.actor_q import actor_and_critics
 from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
 from parl_like.batch import Batch
-from parl_like.contract import answer, check_methods, check_shape
+from parl_like.contract import answer, check_shape
 from parl_like.explorer import Explorer, Noisy
 from parl_like.model import Model
 
@@ -92,12 +93,3 @@ class DDPG(TD3):
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, tau=tau, noise=noise, delay=1, smoothing=0.0, lr=lr,
                          actor_lr=actor_lr, max_grad_norm=max_grad_norm)
-
-
-def actor_and_critics(algorithm: Algorithm, actor_lr: float | Schedule, delay: int = 1) -> dict[str, Loss]:
-    """The losses of an actor and of its critics, who move all that is not the actor's own."""
-    check_methods(algorithm)  # the parts of the model that this reads, among them
-    own = {id(parameter) for parameter in algorithm.model.actor.parameters()}
-    rest = [parameter for parameter in algorithm.model.parameters() if id(parameter) not in own]
-    return {"critic": Loss(rest, algorithm.lr, algorithm.max_grad_norm),
-            "actor": Loss(algorithm.model.actor, actor_lr, algorithm.max_grad_norm, delay)}

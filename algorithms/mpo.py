@@ -14,8 +14,8 @@ from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.algorithms.actor_critic import ActorCritic, dealt
-from parl_like.algorithms.ddpg import actor_and_critics
-from parl_like.algorithms.sac import SAC, check_actor_q
+from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q
+from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
 from parl_like.batch import Batch
 from parl_like.explorer import Categorical, Explorer, SquashedGaussian

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from parl_like.algorithm import Schedule
+from parl_like.algorithms.actor_q import box_only
 from parl_like.algorithms.sac import SAC
 from parl_like.batch import Batch
 from parl_like.model import Model
@@ -30,8 +31,6 @@ class OAC(SAC):
         The others: As for `SAC`.
     """
 
-    box_only = True
-
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,
         beta_ub: float = 4.66, shift: float = 6.86, alpha: float = 1.0, learn_alpha: bool = True,
@@ -41,6 +40,7 @@ class OAC(SAC):
         super().__init__(model, gamma=gamma, n_step=n_step, tau=tau, alpha=alpha, learn_alpha=learn_alpha,
                          target_entropy=target_entropy, delay=delay, lr=lr, actor_lr=actor_lr, alpha_lr=alpha_lr,
                          max_grad_norm=max_grad_norm)
+        box_only(self)
         if not shift >= 0.0:
             raise ValueError(f"OAC: shift is {shift}; expected a number of at least 0")
         self.beta_ub, self.shift = beta_ub, shift

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Loss, Schedule, Window
-from parl_like.algorithms.ddpg import actor_and_critics
+from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q
 from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
 from parl_like.batch import Batch
-from parl_like.contract import ContractError, answer, check_shape
 from parl_like.explorer import Categorical, Explorer, SquashedGaussian
 from parl_like.model import Model
 
@@ -42,8 +41,6 @@ class SAC(Algorithm):
     calls = {"policy": "policy(obs) -> what its head reads,", "q": "q(obs, act) -> [critics, N], for Discrete q(obs) -> "
              "[critics, N, A],", "head": "head, which draws actions and knows log π,", "actor": "actor, the policy's own layers,"}
     fitting_models = "MLPActorQ"
-    has_target = True  # whether targets are those of a copy that follows the critics
-    box_only = False  # whether Discrete actions are refused
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, alpha: float = 1.0,
@@ -55,19 +52,17 @@ class SAC(Algorithm):
             raise ValueError(f"{type(self).__name__}: alpha is {alpha}; expected a number above 0")
         act = self.model.act_space
         self.discrete = isinstance(act, gym.spaces.Discrete)
-        if self.discrete and self.box_only:
-            raise TypeError(f"{type(self).__name__}: actions are {act}; expected a Box (else use SAC)")
         standard = 0.98 * math.log(act.n) if self.discrete else -float(math.prod(act.shape))
         self.target_entropy = standard if target_entropy is None else target_entropy
         self.tau, self.window = tau, Window(n_step=n_step, in_order=False)
         self.discounts = powers(gamma, n_step)
-        self.target = self.model.clone() if self.has_target else self.model
+        self.target = self.model.clone()
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(alpha)), requires_grad=learn_alpha)
         temperature = {"temperature": Loss(self.log_alpha, lr if alpha_lr is None else alpha_lr, every=delay)}
         self.losses = actor_and_critics(self, lr if actor_lr is None else actor_lr, delay) | (temperature if learn_alpha else {})
 
     def networks(self) -> dict[str, torch.nn.Module]:
-        return {"model": self.model, "target": self.target} if self.has_target else {"model": self.model}
+        return {"model": self.model, "target": self.target}
 
     def check_model(self, inputs: Batch) -> None:
         check_actor_q(self, inputs, "log_probs" if self.discrete else "draw")
@@ -126,16 +121,5 @@ class SAC(Algorithm):
             yield {"actor": (alpha * log_p - q).mean(), "entropy": -log_p.detach().mean(), "alpha": alpha}
             if self.log_alpha.requires_grad:
                 yield {"temperature": -self.log_alpha * (log_p.detach().mean() + self.target_entropy)}
-        if self.has_target:
+        if self.target is not self.model:
             self.target.sync_from(self.model, decay=1.0 - self.tau)
-
-
-def check_actor_q(algorithm: Algorithm, inputs: Batch, *wanted: str) -> None:
-    """That the model's head has these methods, and `q` the right shape, for Discrete actions or a Box; raises ContractError."""
-    act, name = algorithm.model.act_space, type(algorithm).__name__
-    for one in wanted:
-        if not hasattr(algorithm.model.head, one):
-            raise ContractError(f"{name} reads head.{one} for {act}; {type(algorithm.model.head).__name__} has none")
-    discrete = isinstance(act, gym.spaces.Discrete)
-    q = answer(algorithm, "q", inputs.obs, *(() if discrete else (torch.zeros(2, *act.shape),)))
-    check_shape(algorithm, "q", q, (len(q), 2, int(act.n)) if discrete else (len(q), 2))

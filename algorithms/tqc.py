@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Schedule
+from parl_like.algorithms.actor_q import box_only
 from parl_like.algorithms.distributions import midpoints, quantile_huber, truncated
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import rewards_and_discount, row_mean
@@ -38,7 +39,6 @@ class TQC(SAC):
     calls = {**SAC.calls, "q": "q(obs, act) -> [critics, N], the means,",
              "values": "values(obs, act) -> [critics, N, K], quantiles of the returns,"}
     fitting_models = "MLPActorQ with `heads`"
-    box_only = True
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, drop: int = 2,
@@ -49,6 +49,7 @@ class TQC(SAC):
         super().__init__(model, gamma=gamma, n_step=n_step, tau=tau, alpha=alpha, learn_alpha=learn_alpha,
                          target_entropy=target_entropy, delay=delay, lr=lr, actor_lr=actor_lr, alpha_lr=alpha_lr,
                          max_grad_norm=max_grad_norm)
+        box_only(self)
         if drop < 0 or not kappa >= 0.0:
             raise ValueError(f"{type(self).__name__}: drop is {drop} and kappa {kappa}; expected numbers of at least 0")
         self.drop, self.kappa = drop, kappa

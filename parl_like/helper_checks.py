@@ -32,7 +32,7 @@ def check_outputs(helper: Any) -> None:
     explorer, shapes, space = helper.explorer, helper.task.output_shapes, helper.model.act_space
     if explorer is None or not shapes:
         return
-    for name in (*[explorer.reads] * (explorer.reads is not None), *explorer.also):
+    for name in (*[explorer.reads] * (explorer.reads is not None), *explorer.needs):
         if name not in shapes:
             raise ValueError(f"{helper.where}: {unread(explorer, name, shapes)}")
     shape = shapes.get(explorer.reads)

@@ -64,14 +64,12 @@ class OnlineHelper(AgentHelper):
         self._n = int(space.n) if isinstance(space, gym.spaces.Discrete) and not space.start else 0
         self._follows = type(task.algorithm).follow is not Algorithm.follow
         self._queue = self.comm.wrapper.predictions
-        marked = bool(self._marks.names)  # which a learner of numbers is not told
-        self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped and not marked else None
+        self._marked = bool(self._marks.names)  # which a learner of numbers is not told
+        self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped and not self._marked else None
         self._acts = self._learner is not None and type(self.explorer) is EpsilonGreedy
         self._result: Any = {}  # of the newest lesson
         self._looks_ahead = "next_act" in self.window.fields
-        self._open: Any = None  # the row whose next action is not known yet
-        # What a row goes through first that has fields of a `Window`; None, so that a step of the others costs nothing more.
-        self._complete = self._mark if marked else self._look_ahead if self._looks_ahead else None
+        self._open: Any = None  # the row whose next action is not known yet, and its obs_next
 
     def due(self) -> bool:
         """Nobody waits for its lessons."""
@@ -130,49 +128,46 @@ class OnlineHelper(AgentHelper):
             raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment, or drop "
                             "such steps with Agent(on_bad_value='drop')")
         self.steps += 1
+        marks = self._next_marks(terminated or truncated) if self._marked else ()
         if self._trains and not self.collecting:
             if not self._unmapped:
                 act = self._raw_acts(act)[0]
-            if self._complete is not None:
-                self._complete(obs, act, rew, obs_next, terminated, truncated)
+            if self._looks_ahead:
+                self._look_ahead(obs, act, rew, obs_next, terminated, truncated, *marks)
             else:
-                self._learn_row(None, obs, act, rew, obs_next, terminated, truncated)
-        elif self._marks.names:
-            self._marks.stored(0, np.bool_(terminated or truncated))
+                self._learn_row(None, obs, act, rew, obs_next, terminated, truncated, *marks)
         if not self.steps % TURN:
             self.comm.wrapper.trainings.last_result = self._results()
             self.agent.robot._driver.rest(self.agent)
 
-    def _mark(self, *row: Any) -> None:
-        """Notes where the row stands in its lane before it is learned from, now or when its next action is known."""
+    def _next_marks(self, ends: Any) -> tuple[Any, ...]:
+        """Where the row that is stored now stands in its lane."""
         marks = self._marks.values(0)
-        self._marks.stored(0, np.bool_(row[-2] or row[-1]))
-        if self._looks_ahead:
-            self._look_ahead(*row, *marks)
-        else:
-            self._learn_row(None, *row, *marks)
+        self._marks.stored(0, np.bool_(ends))
+        return marks
 
-    def _look_ahead(self, obs: Any, act: Any, *rest: Any) -> None:
+    def _look_ahead(self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, *marks: Any) -> None:
         """Learns from the row before this one, whose next action is this one's; and from this one if nothing follows."""
-        before, self._open = self._open, None
-        if before is not None:
-            if before[3] == obs if self._n else same(before[3], obs):
-                self._learn_row(act, *before)
+        if self._open is not None:
+            row, expected = self._open
+            if expected == obs if self._n else same(expected, obs):
+                self._open = None
+                self._learn_row(act, *row)
             else:
-                self._open = before
                 self._settle()
-        if rest[2]:  # terminated
-            self._learn_row(None, obs, act, *rest)
+        row = obs, act, rew, obs_next, terminated, truncated, *marks
+        if terminated:
+            self._learn_row(None, *row)
         else:
-            self._open = obs, act, *rest
-            if rest[3]:  # truncated
+            self._open = row, obs_next
+            if truncated:
                 self._settle()
 
     def _settle(self) -> None:
         """Learns from the row that waits for its next action, which nobody takes now."""
-        row, self._open = self._open, None
-        if row is not None:
-            act = self._chosen(row[3])
+        if self._open is not None:
+            (row, obs_next), self._open = self._open, None
+            act = self._chosen(obs_next)
             self._learn_row(act if self._unmapped else self._raw_acts(act)[0], *row)
 
     def _learn_row(self, next_act: Any, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any,
@@ -189,11 +184,10 @@ class OnlineHelper(AgentHelper):
         fields = self._fields
         fields["obs"], fields["act"], fields["rew"], fields["obs_next"] = obs, act, rew, obs_next
         fields["terminated"], fields["truncated"] = terminated, truncated
-        if self._complete is not None:
-            if marks:
-                fields.update(zip(self._marks.names, marks, strict=True))
-            if self._looks_ahead:
-                fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
+        if marks:
+            fields.update(zip(self._marks.names, marks, strict=True))
+        if self._looks_ahead:
+            fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
         self._result = self.task.learn_row(self._row)
 
     def _results(self) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ class Explorer:
     Attributes:
         noise: Spec of the noise of one row, or None.
         reads: Output of `predict` that has one number per action of a Discrete space; None: there is none.
-        also: More outputs of `predict` that `act` cannot do without.
+        needs: Further outputs of `predict` that `act` cannot do without.
         given: Name under which the algorithm's `predict` gets the noise as one more input; None: it does not see it.
         settings: Names of the attributes that `act` depends on.
         kept: Spec of what is remembered of an episode; None: nothing.
@@ -35,7 +35,7 @@ class Explorer:
 
     noise: Spec | None = None
     reads: str | None = None
-    also: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     given: str | None = None
     settings: tuple[str, ...] = ()
     kept: Spec | None = None

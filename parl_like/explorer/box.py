@@ -21,7 +21,7 @@ class Gaussian(Explorer):
         shape: Of one action, or how many numbers it has. `mean` and `log_std` are [N, numbers], the actions [N, *shape].
     """
 
-    also: tuple[str, ...] = ("mean", "log_std")
+    needs: tuple[str, ...] = ("mean", "log_std")
     settings = ("shape", "log_prob")
 
     def __init__(self, shape: int | Sequence[int], log_prob: bool = False) -> None:
@@ -93,7 +93,7 @@ class Noisy(Explorer):
         std: σ, a number or a schedule over the acts of one helper.
     """
 
-    also, settings = ("mean",), ("shape",)
+    needs, settings = ("mean",), ("shape",)
 
     def __init__(self, shape: int | Sequence[int], std: float | Schedule = 0.1) -> None:
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -147,7 +147,7 @@ class GSDE(Gaussian):
         period: Acts after which ε is drawn anew also within an episode; None: never.
     """
 
-    also = ("mean", "log_std", "basis")
+    needs = ("mean", "log_std", "basis")
 
     def __init__(self, shape: int | Sequence[int], features: int, log_prob: bool = False, period: int | None = None) -> None:
         super().__init__(shape, log_prob)
@@ -188,7 +188,7 @@ class Beta(Explorer):
         shape: Of one action.
     """
 
-    also, settings = ("alpha", "beta"), ("shape", "log_prob")
+    needs, settings = ("alpha", "beta"), ("shape", "log_prob")
 
     def __init__(self, shape: int | Sequence[int], log_prob: bool = False) -> None:
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)

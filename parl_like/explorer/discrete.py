@@ -151,7 +151,7 @@ class MultiCategorical(Explorer):
         nvec: Alternatives of each choice.
     """
 
-    also, settings = ("logits",), ("nvec", "log_prob")
+    needs, settings = ("logits",), ("nvec", "log_prob")
 
     def __init__(self, nvec: Sequence[int], log_prob: bool = False) -> None:
         self.nvec, self.log_prob = tuple(int(n) for n in nvec), log_prob
@@ -235,7 +235,7 @@ class UCB(Explorer):
         c: Weight of the bonus; √2 for rewards in [0, 1].
     """
 
-    reads, also, settings = "q", ("counts",), ("c",)
+    reads, needs, settings = "q", ("counts",), ("c",)
     noise = Spec("noise", (), np.dtype(np.float64))
 
     def __init__(self, c: float = math.sqrt(2.0)) -> None:
