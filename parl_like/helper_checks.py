@@ -11,7 +11,7 @@ import gymnasium as gym
 
 from parl_like.errors import unknown
 from parl_like.explorer import Candidates, Explorer
-from parl_like.explorer.base import unread
+from parl_like.explorer.base import lacks
 from parl_like.spec import SpecError
 
 
@@ -34,7 +34,7 @@ def check_outputs(helper: Any) -> None:
         return
     for name in (*[explorer.reads] * (explorer.reads is not None), *explorer.needs):
         if name not in shapes:
-            raise ValueError(f"{helper.where}: {unread(explorer, name, shapes)}")
+            raise ValueError(f"{helper.where}: {lacks(explorer, name, shapes)}")
     shape = shapes.get(explorer.reads)
     if shape is not None and isinstance(space, gym.spaces.Discrete) and shape != (int(space.n),):
         raise SpecError(f"task {helper.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one "

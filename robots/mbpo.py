@@ -65,8 +65,8 @@ def build(config: Config) -> Robot:
              "model": task("model", EnsembleDynamics, EnsembleLearner)}
     real, imagined = (transforms(parts, f"tasks.{name}") for name in tasks)
     if real != imagined:
-        raise ConfigError(f"Config: transforms of RL are {real}, of model {imagined}; expected the same, as real and imagined "
-                          "rows are learned from together: set tasks.RL.OffPolicyHelper.transforms and tasks.model.…")
+        raise ConfigError(f"Config: transforms of RL are {real}, of model {imagined}; expected the same, for real and imagined "
+                          "rows go together: set RL.OffPolicyHelper.transforms and model.OffPolicyHelper.transforms")
     return robot_with(config, source, tasks, agent, parts)
 
 

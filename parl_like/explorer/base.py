@@ -72,11 +72,11 @@ class Explorer:
 
 def read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
     if name not in out:
-        raise ValueError(unread(explorer, name, out))
+        raise ValueError(lacks(explorer, name, out))
     return out[name]
 
 
-def unread(explorer: Explorer, name: str, out: Iterable[str]) -> str:
+def lacks(explorer: Explorer, name: str, out: Iterable[str]) -> str:
     """What is said where the outputs `out` lack one that the explorer reads."""
     return (f"{type(explorer).__name__} reads {name!r} of the prediction, which has {', '.join(out) or 'nothing'}; return it "
             "from the algorithm's predict, or give the helper another explorer")

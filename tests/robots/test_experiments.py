@@ -29,6 +29,8 @@ def build(name, **overrides):
     experiment = experiments.get(name)
     if experiment.robot == "hierarchy":
         pytest.importorskip("minigrid")
+    if name.endswith("-lander"):
+        pytest.importorskip("Box2D")
     module = experiment.module()
     return module.build(configs.resolve(module.Config, experiment.config, overrides))
 

@@ -1,0 +1,37 @@
+"""What the algorithms share whose model is a policy and critics, see `parl_like.models.actor_q`."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import torch
+
+from parl_like.algorithm import Algorithm, Loss, Schedule
+from parl_like.batch import Batch
+from parl_like.contract import ContractError, answer, check_methods, check_shape
+
+
+def actor_and_critics(algorithm: Algorithm, actor_lr: float | Schedule, delay: int = 1) -> dict[str, Loss]:
+    """The losses of an actor and of its critics, who move all that is not the actor's own."""
+    check_methods(algorithm)  # the parts of the model that this reads, among them
+    own = {id(parameter) for parameter in algorithm.model.actor.parameters()}
+    rest = [parameter for parameter in algorithm.model.parameters() if id(parameter) not in own]
+    return {"critic": Loss(rest, algorithm.lr, algorithm.max_grad_norm),
+            "actor": Loss(algorithm.model.actor, actor_lr, algorithm.max_grad_norm, delay)}
+
+
+def check_actor_q(algorithm: Algorithm, inputs: Batch, *wanted: str) -> None:
+    """That the model's head has these methods, and `q` the right shape, for Discrete actions or a Box; raises ContractError."""
+    act, name = algorithm.model.act_space, type(algorithm).__name__
+    for one in wanted:
+        if not hasattr(algorithm.model.head, one):
+            raise ContractError(f"{name} reads head.{one} for {act}; {type(algorithm.model.head).__name__} has none")
+    discrete = isinstance(act, gym.spaces.Discrete)
+    q = answer(algorithm, "q", inputs.obs, *(() if discrete else (torch.zeros(2, *act.shape),)))
+    check_shape(algorithm, "q", q, (len(q), 2, int(act.n)) if discrete else (len(q), 2))
+
+
+def box_only(algorithm: Algorithm) -> None:
+    """That actions are a Box; raises TypeError."""
+    act = algorithm.model.act_space
+    if not isinstance(act, gym.spaces.Box):
+        raise TypeError(f"{type(algorithm).__name__}: actions are {act}; expected a Box (else use SAC)")
