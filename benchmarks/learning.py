@@ -95,6 +95,22 @@ CASES = {
         name="ARS", library="sb3-contrib", policy="LinearPolicy", settings={"n_delta": 2})),
     "ppo recall": Case(env="Recall-v0", steps=150_000, mark=0.95, ours="ppo-recall", peer=Sb3(
         name="RecurrentPPO", library="sb3-contrib", policy="MlpLstmPolicy", n_envs=8)),
+    "ppo acrobot": Case(env="Acrobot-v1", steps=300_000, mark=-90, ours="ppo-acrobot", peer=Sb3(
+        name="PPO", n_envs=16, normalize=True, settings={"n_steps": 256, "gae_lambda": 0.94, "gamma": 0.99, "n_epochs": 4,
+                                                         "ent_coef": 0.0})),
+    "ppo lunar lander": Case(env="LunarLander-v3", steps=500_000, mark=200, ours="ppo-lander", peer=Sb3(
+        name="PPO", n_envs=16, settings={"n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, "gamma": 0.999, "n_epochs": 4,
+                                         "ent_coef": 0.01})),
+    "ppo mountain car": Case(env="MountainCarContinuous-v0", steps=100_000, mark=88, ours="ppo-mountaincar", peer=Sb3(
+        name="PPO", normalize=True, settings={
+            "n_steps": 8, "batch_size": 256, "gamma": 0.9999, "learning_rate": 7.77e-05, "ent_coef": 0.00429, "clip_range": 0.1,
+            "n_epochs": 10, "gae_lambda": 0.9, "max_grad_norm": 5, "vf_coef": 0.19, "use_sde": True,
+            "policy_kwargs": {"log_std_init": -3.29, "ortho_init": False}})),
+    "dqn lunar lander": Case(env="LunarLander-v3", steps=300_000, mark=150, ours="dqn-lander", peer=Sb3(
+        name="DQN", settings={"learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 0,
+                              "gamma": 0.99, "target_update_interval": 250, "train_freq": 4, "gradient_steps": -1,
+                              "exploration_fraction": 0.12, "exploration_final_eps": 0.1,
+                              "policy_kwargs": {"net_arch": [256, 256]}})),
     "trpo pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours="trpo-pendulum", peer=Sb3(
         name="TRPO", library="sb3-contrib", n_envs=2,
         settings={"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "n_critic_updates": 15, "use_sde": True,

@@ -27,12 +27,14 @@ class Sb3:
 
     Attributes:
         name: Its class. policy: Name of its network. n_envs: Its environments. settings: Its arguments.
+        normalize: Whether observations and rewards are divided by their running deviation; evaluations have the rewards.
     """
 
     name: str
     library: str = "stable-baselines3"
     policy: str = "MlpPolicy"
     n_envs: int = 1
+    normalize: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -44,10 +46,13 @@ class Sb3:
         from stable_baselines3.common.env_util import make_vec_env
         from stable_baselines3.common.evaluation import evaluate_policy
         from stable_baselines3.common.noise import NormalActionNoise
+        from stable_baselines3.common.vec_env import VecNormalize
 
         options = dict(self.settings)
         curve: list[Point] = []
         env = make_vec_env(env_id, self.n_envs, seed=seed)
+        if self.normalize:
+            env = VecNormalize(env, gamma=options.get("gamma", 0.99))
         noise = options.pop("noise", None)
         if noise is not None:
             size = env.action_space.shape
@@ -70,6 +75,9 @@ class Sb3:
             def look(self) -> None:
                 now = process_time()
                 envs = make_vec_env(env_id, min(episodes, 25), seed=EVALUATION + 1000 * seed)
+                if isinstance(env, VecNormalize):
+                    envs = VecNormalize(envs, training=False, norm_reward=False)
+                    envs.obs_rms = env.obs_rms
                 score, _ = evaluate_policy(model, envs, episodes)
                 curve.append((self.num_timesteps, now - self.begin - self.paused, float(score)))
                 self.paused += process_time() - now
