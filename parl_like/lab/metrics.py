@@ -46,8 +46,8 @@ class MetricsLog:
             self._board.add_row(row)
         if new := [key for key in row if key not in self.header]:
             self.header += new
-            self.run.outbox.replace(METRICS, _csv([self.header, *(old + [""] * len(new) for old in _table(self.run)[1])]))
-        self.run.outbox.append(METRICS, _csv([[_cell(row.get(key, math.nan)) for key in self.header]]))
+            self.run.outbox.replace(METRICS, as_csv([self.header, *(old + [""] * len(new) for old in _table(self.run)[1])]))
+        self.run.outbox.append(METRICS, as_csv([[_cell(row.get(key, math.nan)) for key in self.header]]))
 
 
 class _Board:
@@ -85,7 +85,7 @@ def truncate(run: RunDir, step: int) -> None:
     """Drops the rows after `step`, and a last line that a crash left unfinished."""
     header, rows = _table(run)
     if header:
-        run.outbox.replace(METRICS, _csv([header, *(row for row in rows if _number(row[0]) <= step)]))
+        run.outbox.replace(METRICS, as_csv([header, *(row for row in rows if _number(row[0]) <= step)]))
     elif run.metrics_file.exists():
         remove(run.metrics_file)
 
@@ -137,7 +137,8 @@ def _parsed(run: RunDir, data: bytes) -> list[list[str]]:
         raise RunError(f"{run.metrics_file} is no table that a run wrote: {error}") from None
 
 
-def _csv(rows: Iterable[Sequence[str]]) -> bytes:
+def as_csv(rows: Iterable[Sequence[str]]) -> bytes:
+    """The text of a table."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue().encode()
