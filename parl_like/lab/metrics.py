@@ -105,6 +105,19 @@ def evaluations(run: RunDir) -> list[tuple[int, float]]:
     return [(int(step), score) for step, score, episodes in rows if not math.isnan(episodes)]
 
 
+def last_evaluation(run: RunDir) -> tuple[dict[str, float], bool]:
+    """The numbers of the evaluation after training, and True; where there is none, or a signal cut it, those of the last one
+    while training, and False; {} where there is none of either."""
+    result = run.result() or {}
+    if (numbers := result.get("evaluation")) and not result.get("stopped_by"):
+        return {key: value if isinstance(value, (int, float)) else math.nan for key, value in numbers.items()}, True
+    columns = read_metrics(run)
+    episodes = columns.get(f"{EVALUATION}episodes", [])
+    last = next((row for row in reversed(range(len(episodes))) if not math.isnan(episodes[row])), None)
+    return {key.removeprefix(EVALUATION): column[last] for key, column in columns.items()
+            if last is not None and key.startswith(EVALUATION)}, False
+
+
 def last_row(run: RunDir) -> dict[str, float]:
     """The last whole row of `metrics.csv`, found from its end; {} where there is none. Raises RunError as `read_metrics`."""
     try:
