@@ -219,13 +219,13 @@ def _tables(found: Mapping[str, list[Any]]) -> list[list[list[str]]]:
         if group["mark"] is None or not group["evaluated"]:
             return "–"
         middle = "∞" if group["steps_to_mark"] is None else f"{group['steps_to_mark']:,.0f}"
-        return f"{middle} to {group['mark']:g} ({group['reached']} of {group['evaluated']})"
+        return f"{middle} ({group['reached']} of {group['evaluated']})"
 
-    header = ["group", "runs", "env steps", "scores", "IQM [95 %]", "median", "mean", "best", "optimality gap", "seconds",
+    header = ["group", "runs", "env steps", "scores", "IQM [95 %]", "median", "mean", "best", "seconds", "mark", "optimality gap",
               "steps to the mark"]
     rows = [[one["group"], str(one["runs"]), " to ".join(f"{n:,}" for n in dict.fromkeys(one["env_steps"])),
              " ".join(map(_cell, one["scores"])), _cell(one["iqm"]) + _bounds(one["interval"]),
-             *(_cell(one[key]) for key in ("median", "mean", "best", "optimality_gap", "seconds")), steps(one)]
+             *(_cell(one[key]) for key in ("median", "mean", "best", "seconds", "mark", "optimality_gap")), steps(one)]
             for one in found["groups"]]
     pairs = [[one["a"], one["b"], _cell(one["probability"]) + _bounds(one["interval"])] for one in found["improvements"]]
     return [[header, *rows], *([["a", "b", "P(a > b) [95 %]"], *pairs] for _ in pairs[:1])]

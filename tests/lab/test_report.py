@@ -51,7 +51,7 @@ def test_the_numbers_of_a_group():
     (group,) = report(a, mark=75.0)["groups"]
     assert (group["mark"], group["optimality_gap"]) == (75, 16)  # (35 + 25 + 15 + 5 + 0) / 5
     assert (group["reached"], group["steps_to_mark"]) == (1, None)
-    assert "| ∞ to 75 (1 of 4) |" in markdown(report(a, mark=75.0))
+    assert "| 200 | 20 | 75 | 16 | ∞ (1 of 4) |" in markdown(report(a, mark=75.0))
     assert report(a, mark=0.0)["groups"][0]["steps_to_mark"] == 0
 
 
