@@ -141,6 +141,17 @@ def _plot(args: argparse.Namespace) -> None:
     _show(args, {"picture": str(path)}, [str(path)])
 
 
+def _report(args: argparse.Namespace) -> None:
+    from parl_like.lab import report, rundir
+
+    runs = [rundir.RunDir.open(run) for run in args.runs]
+    found = report.report(runs, args.mark)
+    files, missing = report.write(found, runs, Path(args.out)) if args.out else ([], [])
+    for line in [*missing, *map(str, files)]:
+        print(line, file=sys.stderr)
+    _show(args, {**found, "files": list(map(str, files))}, [report.markdown(found).rstrip()])
+
+
 def _marks(args: argparse.Namespace) -> None:
     from parl_like.lab import marks
 
@@ -316,6 +327,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     verb("plot", _plot, "draw the learning curve of one or several runs", runs,
          option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
          option("--metric", "column of metrics.csv (default: return/mean)", metavar="KEY"))
+    verb("report", _report, "compare what groups of runs have reached, as a Markdown table", runs,
+         option("--mark", "a score to be reached (default: what the experiment expects)", type=float, metavar="X"),
+         option("--out", "also write report.md, .html, .csv, runs.csv and pictures there", metavar="DIR"))
     verb("marks", _marks, "train experiments with several seeds, and keep their scores in a file and a table",
          option("names", "experiments (default: all that expect something)", nargs="*", metavar="EXPERIMENT"),
          words_of("configuration on top of the experiments'"),

@@ -46,8 +46,8 @@ class MetricsLog:
             self._board.add_row(row)
         if new := [key for key in row if key not in self.header]:
             self.header += new
-            self.run.outbox.replace(METRICS, _csv([self.header, *(old + [""] * len(new) for old in _table(self.run)[1])]))
-        self.run.outbox.append(METRICS, _csv([[_cell(row.get(key, math.nan)) for key in self.header]]))
+            self.run.outbox.replace(METRICS, as_csv([self.header, *(old + [""] * len(new) for old in _table(self.run)[1])]))
+        self.run.outbox.append(METRICS, as_csv([[_cell(row.get(key, math.nan)) for key in self.header]]))
 
 
 class _Board:
@@ -85,7 +85,7 @@ def truncate(run: RunDir, step: int) -> None:
     """Drops the rows after `step`, and a last line that a crash left unfinished."""
     header, rows = _table(run)
     if header:
-        run.outbox.replace(METRICS, _csv([header, *(row for row in rows if _number(row[0]) <= step)]))
+        run.outbox.replace(METRICS, as_csv([header, *(row for row in rows if _number(row[0]) <= step)]))
     elif run.metrics_file.exists():
         remove(run.metrics_file)
 
@@ -103,6 +103,19 @@ def evaluations(run: RunDir) -> list[tuple[int, float]]:
     names = "step", f"{EVALUATION}score", f"{EVALUATION}episodes"
     rows = zip(*(columns.get(name, []) for name in names), strict=False)
     return [(int(step), score) for step, score, episodes in rows if not math.isnan(episodes)]
+
+
+def last_evaluation(run: RunDir) -> tuple[dict[str, float], bool]:
+    """The numbers of the evaluation after training, and True; where there is none, or a signal cut it, those of the last one
+    while training, and False; {} where there is none of either."""
+    result = run.result() or {}
+    if (numbers := result.get("evaluation")) and not result.get("stopped_by"):
+        return {key: value if isinstance(value, (int, float)) else math.nan for key, value in numbers.items()}, True
+    columns = read_metrics(run)
+    episodes = columns.get(f"{EVALUATION}episodes", [])
+    last = next((row for row in reversed(range(len(episodes))) if not math.isnan(episodes[row])), None)
+    return {key.removeprefix(EVALUATION): column[last] for key, column in columns.items()
+            if last is not None and key.startswith(EVALUATION)}, False
 
 
 def last_row(run: RunDir) -> dict[str, float]:
@@ -137,7 +150,8 @@ def _parsed(run: RunDir, data: bytes) -> list[list[str]]:
         raise RunError(f"{run.metrics_file} is no table that a run wrote: {error}") from None
 
 
-def _csv(rows: Iterable[Sequence[str]]) -> bytes:
+def as_csv(rows: Iterable[Sequence[str]]) -> bytes:
+    """The text of a table."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue().encode()

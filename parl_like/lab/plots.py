@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,7 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
 
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    groups: dict[str, list[RunDir]] = {}
-    for run, setting in zip(runs, settings(runs), strict=True):
-        groups.setdefault(setting, []).append(run)
-    for number, (setting, alike) in enumerate(groups.items()):
+    for number, (setting, alike) in enumerate(grouped(runs).items()):
         _draw(axes, f"C{number % 10}", setting, [(run.path.name, *curve(run, metric)) for run in alike])
         evaluated = [run for run in alike if evaluations(run)] if metric == DEFAULT_METRIC else []
         if evaluated:
@@ -99,20 +96,30 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
             if goal is not None and goal.at_least is not None:
                 axes.axhline(goal.at_least, color="0.4", linestyle="--", linewidth=1.0,
                              label=f"{experiment}: expected {goal.at_least:g}")
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel(metric)
+    return finish(figure, axes, "environment steps", metric, out, runs)
+
+
+def finish(figure: Any, axes: Any, across: str, up: str, out: Path, runs: Sequence[RunDir]) -> Path:
+    """Labels a picture of these runs and writes it; the path, as `learning_curve`. Raises PlotError."""
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     out = out if out.suffix else out.with_suffix(".png")
-    inside = next((run.path for run in runs if out.is_relative_to(run.path)), None)  # below it no link is followed
     picture = io.BytesIO()
     try:
         figure.savefig(picture, format=out.suffix[1:], dpi=120)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(out, picture.getvalue(), base=inside)
+        put(out, picture.getvalue(), runs)
     except (OSError, ValueError) as error:  # a folder that cannot be written, a format that does not exist
         raise PlotError(f"cannot write the picture {out}: {error}") from None
     return out
+
+
+def put(out: Path, data: bytes, runs: Sequence[RunDir]) -> None:
+    """Writes what was made of these runs; below the directory of one of them no link is followed. Raises OSError."""
+    inside = next((run.path for run in runs if out.is_relative_to(run.path)), None)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(out, data, base=inside)
 
 
 def _draw(axes: Any, colour: str, setting: str, curves: Sequence[tuple[str, Floats, Floats]], **style: Any) -> None:
@@ -129,16 +136,41 @@ def _draw(axes: Any, colour: str, setting: str, curves: Sequence[tuple[str, Floa
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, label="95 % bootstrap band")
 
 
+def grouped(runs: Sequence[RunDir]) -> dict[str, list[RunDir]]:
+    """Runs that differ in nothing but seed and bookkeeping, by their setting."""
+    groups: dict[str, list[RunDir]] = {}
+    for run, setting in zip(runs, settings(runs), strict=True):
+        groups.setdefault(setting, []).append(run)
+    return groups
+
+
 def settings(runs: Sequence[RunDir]) -> list[str]:
-    """For each run its experiment and, where runs of the same one differ in more than seed and bookkeeping, in what."""
-    configs = [{key: value for key, value in run.config().items() if key not in BOOKKEEPING} for run in runs]
+    """For each run its experiment and, where runs of the same one differ in more than seed and bookkeeping, in what.
+
+    A key that the others do not have, since another part has it (the options of another algorithm), is named only where runs
+    could not be told apart without it.
+    """
+    configs = [_leaves({key: value for key, value in run.config().items() if key not in BOOKKEEPING}) for run in runs]
     names = [run.info().experiment for run in runs]
-    out = []
-    for name, config in zip(names, configs, strict=True):
-        alike = [other for other, same in zip(configs, names, strict=True) if same == name]
-        differs = (f"{key}={config[key]}" for key in sorted(config) if any(other.get(key) != config[key] for other in alike))
-        out.append(" ".join([name, *differs]))
-    return out
+
+    def titles(shared: bool) -> list[str]:
+        out = []
+        for name, config in zip(names, configs, strict=True):
+            alike = [other for other, same in zip(configs, names, strict=True) if same == name]
+            differs = (f"{key}={value}" for key, value in sorted(config.items())
+                       if any((key in other or not shared) and other.get(key) != value for other in alike))
+            out.append(" ".join([name, *differs]))
+        return out
+
+    short, whole = titles(shared=True), titles(shared=False)
+    return short if len(set(short)) == len(set(whole)) else whole
+
+
+def _leaves(tree: Any, key: str = "") -> dict[str, Any]:
+    """Dotted key → value; lists and empty mappings are values."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {key: tree}
+    return {where: value for name, part in tree.items() for where, value in _leaves(part, f"{key}.{name}".lstrip(".")).items()}
 
 
 def curve(run: RunDir, metric: str) -> tuple[Floats, Floats]:

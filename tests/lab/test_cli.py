@@ -236,7 +236,7 @@ def test_doctor(command):
 def test_help_names_every_verb_and_loads_nothing(command):
     code, out, _ = command("--help")
     assert code == 0
-    for verb in ("train", "resume", "eval", "play", "list", "plot", "bench", "verify", "doctor"):
+    for verb in ("train", "resume", "eval", "play", "list", "plot", "report", "bench", "verify", "doctor"):
         assert f"\n    {verb} " in out
         assert command(f"{verb} --help")[0] == 0
 

@@ -143,7 +143,22 @@ def test_runs_of_one_experiment_are_told_apart_by_what_differs_in_their_configur
     runs = [configured("a", "x", seed=0, goals=True), configured("b", "x", seed=1, goals=True, trace=True),
             configured("c", "x", goals=False, lr=0.1), configured("d", "y", goals=False)]
     assert settings(runs[:2] + runs[3:]) == ["x", "x", "y"]
-    assert settings(runs) == ["x goals=True", "x goals=True", "x goals=False lr=0.1", "y"]
+    assert settings(runs) == ["x goals=True", "x goals=True", "x goals=False", "y"]
+
+
+def test_of_nested_configuration_only_what_differs_is_named(tmp_path):
+    def configured(name, **config):
+        return RunDir.create("x", {**to_dict(ExperimentConfig(run_dir=str(tmp_path / name))), **config})
+
+    def sac(lr):
+        return {"tasks": {"RL": {"SAC": {"lr": lr, "hidden": [64, 64]}}}}
+
+    a, b = configured("a", algorithm="SAC", robot=sac(0.1)), configured("b", algorithm="SAC", robot=sac(0.2))
+    c = configured("c", algorithm="TD3", robot={"tasks": {"RL": {"TD3": {"lr": 0.1}}}})
+    assert settings([a, b]) == ["x robot.tasks.RL.SAC.lr=0.1", "x robot.tasks.RL.SAC.lr=0.2"]
+    assert settings([a, c]) == ["x algorithm=SAC", "x algorithm=TD3"]
+    d, e = configured("d", options={}), configured("e", options={"goals": True})
+    assert settings([d, e]) == ["x options={}", "x options.goals=True"], "they are not alike"
 
 
 def test_pictures_of_one_and_of_several_runs(run, tmp_path):

@@ -1,0 +1,271 @@
+"""Reports: what groups of runs have reached, side by side, with how sure that is. `parl-like report` writes them.
+
+A run counts with its last evaluation: the one after training, or, where it has not finished, the last one while training. Runs
+that differ in nothing but seed and bookkeeping are one group. The statistics are those of Agarwal et al. 2021, "Deep RL at the
+edge of the statistical precipice", for one task: the bootstrap has one stratum to draw from, the runs of a group.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parl_like.lab import plots
+from parl_like.lab.config import UsageError
+from parl_like.lab.experiment import get
+from parl_like.lab.metrics import EVALUATION, as_csv, evaluations, last_evaluation, last_row
+from parl_like.lab.plots import Floats
+from parl_like.lab.rundir import RunDir
+
+Row = dict[str, Any]
+Interval = tuple[float, float]
+ENVIRONMENT = ("env", "env_options", "eval_env", "eval_options")  # keys of configurations that say what is played
+STYLE = ("body{font:15px sans-serif;margin:2em}table{border-collapse:collapse;display:block;overflow-x:auto;margin:1em 0}"
+         "th,td{border:1px solid #bbb;padding:.3em .6em;text-align:left}img{max-width:100%}")
+LEGEND = (
+    "Scores: of each run's last evaluation. IQM: mean without the lowest and the highest quarter (of fewer than four: mean).",
+    "In brackets: 95 % percentile bootstrap over the runs of a group; of few runs it is too narrow.",
+    "Optimality gap: mean of max(0, mark − score), in units of the score, since no scale with a meaningful zero is known.",
+    "Steps to the mark: of the first evaluation while training that is at the mark; the median over the runs that have any, of "
+    "which one that does not get there counts as infinite.",
+)
+
+
+def report(runs: Sequence[RunDir], mark: float | None = None) -> dict[str, list[Any]]:
+    """What runs have reached: `groups` and `runs`, rows of numbers, None where there is none; `improvements`: for two groups the
+    probability that a run of `a` has a higher score than one of `b`; `notes`: what a reader must know of these runs.
+
+    Args:
+        runs: One that is given twice counts once.
+        mark: The score to be reached; None: what the runs' experiment expects.
+
+    Raises:
+        UsageError: there are no runs, they are of different tasks or scores, or one has no evaluation.
+    """
+    runs = list({run.path.resolve(): run for run in runs}.values())
+    if not runs:
+        raise UsageError("expected run directories, got none; `parl-like list` shows the runs")
+    if mark is not None and not math.isfinite(mark):
+        raise UsageError(f"--mark: expected a finite number, got {mark:g}; without it, it is what the experiment expects")
+    for what, of_run in (("the same task", _task), ("the same eval_score", _scored_by)):
+        kinds = {of_run(run): run.path for run in runs}
+        if len(kinds) > 1:
+            came = ", ".join(f"{kind} ({path})" for kind, path in kinds.items())
+            raise UsageError(f"expected runs of {what}, got {came}; scores of one can be compared, so make a report of each")
+    found = [[_outcome(run, title, mark) for run in alike] for title, alike in plots.grouped(runs).items()]
+    groups = [_group(outcomes) for outcomes in found]
+    pairs = [(a, b, improvement(a["scores"], b["scores"])) for a, b in combinations(groups, 2)]
+    return {"groups": groups, "runs": [one for outcomes in found for one in outcomes], "notes": _notes(found),
+            "improvements": [{"a": a["group"], "b": b["group"], "probability": share, "interval": interval}
+                             for a, b, (share, interval) in pairs]}
+
+
+def improvement(a: Sequence[float], b: Sequence[float]) -> tuple[float, Interval | None]:
+    """P(a > b): the share of pairs in which the score of `a` is higher, equal ones counted half (U of Mann and Whitney over the
+    number of pairs). With the 95 % percentile bootstrap, both drawn anew; None where one has a single score."""
+    wins = (np.sign(np.subtract.outer(np.asarray(a, np.float64), np.asarray(b, np.float64))) + 1) / 2
+    if min(wins.shape) < 2:
+        return float(wins.mean()), None
+    rng = np.random.default_rng(0)
+    # How often each run was drawn, over how many were.
+    drawn = [rng.multinomial(n, np.full(n, 1 / n), plots.RESAMPLES) / n for n in wins.shape]
+    low, high = np.quantile((drawn[0] @ wins * drawn[1]).sum(1), [0.025, 0.975])
+    return float(wins.mean()), (float(low), float(high))
+
+
+def profile(scores: Sequence[float], thresholds: npt.ArrayLike) -> Floats:
+    """Performance profile: for each threshold the share of the scores that are above it."""
+    shares: Floats = np.greater.outer(np.asarray(scores, np.float64), np.asarray(thresholds, np.float64)).mean(0)
+    return shares
+
+
+def markdown(found: Mapping[str, list[Any]], pictures: Sequence[Path] = ()) -> str:
+    """The report as Markdown; `pictures` lie beside it."""
+    parts = []
+    for header, *rows in _tables(found):
+        lines = [header, ["---"] * len(header), *([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    parts.append("\n".join(f"- {note}" for note in [*found["notes"], *LEGEND]))
+    return "\n\n".join([*parts, *(f"![{_title(path)}]({path.name})" for path in pictures)]) + "\n"
+
+
+def page(found: Mapping[str, list[Any]], pictures: Sequence[Path] = ()) -> str:
+    """The report as one HTML page that needs nothing else; `pictures`: PNG files, which it contains."""
+    def row(tag: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    parts = [f"<table>{row('th', header)}{''.join(row('td', cells) for cells in rows)}</table>"
+             for header, *rows in _tables(found)]
+    parts.append(f"<ul>{''.join(f'<li>{html.escape(note)}</li>' for note in [*found['notes'], *LEGEND])}</ul>")
+    parts += [f'<h2>{_title(path)}</h2><img alt="{_title(path)}" src="data:image/png;base64,'
+              f'{base64.b64encode(path.read_bytes()).decode()}">' for path in pictures]
+    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Report</title><style>{STYLE}</style></head>'
+            f"<body><h1>Report</h1>{''.join(parts)}</body></html>\n")
+
+
+def write(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path) -> tuple[list[Path], list[str]]:
+    """Writes report.md, report.html, report.csv (groups), runs.csv and pictures into a folder. Returns their paths, and why
+    pictures are missing. Raises UsageError where the folder cannot be written to."""
+    pictures, missing = [], []
+    for draw in (_curves, _profiles):
+        try:
+            pictures.append(draw(found, runs, out))
+        except plots.PlotError as error:
+            missing.append(str(error))
+    try:
+        files = {"report.md": markdown(found, pictures).encode(), "report.html": page(found, pictures).encode(),
+                 "report.csv": _table(found["groups"]), "runs.csv": _table(found["runs"])}
+        for name, data in files.items():
+            plots.put(out / name, data, runs)
+    except OSError as error:
+        raise UsageError(f"cannot write the report to {out}: {error.strerror or error}; give another --out") from None
+    return [*(out / name for name in files), *pictures], list(dict.fromkeys(missing))
+
+
+# ------------------------------------------------------------------------------------------------ from directories to numbers
+
+
+def _outcome(run: RunDir, group: str, mark: float | None) -> Row:
+    result, meanwhile = run.result() or {}, evaluations(run)
+    last, final = last_evaluation(run)
+    score = last.get("score", last.get("mean_return", math.nan))
+    if not math.isfinite(score):
+        has = f"its last one has {score:g}" if last else "it has none"
+        raise UsageError(f"{run.path} (state {run.state()}): expected an evaluation with a score, but {has}; finish the run with "
+                         f"`parl-like resume {run.path}`, train with eval_every=, or leave the run out")
+    mark = _expected(run, last) if mark is None else mark
+    return {"run": str(run.path), "group": group, "seed": run.config().get("seed"), "state": run.state(),
+            "env_steps": int(result.get("env_steps") or last_row(run).get("step", 0)), "score": score, "after_training": final,
+            "best": max(one for one in [score, *(one for _, one in meanwhile)] if not math.isnan(one)),
+            "seconds": result.get("seconds"), "mark": mark, "evaluated": len(meanwhile),
+            "steps_to_mark": next((step for step, one in meanwhile if mark is not None and one >= mark), None)}
+
+
+def _group(runs: Sequence[Row]) -> Row:
+    scores = np.array([run["score"] for run in runs])
+    low, high = plots.bootstrap_interval(scores, np.random.default_rng(0))
+    mark = runs[0]["mark"] if len({run["mark"] for run in runs}) == 1 else None
+    seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
+    first = [run["steps_to_mark"] for run in runs if run["evaluated"]]
+    steps = [math.inf if step is None else step for step in first]
+    middle = float(np.median(steps)) if steps else math.inf
+    return {"group": runs[0]["group"], "runs": len(runs), "scores": scores.tolist(),
+            "env_steps": [pick(run["env_steps"] for run in runs) for pick in (min, max)], "iqm": float(plots.iqm(scores)),
+            "interval": (float(low), float(high)) if len(runs) > 1 else None, "median": float(np.median(scores)),
+            "mean": float(scores.mean()), "best": max(run["best"] for run in runs), "mark": mark,
+            "optimality_gap": None if mark is None else float(np.maximum(0.0, mark - scores).mean()),
+            "seconds": float(np.median(seconds)) if seconds else None, "evaluated": len(steps),
+            "reached": None if mark is None else sum(map(math.isfinite, steps)),
+            "steps_to_mark": middle if mark is not None and math.isfinite(middle) else None}
+
+
+def _notes(groups: Sequence[Sequence[Row]]) -> list[str]:
+    notes = [f"{run['run']} is {run['state']}: its score is that of its last evaluation while training."
+             for runs in groups for run in runs if not run["after_training"]]
+    for runs in groups:
+        if len({run["seed"] for run in runs}) < len(runs):
+            notes.append(f"{runs[0]['group']}: several runs have the same seed, so they may be less different than other runs.")
+        if len({run["mark"] for run in runs}) > 1:
+            notes.append(f"{runs[0]['group']}: its runs expect different scores, so it has no mark; give one with --mark.")
+    if len({frozenset(run["mark"] for run in runs) for runs in groups}) > 1:
+        notes.append("The marks of the groups differ, so gaps and steps to them cannot be compared; --mark gives all the same.")
+    return notes
+
+
+def _scored_by(run: RunDir) -> str:
+    return str(run.config().get("eval_score") or "mean_return")
+
+
+def _task(run: RunDir) -> str:
+    """The environment that evaluations play, or the experiment, where the configuration does not name one."""
+    config = run.config()
+    env, instead = ({"id": one} if isinstance(one, str) else one or {} for one in map(config.get, ("env", "eval_env")))
+    parts: list[Any] = [config.get("env_options"), config.get("eval_options"), env.get("options"), instead.get("options")]
+    options: Row = {key: value for part in parts for key, value in (part or {}).items()}
+    name = instead.get("id") or env.get("id") or run.info().experiment
+    return " ".join([name, *(f"{key}={value}" for key, value in sorted(options.items()))])
+
+
+def _expected(run: RunDir, last: Mapping[str, float]) -> float | None:
+    """The least score that the run's experiment expects; None where it expects none, or one of another environment."""
+    by, result = _scored_by(run), run.result() or {}
+    if last.get(by) != last.get("score", last.get(by)):  # the robot has a score of its own, of which nothing is expected
+        return None
+    if "expect" in result:
+        least: float | None = result["expect"].get(by, (None, None))[0]
+        return least
+    with suppress(UsageError):  # an experiment that the registry does not know
+        bounds = get(run.info().experiment).bounds.get(by)
+        if bounds is not None and not any(key.split(".")[0] in ENVIRONMENT for key in run.info().differs):
+            return bounds.at_least
+    return None
+
+
+# ---------------------------------------------------------------------------------- from numbers to text and pictures
+
+
+def _tables(found: Mapping[str, list[Any]]) -> list[list[list[str]]]:
+    """Rows of text, a header first: of the groups, and where there are several of their pairs."""
+    def steps(group: Row) -> str:
+        if group["mark"] is None or not group["evaluated"]:
+            return "–"
+        middle = "∞" if group["steps_to_mark"] is None else f"{group['steps_to_mark']:,.0f}"
+        return f"{middle} ({group['reached']} of {group['evaluated']})"
+
+    header = ["group", "runs", "env steps", "scores", "IQM [95 %]", "median", "mean", "best", "seconds", "mark", "optimality gap",
+              "steps to the mark"]
+    rows = [[one["group"], str(one["runs"]), " to ".join(f"{n:,}" for n in dict.fromkeys(one["env_steps"])),
+             " ".join(map(_cell, one["scores"])), _cell(one["iqm"]) + _bounds(one["interval"]),
+             *(_cell(one[key]) for key in ("median", "mean", "best", "seconds", "mark", "optimality_gap")), steps(one)]
+            for one in found["groups"]]
+    pairs = [[one["a"], one["b"], _cell(one["probability"]) + _bounds(one["interval"])] for one in found["improvements"]]
+    return [[header, *rows], *([["a", "b", "P(a > b) [95 %]"], *pairs] for _ in pairs[:1])]
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _bounds(interval: Interval | None) -> str:
+    return "" if interval is None else f" [{interval[0]:.4g}, {interval[1]:.4g}]"
+
+
+def _table(rows: Sequence[Row]) -> bytes:
+    def text(value: Any) -> str:
+        return "" if value is None else " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+    return as_csv([list(rows[0]), *([text(value) for value in row.values()] for row in rows)])
+
+
+def _title(picture: Path) -> str:
+    return picture.stem.replace("_", " ")
+
+
+def _curves(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path) -> Path:
+    """Scores of evaluations where every run has some while training, else the returns of training."""
+    metric = f"{EVALUATION}score" if all(run["evaluated"] for run in found["runs"]) else plots.DEFAULT_METRIC
+    return plots.learning_curve(runs, out / "learning_curves.png", metric=metric)
+
+
+def _profiles(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path) -> Path:
+    if plots.matplotlib_missing():
+        raise plots.PlotError(plots.MISSING)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    scores = sorted(score for group in found["groups"] for score in group["scores"])
+    margin = 0.05 * (scores[-1] - scores[0]) or 1.0
+    thresholds = [scores[0] - margin, *scores, scores[-1] + margin]  # between two of them it is level
+    for group in found["groups"]:
+        axes.step(thresholds, profile(group["scores"], thresholds), where="post", label=f"{group['group']}, {group['runs']} runs")
+    return plots.finish(figure, axes, "score τ", "share of runs with score > τ", out / "performance_profile.png", runs)
