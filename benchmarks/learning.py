@@ -2,10 +2,11 @@
 other on one torch thread.
 
 Ours are shipped experiments, some with other settings; theirs have the settings of RL Baselines3 Zoo, or of Tianshou's examples.
-A run is evaluated greedily at `--points` places, whose time does not count: `score` is the mean return of `--episodes` at the
-end (no best checkpoint), with the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the seconds of
-processor time after which an evaluation was at the mark for the first time. Processor time, for these runs take long and the
-machine may have other work.
+A run is evaluated greedily at `--points` places, whose time does not count, and all contestants in the same episodes, as far as
+their first states go, for in some tasks these are worth more than what was learned: `score` is the mean return of `--episodes`
+at the end (no best checkpoint), with the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the
+seconds of processor time after which an evaluation was at the mark for the first time. Processor time, for these runs take long
+and the machine may have other work.
 
 Where the peer is not installed ours are alone. The lunar lander needs pip install 'gymnasium[box2d]',
 MuJoCo's hopper pip install 'mujoco<4' imageio (gymnasium 1.4 finds no MuJoCo in version 4); its episodes have up to 1,000
@@ -18,9 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -33,7 +35,7 @@ import torch
 
 import parl_like.envs  # noqa: F401  # makes its ids known
 from benchmarks.common import machine, report
-from benchmarks.learning_peers import EVALUATION, Point, Sb3, Tianshou, linear, tianshou_c51, tianshou_iqn, tianshou_reinforce
+from benchmarks.learning_peers import Point, Sb3, Tianshou, first_start, linear, tianshou_c51, tianshou_iqn, tianshou_reinforce
 from parl_like import Robot
 from parl_like.data.disk import replace_file
 from parl_like.lab import config as configs
@@ -144,6 +146,23 @@ CASES = {
 }
 
 
+class Start(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment that begins where the seed says that the peers' begin, whatever it is told."""
+
+    def __init__(self, env: gym.Env[Any, Any], seed: int) -> None:
+        super().__init__(env)
+        self.seed = seed
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=self.seed, options=options)
+
+
+def starts(env_id: str, first: int) -> Callable[[], gym.Env[Any, Any]]:
+    """A factory of environments that begin with the seeds `first`, `first` + 1, …."""
+    seeds = count(first)
+    return lambda: Start(gym.make(env_id), next(seeds))
+
+
 def train_ours(case: Case, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
     curve: list[Point] = []
     seconds = 0.0
@@ -153,7 +172,7 @@ def train_ours(case: Case, steps: int, seed: int, stops: list[int], episodes: in
             for _ in robot.iterate(stop):
                 pass
             seconds += process_time() - begin
-            seen = robot.evaluate(episodes, seed=EVALUATION + seed, n_agents=min(episodes, 25))
+            seen = robot.evaluate(episodes, seed=seed, n_agents=episodes, env=starts(case.env, first_start(seed)))
             curve.append((robot.env_steps, seconds, seen.mean_return))
     return curve
 
@@ -218,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
             lines.append(f"{case.peer.library} is not installed: skipped (pip install {case.peer.library})")
         else:
             runs[case.peer.library] = []
-        settings = {"parl_like": f" with settings {case.settings(steps)}"}
+        settings = {"parl_like": f" with settings {case.settings(steps)}, begun as the peer's"}
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for who, curves in runs.items():
                 key = (f"{name}, {steps} steps, {options.points} evaluations of {options.episodes} episodes, {who}"

@@ -11,9 +11,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-EVALUATION = 1_000_000  # seeds of evaluations are far from those of training, and those of two runs from each other
 Point = tuple[int, float, float]
 """Environment steps, seconds of training until then, mean return of the evaluation."""
+
+
+def first_start(seed: int) -> int:
+    """Seed of the first episode of an evaluation, the next ones follow: far from those of training, and from other runs'."""
+    return 1_000_000 + 1000 * seed
 
 
 def linear(start: float) -> Callable[[float], float]:
@@ -74,7 +78,7 @@ class Sb3:
 
             def look(self) -> None:
                 now = process_time()
-                envs = make_vec_env(env_id, min(episodes, 25), seed=EVALUATION + 1000 * seed)
+                envs = make_vec_env(env_id, episodes, seed=first_start(seed))
                 if isinstance(env, VecNormalize):
                     envs = VecNormalize(envs, training=False, norm_reward=False)
                     envs.obs_rms = env.obs_rms
@@ -117,7 +121,7 @@ class Tianshou:
 
         np.random.seed(seed)
         torch.manual_seed(seed)
-        envs, others = (DummyVectorEnv([lambda: gym.make(env_id)] * n) for n in (self.n_envs, min(episodes, 25)))
+        envs, others = (DummyVectorEnv([lambda: gym.make(env_id)] * n) for n in (self.n_envs, episodes))
         envs.seed(seed)
         algorithm = self.build(gym.make(env_id))
         buffer = VectorReplayBuffer(self.size, self.n_envs)
@@ -139,7 +143,7 @@ class Tianshou:
                     algorithm.update(buffer, self.batch)
             seconds += process_time() - begin
             while len(curve) < len(stops) and done >= stops[len(curve)]:
-                others.seed(EVALUATION + 1000 * seed)
+                others.seed(first_start(seed))
                 tests.reset()
                 curve.append((done, seconds, float(tests.collect(n_episode=episodes).returns.mean())))
         return curve

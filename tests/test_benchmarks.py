@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium as gym
 import pytest
+
+from parl_like import Robot
 
 pytestmark = pytest.mark.checkout
 
@@ -141,6 +144,24 @@ def test_learning_keeps_its_runs_in_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(learning.CASES, "a2c cartpole", replace(learning.CASES["a2c cartpole"], changes={"gamma": 0.9}))
     learning.main([*ask, "--seeds", "1"])
     assert trained == [0, 1, 0, 0]  # with other settings
+
+
+def test_ours_is_evaluated_in_the_episodes_of_the_peers():
+    """An environment for each, so that the first states of stable-baselines3's are those of these seeds, too."""
+    from benchmarks.learning import starts
+    from benchmarks.learning_peers import first_start
+
+    class Noted(gym.Wrapper):
+        def reset(self, **options):
+            obs, info = self.env.reset(**options)
+            seen.append(obs.tolist())
+            return obs, info
+
+    seen = []
+    with Robot.of("PPO", "Pendulum-v1", n_agents=2) as robot:
+        make = starts("Pendulum-v1", first_start(3))
+        robot.evaluate(5, seed=3, n_agents=5, env=lambda: Noted(make()))
+    assert sorted(seen) == sorted(gym.make("Pendulum-v1").reset(seed=first_start(3) + k)[0].tolist() for k in range(5))
 
 
 def test_compare_takes_turns_and_the_ratio_is_that_of_neighbours():
