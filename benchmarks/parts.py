@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         "values instead of distributions": VALUES,
         "none of the six (DQN)": {**VALUES, **NO_NOISE, **UNIFORM, "n_step": 1, "double": False, "dueling": False},
     }),
-    "ppo": ("ppo-pendulum", {"n_agents": 32, "unroll": 64, "total_steps": 100_000}, {
+    "ppo": ("ppo-pendulum", {"total_steps": 100_000}, {
         "whole": {},
         "advantages not normalised": {"normalize": False},
         "ratio not clipped": {"clip": 1e9},
@@ -47,9 +47,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         "one minibatch instead of 16": {"minibatches": 1},
         "λ = 1 (no bootstrapping in advantages)": {"lam": 1.0},
         "λ = 0 (one step)": {"lam": 0.0},
+        "unrolls of 64 of 32 agents instead of 256 of 8": {"n_agents": 32, "unroll": 64},
         "discount 0.99 instead of 0.9": {"gamma": 0.99},
         "with values clipped (0.2)": {"value_clip": 0.2},
+        "with the dual clip (3)": {"dual_clip": 3.0},
+        "a KL penalty (1) instead of the clip": {"clip": 1e9, "kl_weight": 1.0},
+        "an adaptive KL penalty (to 0.01) instead of the clip": {"clip": 1e9, "kl_weight": 1.0, "adaptive_kl": 0.01},
+        "stopped at a KL divergence of 0.02": {"target_kl": 0.02},
         "with entropy bonus (0.01)": {"entropy": 0.01},
+        "squashed normal distributions": {"distribution": "squashed"},
+        "Beta distributions": {"distribution": "beta"},
         "with observations normalised": {"transforms": ["ObservationNormalizer"]},
     }),
 }
