@@ -27,7 +27,7 @@ from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transform
 from parl_like.errors import nearest, unknown
 from parl_like.explorer import Explorer
-from parl_like.lab.config import ConfigError, dump_yaml, ends_with, fit, flat, nested
+from parl_like.lab.config import ConfigError, ends_with, fit, flat, nested, overruled, show
 from parl_like.lab.own import candidates
 from parl_like.optim import Linear, Schedule
 
@@ -195,8 +195,7 @@ class Parts:
         for name, one in self.settings.items():
             whole = [key for key in one.keys if ends_with(name, key) == ""]
             if whole and (before := one.keys[: one.keys.index(whole[-1])]):
-                lines.append(f"{self.short(name)} is {show(self.complete()[name])}, as {whole[-1]!r} says; "
-                             f"{', '.join(map(repr, before))}, which came before, does not count")
+                lines.append(overruled(self.short(name), one.value, whole[-1], before))
         return lines
 
     def complete(self) -> dict[str, Any]:
@@ -370,8 +369,3 @@ def plain(value: Any) -> Any:
         ours = any(getattr(import_module(path), value.__name__, None) is value for shelf in SHELVES.values() for path in shelf)
         return value.__name__ if ours else f"{value.__module__}:{value.__name__}"
     return repr(value)
-
-
-def show(value: Any) -> str:
-    """One value as YAML on one line."""
-    return dump_yaml({"x": value}, flow=True).removeprefix("{x: ").rstrip().removesuffix("}")

@@ -9,7 +9,8 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -152,9 +153,15 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
             later layer covers.
     """
     name = config_class.__qualname__
-    merged: dict[str, Any] = {}
+    fields, merged = config_class.__struct_fields__, dict[str, Any]()
     for layer in layers:
-        merged = _merge(config_class, merged, layer, name)
+        own, parts = dict[str, Any](), dict[str, Any]()  # parts in order: they may have several names for one thing
+        for key, value in layer.items():
+            if key.partition(".")[0] in fields:
+                _add(own, nested({key: value}, {}))
+            else:
+                parts[key] = value
+        merged = _merge(config_class, merged, {**own, **parts}, name)
     merged = {**config_class.usual(merged), **merged}
     try:
         return msgspec.convert(merged, config_class)
@@ -207,22 +214,36 @@ def flat(tree: Any, key: str = "") -> dict[str, Any]:
     return {where: value for name, part in parts for where, value in flat(part, name).items()}
 
 
-def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
+def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None = None) -> dict[str, Any]:
     """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net": {"hidden": [64, 64]}}`; a value is read as YAML.
 
-    Of two words for one key the last one counts; nothing after `=` is the empty text. In whatever order they are: a mapping and
-    its further parts become one, and a whole does not take the place of a part that was given.
+    Of two words for one key the last one counts, which `say` is told; nothing after `=` is the empty text. In whatever order they
+    are: a mapping and its further parts become one, and a whole does not take the place of a part that was given. Where other
+    keys are between parts of one mapping (`a.b=1 c=2 a.d=3`) the keys stay as they are written, and in order.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, tuple[str, Any]] = {}
+    before: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or net.hidden=[64,64]")
-        given[key] = _parse(text, f"key {key!r}", key) if text else ""
+        if key in given:
+            before.setdefault(key, []).append(given.pop(key)[0])
+        given[key] = word, _parse(text, f"key {key!r}", key) if text else ""
     out: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, (word, value) in given.items():
         _add(out, nested({key: value}, {}))
-    return out
+        if key in before and say is not None:
+            say(overruled(key, value, word, before[key]))
+    if len([*groupby(given, lambda key: key.partition(".")[0])]) == len(out):
+        return out
+    return {key: value for key, (_, value) in given.items()}  # a tree would not have the order, by which the last one counts
+
+
+def overruled(name: str, value: Any, by: str, before: Sequence[str]) -> str:
+    """The line that says which of several words for one setting counts."""
+    does = "do" if len(before) > 1 else "does"
+    return f"{name} is {show(value)}, as {by!r} says; {', '.join(map(repr, before))}, which came before, {does} not count"
 
 
 def _add(tree: dict[str, Any], more: Mapping[str, Any], prefix: str = "") -> None:
@@ -268,6 +289,11 @@ def load_yaml(text: str, source: str = "YAML") -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected `key: value` lines, got {_show(tree)}")
     return tree
+
+
+def show(value: Any) -> str:
+    """One value as YAML on one line."""
+    return dump_yaml({"x": value}, flow=True).removeprefix("{x: ").rstrip().removesuffix("}")
 
 
 def dump_yaml(tree: Mapping[str, Any], flow: bool = False) -> str:

@@ -83,6 +83,11 @@ def test_the_last_one_counts_and_the_robot_says_so():
                              "DQN.lr is 0.5, as 'DQN.lr' says; 'lr', which came before, does not count"]
     with robot("lr.end=0", "lr.start=0.1") as one:
         assert one.notes == [], "parts of one value"
+    with robot("DQN.n_step=1", "lr=0.1", "DQN.lr=0.2", "env.vector=2", "seed=1", "env.id=Acrobot-v1") as one:
+        assert one.notes == ["DQN.lr is 0.2, as 'DQN.lr' says; 'lr', which came before, does not count"]
+        assert one.tasks["RL"].algorithm.model.obs_space.shape == (6,) and one.agents[0].env.num_envs == 2
+    with robot("lr=0.1", "DQN.lr=0.2", "lr=0.3") as one:
+        assert one.notes == ["DQN.lr is 0.3, as 'lr' says; 'DQN.lr', which came before, does not count"]
     with robot("lr.end=0", "DQN.lr=0.5") as one:
         assert one.notes == ["DQN.lr is 0.5, as 'DQN.lr' says; 'lr.end', which came before, does not count"]
 
