@@ -17,6 +17,7 @@ from parl_like.computation_task import ComputationTask
 from parl_like.env_source import EnvSource, factory_of, is_made, make_one
 from parl_like.envs.vector import make_vector_env
 from parl_like.lab.config import ConfigError, ExperimentConfig
+from parl_like.lab.own import candidates
 from parl_like.robot import Robot
 from parl_like.robots.parts import Parts, named
 from parl_like.spec import specs_of
@@ -112,12 +113,19 @@ class PartsConfig(ExperimentConfig, frozen=True, kw_only=True):
 
 def env_of(env: Env, parts: Parts) -> EnvSource:
     """The id alone where that says it all, so that whoever makes the environment knows it; else a factory."""
+    import_module_in(env.id)
     wrappers = [named("Wrapper", name) for name in env.wrappers]
     made = [partial(one, **parts.args("env", one, skip=("env",))) for one in wrappers]
     if not (env.options or made or env.vector):
         return env.id
     one = partial(wrapped, env.id, env.options, made)
     return partial(make_vector_env, one, env.vector) if env.vector else one
+
+
+def import_module_in(id: str) -> None:
+    """Of `module:Id`; gymnasium would not look for it in the working directory. Raises ConfigError where there is none."""
+    if ":" in id:
+        candidates(id)
 
 
 def wrapped(id: str, options: Mapping[str, Any], wrappers: Sequence[Callable[[Any], Any]], **more: Any) -> Any:
