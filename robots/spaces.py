@@ -19,7 +19,7 @@ from parl_like.envs.vector import make_vector_env
 from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.lab.own import candidates
 from parl_like.robot import Robot
-from parl_like.robots.parts import Parts, named
+from parl_like.robots.parts import Parts, arguments_of, named
 from parl_like.spec import specs_of
 from parl_like.vector_agent import VectorAgent
 
@@ -115,7 +115,7 @@ def env_of(env: Env, parts: Parts) -> EnvSource:
     """The id alone where that says it all, so that whoever makes the environment knows it; else a factory."""
     import_module_in(env.id)
     wrappers = [named("Wrapper", name) for name in env.wrappers]
-    made = [partial(one, **parts.args("env", one, skip=("env",))) for one in wrappers]
+    made = [partial(one, **parts.args("env", one, skip=list(arguments_of(one))[:1], whole=True)) for one in wrappers]
     if not (env.options or made or env.vector):
         return env.id
     one = partial(wrapped, env.id, env.options, made)

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from parl_like import EpisodicHelper, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot
 from parl_like.algorithms import DQN
@@ -58,6 +59,52 @@ def test_an_explorer_has_the_shape_of_the_actions(words):
         assert one.agents[0].helpers["RL"].explorer.shape == (1,)
     with pytest.raises(ConfigError, match="Gaussian.shape is needed"):
         robot("explorer=Gaussian")
+
+
+@pytest.mark.parametrize(("wrapper", "words", "attributes"), [
+    ("RescaleAction", ["RescaleAction.min_action=-3", "max_action=3.5"], {"action_space": gym.spaces.Box(-3, 3.5, (1,))}),
+    ("RescaleAction", ["min_action=[-3]", "max_action=[3.5]"], {"action_space": gym.spaces.Box(-3, 3.5, (1,))}),
+    ("RescaleObservation", ["min_obs=[0, 0, 1]", "max_obs=[2, 2, 3]"],
+     {"observation_space": gym.spaces.Box(np.float32([0, 0, 1]), np.float32([2, 2, 3]))}),
+    ("ClipReward", ["min_reward=-1", "ClipReward.max_reward=0.5"], {}),
+    ("NormalizeReward", ["NormalizeReward.gamma=0.25", "epsilon=1e-3"], {"gamma": 0.25, "epsilon": 1e-3}),
+    ("DelayObservation", ["DelayObservation.delay=2"], {"delay": 2}),
+], ids=str)
+def test_wrappers_of_gymnasium_take_numbers_and_lists_of_them(wrapper, words, attributes):
+    with robot(f"env.wrappers=[{wrapper}]", *words, algorithm="TD3", env="Pendulum-v1", n_agents=1, warmup=8) as one:
+        env = one.agents[0].env
+        for name, value in attributes.items():
+            assert getattr(env, name) == value, name
+        one.run(4)
+
+
+class Numbers(gym.Wrapper):
+    def __init__(self, env, plain, half: np.float32, table: NDArray[np.int32] | None, count: np.integer = 3) -> None:  # noqa: ANN001
+        super().__init__(env)
+        self.given = plain, half, table, count
+
+
+def test_numbers_become_what_the_annotation_says():
+    with robot(f"env.wrappers=[{__name__}:Numbers]", "plain=x", "half=1", "table=[[1, 2], [3, 4]]", "Numbers.count=4") as one:
+        plain, half, table, count = one.agents[0].env.given
+        assert (plain, half, count) == ("x", 1.0, 4) and isinstance(half, np.float32) and isinstance(count, np.int64)
+        assert table.dtype == np.int32 and table.tolist() == [[1, 2], [3, 4]]
+        assert one.parts.complete()["robot.env.Numbers.table"] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["min_action=x", "max_action=1"], r"key 'min_action' expects `int \| float \| array`, got 'x'"),
+    (["min_action=[[1], [1, 2]]", "max_action=1"], r"key 'min_action' expects numbers in lists of one length, got \[\[1"),
+    (["min_action=[a]", "max_action=1"], r"key 'min_action' expects numbers in lists of one length, got \[a\]"),
+    (["min_action=0"], "RescaleAction.max_action is needed: float | int | list of numbers"),
+    (["env.wrappers=[TransformReward]"], r"TransformReward is not built from a configuration: TransformReward.func takes "
+     "Callable.*, which plain data cannot give; make a class of your own that gives it, written module:Name"),
+    (["env.wrappers=[NormalizeObservation]", "NormalizeObservation.moments=5"],
+     "key 'NormalizeObservation.moments': NormalizeObservation.moments takes .*Moments | None, which plain data cannot give"),
+])
+def test_what_is_no_number_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        robot("env.wrappers=[RescaleAction]", *words, algorithm="TD3", env="Pendulum-v1")
 
 
 def test_a_schedule_with_other_parts_is_refused():
@@ -195,7 +242,7 @@ def test_an_argument_without_an_annotation_takes_any_plain_value(value):
         ours = {key.rpartition(".")[2] for key, setting in one.parts.settings.items() if setting.owner is Untyped}
     with robot() as one:
         assert ours - {key.rpartition(".")[2] for key in one.parts.settings} == {"bonus", "table", "some"}
-    with pytest.raises(ConfigError, match="no key 'Untyped.call', and nothing that this robot is built of has"):
+    with pytest.raises(ConfigError, match="key 'Untyped.call': Untyped.call takes an object, which plain data cannot give"):
         robot(f"algorithm={name}", "Untyped.call=print")
 
 
