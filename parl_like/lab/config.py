@@ -153,7 +153,8 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
             later layer covers.
     """
     name = config_class.__qualname__
-    fields, merged = config_class.__struct_fields__, dict[str, Any]()
+    merged: dict[str, Any] = {}
+    fields = [field.name for field in msgspec.structs.fields(config_class) if _has_parts(field.type)]
     for layer in layers:
         own, parts = dict[str, Any](), dict[str, Any]()  # parts in order: they may have several names for one thing
         for key, value in layer.items():
@@ -315,7 +316,7 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
                 continue
             raise ConfigError(f"{name}: {prefix}{key} is no key any more; workers on other machines are actors of a Ray "
                               "cluster: driver=ray workers.address=ADDRESS (docs/machines.md)")
-        if key not in fields and "parts" in fields:
+        if "parts" in fields and (key not in fields or isinstance(value, Mapping) and not _has_parts(fields[key])):
             for part, leaf in _leaves(value, key):
                 fit(leaf, Any, name, part)
                 parts = out["parts"] = {k: v for k, v in out.get("parts", {}).items() if k != part}
@@ -375,6 +376,13 @@ def _misfit(value: Any, expected: Any) -> str:
     except msgspec.ValidationError as error:
         return str(error)
     return ""
+
+
+def _has_parts(expected: Any) -> bool:
+    """Whether a field's value is a mapping, or may be one."""
+    if typing.get_origin(expected) in (Annotated, typing.Union, types.UnionType):
+        return any(map(_has_parts, typing.get_args(expected)))
+    return _struct_in(expected) is not None or expected is Any or typing.get_origin(expected) is dict
 
 
 def _struct_in(expected: Any) -> type[msgspec.Struct] | None:
