@@ -20,6 +20,7 @@ from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.lab.own import candidates
 from parl_like.robot import Robot
 from parl_like.robots.parts import Parts, arguments_of, named
+from parl_like.schedules import too_short
 from parl_like.spec import specs_of
 from parl_like.vector_agent import VectorAgent
 
@@ -153,5 +154,6 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
                   trace=config.trace, eval_env=eval_env, **options)
     robot.parts = parts
-    robot.notes += parts.notes()
+    lanes = config.n_agents * max(getattr(getattr(config, "env", None), "vector", 0), 1)
+    robot.notes += [*parts.notes(), *too_short(robot, config.total_steps, lanes)]
     return robot

@@ -107,6 +107,18 @@ def test_what_is_no_number_is_refused(words, message):
         robot("env.wrappers=[RescaleAction]", *words, algorithm="TD3", env="Pendulum-v1")
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (["warmup=500"], "task 'RL' has its first lesson after 500 rows (warmup, batch_size)"),
+    (["batch_size=400", "warmup=4"], "task 'RL' has its first lesson after 400 rows (warmup, batch_size)"),
+    (["algorithm=PPO", "unroll=16", "n_agents=5", "env.vector=4"], "after 320 rows (unroll × environments)"),
+    (["warmup=300"], ""), (["algorithm=PPO", "unroll=15", "n_agents=5", "env.vector=4"], ""),
+])
+def test_a_run_that_ends_before_its_first_lesson_is_told_at_build(words, said):
+    with robot("total_steps=300", *words) as one:
+        assert len(one.notes) == bool(said)
+        assert not said or one.notes[0].startswith("total_steps is 300, and ") and said in one.notes[0]
+
+
 def test_a_schedule_with_other_parts_is_refused():
     with pytest.raises(ConfigError, match=r"expects float \| .*\{start, end, share\}, got"):
         robot("epsilon={start: 1, end: 0, duration: 9}")
