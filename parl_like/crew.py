@@ -9,7 +9,8 @@ import logging
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any, Protocol, Self, TypeVar
@@ -136,6 +137,17 @@ class Crew:
         for agent in self.agents:
             if agent.env is not None:
                 agent.env.observe(hooks)
+
+    @contextmanager
+    def hooked(self, hooks: Sequence[Hook]) -> Iterator[None]:
+        """Inside it these are the hooks of the run."""
+        self._run_hooks = list(hooks)
+        self._observe()
+        try:
+            yield
+        finally:
+            self._run_hooks = []
+            self._observe()
 
     def in_turn(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, a hook's method or a stop condition, as agents call it: one at a time, whatever their threads do, for those who

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +16,7 @@ from parl_like.agent import Agent
 from parl_like.crew import Crew
 from parl_like.data.archive import write_archive
 from parl_like.spec import SpecError, leaves, specs_of
-from parl_like.stages import Hook
+from parl_like.stages import Hook, overridden
 
 SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
 """Numbers of an evaluation that a robot's score may be, by name."""
@@ -165,26 +165,35 @@ def hold_still(robot: Any) -> None:
 
 def epochs(
     robot: Any, n_epochs: int, steps_per_epoch: int, episodes: int, seed: int | None, stop: Callable[[float], bool] | None,
-    best: str | Path | None,
+    best: str | Path | None, hooks: Sequence[Hook],
 ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
     """See `Robot.epochs`."""
     if n_epochs < 1 or steps_per_epoch < 1:
         raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
     begin, info = perf_counter(), {"best_score": float("-inf"), "best_epoch": 0}
-    for epoch in range(n_epochs + 1):
-        for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
-            pass
-        hold_still(robot)
-        numbers = robot.evaluate(episodes, seed=seed).numbers()
-        if numbers["score"] > info["best_score"]:
-            info |= {"best_score": numbers["score"], "best_epoch": epoch}
-            if best is not None:
-                write_archive(Path(best), robot.acting_state())
-        if epoch:
-            info |= {"env_steps": robot.env_steps, "seconds": perf_counter() - begin}
-            yield epoch, {**robot.metrics(), **{f"eval/{key}": value for key, value in numbers.items()}}, dict(info)
+    try:
+        for call in overridden(hooks, "pre_experiment"):
+            call(robot)
+        for epoch in range(n_epochs + 1):
+            with robot.hooked(hooks):
+                for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
+                    pass
+            hold_still(robot)
+            numbers = robot.evaluate(episodes, seed=seed).numbers()
+            if numbers["score"] > info["best_score"]:
+                info |= {"best_score": numbers["score"], "best_epoch": epoch}
+                if best is not None:
+                    write_archive(Path(best), robot.acting_state())
+            if epoch:
+                info |= {"env_steps": robot.env_steps, "seconds": perf_counter() - begin}
+                yield epoch, {**robot.metrics(), **{f"eval/{key}": value for key, value in numbers.items()}}, dict(info)
             if stop is not None and stop(numbers["score"]):
-                return
+                break
+        if epoch:
+            robot.tell_idle()
+    finally:
+        for call in overridden(hooks, "post_experiment"):
+            call(robot)
 
 
 def greedy_action(crew: Crew, name: str, obs: Any) -> Any:

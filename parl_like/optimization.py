@@ -85,6 +85,7 @@ class Optimization:
 
     def __init__(self, owner: Callable[[], str], algorithm: Algorithm, steppers: dict[str, Stepper]) -> None:
         self.owner, self.algorithm, self.steppers = owner, algorithm, steppers
+        self.stepped: list[str] = []  # losses of this `learn` whose steps were taken
         networks = algorithm.networks().values()
         self.moved: list[torch.Tensor] = list(algorithm.moves)
         stepped = [p for stepper in steppers.values() for p in stepper.parameters]
@@ -133,6 +134,7 @@ class Optimization:
         values: dict[str, Any] = {}
         out: Mapping[str, Any] = {}
         saved = self._saved()
+        self.stepped.clear()
         try:
             for out in _parts(algorithm.learn(minibatch)):
                 values |= out
@@ -143,6 +145,7 @@ class Optimization:
                 losses = {name: out[name] for name in named if self.steppers[name].every == 1 or algorithm.due(name)}
                 if losses:
                     values |= self._step(losses)
+                    self.stepped += losses
                     saved = self._saved() if self.several else saved
                 taken = taken or bool(named)
             if not taken:
@@ -219,8 +222,10 @@ class Optimization:
                          "with a gradient (not detached)")
 
     def _diverged(self, what: str, value: float) -> Diverged:
-        return Diverged(f"{self.owner()}: {what} is {value} at optimiser step {self.algorithm.updates}; the weights are "
-                        "unchanged. Lower the learning rate, set max_grad_norm, or look for extreme rewards")
+        before = " and ".join(map(repr, self.stepped))
+        kept = f"the step of {before} was taken, and nothing after it" if before else "the weights are unchanged"
+        return Diverged(f"{self.owner()}: {what} is {value} at optimiser step {self.algorithm.updates}; {kept}. "
+                        "Lower the learning rate, set max_grad_norm, or look for extreme rewards")
 
 
 def _backward(parts: tuple[torch.Tensor, ...], **options: Any) -> None:

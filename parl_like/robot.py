@@ -192,6 +192,10 @@ class Robot(Crew):
         self._driver.refuse_agents()
         with self._one_thread:
             self._run(stop, hooks_of(hooks))
+        self.tell_idle()
+
+    def tell_idle(self) -> None:
+        """A warning for each task that never learned."""
         for name, why in self.never_learned().items():
             log.warning("task %r never learned: %s", name, why)
 
@@ -271,7 +275,7 @@ class Robot(Crew):
 
     def epochs(
         self, n_epochs: int, steps_per_epoch: int, *, evaluate_episodes: int = 10, seed: int | None = None,
-        stop: Callable[[float], bool] | None = None, best: str | Path | None = None,
+        stop: Callable[[float], bool] | None = None, best: str | Path | None = None, hooks: Hook | Iterable[Hook] = (),
     ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
         """`for epoch, stats, info in robot.epochs(...)`: train for `steps_per_epoch` environment steps, then evaluate.
 
@@ -280,14 +284,15 @@ class Robot(Crew):
 
         Args:
             evaluate_episodes, seed: Of each evaluation, see `evaluate`; one seed gives the same start states every time.
-            stop: Asked with the score of every epoch's evaluation; ends the iteration.
+            stop: Asked with the score of every evaluation, also of the one before the first epoch; ends the iteration.
             best: Directory for what acts (`acting_state`) with the best score so far; `load` takes it.
+            hooks: As for `run`, of the training; PRE_EXPERIMENT comes before the first evaluation.
 
         Yields:
             epoch from 1; stats: `metrics()` and 'eval/score', 'eval/mean_return', …; info: 'best_score', 'best_epoch' (0: before
             the first), 'env_steps', 'seconds'.
         """
-        return epochs(self, n_epochs, steps_per_epoch, evaluate_episodes, seed, stop, best)
+        return epochs(self, n_epochs, steps_per_epoch, evaluate_episodes, seed, stop, best, hooks_of(hooks))
 
     def collect(self, *, n_step: int | None = None, n_episode: int | None = None, random: bool = False) -> Episodes:
         """Acts and stores without learning: exactly one of `n_step` (all agents together) and `n_episode`.

@@ -493,18 +493,32 @@ def unless_nobody_asks(robot: Any) -> Callable[[Any], bool] | None:
     return nobody_asks
 
 
+def too_short(robot: Any, total: int, lanes: int) -> list[str]:
+    """For each task of a robot whose first lesson comes after so many steps of all its environments, a sentence that says so."""
+    first = [(name, what, rows) for name, helper in robot._learners.items()
+             for what, rows in (("warmup, batch_size", getattr(helper, "warmup", 0)),
+                                ("unroll × environments", getattr(helper, "unroll", 0) * lanes))]
+    return [f"total_steps is {total:,}, and task {name!r} has its first lesson after {rows:,} rows ({what}): this run learns "
+            "next to nothing; give more total_steps, or lower these" for name, what, rows in first if rows > total]
+
+
+_LONGER = "(warmup, batch_size); train for longer, or lower them"
+
+
 def why_never_learned(robot: Any, name: str) -> str:
     """Why a robot's task of this name has had no lesson."""
     if (helper := robot._learners.get(name)) is None:
         return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
                 "or train=False where that is meant")
     if not robot.agents[0].helpers:  # they are in other processes
+        if (warmup := getattr(helper, "warmup", 0)) > robot.env_steps:
+            return f"{robot.env_steps} env steps were taken, and it begins with {warmup} rows {_LONGER}"
         return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
     rows, warmup = sum(agent.helpers[name].steps for agent in robot.agents), getattr(helper, "warmup", 0)
     if not rows:
         return f"no row was stored for it: no agent calls helpers[{name!r}].store(...)"
     if warmup > rows:
-        return f"{rows} rows were stored, and it begins with {warmup} (warmup, batch_size); train for longer, or lower them"
+        return f"{rows} rows were stored, and it begins with {warmup} {_LONGER}"
     if getattr(helper, "learn_every", 0) is None:
         return f"{rows} rows were stored, but no agent calls helpers[{name!r}].learn(), and learn_every is None"
     return f"{rows} rows were stored, but no lesson was due yet; train for longer, or learn more often"

@@ -14,6 +14,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from os.path import commonprefix
@@ -27,7 +28,7 @@ from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transform
 from parl_like.errors import nearest, unknown
 from parl_like.explorer import Explorer
-from parl_like.lab.config import ConfigError, dump_yaml, ends_with, fit, flat, nested
+from parl_like.lab.config import ConfigError, ends_with, fit, flat, nested, overruled, show
 from parl_like.lab.own import candidates
 from parl_like.optim import Linear, Schedule
 
@@ -100,6 +101,13 @@ def _others_with(key: str) -> list[str]:
     return sorted(one for one in classes if owner in ("", one) and name in arguments(classes[one]))
 
 
+def _no_data(owner: Any, name: str, one: inspect.Parameter) -> str:
+    """Why an argument cannot be set, and the way out."""
+    kind = "an object" if one.annotation is Any else inspect.formatannotation(one.annotation).replace("collections.abc.", "")
+    return (f"{getattr(owner, '__name__', owner)}.{name} takes {kind}, which plain data cannot give; make a class of your own "
+            "that gives it, written module:Name")
+
+
 class Parts:
     """The settings of one robot.
 
@@ -113,22 +121,29 @@ class Parts:
     def __init__(self, given: Mapping[str, Any], usual: Mapping[str, Any] | None = None, fields: Iterable[str] = ()) -> None:
         self.given, self.usual, self.fields = given, usual or {}, tuple(fields)
         self.settings: dict[str, Setting] = {}
+        self.objects: dict[str, inspect.Parameter] = {}  # arguments that plain data cannot give, by full name
         self.act: gym.Space[Any] | None = None  # of the environment, once it is known: explorers of a Box need its shape
 
     def args(self, where: str, owner: Any, *, skip: Iterable[str] = (), acts: float = 1, updates: Span = 1,
-             **usual: Any) -> dict[str, Any]:
+             whole: bool = False, **usual: Any) -> dict[str, Any]:
         """The arguments of a class, as far as they are given, or `usual`.
 
         Args:
             where: In which part of the robot: `tasks.RL`.
             skip: Arguments that the robot itself gives.
+            whole: The robot gives no other arguments than those of `skip`.
             acts, updates: What schedules count in the whole run: acting steps of one helper, and optimiser steps, the latter
                 perhaps by the values of the arguments, plain data.
 
         Raises:
             ConfigError: a value is none of its argument's type, or a part has no such name.
         """
-        kinds, found = arguments(owner), {}
+        kinds, found = arguments(owner, untyped=whole), {}
+        for name, one in arguments_of(owner).items():
+            if name not in kinds and name not in skip:
+                self.objects[_head(where, owner) + name] = one
+                if whole and one.default is one.empty:
+                    raise ConfigError(f"Config: {owner.__name__} is not built from a configuration: {_no_data(owner, name, one)}")
         for name, (kind, standard) in kinds.items():
             if name in skip:
                 continue
@@ -143,6 +158,7 @@ class Parts:
                 continue
             if is_plain(value):
                 value = msgspec.convert(fit(value, kind.data, "Config", keys[-1] if keys else full, kind.text), kind.data)
+                value = kind.as_numpy(value, keys[-1] if keys else full)
             found[name] = value
         count = updates(self.of(where, owner)) if callable(updates) else updates
         for name, value in found.items():
@@ -166,7 +182,7 @@ class Parts:
             return owner
         given = list(arguments_of(owner))[: kind.given]
         shape = {"shape": self.act.shape} if isinstance(self.act, gym.spaces.Box) and issubclass(owner, Explorer) else {}
-        call = partial(owner, **self.args(where, owner, skip=given, acts=acts, updates=updates, **shape))
+        call = partial(owner, **self.args(where, owner, skip=given, acts=acts, updates=updates, whole=True, **shape))
         return call if kind.given else call()
 
     def check(self) -> None:
@@ -178,6 +194,9 @@ class Parts:
         for key in self.given:
             meant = [full for full in self.settings if ends_with(full, key) is not None]
             if not meant:
+                if full := next((full for full in self.objects if ends_with(full, key) is not None), ""):
+                    *_, owner, name = full.split(".")
+                    raise ConfigError(f"Config: key {key!r}: {_no_data(owner, name, self.objects[full])}")
                 if others := _others_with(key):
                     raise ConfigError(f"Config has no key {key!r}: it is a setting of {' and '.join(others)}, which this robot "
                                       "is not built of; an experiment's own settings count, too, so begin with one whose robot "
@@ -195,8 +214,7 @@ class Parts:
         for name, one in self.settings.items():
             whole = [key for key in one.keys if ends_with(name, key) == ""]
             if whole and (before := one.keys[: one.keys.index(whole[-1])]):
-                lines.append(f"{self.short(name)} is {show(self.complete()[name])}, as {whole[-1]!r} says; "
-                             f"{', '.join(map(repr, before))}, which came before, does not count")
+                lines.append(overruled(self.short(name), one.value, whole[-1], before))
         return lines
 
     def complete(self) -> dict[str, Any]:
@@ -233,12 +251,27 @@ class Parts:
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """What an argument takes: `data`, a type of plain values, and its `text`; `part`: of which shelf its names are; `given`: how
-    many arguments whoever calls the named class passes in order, where the argument is a function."""
+    many arguments whoever calls the named class passes in order, where the argument is a function; `numpy`: types of NumPy that
+    plain numbers, and lists of them, are made."""
 
     data: Any
     text: str
     part: str = ""
     given: int = 0
+    numpy: tuple[Any, ...] = ()
+
+    def as_numpy(self, value: Any, key: str) -> Any:
+        """A plain value as the argument is annotated; raises ConfigError for lists that are no array of numbers."""
+        if isinstance(value, list) and (array := next(filter(_is_array, self.numpy), None)) is not None:
+            with suppress(ValueError):  # rows of several lengths
+                made = np.asarray(value, _dtype_of(array))
+                if made.dtype.kind in "biuf":
+                    return made
+            raise ConfigError(f"Config: key {key!r} expects numbers in lists of one length, got {show(value)}")
+        fits = [one for one in self.numpy if not _is_array(one) and type(value) in _plain_numbers(one)]
+        if not fits:
+            return value
+        return fits[0](value) if fits[0] in np.sctypeDict.values() else np.asarray(value)[()]  # an abstract one: float64, int64
 
 
 def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
@@ -269,9 +302,10 @@ def _given_on(maker: Any) -> set[str]:
     return {name for names in calls if None in names for name in names if name}
 
 
-def arguments(owner: Any) -> dict[str, tuple[Kind, Any]]:
-    """Argument → what it takes and its default, of those that plain data can give."""
-    found = {name: (Kind(Any, "any plain value") if one.annotation is Any and _all_plain(one.default)
+def arguments(owner: Any, untyped: bool = False) -> dict[str, tuple[Kind, Any]]:
+    """Argument → what it takes and its default, of those that plain data can give; `untyped`: also of those that have neither."""
+    found = {name: (Kind(Any, "any plain value")
+                    if one.annotation is Any and (_all_plain(one.default) or untyped and one.default is one.empty)
                     else kind_of(one.annotation), one.default) for name, one in arguments_of(owner).items()}
     return {name: (kind, default) for name, (kind, default) in found.items()
             if kind is not None and not (kind.part and default is inspect.Parameter.empty)}
@@ -294,6 +328,7 @@ def kind_of(hint: Any) -> Kind | None:
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     found: dict[str, Any] = {}  # text → type
     part, given = "", 0
+    numpy = tuple(one for one in parts if _is_array(one) or _plain_numbers(one))
     for one in parts:
         origin, inner = typing.get_origin(one), typing.get_args(one)
         made = one if isinstance(one, type) else inner[-1] if inner and isinstance(inner[-1], type) else object
@@ -307,9 +342,31 @@ def kind_of(hint: Any) -> Kind | None:
             part, given = kind, len(inner[0]) if inner and isinstance(inner[0], list) else 0
             one_name = made is one or given
             found[kind if one_name else f"list of {kind}"] = str if one_name else list[str]
+        found |= {number.__name__: number for number in _plain_numbers(one)}
+    lists = (list, tuple, Sequence, Iterable)
+    if any(map(_is_array, numpy)) and not any(typing.get_origin(one) in lists for one in found.values()):
+        found["list of numbers"] = list[Any]
     if not set(found) - {"null"}:
         return None
-    return Kind(typing.Union[tuple(found.values())], " | ".join(found), part, given)  # noqa: UP007
+    return Kind(typing.Union[tuple(found.values())], " | ".join(found), part, given, numpy)  # noqa: UP007
+
+
+def _is_array(hint: Any) -> bool:
+    return np.ndarray in (hint, typing.get_origin(hint))
+
+
+def _dtype_of(hint: Any) -> Any:
+    """Of `NDArray[np.float32]`; None: it does not say."""
+    inner = typing.get_args(typing.get_args(hint)[1]) if typing.get_args(hint) else ()
+    return inner[0] if inner and inner[0] in np.sctypeDict.values() else None
+
+
+def _plain_numbers(hint: Any) -> tuple[type, ...]:
+    """The plain types of which a scalar type of NumPy is made; none: it is no such type."""
+    if not (isinstance(hint, type) and issubclass(hint, np.generic)):
+        return ()
+    return tuple(plain for plain, kind in ((bool, np.bool_), (int, np.integer), (float, np.floating))
+                 if issubclass(hint, kind) or issubclass(kind, hint))
 
 
 def plain_type(hint: Any) -> bool:
@@ -358,6 +415,8 @@ def plain(value: Any) -> Any:
     """A value as YAML and JSON have it: classes are their names, dataclasses mappings, tuples lists."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -370,8 +429,3 @@ def plain(value: Any) -> Any:
         ours = any(getattr(import_module(path), value.__name__, None) is value for shelf in SHELVES.values() for path in shelf)
         return value.__name__ if ours else f"{value.__module__}:{value.__name__}"
     return repr(value)
-
-
-def show(value: Any) -> str:
-    """One value as YAML on one line."""
-    return dump_yaml({"x": value}, flow=True).removeprefix("{x: ").rstrip().removesuffix("}")

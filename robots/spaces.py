@@ -17,8 +17,10 @@ from parl_like.computation_task import ComputationTask
 from parl_like.env_source import EnvSource, factory_of, is_made, make_one
 from parl_like.envs.vector import make_vector_env
 from parl_like.lab.config import ConfigError, ExperimentConfig
+from parl_like.lab.own import candidates
 from parl_like.robot import Robot
-from parl_like.robots.parts import Parts, named
+from parl_like.robots.parts import Parts, arguments_of, named
+from parl_like.schedules import too_short
 from parl_like.spec import specs_of
 from parl_like.vector_agent import VectorAgent
 
@@ -112,12 +114,19 @@ class PartsConfig(ExperimentConfig, frozen=True, kw_only=True):
 
 def env_of(env: Env, parts: Parts) -> EnvSource:
     """The id alone where that says it all, so that whoever makes the environment knows it; else a factory."""
+    import_module_in(env.id)
     wrappers = [named("Wrapper", name) for name in env.wrappers]
-    made = [partial(one, **parts.args("env", one, skip=("env",))) for one in wrappers]
+    made = [partial(one, **parts.args("env", one, skip=list(arguments_of(one))[:1], whole=True)) for one in wrappers]
     if not (env.options or made or env.vector):
         return env.id
     one = partial(wrapped, env.id, env.options, made)
     return partial(make_vector_env, one, env.vector) if env.vector else one
+
+
+def import_module_in(id: str) -> None:
+    """Of `module:Id`; gymnasium would not look for it in the working directory. Raises ConfigError where there is none."""
+    if ":" in id:
+        candidates(id)
 
 
 def wrapped(id: str, options: Mapping[str, Any], wrappers: Sequence[Callable[[Any], Any]], **more: Any) -> Any:
@@ -145,5 +154,6 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
                   trace=config.trace, eval_env=eval_env, **options)
     robot.parts = parts
-    robot.notes += parts.notes()
+    lanes = config.n_agents * max(getattr(getattr(config, "env", None), "vector", 0), 1)
+    robot.notes += [*parts.notes(), *too_short(robot, config.total_steps, lanes)]
     return robot

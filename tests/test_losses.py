@@ -207,11 +207,12 @@ def test_a_loss_that_is_no_number_leaves_out_its_step_and_what_follows(caplog):
     with caplog.at_level(logging.WARNING):
         task.learn(ROWS)
     assert numbers(task) == (2.0, 1.0) and (task.version, task.skipped, task.skips, task.algorithm.updates) == (0, 1, 1, 0)
-    assert "critic is nan at optimiser step 0" in caplog.text
+    assert "critic is nan at optimiser step 0; the weights are unchanged. Lower" in caplog.text
     task.algorithm.bad = "actor"
     out = task.learn(ROWS)
     assert numbers(task) == (1.5, 1.0) and (task.version, task.skipped, task.skips, task.algorithm.updates) == (1, 2, 0, 1)
     assert out["critic"] == 2.0
+    assert "actor is nan at optimiser step 0; the step of 'critic' was taken, and nothing after it. Lower" in caplog.text
     task.max_skips = 0
     with pytest.raises(Diverged, match="actor is nan"):
         task.learn(ROWS)

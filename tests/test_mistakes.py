@@ -112,6 +112,21 @@ def test_a_learner_that_never_learns_is_told(helper, agent, why, caplog):
         assert re.search(why, robot.never_learned()["RL"])
 
 
+@pytest.mark.slow
+def test_a_learner_in_other_processes_that_never_learns_is_told_both_numbers():
+    with robot_of(dqn(), off(warmup=100), driver="processes") as robot:
+        robot.run(StopAfterSteps(20))
+        assert robot.never_learned() == {
+            "RL": f"{robot.env_steps} env steps were taken, and it begins with 100 rows (warmup, batch_size); train for longer, "
+                  "or lower them"}
+
+
+def test_epochs_tell_of_a_learner_that_never_learned(caplog):
+    with robot_of(dqn(), off(warmup=100), mode="async") as robot, caplog.at_level(logging.WARNING, "parl_like"):
+        list(robot.epochs(1, 20, evaluate_episodes=1))
+        assert "task 'RL' never learned: " in caplog.text and "it begins with 100" in caplog.text
+
+
 def test_tasks_that_learned_or_were_not_to_learn_are_not_told(caplog):
     with robot_of(dqn(), off()) as robot, caplog.at_level(logging.WARNING, "parl_like"):
         robot.run(StopAfterSteps(40))

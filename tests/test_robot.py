@@ -48,7 +48,7 @@ from parl_like.envs.wrappers import ActionRepeat
 from parl_like.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
 from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
-from parl_like.stages import EveryNSteps, StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
+from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
 
 GOALS = gym.spaces.Discrete(3)
 
@@ -259,6 +259,46 @@ def test_epochs_report_the_best_and_stop_early():
         assert [epoch for epoch, _ in seen] == [1, 2] and seen[0][1] >= 20
         with pytest.raises(ValueError, match="n_epochs is 0"):
             next(robot.epochs(0, 20))
+
+
+def test_epochs_end_before_the_first_one_where_nothing_is_left_to_do(caplog):
+    with BUILD["dqn"]() as robot:
+        asked = []
+        assert list(robot.epochs(9, 20, evaluate_episodes=1, stop=lambda score: asked.append(score) or True)) == []
+        assert robot.env_steps == 0 and len(asked) == 1 and "never learned" not in caplog.text
+
+
+
+class Heard(Hook):
+    def __init__(self):
+        self.log = []
+
+    def pre_experiment(self, robot):
+        self.log.append("begin")
+
+    def post_act(self, agent):
+        self.log.append(agent.robot.env_steps)
+
+    def post_experiment(self, robot):
+        self.log.append("end")
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+def test_epochs_have_hooks_as_runs_have(driver):
+    with BUILD["dqn"](driver=driver) as robot:
+        one, other = Heard(), EpisodeStats()
+        for epoch, _, info in robot.epochs(2, 20, evaluate_episodes=3, hooks=one + other):
+            assert one.log == ["begin", *range(1, info["env_steps"] + 1)], "acts of evaluations are not of the run"
+            if epoch == 1:
+                robot.run(StopAfterSteps(2))  # one of its own, which the hooks do not hear
+                one.log += range(info["env_steps"] + 1, robot.env_steps + 1)
+        assert one.log == ["begin", *range(1, robot.env_steps + 1), "end"] and other.returns
+        epochs = robot.epochs(2, 20, evaluate_episodes=1, hooks=one)
+        next(epochs)
+        epochs.close()
+        assert one.log[-1] == "end", "left in the middle"
+        with pytest.raises(TypeError, match="is no hook"):
+            robot.epochs(2, 20, hooks=print)
 
 
 # --------------------------------------------------------------------------------------------------------------------- collect

@@ -63,15 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     chosen = own.chosen(args.experiment)
     file = config.load_yaml_file(Path(args.config)) if args.config else {}
-    stream = sys.stderr if args.show_config else args.stream
-    print(f"{chosen.name}: {chosen.description or 'loading'} ...", file=stream, flush=True)  # before torch: seconds matter here
+    # Before torch: seconds matter here.
+    print(f"{chosen.name}: {chosen.description or 'loading'} ...", file=args.stream, flush=True)
     from parl_like.lab import runner
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
     if args.show_config:
         print(runner.describe(chosen, resolved), end="")
         return 0
-    return runner.train(chosen, resolved, command=args.words, stream=stream, debug=args.debug, report=args.report)
+    return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report)
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -351,11 +351,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     split = bool(words) and words[0] in ("train", "resume", "eval", "play", "marks")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
     args = parser.parse_args([word for word in words if word not in assignments])
+    # Where people read along: not where the machine reads.
+    args.stream = sys.stderr if args.json or getattr(args, "show_config", False) else sys.stdout
     if split:
         args.assignments = assignments + args.assignments
-        args.overrides = config.parse_assignments(args.assignments)
+        args.overrides = config.parse_assignments(args.assignments, lambda line: print(line, file=args.stream, flush=True))
     args.words = ["parl-like", *words]
-    args.stream = sys.stderr if args.json else sys.stdout  # where people read along: with --json, not where the machine reads
     args.report = _print_json if args.json else None
     return args
 

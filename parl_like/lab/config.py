@@ -9,7 +9,8 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -153,8 +154,15 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
     """
     name = config_class.__qualname__
     merged: dict[str, Any] = {}
+    fields = [field.name for field in msgspec.structs.fields(config_class) if _has_parts(field.type)]
     for layer in layers:
-        merged = _merge(config_class, merged, layer, name)
+        own, parts = dict[str, Any](), dict[str, Any]()  # parts in order: they may have several names for one thing
+        for key, value in layer.items():
+            if key.partition(".")[0] in fields:
+                _add(own, nested({key: value}, {}))
+            else:
+                parts[key] = value
+        merged = _merge(config_class, merged, {**own, **parts}, name)
     merged = {**config_class.usual(merged), **merged}
     try:
         return msgspec.convert(merged, config_class)
@@ -207,22 +215,36 @@ def flat(tree: Any, key: str = "") -> dict[str, Any]:
     return {where: value for name, part in parts for where, value in flat(part, name).items()}
 
 
-def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
+def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None = None) -> dict[str, Any]:
     """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net": {"hidden": [64, 64]}}`; a value is read as YAML.
 
-    Of two words for one key the last one counts; nothing after `=` is the empty text. In whatever order they are: a mapping and
-    its further parts become one, and a whole does not take the place of a part that was given.
+    Of two words for one key the last one counts, which `say` is told; nothing after `=` is the empty text. In whatever order they
+    are: a mapping and its further parts become one, and a whole does not take the place of a part that was given. Where other
+    keys are between parts of one mapping (`a.b=1 c=2 a.d=3`) the keys stay as they are written, and in order.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, tuple[str, Any]] = {}
+    before: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or net.hidden=[64,64]")
-        given[key] = _parse(text, f"key {key!r}", key) if text else ""
+        if key in given:
+            before.setdefault(key, []).append(given.pop(key)[0])
+        given[key] = word, _parse(text, f"key {key!r}", key) if text else ""
     out: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, (word, value) in given.items():
         _add(out, nested({key: value}, {}))
-    return out
+        if key in before and say is not None:
+            say(overruled(key, value, word, before[key]))
+    if len([*groupby(given, lambda key: key.partition(".")[0])]) == len(out):
+        return out
+    return {key: value for key, (_, value) in given.items()}  # a tree would not have the order, by which the last one counts
+
+
+def overruled(name: str, value: Any, by: str, before: Sequence[str]) -> str:
+    """The line that says which of several words for one setting counts."""
+    does = "do" if len(before) > 1 else "does"
+    return f"{name} is {show(value)}, as {by!r} says; {', '.join(map(repr, before))}, which came before, {does} not count"
 
 
 def _add(tree: dict[str, Any], more: Mapping[str, Any], prefix: str = "") -> None:
@@ -270,6 +292,11 @@ def load_yaml(text: str, source: str = "YAML") -> dict[str, Any]:
     return tree
 
 
+def show(value: Any) -> str:
+    """One value as YAML on one line."""
+    return dump_yaml({"x": value}, flow=True).removeprefix("{x: ").rstrip().removesuffix("}")
+
+
 def dump_yaml(tree: Mapping[str, Any], flow: bool = False) -> str:
     """YAML text that `load_yaml` reads back unchanged; `flow`: on one line."""
     return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000, default_flow_style=flow)
@@ -289,7 +316,7 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
                 continue
             raise ConfigError(f"{name}: {prefix}{key} is no key any more; workers on other machines are actors of a Ray "
                               "cluster: driver=ray workers.address=ADDRESS (docs/machines.md)")
-        if key not in fields and "parts" in fields:
+        if "parts" in fields and (key not in fields or isinstance(value, Mapping) and not _has_parts(fields[key])):
             for part, leaf in _leaves(value, key):
                 fit(leaf, Any, name, part)
                 parts = out["parts"] = {k: v for k, v in out.get("parts", {}).items() if k != part}
@@ -349,6 +376,13 @@ def _misfit(value: Any, expected: Any) -> str:
     except msgspec.ValidationError as error:
         return str(error)
     return ""
+
+
+def _has_parts(expected: Any) -> bool:
+    """Whether a field's value is a mapping, or may be one."""
+    if typing.get_origin(expected) in (Annotated, typing.Union, types.UnionType):
+        return any(map(_has_parts, typing.get_args(expected)))
+    return _struct_in(expected) is not None or expected is Any or typing.get_origin(expected) is dict
 
 
 def _struct_in(expected: Any) -> type[msgspec.Struct] | None:

@@ -90,21 +90,43 @@ def of_run(run: Path, name: str, source: Source | None, given: str = "") -> Expe
 
 
 def candidates(name: str, shelves: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
-    """What `module:Name`, or a plain name, may mean: its last part, and what is in that module; or what is in the modules of the
-    user's experiments, and in these.
+    """What `module:Name`, or a plain name, may mean: its last part, and what is in that module (see `module_of`); or what is in
+    the modules of the user's experiments, and in these.
 
     Raises:
         ConfigError: the module cannot be imported.
     """
     module, colon, inside = name.rpartition(":")
     try:
-        modules = [importlib.import_module(one) for one in ([module] if colon else shelves)]
+        modules = [module_of(module)] if colon else [importlib.import_module(one) for one in shelves]
     except ImportError as error:
         raise ConfigError(f"Config: {name!r}: {error}") from None
     found: dict[str, Any] = {}
     for one in [*([] if colon else experiments.own_modules()), *modules]:
         found = {**vars(one), **found}
     return inside, found
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of this name, which is also looked for in the working directory.
+
+    Raises:
+        ExperimentError: it is in a run directory.
+        ImportError: there is none, or it does not import.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    here, path = os.getcwd(), name.split(".")
+    if not all(path):
+        raise ImportError(f"expected a module before the colon, got {name!r}")
+    if here not in sys.path and not _run_around(os.path.join(here, name)):
+        sys.path.append(here)  # last, so that it takes no other module's place
+    for depth in range(1, len(path) + 1):
+        spec = importlib.util.find_spec(".".join(path[:depth]))  # imports the package around it, which has been looked at
+        places = [] if spec is None else [spec.origin or "", *(f"{one}/x" for one in spec.submodule_search_locations or ())]
+        if inside := next(filter(None, (_run_around(os.path.realpath(place)) for place in places)), None):
+            raise ExperimentError(f"{name} is in the run directory {inside}, and nothing in one is imported; copy it elsewhere")
+    return importlib.import_module(name)
 
 
 def code_hash(name: str, ours: str) -> str:
@@ -125,11 +147,9 @@ def is_own(module: str) -> bool:
 
 
 def _of_module(name: str) -> list[str]:
-    """Names of the experiments of a module, which is also looked for in the working directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that it takes no other module's place
+    """Names of the experiments of a module."""
     try:
-        return experiments.bring(lambda: importlib.import_module(name), Source(module=name))
+        return experiments.bring(lambda: module_of(name), Source(module=name))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module exists; something that it needs does not

@@ -195,13 +195,17 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
 
 def _refuse_imports(run: RunDir, *trusted: Mapping[str, Any]) -> None:
     """Raises ConfigError if the configuration of a run names a module that none of the trusted ones has at the same key."""
-    for key, value in configs.flat({name: part for name, part in run.config().items() if name not in _OWN_COLONS}).items():
+    every = configs.flat({name: part for name, part in run.config().items() if name not in _OWN_COLONS})
+    for key, value in every.items():
         names = (key, key.removesuffix(".id"))
         if not (found := _NAMES_A_MODULE.match(str(value))) or own.is_own(found[1]):
             continue
-        if all(value != one.get(name) for one in trusted for name in names):
+        if not any(value == again and configs.ends_with(name, end) == ""
+                   for one in trusted for end, again in one.items() for name in names):
+            name, in_list, _ = key.partition("[")
+            whole = configs.show([one for end, one in every.items() if end.startswith(f"{name}[")]) if in_list else value
             raise ConfigError(f"{run.config_file}: {key}={value!r} would import a module, which a run directory may not ask for; "
-                              f"if you trust it, give {key}={value} again")
+                              f"if you trust it, give {name}={whole} again")
 
 
 def _stored(run: RunDir, overrides: Mapping[str, Any] | None, source: str,

@@ -28,6 +28,7 @@ from parl_like.lab.config import ConfigError
 from parl_like.models.planner import Planner
 from parl_like.models.thinker_net import ThinkerNet
 from parl_like.robot import Robot
+from parl_like.robots.spaces import import_module_in
 from parl_like.robots.thinker.agent import ThinkerAgent
 from parl_like.robots.thinker.config import ENCODINGS, Config, PlanningConfig
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
@@ -203,6 +204,7 @@ def spaces_of(config: Config, options: Mapping[str, Any]) -> tuple[tuple[gym.Spa
     Raises:
         ConfigError: there is no such environment; no tree fits on it; its observations are no whole number of frames.
     """
+    import_module_in(config.env)
     probe = make_envs(config, 1, options)
     try:
         if config.planning != "none":

@@ -84,6 +84,15 @@ def test_words_may_stand_anywhere_and_a_file_comes_before_them(command, tmp_path
     assert os.listdir(tmp_path) == ["mine.yaml"]
 
 
+def test_a_key_given_twice_is_told_where_people_read(command):
+    line = "seed is 4, as 'seed=4' says; 'seed=3', which came before, does not count"
+    assert line in command("train fake run_dir=run total_steps=200 seed=3 seed=4")[1].splitlines()
+    assert line in command("train fake --show-config seed=3 seed=4")[2].splitlines()
+    _, out, err = command("resume run --json total_steps=300 total_steps=400")
+    assert "total_steps is 400, as 'total_steps=400' says; 'total_steps=300', which came before, does not count" in err
+    assert json.loads(out)["env_steps"] == 400
+
+
 def test_json_leaves_standard_output_to_the_machine(command):
     code, out, err = command("train fake run_dir=run total_steps=100 --json")
     assert code == 0

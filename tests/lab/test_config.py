@@ -100,9 +100,14 @@ def test_a_mapping_and_a_part_that_it_does_not_name_are_merged_in_both_orders():
         assert parse_assignments(one) == {"env": {"id": "Acrobot-v1", "vector": 2, "options": {"a": 1, "b": 2}}}
 
 
-def test_of_two_words_for_one_key_the_last_one_counts():
-    assert parse_assignments(["tau=0.01", "net={hidden: [1]}", "tau=0.02", "net={activation: relu}"]) == {
-        "tau": 0.02, "net": {"activation": "relu"}}
+def test_of_several_words_for_one_key_the_last_one_counts_and_a_line_says_so():
+    said = []
+    words = ["tau=0.01", "net={hidden: [1]}", "tau=0.02", "net={activation: relu}", "tau=0.03", "seed=1"]
+    assert parse_assignments(words, said.append) == {"tau": 0.03, "net": {"activation": "relu"}, "seed": 1}
+    assert resolve(Config, parse_assignments(["net.hidden=[1]", "seed=1", "net.activation=relu"])) == resolve(
+        Config, {"seed": 1, "net": {"hidden": [1], "activation": "relu"}}), "other keys may stand between parts of a whole"
+    assert said == ["net is {activation: relu}, as 'net={activation: relu}' says; 'net={hidden: [1]}', which came before, does "
+                    "not count", "tau is 0.03, as 'tau=0.03' says; 'tau=0.01', 'tau=0.02', which came before, do not count"]
 
 
 @pytest.mark.parametrize(("words", "key"), [
@@ -198,7 +203,7 @@ def bad_configs() -> list[tuple[str, str]]:
             ("net: {x: 1}", "net.x"),
             ("net: {activation: gelu}", "net.activation"), ("limits: {a: -1}", "limits"), ("limits: {a: .nan}", "limits"),
             ("teacher: {hidden: 3}", "teacher.hidden"), ("teacher: {y: 3}", "teacher.y"), ("warmup_steps: 3", "warmup_steps"),
-            ("net.hidden: [3]", "net.hidden")]
+            ("net.hidden: [0]", "net.hidden"), ("net: {hidden: [3]}\nnet.hidden: [3]", "net.hidden")]
     return out
 
 

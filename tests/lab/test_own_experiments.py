@@ -80,6 +80,14 @@ def forget():
     Path("imported").unlink(missing_ok=True)
 
 
+def forget_mine():
+    """As in a new process, of what is no experiment's module."""
+    for name in ("mine", "run", "run.mine", "run.deep"):
+        sys.modules.pop(name, None)
+    gym.registry.pop("Mine-v0", None)
+    forget()
+
+
 @pytest.fixture(autouse=True)
 def clean(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
@@ -90,7 +98,7 @@ def clean(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("my_robot.py").write_text(FILE)
     yield
-    forget()
+    forget_mine()
 
 
 def train(*words):
@@ -168,6 +176,50 @@ def test_a_module_is_found_below_the_working_directory_and_must_be_given_again(c
     assert "--from my_package.robots" in capsys.readouterr().err and not imported()
     assert main(["eval", "run", "--from", "my_package.robots"]) == 0
     sys.modules.pop("my_package", None)
+
+
+MINE = """
+import gymnasium as gym
+from parl_like import OffPolicyHelper
+from parl_like.algorithms import DQN
+from parl_like.explorer import EpsilonGreedy
+from parl_like.models import MLPQ
+
+open("imported", "a").write("x")
+MyDQN, MyQ, MyHelper = type("MyDQN", (DQN,), {}), type("MyQ", (MLPQ,), {}), type("MyHelper", (OffPolicyHelper,), {})
+MyExplorer, MyWrapper = type("MyExplorer", (EpsilonGreedy,), {}), type("MyWrapper", (gym.Wrapper,), {})
+gym.register("Mine-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
+"""
+
+
+@pytest.mark.parametrize("words", [
+    ["algorithm=mine:MyDQN"], ["model=mine:MyQ"], ["helper=mine:MyHelper"], ["explorer=mine:MyExplorer"],
+    ["env.wrappers=[mine:MyWrapper]"], ["env=mine:Mine-v0"],
+], ids=str)
+def test_parts_of_a_module_are_found_below_the_working_directory_and_must_be_given_again(words, capsys):
+    Path("mine.py").write_text(MINE)
+    assert train("dqn-cartpole", "total_steps=20", "eval_episodes=1", "tensorboard=false", *words) == 0
+    forget_mine()
+    assert main(["eval", "run"]) == 2 and not imported()
+    again = capsys.readouterr().err.partition("if you trust it, give ")[2].partition(" again")[0]
+    for given in ([again], words):
+        assert main(["eval", "run", *given]) == 0 and imported(), given
+        forget_mine()
+
+
+@pytest.mark.parametrize("name", ["run.mine", "run.deep.mine", "run"])
+def test_no_module_in_a_run_directory_is_imported_even_if_it_is_given(name, capsys):
+    assert train("dqn-cartpole", "total_steps=20", "eval_episodes=1", "tensorboard=false") == 0
+    for file in ("mine.py", "deep/mine.py", "__init__.py")[:3 if name == "run" else 2]:
+        Path("run", file).parent.mkdir(exist_ok=True)
+        Path("run", file).write_text(FILE)
+    for words in ([f"{name}:my-bandit"], ["dqn-cartpole", f"algorithm={name}:MyDQN"], ["dqn-cartpole", f"env={name}:Bandit-v0"]):
+        assert main(["train", *words]) == 2
+        assert "is in the run directory" in capsys.readouterr().err, words
+    os.chdir("run")
+    for words in (["mine:my-bandit"], ["dqn-cartpole", "algorithm=mine:MyDQN"], ["dqn-cartpole", "env=mine:Bandit-v0"]):
+        assert main(["train", *words]) == 2, words
+    assert not imported() and not Path("../imported").exists()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.batch import Batch
 from parl_like.envs.wrappers import NoisyObservation
-from parl_like.lab.config import resolve
+from parl_like.lab.config import parse_assignments, resolve
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.robots.auxiliary import Config, build
 
@@ -34,6 +34,12 @@ def test_the_trunk_is_one_storage_with_one_owner():
     owned = [{p.data_ptr() for group in task.optimizer.param_groups for p in group["params"]} for task in (policy, auxiliary)]
     assert trunk <= owned[0] and not trunk & owned[1]
     assert policy.lock is auxiliary.lock
+
+
+def test_a_part_may_begin_with_the_name_of_a_key_on_the_command_line():
+    """The key `auxiliary` says whether the task of that name is there."""
+    assert resolve(Config, parse_assignments(["auxiliary.OffPolicyHelper.learn_every=2"])).parts == {
+        "auxiliary.OffPolicyHelper.learn_every": 2}
 
 
 @pytest.mark.parametrize("learner", ["RL", "auxiliary"])

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from parl_like import EpisodicHelper, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot
 from parl_like.algorithms import DQN
@@ -60,6 +61,64 @@ def test_an_explorer_has_the_shape_of_the_actions(words):
         robot("explorer=Gaussian")
 
 
+@pytest.mark.parametrize(("wrapper", "words", "attributes"), [
+    ("RescaleAction", ["RescaleAction.min_action=-3", "max_action=3.5"], {"action_space": gym.spaces.Box(-3, 3.5, (1,))}),
+    ("RescaleAction", ["min_action=[-3]", "max_action=[3.5]"], {"action_space": gym.spaces.Box(-3, 3.5, (1,))}),
+    ("RescaleObservation", ["min_obs=[0, 0, 1]", "max_obs=[2, 2, 3]"],
+     {"observation_space": gym.spaces.Box(np.float32([0, 0, 1]), np.float32([2, 2, 3]))}),
+    ("ClipReward", ["min_reward=-1", "ClipReward.max_reward=0.5"], {}),
+    ("NormalizeReward", ["NormalizeReward.gamma=0.25", "epsilon=1e-3"], {"gamma": 0.25, "epsilon": 1e-3}),
+    ("DelayObservation", ["DelayObservation.delay=2"], {"delay": 2}),
+], ids=str)
+def test_wrappers_of_gymnasium_take_numbers_and_lists_of_them(wrapper, words, attributes):
+    with robot(f"env.wrappers=[{wrapper}]", *words, algorithm="TD3", env="Pendulum-v1", n_agents=1, warmup=8) as one:
+        env = one.agents[0].env
+        for name, value in attributes.items():
+            assert getattr(env, name) == value, name
+        one.run(4)
+
+
+class Numbers(gym.Wrapper):
+    def __init__(self, env, plain, half: np.float32, table: NDArray[np.int32] | None, count: np.integer = 3) -> None:  # noqa: ANN001
+        super().__init__(env)
+        self.given = plain, half, table, count
+
+
+def test_numbers_become_what_the_annotation_says():
+    with robot(f"env.wrappers=[{__name__}:Numbers]", "plain=x", "half=1", "table=[[1, 2], [3, 4]]", "Numbers.count=4") as one:
+        plain, half, table, count = one.agents[0].env.given
+        assert (plain, half, count) == ("x", 1.0, 4) and isinstance(half, np.float32) and isinstance(count, np.int64)
+        assert table.dtype == np.int32 and table.tolist() == [[1, 2], [3, 4]]
+        assert one.parts.complete()["robot.env.Numbers.table"] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["min_action=x", "max_action=1"], r"key 'min_action' expects `int \| float \| array`, got 'x'"),
+    (["min_action=[[1], [1, 2]]", "max_action=1"], r"key 'min_action' expects numbers in lists of one length, got \[\[1"),
+    (["min_action=[a]", "max_action=1"], r"key 'min_action' expects numbers in lists of one length, got \[a\]"),
+    (["min_action=0"], "RescaleAction.max_action is needed: float | int | list of numbers"),
+    (["env.wrappers=[TransformReward]"], r"TransformReward is not built from a configuration: TransformReward.func takes "
+     "Callable.*, which plain data cannot give; make a class of your own that gives it, written module:Name"),
+    (["env.wrappers=[NormalizeObservation]", "NormalizeObservation.moments=5"],
+     "key 'NormalizeObservation.moments': NormalizeObservation.moments takes .*Moments | None, which plain data cannot give"),
+])
+def test_what_is_no_number_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        robot("env.wrappers=[RescaleAction]", *words, algorithm="TD3", env="Pendulum-v1")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["warmup=500"], "task 'RL' has its first lesson after 500 rows (warmup, batch_size)"),
+    (["batch_size=400", "warmup=4"], "task 'RL' has its first lesson after 400 rows (warmup, batch_size)"),
+    (["algorithm=PPO", "unroll=16", "n_agents=5", "env.vector=4"], "after 320 rows (unroll × environments)"),
+    (["warmup=300"], ""), (["algorithm=PPO", "unroll=15", "n_agents=5", "env.vector=4"], ""),
+])
+def test_a_run_that_ends_before_its_first_lesson_is_told_at_build(words, said):
+    with robot("total_steps=300", *words) as one:
+        assert len(one.notes) == bool(said)
+        assert not said or one.notes[0].startswith("total_steps is 300, and ") and said in one.notes[0]
+
+
 def test_a_schedule_with_other_parts_is_refused():
     with pytest.raises(ConfigError, match=r"expects float \| .*\{start, end, share\}, got"):
         robot("epsilon={start: 1, end: 0, duration: 9}")
@@ -83,6 +142,11 @@ def test_the_last_one_counts_and_the_robot_says_so():
                              "DQN.lr is 0.5, as 'DQN.lr' says; 'lr', which came before, does not count"]
     with robot("lr.end=0", "lr.start=0.1") as one:
         assert one.notes == [], "parts of one value"
+    with robot("DQN.n_step=1", "lr=0.1", "DQN.lr=0.2", "env.vector=2", "seed=1", "env.id=Acrobot-v1") as one:
+        assert one.notes == ["DQN.lr is 0.2, as 'DQN.lr' says; 'lr', which came before, does not count"]
+        assert one.tasks["RL"].algorithm.model.obs_space.shape == (6,) and one.agents[0].env.num_envs == 2
+    with robot("lr=0.1", "DQN.lr=0.2", "lr=0.3") as one:
+        assert one.notes == ["DQN.lr is 0.3, as 'lr' says; 'DQN.lr', which came before, does not count"]
     with robot("lr.end=0", "DQN.lr=0.5") as one:
         assert one.notes == ["DQN.lr is 0.5, as 'DQN.lr' says; 'lr.end', which came before, does not count"]
 
@@ -190,7 +254,7 @@ def test_an_argument_without_an_annotation_takes_any_plain_value(value):
         ours = {key.rpartition(".")[2] for key, setting in one.parts.settings.items() if setting.owner is Untyped}
     with robot() as one:
         assert ours - {key.rpartition(".")[2] for key in one.parts.settings} == {"bonus", "table", "some"}
-    with pytest.raises(ConfigError, match="no key 'Untyped.call', and nothing that this robot is built of has"):
+    with pytest.raises(ConfigError, match="key 'Untyped.call': Untyped.call takes an object, which plain data cannot give"):
         robot(f"algorithm={name}", "Untyped.call=print")
 
 
