@@ -108,11 +108,6 @@ CASES = {
             "n_steps": 8, "batch_size": 256, "gamma": 0.9999, "learning_rate": 7.77e-05, "ent_coef": 0.00429, "clip_range": 0.1,
             "n_epochs": 10, "gae_lambda": 0.9, "max_grad_norm": 5, "vf_coef": 0.19, "use_sde": True,
             "policy_kwargs": {"log_std_init": -3.29, "ortho_init": False}})),
-    "dqn mountain car": Case(env="MountainCar-v0", steps=120_000, mark=-120, ours="dqn-mountaincar", peer=Sb3(
-        name="DQN", settings={"learning_rate": 4e-3, "batch_size": 128, "buffer_size": 10_000, "learning_starts": 1000,
-                              "gamma": 0.98, "target_update_interval": 600, "train_freq": 16, "gradient_steps": 8,
-                              "exploration_fraction": 0.2, "exploration_final_eps": 0.07,
-                              "policy_kwargs": {"net_arch": [256, 256]}})),
     "dqn lunar lander": Case(env="LunarLander-v3", steps=300_000, mark=150, ours="dqn-lander", peer=Sb3(
         name="DQN", settings={"learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 0,
                               "gamma": 0.99, "target_update_interval": 250, "train_freq": 4, "gradient_steps": -1,
