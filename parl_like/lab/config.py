@@ -10,7 +10,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -216,11 +216,12 @@ def flat(tree: Any, key: str = "") -> dict[str, Any]:
 
 
 def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None = None) -> dict[str, Any]:
-    """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net": {"hidden": [64, 64]}}`; a value is read as YAML.
+    """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net.hidden": [64, 64]}`, in order; a value is read as YAML.
 
-    Of two words for one key the last one counts, which `say` is told; nothing after `=` is the empty text. In whatever order they
-    are: a mapping and its further parts become one, and a whole does not take the place of a part that was given. Where other
-    keys are between parts of one mapping (`a.b=1 c=2 a.d=3`) the keys stay as they are written, and in order.
+    Of two words for one key the last one counts, which `say` is told; nothing after `=` is the empty text.
+
+    Raises:
+        ConfigError: a word that is no `key=value`, or one value as a whole and in parts (`net=3 net.hidden=[1]`), in any order.
     """
     given: dict[str, tuple[str, Any]] = {}
     before: dict[str, list[str]] = {}
@@ -231,14 +232,12 @@ def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None 
         if key in given:
             before.setdefault(key, []).append(given.pop(key)[0])
         given[key] = word, _parse(text, f"key {key!r}", key) if text else ""
-    out: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, (word, value) in given.items():
-        _add(out, nested({key: value}, {}))
+        _add(tree, nested({key: value}, {}))
         if key in before and say is not None:
             say(overruled(key, value, word, before[key]))
-    if len([*groupby(given, lambda key: key.partition(".")[0])]) == len(out):
-        return out
-    return {key: value for key, (_, value) in given.items()}  # a tree would not have the order, by which the last one counts
+    return {key: value for key, (_, value) in given.items()}
 
 
 def overruled(name: str, value: Any, by: str, before: Sequence[str]) -> str:
@@ -252,7 +251,7 @@ def _add(tree: dict[str, Any], more: Mapping[str, Any], prefix: str = "") -> Non
     for name, value in more.items():
         key, there = prefix + name, tree.get(name)
         if name not in tree:
-            tree[name] = value
+            tree[name] = deepcopy(value)  # the next one may go into it
         elif isinstance(there, dict) and isinstance(value, dict):
             _add(there, value, f"{key}.")
         elif parts := flat(there) if isinstance(there, dict) else flat(value) if isinstance(value, dict) else {}:

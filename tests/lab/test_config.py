@@ -21,6 +21,7 @@ from parl_like.lab.config import (
     resolve,
     to_dict,
 )
+from parl_like.robots import single
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -97,7 +98,8 @@ def test_a_whole_and_its_part_are_refused_in_both_orders(words, message):
 def test_a_mapping_and_a_part_that_it_does_not_name_are_merged_in_both_orders():
     words = ["env={id: Acrobot-v1, options: {a: 1}}", "env.options.b=2", "env.vector=2"]
     for one in (words, words[::-1]):
-        assert parse_assignments(one) == {"env": {"id": "Acrobot-v1", "vector": 2, "options": {"a": 1, "b": 2}}}
+        tree = to_dict(resolve(single.Config, parse_assignments(one)))
+        assert tree["env"] == {"id": "Acrobot-v1", "vector": 2, "options": {"a": 1, "b": 2}, "wrappers": []}
 
 
 def test_of_several_words_for_one_key_the_last_one_counts_and_a_line_says_so():
@@ -275,3 +277,9 @@ def test_the_base_fields_and_their_defaults():
                         "checkpoint_every": 0, "keep_checkpoints": 5, "metrics_every": 1_000, "log_every_s": 10.0,
                         "eval_episodes": 0, "eval_every": 0, "stop_score": None, "eval_score": "", "torch_threads": 1,
                         "tensorboard": True, "trace": False}
+
+
+def test_layers_stay_as_they_were_given():
+    layer = {"net": {"hidden": [1]}, "net.activation": "relu"}
+    assert resolve(Config, layer).net == Net(hidden=(1,), activation="relu")
+    assert layer == {"net": {"hidden": [1]}, "net.activation": "relu"}
