@@ -8,10 +8,10 @@ at the end (no best checkpoint), with the interquartile mean over the seeds and 
 seconds of processor time after which an evaluation was at the mark for the first time. Processor time, for these runs take long
 and the machine may have other work.
 
-Where the peer is not installed ours are alone. The lunar lander needs pip install 'gymnasium[box2d]',
-MuJoCo's hopper pip install 'mujoco<4' imageio (gymnasium 1.4 finds no MuJoCo in version 4); its episodes have up to 1,000
-steps, so `--episodes 10 --points 10` is advisable there. With `--out FILE` each run is kept as it ends, and those that the file
-has already are not run again.
+Where the peer is not installed ours are alone. The lunar lander needs pip install 'gymnasium[box2d]', the MinAtar games pip
+install --no-deps minatar, MuJoCo's hopper pip install 'mujoco<4' imageio (gymnasium 1.4 finds no MuJoCo in version 4); its
+episodes have up to 1,000 steps, so `--episodes 10 --points 10` is advisable there. With `--out FILE` each run is kept as it
+ends, and those that the file has already are not run again.
 """
 
 from __future__ import annotations
@@ -77,6 +77,13 @@ ZOO_DQN = {"learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "l
 ZOO_DDPG = {"gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000, "gradient_steps": 1, "train_freq": 1,
             "learning_rate": 1e-3, "policy_kwargs": {"net_arch": [400, 300]}, "noise": 0.1}
 
+# As MinAtar was published (Young and Tian 2019), but for its optimiser, with Adam in RMSprop's place, and with fewer steps.
+MINATAR_DQN = {"learning_rate": 2.5e-4, "batch_size": 32, "buffer_size": 100_000, "learning_starts": 5000, "gamma": 0.99,
+               "target_update_interval": 1000, "train_freq": 1, "gradient_steps": 1, "exploration_fraction": 1 / 3,
+               "exploration_final_eps": 0.1}
+
+gym.register("MinAtarSpaceInvaders-v0", "parl_like.envs.minatar:MinAtar", kwargs={"game": "space_invaders"})
+
 CASES = {
     "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours="ppo-cartpole", peer=Sb3(
         name="PPO", n_envs=8, settings={"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
@@ -117,6 +124,10 @@ CASES = {
         name="TRPO", library="sb3-contrib", n_envs=2,
         settings={"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "n_critic_updates": 15, "use_sde": True,
                   "sde_sample_freq": 4})),
+    "rainbow breakout": Case(env="MinAtar-v0", steps=300_000, mark=6, ours="rainbow-minatar", peer=Sb3(
+        name="DQN", policy="CnnPolicy", images=True, settings=MINATAR_DQN)),
+    "rainbow space invaders": Case(env="MinAtarSpaceInvaders-v0", steps=300_000, mark=20, ours="rainbow-minatar", peer=Sb3(
+        name="DQN", policy="CnnPolicy", images=True, settings=MINATAR_DQN)),
     "sac pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours="sac-pendulum", peer=Sb3(
         name="SAC", settings={"learning_rate": 1e-3})),
     "sac pendulum, same networks": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours="sac-pendulum", changes={

@@ -32,6 +32,7 @@ class Sb3:
     Attributes:
         name: Its class. policy: Name of its network. n_envs: Its environments. settings: Its arguments.
         normalize: Whether observations and rewards are divided by their running deviation; evaluations have the rewards.
+        images: Whether its network is the one that MinAtar was published with.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Sb3:
     policy: str = "MlpPolicy"
     n_envs: int = 1
     normalize: bool = False
+    images: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -61,6 +63,8 @@ class Sb3:
         if noise is not None:
             size = env.action_space.shape
             options["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, noise))
+        if self.images:
+            options["policy_kwargs"] = {"features_extractor_class": minatar_features(), "net_arch": []}
         model = getattr(import_module(self.module), self.name)(self.policy, env, seed=seed, device="cpu", **options)
 
         class Watch(BaseCallback):  # type: ignore[misc]
@@ -147,6 +151,25 @@ class Tianshou:
                 tests.reset()
                 curve.append((done, seconds, float(tests.collect(n_episode=episodes).returns.mean())))
         return curve
+
+
+def minatar_features() -> type:
+    """16 filters of 3 × 3, then 128 units (Young and Tian 2019), on images whose channels come last."""
+    import torch
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    class Features(BaseFeaturesExtractor):  # type: ignore[misc]
+        def __init__(self, space: gym.spaces.Box) -> None:
+            super().__init__(space, 128)
+            height, width, channels = space.shape
+            self.conv = torch.nn.Conv2d(channels, 16, 3)
+            self.linear = torch.nn.Linear(16 * (height - 2) * (width - 2), 128)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            seen = torch.relu(self.conv(images.permute(0, 3, 1, 2)))
+            return torch.relu(self.linear(seen.flatten(1)))
+
+    return Features
 
 
 def tianshou_c51(env: gym.Env[Any, Any]) -> Any:

@@ -73,13 +73,14 @@ class Env(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         id: Of gymnasium.
-        options: Its own options.
+        options: Its own options; of another id they are not.
         wrappers: Classes of `parl_like.envs.wrappers` or `gymnasium.wrappers`, the innermost first; their arguments are settings
             (`NoisyObservation.n`).
         vector: Environments that each agent drives at once, as one vector environment; 0: a single one.
     """
 
     short: ClassVar[str] = "id"
+    of_short: ClassVar[tuple[str, ...]] = ("options",)
     id: Annotated[str, Meta(min_length=1)] = "CartPole-v1"
     options: dict[str, Any] = {}
     wrappers: tuple[str, ...] = ()
@@ -91,18 +92,20 @@ class EvalEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         id: Empty: the same.
-        options: Those that differ.
+        options: Those that differ; of another id all.
         wrappers: None: the same.
     """
 
     short: ClassVar[str] = "id"
+    of_short: ClassVar[tuple[str, ...]] = ("options",)
     id: str = ""
     options: dict[str, Any] = {}
     wrappers: tuple[str, ...] | None = None
 
     def over(self, env: Env) -> Env:
         """The whole of it."""
-        return msgspec.structs.replace(env, id=self.id or env.id, options={**env.options, **self.options},
+        options = {**env.options, **self.options} if self.id in ("", env.id) else self.options
+        return msgspec.structs.replace(env, id=self.id or env.id, options=options,
                                        wrappers=env.wrappers if self.wrappers is None else self.wrappers)
 
 

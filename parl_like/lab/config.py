@@ -306,9 +306,14 @@ def dump_yaml(tree: Mapping[str, Any], flow: bool = False) -> str:
 
 def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[str, Any], name: str,
            prefix: str = "") -> dict[str, Any]:
-    """`low` with `layer` over it, every value of which is checked against its field; converted values stay plain data."""
+    """`low` with `layer` over it, every value of which is checked against its field; converted values stay plain data.
+
+    Of a struct with a `short` field a text alone is the value; with another one, `low` keeps none of the fields `of_short`.
+    """
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
-    out = dict(low)
+    short: str = getattr(struct, "short", "")
+    other = short in layer and layer[short] != low.get(short)
+    out = {key: value for key, value in low.items() if not (other and key in struct.of_short)}  # type: ignore[attr-defined]
     for key, value in layer.items():
         if struct is Workers and key in GONE:
             if value == GONE[key]:

@@ -189,9 +189,10 @@ def _task(run: RunDir) -> str:
     """The environment that evaluations play, or the experiment, where the configuration does not name one."""
     config = run.config()
     env, instead = ({"id": one} if isinstance(one, str) else one or {} for one in map(config.get, ("env", "eval_env")))
-    parts: list[Any] = [config.get("env_options"), config.get("eval_options"), env.get("options"), instead.get("options")]
-    options: Row = {key: value for part in parts for key, value in (part or {}).items()}
     name = instead.get("id") or env.get("id") or run.info().experiment
+    parts: list[Any] = [config.get("env_options"), config.get("eval_options"), name == env.get("id") and env.get("options"),
+                        instead.get("options")]
+    options: Row = {key: value for part in parts for key, value in (part or {}).items()}
     return " ".join([name, *(f"{key}={value}" for key, value in sorted(options.items()))])
 
 

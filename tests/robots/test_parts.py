@@ -298,9 +298,23 @@ def test_an_evaluation_has_an_environment_of_its_own():
         assert env.observation_space.shape == (2,) and env.unwrapped.goal_velocity == 0.02
     with robot("eval_env=CartPole-v0") as one:
         assert one.eval_env == "CartPole-v0"
+    with robot(*words[:-1], "eval_env.id=Pendulum-v1", "eval_env.options={g: 9.0}") as one, closing(one.eval_env()) as env:
+        assert env.unwrapped.g == 9.0  # and nothing of the goal's velocity
     for given in ("CartPole-v0", {"id": "CartPole-v0"}, lambda: gym.make("CartPole-v0")):
         with Robot.of("DQN", "CartPole-v1", eval_env=given) as one:
             assert one.eval_env == (given if callable(given) else "CartPole-v0")
+
+
+@pytest.mark.parametrize("words, id, options", [
+    (["env=CartPole-v1"], "CartPole-v1", {}),
+    (["env.id=CartPole-v1"], "CartPole-v1", {}),
+    (["env.id=CartPole-v1", "env.options={sutton_barto_reward: true}"], "CartPole-v1", {"sutton_barto_reward": True}),
+    (["env=Pendulum-v1"], "Pendulum-v1", {"g": 9.0}),
+    (["env.wrappers=[NoisyObservation]"], "Pendulum-v1", {"g": 9.0})])
+def test_the_options_of_one_environment_are_not_given_to_another(words, id, options):
+    file = {"env": {"id": "Pendulum-v1", "options": {"g": 9.0}, "vector": 2}}
+    env = resolve(single.Config, file, parse_assignments(words)).env
+    assert (env.id, env.options, env.vector) == (id, options, 2)
 
 
 def test_every_option_of_a_driver_can_be_given(caplog):
