@@ -19,7 +19,7 @@ from parl_like.algorithm import Algorithm, Loss
 from parl_like.errors import Diverged
 from parl_like.leaf import to_numpy
 from parl_like.model import ArrayModel
-from parl_like.optim import FusedAdam, value_of
+from parl_like.optim import FusedAdam, step, value_of
 from parl_like.spec import Array
 
 ROW = "lesson_row"
@@ -68,7 +68,7 @@ class Stepper:
                 group["lr"] = rate * share
         # An owner's optimiser steps only what has a gradient here: the shared parameters.
         for optimizer in self.optimizers:
-            optimizer.step()
+            step(optimizer)
 
 
 class Optimization:

@@ -1,9 +1,13 @@
 """FusedAdam against torch's Adam."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from parl_like.algorithm import Loss
 from parl_like.optim import FusedAdam
+from parl_like.optimization import Stepper
 
 
 def pair(**options):
@@ -57,3 +61,21 @@ def test_refuses_groups():
     a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     with pytest.raises(ValueError, match="2 parameter groups"):
         FusedAdam([{"params": [a]}, {"params": [b], "lr": 0.1}])
+
+
+@pytest.mark.parametrize("flushing", [False, True])
+@pytest.mark.parametrize("make", [FusedAdam, torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9)])
+def test_moments_that_fade_become_zero_and_the_threads_own_mode_stays(make, flushing):
+    weights = torch.nn.Parameter(torch.ones(4))
+    stepper = Stepper("task 'RL'", Loss(weights, optimizer=make), [weights], [], 1e-8)
+    torch.set_flush_denormal(flushing)
+    try:
+        for k in range(1200):  # 0.9 ** 1200 is 1e-55, below what float32 has
+            weights.grad = torch.tensor([1e-3, 0.0, 1e-3, 0.0]) if k == 0 else torch.tensor([0.0, 0.0, 1e-3, 0.0])
+            stepper.step(k)
+        tiny = 5e-324
+        assert (tiny == 0.0) is flushing
+    finally:
+        torch.set_flush_denormal(False)
+    moment = next(value for name, value in stepper.optimizer.state[weights].items() if name in ("exp_avg", "momentum_buffer"))
+    assert moment[0] == 0.0 and moment[2] > 0.0
