@@ -69,7 +69,7 @@ def test_with_one_choice_it_is_dqn(obs):
     before = copy.deepcopy(model.state_dict())
     x = {"x": torch.randn(5, 3), "mask": torch.tensor([[1, 0, 1, 1]] * 5)}
     for seed in range(20):
-        flat = rows(seed, n_step=2, masked=obs is MASKED)
+        flat = rows(seed, n_step=2, masked=obs is MASKED, weight=np.linspace(0.5, 1.0, 8, dtype=np.float32))
         for task in tasks:
             task.learn(flat if task is tasks[0] else {**flat, "act": flat["act"][:, None]})
     q = [task.algorithm.model.q(x if obs is MASKED else x["x"]) for task in tasks]

@@ -98,10 +98,11 @@ def test_a_generation_of_cem_by_hand():
 
 
 def test_a_step_of_ars_by_hand():
-    """Pairs (0, 2) and (1, 3) with returns (1, 0) and (2, 5): the better one is the second, σ_R = 1.5, its step −3 / 1.5 · ε."""
+    """Pairs (0, 2) and (1, 3) with returns (4, 3.5) and (2, 5): the second has the best of all, though the first is better on
+    average; σ_R = 1.5, the step −3 / 1.5 · ε."""
     task = task_of(ARS, population=4, std=0.5, lr=0.1, top=0.5)
     noise = offsets(task)[1] / 0.5
-    task.learn(lesson([1.0, 2.0, 0.0, 5.0]))
+    task.learn(lesson([4.0, 2.0, 3.5, 5.0]))
     torch.testing.assert_close(theta(task), 0.1 * (2.0 - 5.0) / 1.5 * noise)
     task = task_of(ARS, population=4, lr=0.1)
     task.learn(lesson([1.0, 1.0, 1.0, 1.0]))

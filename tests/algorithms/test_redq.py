@@ -54,8 +54,10 @@ def test_the_targets_worked_out_by_hand(subset, shares):
     """y = 1 + ½ (min c_i · 2.5 + 2 · 1), and 3 at the end; the least of a pair is c = 2 in one of three pairs."""
     algorithm = REDQ(Plain(), gamma=0.5, alpha=2.0, subset=subset)
     batch = Batch({name: torch.from_numpy(value) for name, value in hand_rows().items()})
+    before = torch.get_rng_state()
     with torch.no_grad():
         targets = torch.stack([algorithm.process(batch).target for _ in range(300)])
+    assert torch.equal(torch.get_rng_state(), before)  # the task's own generator draws
     assert (targets[:, 1] == 3.0).all()
     for c, share in shares.items():
         assert (targets[:, 0] == 1 + 0.5 * (c * 2.5 + 2)).float().mean() == pytest.approx(share, abs=0.1)

@@ -37,6 +37,15 @@ def test_munchausen_targets_worked_out_by_hand():
     np.testing.assert_allclose(batch.target.detach(), [1 + 0.5 * v, 2 + 0.125 * v, 3], rtol=1e-6)
 
 
+def test_the_policy_of_munchausen_is_that_of_the_target_copy():
+    """There π = ¼, ¾, as above; the network's own would be ½, ½."""
+    algorithm = MDQN(Fixed([[5.0], [5.0]]), gamma=0.5, temperature=2.0, alpha=0.5, floor=-9.0)
+    algorithm.target.table.data = torch.tensor([[0.0], [2 * np.log(3.0)]])
+    batch = algorithm.process(batch_of(hand_rows([1, 1], [1.0, 3.0], [False, True])))
+    expected = [1 + np.log(0.75) + np.log(4.0), 3 + np.log(0.75)]
+    np.testing.assert_allclose(batch.target.detach(), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_munchausen_without_its_novelty_is_dqn(masked):
     """α = 0, T → 0; also where masks forbid actions, or all of them."""
@@ -76,6 +85,6 @@ def test_rem_worked_out_by_hand():
 
 
 def test_rem_with_one_head_is_dqn():
-    model, weight = MLPQ(OBS, ACT, (8,)), np.ones(8, np.float32)
+    model, weight = MLPQ(OBS, ACT, (8,)), np.linspace(0.5, 1.0, 8, dtype=np.float32)
     one, other = after_lessons(REM(copy.deepcopy(model), target_period=5), DQN(model, target_period=5), weight=weight)
     assert one == other
