@@ -101,7 +101,8 @@ class Weighed(Sums):
 
 
 def test_network_and_target_each_have_a_memory_of_their_own_and_the_network_chooses():
-    """The network, (1, 2), prefers action 1. The target is (3, −1): h = 0.5 + 3 · 1 after the burn-in, then 9.5, 18.5 and 33.5."""
+    """The network, (1, 2), prefers action 1. The target is (3, −1): h = 0.5 + 3 · 1 after the burn-in, then 9.5, 18.5 and
+    33.5."""
     learner = R2D2(Weighed(2.0), gamma=0.5, n_step=1, sequence=2, burn_in=1, eps=None)
     learner.target.scale.data = torch.tensor([3.0, -1.0])
     batch = processed(learner)
