@@ -172,6 +172,24 @@ def test_the_temperature_falls_where_there_is_more_entropy_than_wanted():
     assert "temperature" not in fixed.learn(rows()) and fixed.algorithm.log_alpha.exp().item() == pytest.approx(0.25)
 
 
+def test_the_entropy_that_is_wanted_is_that_of_the_legal_actions():
+    """One, two, and, where none is legal, all three of the actions: 0.98 · (log 2 + log 3) / 3 on average. A policy that is even
+    has more, so α falls; before, it rose for ever where masks leave less entropy than 0.98 log 3."""
+    obs = gym.spaces.Dict(mask=gym.spaces.MultiBinary(3), x=OBS)
+    mask = np.array([[0, 1, 0], [1, 0, 1], [0, 0, 0]], np.int8)
+    plain = rows(3, act=np.array([1, 0, 2]))
+    given = {f"{name}.x": plain.pop(name) for name in ("obs", "obs_next")} | {"obs.mask": mask, "obs_next.mask": mask} | plain
+    model = MLPActorQ(obs, gym.spaces.Discrete(3), (8,))
+    for parameter in model.head.parameters():
+        parameter.data.zero_()
+    told = ComputationTask(SAC(copy.deepcopy(model), alpha=2.0, lr=0.0)).learn(given)
+    even = (math.log(2) + math.log(3)) / 3
+    assert told["entropy"] == pytest.approx(even, rel=1e-5)
+    assert told["temperature"] == pytest.approx(-math.log(2) * (0.98 - 1) * even, rel=1e-3)
+    told = ComputationTask(SAC(copy.deepcopy(model), alpha=2.0, lr=0.0, target_entropy=0.5)).learn(given)
+    assert told["temperature"] == pytest.approx(-math.log(2) * (0.5 - even), rel=1e-3)
+
+
 def test_the_squashed_density_integrates_to_one_and_is_that_of_its_draws():
     head, out = SquashedGaussianHead(2, 1), {"mean": torch.tensor([[0.7]]), "log_std": torch.tensor([[-0.3]])}
     act = torch.linspace(-1 + 1e-6, 1 - 1e-6, 200_001, dtype=torch.float64)[:, None]
