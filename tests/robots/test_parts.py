@@ -132,7 +132,8 @@ def test_schedules_end_with_the_run():
     with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatches=4", "total_steps=2000", "lr.end=0") as one:
         assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 80)
     # The same 10 lessons of 200 rows, in minibatches of 60 rows, of which there are 3.
-    with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatch_rows=60", "total_steps=2000", "lr.end=0") as one:
+    with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatch_rows=60", "total_steps=2000",
+               "lr.end=0") as one:
         assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 60)
 
 
