@@ -12,9 +12,9 @@ from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q
-from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
+from parl_like.algorithms.targets import legal_actions, powers, rewards_and_discount, row_mean
 from parl_like.batch import Batch
-from parl_like.explorer import Categorical, Explorer, SquashedGaussian, legal
+from parl_like.explorer import Categorical, Explorer, SquashedGaussian
 from parl_like.model import Model
 
 
@@ -104,9 +104,9 @@ class SAC(Algorithm):
 
     def wanted_entropy(self, obs: Any) -> Any:
         """The target entropy, on average over the rows where masks make it differ."""
-        if not self.by_mask or isinstance(obs, Tensor) or "mask" not in obs:
+        if not self.by_mask or (legal := legal_actions(obs)) is None:
             return self.target_entropy
-        return 0.98 * legal(obs["mask"]).sum(-1).log().mean()
+        return 0.98 * legal.sum(-1).log().mean()
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
