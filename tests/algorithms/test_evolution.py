@@ -120,6 +120,13 @@ def test_each_finds_the_top_of_a_hill(kind):
     assert (theta(task) - goal).abs().max() < 0.1
 
 
+def test_the_score_of_a_candidate_is_the_mean_of_its_episodes():
+    """Of 0 and 10, and of 6 and 6: the second is the better one, whose best episode is not."""
+    rows = {"candidate": [1, 0, 1, 0], "episode": [0, 0, 1, 1], "episodes": [2] * 4, "score": [6.0, 0.0, 6.0, 10.0]}
+    batch = Batch({name: torch.tensor(value) for name, value in rows.items()})
+    assert task_of(ES, population=2).algorithm.process(batch).scores.tolist() == [5.0, 6.0]
+
+
 @each
 def test_several_episodes_count_by_their_mean_and_nothing_is_learned_where_one_is_missing(kind):
     scores = np.random.default_rng(0).normal(size=10)

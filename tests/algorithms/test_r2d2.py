@@ -149,6 +149,15 @@ def test_without_a_memory_it_is_dqn(obs):
         assert not torch.equal(value, before[name])
 
 
+def test_a_dueling_network_with_a_memory_has_its_value_as_the_mean():
+    model = RecurrentQ(OBS, ACT, (8,), size=8, dueling=True)
+    seen = []
+    model.v.register_forward_hook(lambda module, given, out: seen.append(out))
+    q, _ = model.q(torch.randn(5, 3), {"h": torch.randn(5, 8)})
+    torch.testing.assert_close(q.mean(1, keepdim=True), seen[0])
+    assert q.std(1).min() > 0
+
+
 @pytest.mark.parametrize("memory", ["gru", "lstm", "attention"])
 def test_steps_in_a_row_are_the_steps_one_by_one(memory):
     model = RecurrentQ(MASKED, ACT, (8,), memory, size=8, dueling=True)

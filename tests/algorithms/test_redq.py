@@ -134,6 +134,16 @@ def test_an_ensemble_with_dropout_is_that_of_single_networks(norm):
     torch.testing.assert_close(ensemble.one(1, x), parts[1])
 
 
+def test_dropout_comes_before_the_layer_norm():
+    """So each row has mean 0 and variance 1 before the activation, whatever was left out of it."""
+    ensemble, seen = DropoutEnsembleMLP(2, [5, 64, 1], "relu", 0.5), []
+    ensemble.activation = lambda h: (seen.append(h), torch.relu(h))[1]
+    ensemble(torch.randn(7, 5))
+    torch.testing.assert_close(seen[0].mean(-1), torch.zeros(2, 7), atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen[0].var(-1, correction=0), torch.ones(2, 7), atol=1e-3, rtol=0)
+    assert all(len(row.unique()) < 60 for row in seen[0].flatten(0, 1))  # what was left out is one number
+
+
 def test_dropout_is_in_every_lesson_and_nowhere_else():
     task = ComputationTask(DroQ(MLPActorQ(OBS, ACT, (32,), dropout=0.5, layer_norm=True), lr=0.0))
     obs, act = torch.zeros(4, 3), torch.zeros(4, 2)
