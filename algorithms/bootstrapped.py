@@ -13,9 +13,9 @@ from torch import Tensor
 from parl_like.algorithm import Schedule, Window
 from parl_like.algorithms.distributions import check_values
 from parl_like.algorithms.dqn import DQN
-from parl_like.algorithms.targets import row_mean
+from parl_like.algorithms.targets import legal_actions, row_mean
 from parl_like.batch import Batch
-from parl_like.explorer import BootstrappedHeads, Explorer, legal
+from parl_like.explorer import BootstrappedHeads, Explorer
 from parl_like.model import Model
 from parl_like.spec import Array
 
@@ -71,8 +71,8 @@ class BootstrappedDQN(DQN):
         rew, discount = self.begin(batch)
         values = self.target.values(batch.obs_next)
         by = self.model.values(batch.obs_next) if self.double and self.target is not self.model else values
-        if not isinstance(batch.obs_next, Tensor) and "mask" in batch.obs_next:
-            by = by.masked_fill(~legal(batch.obs_next["mask"]).unsqueeze(2), -torch.inf)
+        if (legal := legal_actions(batch.obs_next)) is not None:
+            by = by.masked_fill(~legal.unsqueeze(2), -torch.inf)
         batch.target = rew[:, None] + discount[:, None] * values.gather(1, by.argmax(1, keepdim=True)).squeeze(1)
         batch.mask = torch.from_numpy(belongs(batch.number.cpu().numpy(), self.heads, self.share)).to(rew.device)
         return batch

@@ -9,16 +9,16 @@ import torch
 
 from parl_like.algorithms.distributions import check_values, of_actions
 from parl_like.algorithms.dqn import DQN
-from parl_like.algorithms.targets import row_mean
+from parl_like.algorithms.targets import legal_actions, row_mean
 from parl_like.batch import Batch
 
 
 class REM(DQN):
     """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · Σ_i α_i Q⁻_i(s', a*),   loss = huber(y − Σ_i α_i Q_i(s, a)),
 
-    with α drawn anew for each lesson: α_i = u_i / Σ u, u uniform in [0, 1). a* is the best action by the even mixture of the
-    network's values, or without `double` of the target's (the paper takes the best by α). Acting goes by the even mixture. Ends,
-    `duration`, weights, priorities, target copy and noise are as in `DQN`; with one head it is DQN.
+    with α drawn anew for each lesson: α_i = u_i / Σ u, u uniform in [0, 1). a* is the best action by that mixture of the
+    network's values, or without `double`, as published, of the target's. Acting goes by the even mixture. Ends, `duration`,
+    weights, priorities, target copy and noise are as in `DQN`; with one head it is DQN.
 
     Args:
         model: Offers `q(obs) -> [N, A]`, the means, and `values(obs) -> [N, A, heads]`.
@@ -35,10 +35,14 @@ class REM(DQN):
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N], and α in each row [N, heads]."""
         rew, discount = self.begin(batch)
-        values = of_actions(self.target.values(batch.obs_next), self.best(batch.obs_next))
-        u = torch.rand(values.shape[1], generator=self.torch_rng, device=values.device)
-        batch.mixture = (u / u.sum()).expand_as(values)
-        batch.target = rew + discount * (batch.mixture * values).sum(1)
+        values = self.target.values(batch.obs_next)
+        u = torch.rand(values.shape[2], generator=self.torch_rng, device=values.device)
+        mixture = u / u.sum()
+        q = (self.model.values(batch.obs_next) if self.double and self.target is not self.model else values) @ mixture
+        if (legal := legal_actions(batch.obs_next)) is not None:
+            q = q.masked_fill(~legal, -torch.inf)
+        batch.target = rew + discount * (of_actions(values, q.argmax(1)) @ mixture)
+        batch.mixture = mixture.expand(len(rew), -1)
         return batch
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q
-from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
+from parl_like.algorithms.targets import legal_actions, powers, rewards_and_discount, row_mean
 from parl_like.batch import Batch
 from parl_like.explorer import Categorical, Explorer, SquashedGaussian
 from parl_like.model import Model
@@ -32,7 +32,8 @@ class SAC(Algorithm):
             Discrete with `head.log_probs(outputs) -> [N, A]`; `q(obs, act) -> [critics, N]`, for Discrete `q(obs) -> [critics, N,
             A]`; and `actor`, the modules of the layers that are only the policy's.
         alpha: The temperature α; with `learn_alpha` where it begins.
-        target_entropy: In nats; None: −(numbers of an action) for a Box, 0.98 · log A for Discrete, as published.
+        target_entropy: In nats; None: −(numbers of an action) for a Box, 0.98 · log A for Discrete, as published, A counting the
+            legal actions of each row.
         delay: Actor and temperature learn in every so many updates.
         lr: Adam's learning rate, of the critics and, where they are None, of the actor and of log α.
     """
@@ -54,6 +55,7 @@ class SAC(Algorithm):
         self.discrete = isinstance(act, gym.spaces.Discrete)
         standard = 0.98 * math.log(act.n) if self.discrete else -float(math.prod(act.shape))
         self.target_entropy = standard if target_entropy is None else target_entropy
+        self.by_mask = target_entropy is None and self.discrete
         self.tau, self.window = tau, Window(n_step=n_step, in_order=False)
         self.discounts = powers(gamma, n_step)
         self.target = self.model.clone()
@@ -100,6 +102,12 @@ class SAC(Algorithm):
         act, log_p = self.drawn(out)
         return pool(critic.q(obs, act)), log_p
 
+    def wanted_entropy(self, obs: Any) -> Any:
+        """The target entropy, on average over the rows where masks make it differ."""
+        if not self.by_mask or (legal := legal_actions(obs)) is None:
+            return self.target_entropy
+        return 0.98 * legal.sum(-1).log().mean()
+
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
         rew, discount = rewards_and_discount(batch, self.discounts)
@@ -120,6 +128,6 @@ class SAC(Algorithm):
             q, log_p = self.soft(batch.obs, self.model, self.actor_value)
             yield {"actor": (alpha * log_p - q).mean(), "entropy": -log_p.detach().mean(), "alpha": alpha}
             if self.log_alpha.requires_grad:
-                yield {"temperature": -self.log_alpha * (log_p.detach().mean() + self.target_entropy)}
+                yield {"temperature": -self.log_alpha * (log_p.detach().mean() + self.wanted_entropy(batch.obs))}
         if self.target is not self.model:
             self.target.sync_from(self.model, decay=1.0 - self.tau)

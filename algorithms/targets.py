@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from parl_like.batch import Batch
+from parl_like.explorer import legal
 
 
 def powers(gamma: float, n_step: int) -> list[float]:
@@ -63,6 +65,11 @@ def rescale_inverse(y: Tensor, eps: float) -> Tensor:
     c = 1.0 + eps + y.abs()
     s = 2.0 * c / (1.0 + (1.0 + 4.0 * eps * c).sqrt())  # this form of the root loses no digits where ε is small, or 0
     return y.sign() * (s * s - 1.0)
+
+
+def legal_actions(obs: Any) -> Tensor | None:
+    """Bool [..., A], by the `mask` of observations; None where they have none."""
+    return None if isinstance(obs, Tensor) or "mask" not in obs else legal(obs["mask"])
 
 
 def row_mean(values: Tensor, batch: Batch) -> Tensor:

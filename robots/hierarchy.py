@@ -23,7 +23,7 @@ from parl_like.lab.config import ConfigError
 from parl_like.models.mlp import MLPActorCritic
 from parl_like.robot import Robot
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
-from parl_like.robots.parts import Parts
+from parl_like.robots.parts import Parts, optimiser_steps
 from parl_like.robots.spaces import PartsConfig, Positive, made_anew, robot_with
 from parl_like.schedules import OnPolicyHelper
 
@@ -83,7 +83,8 @@ def build(config: Config) -> Robot:
         helper = parts.args(where, OnPolicyHelper, unroll=usual.pop("unroll"))
 
         def updates(ppo: Any) -> float:
-            return int(rows / parts.of(where, OnPolicyHelper)["unroll"] * ppo["epochs"] * ppo["minibatches"])
+            unroll = parts.of(where, OnPolicyHelper)["unroll"]
+            return optimiser_steps(rows / unroll, config.n_agents * unroll, ppo)
 
         func = create_algorithm_func(
             MLPActorCritic,

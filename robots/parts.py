@@ -45,7 +45,17 @@ SHELVES: dict[str, Sequence[str]] = {
 BY_NAME = (Explorer, Transform, ReplayBuffer)  # arguments of these kinds are given by the name of a class
 COUNTS_ACTS = ("epsilon", "noise")  # schedules over the acting steps of one helper; all others count optimiser steps
 
-Span = float | Callable[[Mapping[str, Any]], float]
+Span = float | None | Callable[[Mapping[str, Any]], float | None]
+"""What a schedule counts in the whole run, perhaps by the values of the arguments; None: that cannot be known before."""
+
+
+def optimiser_steps(lessons: float, rows: int, learner: Mapping[str, Any]) -> int:
+    """Of so many lessons of so many rows each, by the arguments of the algorithm."""
+    minibatches = max(rows // wanted, 1) if (wanted := learner.get("minibatch_rows")) else learner.get("minibatches", 1)
+    steps = int(lessons * learner.get("epochs", 1) * minibatches)
+    if "policy_lessons" in learner:  # PPG's auxiliary phases
+        steps += int(lessons) // learner["policy_lessons"] * learner["aux_epochs"] * learner["aux_minibatches"]
+    return steps
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,9 +67,9 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: int = 0
     warmup: int = 0
 
-    def schedule(self, span: float) -> Linear:
+    def schedule(self, span: float | None) -> Linear:
         """`span`: what the whole run counts."""
-        return Linear(self.start, self.end, self.steps or max(int(span * self.share), 1), self.warmup)
+        return Linear(self.start, self.end, self.steps or max(int((span or 1) * self.share), 1), self.warmup)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +142,10 @@ class Parts:
             where: In which part of the robot: `tasks.RL`.
             skip: Arguments that the robot itself gives.
             whole: The robot gives no other arguments than those of `skip`.
-            acts, updates: What schedules count in the whole run: acting steps of one helper, and optimiser steps, the latter
-                perhaps by the values of the arguments, plain data.
+            acts, updates: What schedules count in the whole run: acting steps of one helper, and optimiser steps.
 
         Raises:
-            ConfigError: a value is none of its argument's type, or a part has no such name.
+            ConfigError: a value is none of its argument's type, a part has no such name, or a schedule counts what is not known.
         """
         kinds, found = arguments(owner, untyped=whole), {}
         for name, one in arguments_of(owner).items():
@@ -163,7 +172,11 @@ class Parts:
         count = updates(self.of(where, owner)) if callable(updates) else updates
         for name, value in found.items():
             if isinstance(value, Line):
-                found[name] = value.schedule(acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else count)
+                span = acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else count
+                if span is None and not value.steps:
+                    raise ConfigError(f"Config: {owner.__name__}.{name} is a schedule over the lessons of the run, whose number "
+                                      "depends on how long its episodes are; say how many it spans: {start, end, steps: N}")
+                found[name] = value.schedule(span)
             elif kinds[name][0].part:
                 several = isinstance(value, (list, tuple))
                 made = [self._made(where, kinds[name][0], one, acts, count) for one in (value if several else [value])]

@@ -13,10 +13,11 @@ from parl_like.env_source import EnvSource, is_made
 from parl_like.errors import unknown
 from parl_like.lab import config as configs
 from parl_like.lab.config import ConfigError
+from parl_like.population import PopulationHelper
 from parl_like.robot import Robot
-from parl_like.robots.parts import Parts, named
+from parl_like.robots.parts import Parts, named, optimiser_steps
 from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, env_of, has_image, made_anew, probed, robot_with
-from parl_like.schedules import OfflineHelper
+from parl_like.schedules import EpisodicHelper, OfflineHelper
 
 ON_POLICY = {"models": ("MLPActorCritic", "ConvActorCritic", "RecurrentActorCritic"), "helper": "OnPolicyHelper"}
 OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyHelper.batch_size": 256,
@@ -142,15 +143,20 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     steps, lanes = config.total_steps, config.n_agents * max(config.env.vector, 1)
     acts = steps / config.n_agents
 
+    def rows_of(helper: Mapping[str, Any]) -> int:
+        """Of a lesson, where agents send unrolls; else 1."""
+        rule = parts.of(where, ComputationTask)["training_rule"] or {}
+        return min(rows := lanes * helper["unroll"], rule.get("max_rows") or rows) if "unroll" in helper else 1
+
     def lessons(helper: Mapping[str, Any]) -> Any:
-        """Of a run, or the optimiser steps of an off-policy one."""
-        if "unroll" in helper:
-            rule = parts.of(where, ComputationTask)["training_rule"] or {}
-            return steps // min(rows := lanes * helper["unroll"], rule.get("max_rows") or rows)
-        return steps * helper["updates"] // (helper["learn_every"] or 1) if "updates" in helper else steps
+        """Of a run, which are the optimiser steps of an off-policy one; None where each takes whole episodes."""
+        if issubclass(helper_class, (EpisodicHelper, PopulationHelper)):
+            return None
+        return steps * helper.get("updates", 1) // (helper.get("learn_every") or 1) // rows_of(helper)
 
     def updates(learner: Mapping[str, Any]) -> Any:
-        return lessons(parts.of(where, helper_class)) * learner.get("epochs", 1) * learner.get("minibatches", 1)
+        helper = parts.of(where, helper_class)
+        return None if (n := lessons(helper)) is None else optimiser_steps(n, rows_of(helper), learner)
 
     where = "tasks.RL"
     task = parts.args(where, ComputationTask, skip=("device",))

@@ -81,9 +81,12 @@ def test_each_lesson_draws_and_tests_are_without(options):
     state = task.algorithm.torch_rng.get_state()
     q("collect")
     assert torch.equal(task.algorithm.torch_rng.get_state(), state)  # acting draws nothing
+    layers = noisy_layers(*algorithm.networks().values())  # of network and target
+    old = [layer.noise_in.clone() for layer in layers]
     algorithm.process(Batch.nest({name: torch.from_numpy(value) for name, value in rows().items()}))
-    noises = [layer.noise_in for layer in noisy_layers(*algorithm.networks().values())]  # of network and target
+    noises = [layer.noise_in for layer in layers]
     assert len({tuple(noise.tolist()) for noise in noises}) == len(noises)
+    assert not any(torch.equal(*pair) for pair in zip(old, noises, strict=True))
 
 
 def test_a_checkpoint_holds_the_noise_and_acting_copies_have_it():

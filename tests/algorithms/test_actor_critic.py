@@ -8,7 +8,7 @@ import torch
 from parl_like.algorithm import Linear
 from parl_like.algorithms import A2C, PPO
 from parl_like.batch import Batch
-from parl_like.models import MLPActorCritic
+from parl_like.models import MLPActorCritic, RecurrentActorCritic
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACTS = {"discrete": gym.spaces.Discrete(4), "joint": gym.spaces.MultiDiscrete([2, 3]),
@@ -75,6 +75,28 @@ def test_advantages_cross_no_cut_and_bootstrap_only_where_the_episode_did_not_te
     np.testing.assert_allclose(batch.advantage.numpy(), advantage, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(batch.returns.numpy(), advantage + v, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(batch.log_prob.numpy(), log_pi(out, rows.act.numpy(), space)[0], rtol=1e-4, atol=1e-6)
+
+
+def test_with_a_memory_the_value_behind_a_cut_is_that_after_its_last_row():
+    """Two segments, the memory of each from what is stored with its first row: A = r + γ V(s' | m') − V(s | m) for λ = 0."""
+    torch.manual_seed(1)
+    model = RecurrentActorCritic(OBS, ACTS["discrete"], [4], size=4)
+    algorithm = A2C(model, gamma=0.9, lam=0.0, normalize=False)
+    rows = rows_of("discrete")[:5]
+    rows.last = torch.tensor([False, True, False, False, True])
+    rows.terminated[:], memory = False, torch.randn(5, 4)
+    expected = torch.empty(5)
+    with torch.no_grad():
+        for segment in ([0, 1], [2, 3, 4]):
+            state = {"h": memory[segment[:1]]}
+            for t in segment:
+                memory[t] = state["h"][0]  # as the agent that acted had stored it
+                value, (_, after) = model.value(rows.obs[t : t + 1], state), model.policy(rows.obs[t : t + 1], state)
+                expected[t] = rows.rew[t] + 0.9 * model.value(rows.obs_next[t : t + 1] if t == segment[-1]
+                                                              else rows.obs[t + 1 : t + 2], after) - value
+                state = after
+        rows.state = Batch(h=memory)
+        np.testing.assert_allclose(algorithm.process(rows).advantage, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_rows_duration_discounts_what_follows_it():

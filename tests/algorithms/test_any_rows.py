@@ -56,6 +56,25 @@ def test_actions_of_double_precision_are_those_of_single_precision(algorithm, sh
     assert left[0] == left[1]
 
 
+@each
+def test_rows_of_a_prioritised_buffer_count_by_their_weights(algorithm):
+    """The critics' loss is the mean of weight times what the row would give alone, at the same noise."""
+    torch.manual_seed(0)
+    model = (MLPCrossQ if algorithm is CrossQ else MLPActorQ)(OBS, gym.spaces.Box(-1, 1, (2,), np.float32), (8,),
+                                                              **MEMBERS[algorithm])
+    task = ComputationTask(algorithm(model, **({"n_step": 1} if algorithm is MPO else {})))
+    given = rows(np.float32, (2,))
+
+    def critic(weight):
+        task.algorithm.torch_rng.manual_seed(0)
+        batch = task.algorithm.process(task._sent({**given, "weight": np.array(weight, np.float32)}))
+        return next(iter(task.algorithm.learn(batch)))["critic"].item()
+
+    with torch.no_grad():
+        single = [critic(np.eye(6)[i]) for i in range(6)]
+        assert min(single) > 0 and critic(np.arange(6)) == pytest.approx(np.dot(np.arange(6), single), rel=1e-4)
+
+
 def test_all_learn_from_one_reward_a_step_or_say_otherwise():
     kinds = {name: kind for name in algorithms.__all__ if issubclass(kind := getattr(algorithms, name), Algorithm)}
     assert {name for name, kind in kinds.items() if not kind.one_reward} == SEVERAL

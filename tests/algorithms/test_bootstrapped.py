@@ -76,6 +76,18 @@ def test_priors_stand_still_and_heads_differ():
     torch.testing.assert_close(model.q(x), values.mean(-1))
 
 
+def test_priors_keep_the_trunk_of_the_beginning():
+    """Which goes on learning for the rest."""
+    trunk = torch.nn.Linear(3, 6)
+    trunk.out_size = 6
+    model = MLPBootstrappedQ(OBS, ACT, (8,), heads=3, trunk=trunk)
+    before, x = copy.deepcopy(trunk), torch.randn(4, 3)
+    prior = model.fixed["net"](before(x))
+    ComputationTask(BootstrappedDQN(model, lr=0.01)).learn(rows(number=np.arange(8)))
+    assert not torch.equal(trunk.weight, before.weight)
+    torch.testing.assert_close(model.values(x), (model.net(trunk(x)) + 3.0 * prior).movedim(0, -1))
+
+
 class Heads(Hook):
     def __init__(self):
         self.seen = []

@@ -8,11 +8,13 @@ import pytest
 import torch
 from value_rows import ACT, MASKED, OBS, batch_of, hand_rows, rows
 
-from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
+from parl_like import ComputationTask, OffPolicyHelper, PrioritizedReplayBuffer, Robot, VectorAgent, create_algorithm_func
+from parl_like.algorithm import Shared
 from parl_like.algorithms import BDQ, DQN
 from parl_like.contract import ContractError
 from parl_like.explorer import MultiEpsilonGreedy
 from parl_like.models import MLPQ, MLPBranchingQ
+from parl_like.models.dynamics import Trunk
 from parl_like.stages import StopAfterSteps
 
 TWO = gym.spaces.MultiDiscrete([2, 3])
@@ -69,7 +71,7 @@ def test_with_one_choice_it_is_dqn(obs):
     before = copy.deepcopy(model.state_dict())
     x = {"x": torch.randn(5, 3), "mask": torch.tensor([[1, 0, 1, 1]] * 5)}
     for seed in range(20):
-        flat = rows(seed, n_step=2, masked=obs is MASKED)
+        flat = rows(seed, n_step=2, masked=obs is MASKED, weight=np.linspace(0.5, 1.0, 8, dtype=np.float32))
         for task in tasks:
             task.learn(flat if task is tasks[0] else {**flat, "act": flat["act"][:, None]})
     q = [task.algorithm.model.q(x if obs is MASKED else x["x"]) for task in tasks]
@@ -134,6 +136,44 @@ def test_a_robot_learns_both_choices(driver):
     with Robot(Chords, tasks=tasks, n_agents=2, seed=0, driver=driver) as robot:
         robot.run(StopAfterSteps(500))
         assert robot.evaluate(5, seed=1).mean_return > 9.0
+
+
+class Legal(gym.Env):
+    """The reward is what is shown of each choice; one alternative of each is not legal, and in the last state none is."""
+
+    observation_space = gym.spaces.Dict({"worth": gym.spaces.Box(0, 1, (5,), np.float32), "mask": gym.spaces.MultiBinary(5)})
+    action_space = TWO
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.shown(), {}
+
+    def shown(self):
+        self.obs = {"worth": self.np_random.random(5, np.float32), "mask": np.full(5, self.steps < 20, np.int8)}
+        self.obs["mask"][[self.np_random.integers(2), 2 + self.np_random.integers(3)]] = 0
+        return self.obs
+
+    def step(self, act):
+        chosen = act + (0, 2)
+        assert self.obs["mask"][chosen].all()
+        rew, self.steps = float(self.obs["worth"][chosen].sum()), self.steps + 1
+        return self.shown(), rew, False, self.steps == 20, {}
+
+
+def test_it_learns_under_masks_from_many_environments_beside_another_task():
+    """Legal actions at random earn 20, the best ones 23.3. The other task is one of its kind, on the same encoder."""
+    spaces = dict(obs=Legal.observation_space, act=TWO)
+    trunk = Shared(Trunk, Legal.observation_space, (16,))
+    tasks = {name: ComputationTask(
+        create_algorithm_func(MLPBranchingQ, {**spaces, "hidden": (16, 16), "trunk": trunk}, BDQ,
+                              dict(lr=0.01, gamma=0.2, tau=0.1, n_step=2)),
+        lambda: OffPolicyHelper(size=2_000, batch_size=32, learn_every=2, random_steps=40, buffer=PrioritizedReplayBuffer))
+        for name in ("RL", "other")}
+    with Robot(lambda: gym.vector.SyncVectorEnv([Legal] * 4), agent=VectorAgent, tasks=tasks, seed=0) as robot:
+        robot.run(StopAfterSteps(800))
+        assert robot.tasks["RL"].algorithm.model.perception is robot.tasks["other"].algorithm.model.perception
+        assert robot.evaluate(5, seed=1).mean_return > 21.5
 
 
 @pytest.mark.parametrize(("make", "message"), [

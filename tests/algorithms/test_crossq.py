@@ -91,6 +91,22 @@ def test_both_halves_are_normalised_together():
     assert all(torch.equal(*pair) for pair in zip(one.joint_q(obs, act, obs + 9, -act), whole.chunk(2, 1), strict=True))
 
 
+def test_a_lesson_is_one_pass_of_the_rows_and_of_what_follows():
+    """Its loss is made of the two halves of that pass; their statistics are those of both."""
+    task = ComputationTask(CrossQ(model(), gamma=0.5, alpha=0.25, learn_alpha=False, lr=0.0))
+    algorithm, network = task.algorithm, task.algorithm.model
+    twin, given = copy.deepcopy(network), rows()
+    algorithm.torch_rng.manual_seed(0)
+    out = task.learn(given)
+    assert all(norm.passes == 1 for norm in network.critics.norms)
+    algorithm.torch_rng.manual_seed(0)
+    obs, act, rew, after = (torch.from_numpy(given[name]) for name in ("obs", "act", "rew", "obs_next"))
+    act_next, log_p = algorithm.drawn(twin.policy(after))
+    q, q_next = twin.joint_q(obs, act, after, act_next)
+    y = rew + 0.5 * (~torch.from_numpy(given["terminated"])) * (q_next.amin(0) - 0.25 * log_p)
+    assert out["critic"] == pytest.approx((q - y).square().mean(1).sum().item(), rel=1e-5)
+
+
 def statistics(network):
     return {name: value.clone() for name, value in network.named_buffers()}
 

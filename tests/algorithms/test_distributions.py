@@ -225,6 +225,17 @@ def test_fqf_worked_out_by_hand():
     assert out["loss"].item() == pytest.approx(quantile_huber(theta.expand(2, -1), batch.target, tau, 1.0).mean().item())
 
 
+def test_what_fqf_goes_by_counts_each_quantile_by_its_step():
+    model = MLPFractionQ(OBS, ACT, (8,), points=4)
+    model.proposal.weight.data.normal_()
+    x = torch.randn(5, 3)
+    edges = model.edges(x)
+    steps, middles = edges.diff(), (edges[:, 1:] + edges[:, :-1]) / 2
+    assert steps.std(1).min() > 0.01
+    expected = sum(steps[:, i, None] * model.quantiles(x, middles)[:, :, i] for i in range(4))
+    torch.testing.assert_close(model.q(x), expected)
+
+
 def test_a_step_between_fractions_that_rounds_to_nothing_learns_on():
     """Edges 0, ½, 1, 1 with brackets −1 and 7/2: slopes −¼ and ¼ of the first two logits, none of the third, whose share of the
     entropy is 0 · log 0."""

@@ -98,10 +98,11 @@ def test_a_generation_of_cem_by_hand():
 
 
 def test_a_step_of_ars_by_hand():
-    """Pairs (0, 2) and (1, 3) with returns (1, 0) and (2, 5): the better one is the second, σ_R = 1.5, its step −3 / 1.5 · ε."""
+    """Pairs (0, 2) and (1, 3) with returns (4, 3.5) and (2, 5): the second has the best of all, though the first is better on
+    average; σ_R = 1.5, the step −3 / 1.5 · ε."""
     task = task_of(ARS, population=4, std=0.5, lr=0.1, top=0.5)
     noise = offsets(task)[1] / 0.5
-    task.learn(lesson([1.0, 2.0, 0.0, 5.0]))
+    task.learn(lesson([4.0, 2.0, 3.5, 5.0]))
     torch.testing.assert_close(theta(task), 0.1 * (2.0 - 5.0) / 1.5 * noise)
     task = task_of(ARS, population=4, lr=0.1)
     task.learn(lesson([1.0, 1.0, 1.0, 1.0]))
@@ -117,6 +118,13 @@ def test_each_finds_the_top_of_a_hill(kind):
     for _ in range(60):
         task.learn(lesson(-(task.algorithm._candidates.table[:-1] - goal).square().sum(1).numpy()))
     assert (theta(task) - goal).abs().max() < 0.1
+
+
+def test_the_score_of_a_candidate_is_the_mean_of_its_episodes():
+    """Of 0 and 10, and of 6 and 6: the second is the better one, whose best episode is not."""
+    rows = {"candidate": [1, 0, 1, 0], "episode": [0, 0, 1, 1], "episodes": [2] * 4, "score": [6.0, 0.0, 6.0, 10.0]}
+    batch = Batch({name: torch.tensor(value) for name, value in rows.items()})
+    assert task_of(ES, population=2).algorithm.process(batch).scores.tolist() == [5.0, 6.0]
 
 
 @each

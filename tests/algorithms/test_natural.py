@@ -144,6 +144,18 @@ def test_the_step_is_shortened_as_long_as_it_must_be_and_left_out_where_nothing_
     assert task.learn(given)["share"] == 0 and kl_after(task, given, before) == 0 and task.version == 1
 
 
+def test_a_step_without_a_gain_is_left_out_however_short():
+    """Downhill."""
+    task = task_of(TRPO)
+    algorithm = task.algorithm
+    with torch.no_grad():
+        batch = algorithm.process(task._sent(rows()))
+    step, before = algorithm.direction(batch)
+    weights = algorithm.model.weights_hash()
+    assert algorithm.move(batch, -0.1 * step, before) == 0.0 and algorithm.model.weights_hash() == weights
+    assert algorithm.move(batch, 0.1 * step, before) == 1.0
+
+
 def test_trpo_without_line_search_is_npg():
     tasks = [task_of(NPG, delta=0.05), task_of(TRPO, backtracks=None, delta=0.05), task_of(TRPO, delta=1e-5)]
     for step in range(20):

@@ -67,6 +67,17 @@ def test_the_losses_of_td3_worked_out_by_hand():
     assert out["actor"] == pytest.approx(-1.5)  # Q_1(1, 0.5)
 
 
+def test_td3_bootstraps_from_the_copies_and_its_actor_goes_by_the_first_critic():
+    """Copies: π⁻ = 0.25, c⁻ = 3, 2: y = 1 + 0.5 · 2 · 2.25 = 3.25. The network: Q_1(1, 0.5) = 3, Q_2 is 1.5."""
+    algorithm = TD3(Plain, gamma=0.5, smoothing=0.0, delay=1, lr=0.0)
+    algorithm.model.c.data = torch.tensor([2.0, 1.0])
+    algorithm.target.c.data, algorithm.target.actor[0].data = torch.tensor([3.0, 2.0]), torch.tensor([0.25])
+    out = ComputationTask(algorithm).learn(hand_rows())
+    errors = np.array([[2 - 3.25, 2 - 3], [1 - 3.25, 1 - 3]])
+    assert out["critic"] == pytest.approx((errors**2).mean(1).sum()) and out["actor"] == pytest.approx(-3.0)
+    np.testing.assert_allclose(out["priority"], [2.25, 2.0])
+
+
 def test_the_targets_action_is_smoothed_within_bounds():
     algorithm = TD3(Plain, gamma=1.0, smoothing=10.0, smoothing_clip=0.25)
     batch = Batch({name: torch.from_numpy(np.repeat(value, 500, 0)) for name, value in hand_rows().items()})
@@ -146,6 +157,7 @@ def test_sac_on_discrete_actions_worked_out_by_hand():
     target = batch["rew"] + 0.5 * np.array([0, 1]) * value
     errors = np.array([[0, 9], [1, 8]]) - target
     assert out["critic"] == pytest.approx((errors**2).mean(1).sum(), rel=1e-5)
+    np.testing.assert_allclose(out["priority"], np.abs(errors).max(0), rtol=1e-5)
     assert out["actor"] == pytest.approx(-value, rel=1e-5) and out["entropy"] == pytest.approx(1.5 * math.log(2))
     assert out["temperature"] == pytest.approx(-math.log(2) * (0.98 * math.log(3) - 1.5 * math.log(2)), rel=1e-4)
 
@@ -158,6 +170,24 @@ def test_the_temperature_falls_where_there_is_more_entropy_than_wanted():
         assert np.sign(task.algorithm.log_alpha.item()) == sign
     fixed = ComputationTask(SAC(MLPActorQ(OBS, ACT, (8,)), alpha=0.25, learn_alpha=False))
     assert "temperature" not in fixed.learn(rows()) and fixed.algorithm.log_alpha.exp().item() == pytest.approx(0.25)
+
+
+def test_the_entropy_that_is_wanted_is_that_of_the_legal_actions():
+    """One, two, and, where none is legal, all three of the actions: 0.98 · (log 2 + log 3) / 3 on average. A policy that is even
+    has more, so α falls; before, it rose for ever where masks leave less entropy than 0.98 log 3."""
+    obs = gym.spaces.Dict(mask=gym.spaces.MultiBinary(3), x=OBS)
+    mask = np.array([[0, 1, 0], [1, 0, 1], [0, 0, 0]], np.int8)
+    plain = rows(3, act=np.array([1, 0, 2]))
+    given = {f"{name}.x": plain.pop(name) for name in ("obs", "obs_next")} | {"obs.mask": mask, "obs_next.mask": mask} | plain
+    model = MLPActorQ(obs, gym.spaces.Discrete(3), (8,))
+    for parameter in model.head.parameters():
+        parameter.data.zero_()
+    told = ComputationTask(SAC(copy.deepcopy(model), alpha=2.0, lr=0.0)).learn(given)
+    even = (math.log(2) + math.log(3)) / 3
+    assert told["entropy"] == pytest.approx(even, rel=1e-5)
+    assert told["temperature"] == pytest.approx(-math.log(2) * (0.98 - 1) * even, rel=1e-3)
+    told = ComputationTask(SAC(copy.deepcopy(model), alpha=2.0, lr=0.0, target_entropy=0.5)).learn(given)
+    assert told["temperature"] == pytest.approx(-math.log(2) * (0.5 - even), rel=1e-3)
 
 
 def test_the_squashed_density_integrates_to_one_and_is_that_of_its_draws():

@@ -62,13 +62,23 @@ def test_the_auxiliary_loss_by_hand():
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_phase_follows_so_many_lessons_and_has_the_rows_of_all(nested):
     task = task_of(obs=NESTED if nested else OBS, policy_lessons=3, aux_epochs=2, aux_minibatches=4)
-    updates = []
+    updates, plain, seen, sizes = [], task.algorithm.learn, [], set()
+
+    def learn(batch):
+        if "index" in batch:
+            seen.extend(batch.index.tolist())
+            sizes.add(len(task.algorithm._phase.returns))
+        return plain(batch)
+
+    task.algorithm.learn = learn
     for step in range(7):
         result = task.learn(rows(seed=step, nested=nested))
         updates.append(task.algorithm.updates)
         assert ("aux_loss" in result) is (step % 3 == 2)
     assert updates == [2, 4, 6 + 8, 16, 18, 20 + 8, 30] and len(task.algorithm._kept) == 1
     assert len(task.algorithm._kept[0]["returns"]) == 24 and task.algorithm._phase is None
+    assert sizes == {72} and all(sorted(seen[k : k + 72]) == list(range(72)) for k in range(0, 4 * 72, 72))
+    assert len(seen) == 4 * 72 and seen[:72] != seen[72:144]
 
 
 @pytest.mark.slow

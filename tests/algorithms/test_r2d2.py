@@ -93,6 +93,25 @@ def test_targets_and_priorities_by_hand():
                                rtol=1e-5)
 
 
+class Weighed(Sums):
+    """Remembers the sum of what it saw, each times the first number of `scale`."""
+
+    def q(self, obs, state=None):
+        return super().q(obs * self.scale[0], state)
+
+
+def test_network_and_target_each_have_a_memory_of_their_own_and_the_network_chooses():
+    """The network, (1, 2), prefers action 1. The target is (3, −1): h = 0.5 + 3 · 1 after the burn-in, then 9.5, 18.5 and
+    33.5."""
+    learner = R2D2(Weighed(2.0), gamma=0.5, n_step=1, sequence=2, burn_in=1, eps=None)
+    learner.target.scale.data = torch.tensor([3.0, -1.0])
+    batch = processed(learner)
+    assert batch.memory.h[0].tolist() == [1.5]
+    np.testing.assert_allclose(batch.target[0], [1 - 0.5 * 18.5, 2 - 0.5 * 33.5])
+    learner.double = False
+    np.testing.assert_allclose(processed(learner).target[0], [1 + 0.5 * 3 * 18.5, 2 + 0.5 * 3 * 33.5])
+
+
 def test_an_end_by_termination_has_nothing_behind_it():
     learner = R2D2(Sums(), gamma=0.5, n_step=3, sequence=2, burn_in=1, eps=None)
     batch = processed(learner, terminated=[[False, False, True], [True] * 3])
@@ -128,6 +147,15 @@ def test_without_a_memory_it_is_dqn(obs):
     for name, value in model.state_dict().items():
         np.testing.assert_allclose(forgetful.state_dict()[name], value, atol=1e-6)
         assert not torch.equal(value, before[name])
+
+
+def test_a_dueling_network_with_a_memory_has_its_value_as_the_mean():
+    model = RecurrentQ(OBS, ACT, (8,), size=8, dueling=True)
+    seen = []
+    model.v.register_forward_hook(lambda module, given, out: seen.append(out))
+    q, _ = model.q(torch.randn(5, 3), {"h": torch.randn(5, 8)})
+    torch.testing.assert_close(q.mean(1, keepdim=True), seen[0])
+    assert q.std(1).min() > 0
 
 
 @pytest.mark.parametrize("memory", ["gru", "lstm", "attention"])

@@ -54,8 +54,10 @@ def test_the_targets_worked_out_by_hand(subset, shares):
     """y = 1 + ½ (min c_i · 2.5 + 2 · 1), and 3 at the end; the least of a pair is c = 2 in one of three pairs."""
     algorithm = REDQ(Plain(), gamma=0.5, alpha=2.0, subset=subset)
     batch = Batch({name: torch.from_numpy(value) for name, value in hand_rows().items()})
+    before = torch.get_rng_state()
     with torch.no_grad():
         targets = torch.stack([algorithm.process(batch).target for _ in range(300)])
+    assert torch.equal(torch.get_rng_state(), before)  # the task's own generator draws
     assert (targets[:, 1] == 3.0).all()
     for c, share in shares.items():
         assert (targets[:, 0] == 1 + 0.5 * (c * 2.5 + 2)).float().mean() == pytest.approx(share, abs=0.1)
@@ -130,6 +132,16 @@ def test_an_ensemble_with_dropout_is_that_of_single_networks(norm):
         parts.append(h)
     torch.testing.assert_close(ensemble(x), torch.stack(parts))
     torch.testing.assert_close(ensemble.one(1, x), parts[1])
+
+
+def test_dropout_comes_before_the_layer_norm():
+    """So each row has mean 0 and variance 1 before the activation, whatever was left out of it."""
+    ensemble, seen = DropoutEnsembleMLP(2, [5, 64, 1], "relu", 0.5), []
+    ensemble.activation = lambda h: (seen.append(h), torch.relu(h))[1]
+    ensemble(torch.randn(7, 5))
+    torch.testing.assert_close(seen[0].mean(-1), torch.zeros(2, 7), atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen[0].var(-1, correction=0), torch.ones(2, 7), atol=1e-3, rtol=0)
+    assert all(len(row.unique()) < 60 for row in seen[0].flatten(0, 1))  # what was left out is one number
 
 
 def test_dropout_is_in_every_lesson_and_nowhere_else():

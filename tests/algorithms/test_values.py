@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows
+from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows, rows
 
 from parl_like.algorithms import DQN, MDQN, REM
 from parl_like.algorithms.targets import soft_maximum
@@ -35,6 +35,15 @@ def test_munchausen_targets_worked_out_by_hand():
     algorithm = MDQN(Fixed([[0.0], [2 * np.log(3.0)]]), gamma=0.5, temperature=2.0, alpha=0.0)  # soft Q-learning
     batch = algorithm.process(batch_of({**fields, "duration": np.array([1, 3, 2])}))
     np.testing.assert_allclose(batch.target.detach(), [1 + 0.5 * v, 2 + 0.125 * v, 3], rtol=1e-6)
+
+
+def test_the_policy_of_munchausen_is_that_of_the_target_copy():
+    """There π = ¼, ¾, as above; the network's own would be ½, ½."""
+    algorithm = MDQN(Fixed([[5.0], [5.0]]), gamma=0.5, temperature=2.0, alpha=0.5, floor=-9.0)
+    algorithm.target.table.data = torch.tensor([[0.0], [2 * np.log(3.0)]])
+    batch = algorithm.process(batch_of(hand_rows([1, 1], [1.0, 3.0], [False, True])))
+    expected = [1 + np.log(0.75) + np.log(4.0), 3 + np.log(0.75)]
+    np.testing.assert_allclose(batch.target.detach(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -75,7 +84,34 @@ def test_rem_worked_out_by_hand():
     assert len(seen) == 5
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_the_best_action_of_rem_is_that_of_the_mixture(double):
+    """Heads prefer different actions, 0 by (8, 0) and 1 by (0, 4): action 0 where 8 α > 4 (1 − α), that is α > ⅓. Even
+    mixtures, of which the action was taken before, always say 0. The network chooses, or without `double` its copy, and the
+    copy says what it is worth: (6, 2) and (10, 1)."""
+    table, copied = [[8.0, 0.0], [0.0, 4.0]], [[6.0, 2.0], [10.0, 1.0]]
+    algorithm, seen = REM(Fixed(table), gamma=0.5, double=double), set()
+    algorithm.target.table.data = torch.tensor(copied)
+    for _ in range(40):
+        batch = algorithm.process(batch_of(hand_rows([0], [1.0], [False])))
+        mixture = batch.mixture[0].numpy()
+        best = int(np.argmax(np.array(table if double else copied) @ mixture))
+        seen.add(best)
+        assert batch.target.item() == pytest.approx(1 + 0.5 * np.dot(copied[best], mixture), rel=1e-5)
+    assert seen == {0, 1}
+
+
+def test_illegal_actions_are_no_mixtures_best():
+    algorithm = REM(MLPQ(MASKED, ACT, (8,), heads=3), gamma=1.0)
+    fields = {**rows(masked=True, n=64), "terminated": np.zeros(64, bool), "rew": np.zeros(64, np.float32)}
+    mask = fields["obs_next.mask"] | ~fields["obs_next.mask"].any(1, keepdims=True)
+    with torch.no_grad():
+        batch = algorithm.process(batch_of(fields))
+        q = (algorithm.model.values(batch.obs_next) * batch.mixture[:, None]).sum(2).numpy()
+    np.testing.assert_allclose(batch.target, np.where(mask, q, -np.inf).max(1), rtol=1e-5)
+
+
 def test_rem_with_one_head_is_dqn():
-    model, weight = MLPQ(OBS, ACT, (8,)), np.ones(8, np.float32)
+    model, weight = MLPQ(OBS, ACT, (8,)), np.linspace(0.5, 1.0, 8, dtype=np.float32)
     one, other = after_lessons(REM(copy.deepcopy(model), target_period=5), DQN(model, target_period=5), weight=weight)
     assert one == other

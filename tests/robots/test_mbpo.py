@@ -91,6 +91,25 @@ def test_the_likelihood_by_hand():
     assert algorithm.learn(row)["loss"].item() == pytest.approx(2 + 2 * four + 2 * math.log(2.0) + bounds)
 
 
+def test_each_member_learns_from_rows_of_its_own_drawn_with_replacement():
+    algorithm, seen = EnsembleLearner(EnsembleDynamics(OBS, ACT, (4,), 3)), []
+    plain = algorithm.model.each
+    algorithm.model.each = lambda x: (seen.append(x), plain(x))[1]
+    algorithm.learn(Batch({name: torch.from_numpy(value) for name, value in rows().items()}))
+    drawn, = seen
+    assert drawn.shape[:2] == (3, 64) and not torch.equal(drawn[0], drawn[1])
+    assert all(0.5 < len(one.unique(dim=0)) / 64 < 0.8 for one in drawn)  # 1 − 1 / e of them
+
+
+def test_a_prediction_is_drawn_with_the_width_that_its_member_says():
+    """Log variance ln 4: a standard deviation of 2."""
+    algorithm, n = EnsembleLearner(EnsembleDynamics(OBS, ACT, (4,), 2)), 4_000
+    algorithm.model.each = lambda x: (torch.zeros(2, x.shape[1], 3), torch.full((2, x.shape[1], 3), math.log(4.0)),
+                                      torch.zeros(2, x.shape[1]))
+    out = algorithm.predict(Batch(obs=torch.zeros(n, 2), act=torch.zeros(n, 1)))
+    assert out["rew"].std().item() == pytest.approx(2.0, rel=0.06) and abs(out["terminated"].float().mean() - 0.5) < 0.04
+
+
 def test_each_row_is_asked_of_one_member_and_all_are_asked_equally_often():
     algorithm = EnsembleLearner(EnsembleDynamics(OBS, ACT, (4,), 3))
     model = algorithm.model

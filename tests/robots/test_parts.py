@@ -131,6 +131,32 @@ def test_schedules_end_with_the_run():
         assert algorithm.lr == Linear(1e-3, 1e-4, 25_000) and algorithm.epsilon == Linear(1.0, 0.05, 1_250)
     with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatches=4", "total_steps=2000", "lr.end=0") as one:
         assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 80)
+    # The same 10 lessons of 200 rows, in minibatches of 60 rows, of which there are 3.
+    with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatch_rows=60", "total_steps=2000",
+               "lr.end=0") as one:
+        assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 60)
+
+
+@pytest.mark.parametrize("words", [
+    ["algorithm=PPO", "minibatch_rows=20"], ["algorithm=APPO", "training_rule={max_rows: 32}", "minibatches=2"],
+    ["algorithm=PPG", "policy_lessons=3", "aux_epochs=2", "aux_minibatches=5"], ["algorithm=VMPO"], ["algorithm=TRPO"],
+], ids=lambda words: words[0])
+def test_the_rate_of_unrolls_is_at_its_end_when_the_run_is(words):
+    """Auxiliary phases of PPG, minibatches of so many rows, and lessons of some of the agents take steps, too."""
+    with robot(*words, "n_agents=4", "unroll=16", "total_steps=640", "lr.start=1e-3", "lr.end=0", env="CartPole-v1") as one:
+        one.run(640)
+        algorithm = one.tasks["RL"].algorithm
+        assert algorithm.lr.steps == algorithm.updates
+
+
+@pytest.mark.parametrize(("words", "name"), [(["algorithm=REINFORCE", "lr.end=0"], "REINFORCE.lr"),
+                                             (["algorithm=CEM", "extra={start: 1, end: 0, share: 0.5}"], "CEM.extra")])
+def test_a_schedule_over_lessons_of_whole_episodes_needs_their_number(words, name):
+    """Before, it spanned as many lessons as there are steps, and hardly moved."""
+    with pytest.raises(ConfigError, match=f"{name} .*depends on how long its episodes are; say how many.*steps: N"):
+        robot(*words, env="CartPole-v1")
+    with robot(*words, f"{name}.steps=7", env="CartPole-v1") as one:
+        assert getattr(one.tasks["RL"].algorithm, name.partition(".")[2]).steps == 7
 
 
 def test_the_last_one_counts_and_the_robot_says_so():
