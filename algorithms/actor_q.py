@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import gymnasium as gym
 import torch
+from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Loss, Schedule
+from parl_like.algorithms.targets import legal_actions, row_mean
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, answer, check_methods, check_shape
 
@@ -35,3 +40,23 @@ def box_only(algorithm: Algorithm) -> None:
     act = algorithm.model.act_space
     if not isinstance(act, gym.spaces.Box):
         raise TypeError(f"{type(algorithm).__name__}: actions are {act}; expected a Box (else use SAC)")
+
+
+def critic_terms(error: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """The squared errors [critics, N] of critics as their loss, and the largest of each row as its priority."""
+    return {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+
+
+def expected(log_p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """E q and E log π, both [N], over Discrete actions with log π [N, A] and the values q [N, A]."""
+    p = log_p.exp()
+    return (p * q).sum(-1), (p * log_p).sum(-1)
+
+
+def usual_entropy(act: gym.Space[Any], obs: Any) -> Any:
+    """The entropy that SAC wants of a policy, in nats: −(numbers of an action) for a Box; for Discrete 0.98 · log A, with A the
+    legal actions, averaged over the rows of `obs`."""
+    if not isinstance(act, gym.spaces.Discrete):
+        return -float(math.prod(act.shape or ()))
+    legal = legal_actions(obs)
+    return 0.98 * (math.log(act.n) if legal is None else legal.sum(-1).log().mean())

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Schedule
+from parl_like.algorithms.actor_q import critic_terms, expected
 from parl_like.algorithms.sac import SAC
-from parl_like.algorithms.targets import rewards_and_discount, row_mean
+from parl_like.algorithms.targets import rewards_and_discount
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape
 from parl_like.model import Model
@@ -72,10 +73,10 @@ class CrossQ(SAC):
         if drawn is None:
             q, q_next = self.model.joint_q(batch.obs, None, batch.obs_next, None)
             q = q[:, range(len(batch)), batch.act]
-            value, log_p = self.expected(out, self.target_value(q_next.detach()))
+            value, log_p = expected(self.model.head.log_probs(out), self.pool(q_next.detach(), True))
         else:
             act_next, log_p = drawn
             q, q_next = self.model.joint_q(batch.obs, batch.act, batch.obs_next, act_next)
-            value = self.target_value(q_next.detach())
+            value = self.pool(q_next.detach(), True)
         error = q - (rew + discount * (value - self.log_alpha.detach().exp() * log_p))
-        return {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+        return critic_terms(error, batch)

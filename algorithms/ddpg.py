@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from parl_like.algorithm import Algorithm, Schedule, Window
-from parl_like.algorithms.actor_q import actor_and_critics
-from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
+from parl_like.algorithms.actor_q import actor_and_critics, critic_terms
+from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape
 from parl_like.explorer import Explorer, Noisy
@@ -74,8 +74,7 @@ class TD3(Algorithm):
         return batch
 
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
-        error = self.model.q(batch.obs, batch.act) - batch.target
-        yield {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+        yield critic_terms(self.model.q(batch.obs, batch.act) - batch.target, batch)
         if self.due("actor"):
             q = self.model.q(batch.obs, self.model.act(batch.obs))[0].mean()
             yield {"actor": -q, "q": q.detach()}

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.algorithms.actor_critic import ActorCritic, dealt
-from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q
+from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q, critic_terms
 from parl_like.algorithms.sac import SAC
-from parl_like.algorithms.targets import powers, rewards_and_discount, row_mean
+from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
 from parl_like.explorer import Categorical, Explorer, SquashedGaussian
 from parl_like.model import Model
@@ -228,7 +228,7 @@ class MPO(Algorithm):
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
         q = self.model.q(batch.obs)[:, range(len(batch)), batch.act] if self.discrete else self.model.q(batch.obs, batch.act)
         error = q - batch.target
-        yield {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+        yield critic_terms(error, batch)
         old, out, head = batch.old, self.model.policy(batch.obs), self.model.head
         weights, dual = reweighted(old.value, self.log_eta, self.epsilon_eta, old.log_p)
         fit = sum((weights * self.log_probs(one, old)).sum(1).mean() for one in one_by_one(old.out, out))

@@ -54,13 +54,12 @@ class REDQ(SAC):
             raise refuse(self, "q", f"values of at least {self.subset} critics, of which the targets draw so many (`subset`)",
                          len(q))
 
-    def target_value(self, q: Tensor) -> Tensor:
+    def pool(self, q: Tensor, of_target: bool = False) -> Tensor:
+        if not of_target:
+            return q.amin(0) if self.actor_min else q.mean(0)
         if self.subset < len(q):
             q = q[torch.randperm(len(q), generator=self.torch_rng, device=q.device)[: self.subset]]
         return q.amin(0)
-
-    def actor_value(self, q: Tensor) -> Tensor:
-        return q.amin(0) if self.actor_min else q.mean(0)
 
 
 class DroQ(REDQ):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Algorithm, Loss, Schedule, Window
-from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q
-from parl_like.algorithms.targets import legal_actions, powers, rewards_and_discount, row_mean
+from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q, critic_terms, expected, usual_entropy
+from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
 from parl_like.explorer import Categorical, Explorer, SquashedGaussian
 from parl_like.model import Model
@@ -51,12 +51,8 @@ class SAC(Algorithm):
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
         if not alpha > 0.0:
             raise ValueError(f"{type(self).__name__}: alpha is {alpha}; expected a number above 0")
-        act = self.model.act_space
-        self.discrete = isinstance(act, gym.spaces.Discrete)
-        standard = 0.98 * math.log(act.n) if self.discrete else -float(math.prod(act.shape))
-        self.target_entropy = standard if target_entropy is None else target_entropy
-        self.by_mask = target_entropy is None and self.discrete
-        self.tau, self.window = tau, Window(n_step=n_step, in_order=False)
+        self.discrete = isinstance(self.model.act_space, gym.spaces.Discrete)
+        self.tau, self.target_entropy, self.window = tau, target_entropy, Window(n_step=n_step, in_order=False)
         self.discounts = powers(gamma, n_step)
         self.target = self.model.clone()
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(alpha)), requires_grad=learn_alpha)
@@ -75,12 +71,8 @@ class SAC(Algorithm):
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         return self.model.policy(inputs.obs)  # type: ignore[no-any-return]
 
-    def target_value(self, q: Tensor) -> Tensor:
-        """What targets go by, [N] or [N, A], of the values [critics, …] of the target copy."""
-        return q.amin(0)
-
-    def actor_value(self, q: Tensor) -> Tensor:
-        """The same for the actor, of the values of the critics themselves."""
+    def pool(self, q: Tensor, of_target: bool = False) -> Tensor:
+        """What the values [critics, …] of the critics, or of their target copies, are worth together, [N] or [N, A]."""
         return q.amin(0)
 
     def drawn(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -88,46 +80,34 @@ class SAC(Algorithm):
         noise = torch.randn(out["mean"].shape, generator=self.torch_rng, device=out["mean"].device)
         return self.model.head.draw(out, noise)  # type: ignore[no-any-return]
 
-    def expected(self, out: Mapping[str, Tensor], q: Tensor) -> tuple[Tensor, Tensor]:
-        """E q and E log π, both [N], over the Discrete actions with the values q [N, A]."""
-        log_p = self.model.head.log_probs(out)
-        p = log_p.exp()
-        return (p * q).sum(-1), (p * log_p).sum(-1)
-
-    def soft(self, obs: Any, critic: Any, pool: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """E [pool(Q(s, a))] of these critics and E [log π(a|s)], both [N], over the policy's actions."""
+    def soft(self, obs: Any, critic: Any) -> tuple[Tensor, Tensor]:
+        """E Q(s, a) by these critics and E log π(a|s), both [N], over the policy's actions."""
         out = self.model.policy(obs)
         if self.discrete:
-            return self.expected(out, pool(critic.q(obs)))
+            return expected(self.model.head.log_probs(out), self.pool(critic.q(obs), critic is self.target))
         act, log_p = self.drawn(out)
-        return pool(critic.q(obs, act)), log_p
-
-    def wanted_entropy(self, obs: Any) -> Any:
-        """The target entropy, on average over the rows where masks make it differ."""
-        if not self.by_mask or (legal := legal_actions(obs)) is None:
-            return self.target_entropy
-        return 0.98 * legal.sum(-1).log().mean()
+        return self.pool(critic.q(obs, act), critic is self.target), log_p
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
         rew, discount = rewards_and_discount(batch, self.discounts)
-        q, log_p = self.soft(batch.obs_next, self.target, self.target_value)
+        q, log_p = self.soft(batch.obs_next, self.target)
         batch.target = rew + discount * (q - self.log_alpha.exp() * log_p)
         return batch
 
     def critic_lesson(self, batch: Batch) -> dict[str, Tensor]:
         """The critics' loss, and the rows' priorities."""
         q = self.model.q(batch.obs)[:, range(len(batch)), batch.act] if self.discrete else self.model.q(batch.obs, batch.act)
-        error = q - batch.target
-        return {"critic": row_mean(error.square(), batch).sum(), "priority": error.detach().abs().amax(0)}
+        return critic_terms(q - batch.target, batch)
 
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
         yield self.critic_lesson(batch)
         if self.due("actor"):
             alpha = self.log_alpha.detach().exp()
-            q, log_p = self.soft(batch.obs, self.model, self.actor_value)
+            q, log_p = self.soft(batch.obs, self.model)
             yield {"actor": (alpha * log_p - q).mean(), "entropy": -log_p.detach().mean(), "alpha": alpha}
             if self.log_alpha.requires_grad:
-                yield {"temperature": -self.log_alpha * (log_p.detach().mean() + self.wanted_entropy(batch.obs))}
+                wanted = usual_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
+                yield {"temperature": -self.log_alpha * (log_p.detach().mean() + wanted)}
         if self.target is not self.model:
             self.target.sync_from(self.model, decay=1.0 - self.tau)

@@ -66,7 +66,7 @@ class TQC(SAC):
         """What targets go by, [N, J], of the quantiles [critics, N, K] of the target copy."""
         return truncated(quantiles, self.drop)
 
-    def actor_value(self, q: Tensor) -> Tensor:
+    def pool(self, q: Tensor, of_target: bool = False) -> Tensor:
         return q.mean(0)
 
     def process(self, batch: Batch) -> Batch:
@@ -107,5 +107,5 @@ class QRSAC(TQC):
         least = quantiles.mean(2).argmin(0)
         return quantiles[least, torch.arange(len(least), device=least.device)]
 
-    def actor_value(self, q: Tensor) -> Tensor:
+    def pool(self, q: Tensor, of_target: bool = False) -> Tensor:
         return q.amin(0)
