@@ -123,7 +123,7 @@ def env_of(env: Env, parts: Parts) -> EnvSource:
     if not (env.options or made or env.vector):
         return env.id
     one = partial(wrapped, env.id, env.options, made)
-    return partial(make_vector_env, one, env.vector) if env.vector else one
+    return partial(several, one, env.vector) if env.vector else one
 
 
 def import_module_in(id: str) -> None:
@@ -138,6 +138,11 @@ def wrapped(id: str, options: Mapping[str, Any], wrappers: Sequence[Callable[[An
     for wrapper in wrappers:
         env = wrapper(env)
     return env
+
+
+def several(one: Callable[..., Any], n: int, **more: Any) -> VectorEnv[Any, Any, Any]:
+    """`n` environments of a factory as one; `more` for each of them, such as its render mode."""
+    return make_vector_env(partial(one, **more), n)
 
 
 def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[], Any]:
