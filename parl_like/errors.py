@@ -41,6 +41,11 @@ class Interrupted(BaseException):
     """
 
 
+def without_trace(error: BaseException) -> str:
+    """What an error says, without the traceback that it brings along from a task or another process."""
+    return str(error).partition("\nTraceback (most recent call last):\n")[0]
+
+
 ELSEWHERE = {
     "alpha": "ent_coef", "batch_size": "train_batch_size", "clip": "clip_param clip_range eps_clip", "delay": "policy_delay",
     "entropy": "ent_coef", "epochs": "n_epochs num_epochs repeat_per_collect", "epsilon": "exploration_final_eps",

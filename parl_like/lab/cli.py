@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
-from parl_like.errors import unknown
+from parl_like.errors import unknown, without_trace
 from parl_like.lab import config, experiment, own
 from parl_like.lab.config import UsageError
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         ours = isinstance(error, UsageError)
         name, hint = "" if ours else f"{type(error).__name__}: ", "" if debug or ours else " (`--debug` shows where)"
-        print(f"error: {name}{' '.join(str(error).split())}{hint}", file=sys.stderr)
+        print(f"error: {name}{' '.join(without_trace(error).split())}{hint}", file=sys.stderr)
         return USAGE if ours else ERROR
 
 

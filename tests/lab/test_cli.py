@@ -11,6 +11,7 @@ import pytest
 from lab_fakes import MODULE, FakeRobot, signal_here
 
 import parl_like
+from parl_like.errors import TaskFailed
 from parl_like.lab import experiment as experiments
 from parl_like.lab import plots
 from parl_like.lab.cli import main
@@ -299,3 +300,11 @@ def test_a_second_ctrl_c_while_everything_ends_leaves_at_once_and_without_a_trac
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert said == "interrupted\n" and process.returncode == -signal.SIGINT
+
+
+def test_the_traceback_that_an_error_brings_along_is_not_shown(command, monkeypatch):
+    command("train fake run_dir=run total_steps=100")
+    failed = TaskFailed("task 'RL': predict failed\nTraceback (most recent call last):\n  File \"mine.py\", line 7")
+    monkeypatch.setattr(FakeRobot, "evaluate", lambda *_, **__: (_ for _ in ()).throw(failed))
+    code, _, err = command("eval run")
+    assert (code, err.splitlines()[-1]) == (1, "error: TaskFailed: task 'RL': predict failed (`--debug` shows where)")
