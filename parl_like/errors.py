@@ -62,7 +62,8 @@ def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The name that was probably meant; empty where none is near."""
     names = sorted(known)
     here = [ours for ours, theirs in ELSEWHERE.items() if name in theirs.split() and ours in names]
-    return [*here, *get_close_matches(str(name), names, 1, cutoff), ""][0]
+    same = [one for one in names if one.lower() == str(name).lower()]
+    return [*here, *same, *get_close_matches(str(name), names, 1, cutoff), ""][0]
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:

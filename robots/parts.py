@@ -80,8 +80,10 @@ def named(kind: str, name: str) -> Any:
     Raises:
         ConfigError: there is none; the nearest is named.
     """
-    inside, found = candidates(name, SHELVES[kind])
-    found = _of_kind(kind, found)
+    inside, there = candidates(name, SHELVES[kind])
+    found = _of_kind(kind, there)
+    if ":" in name and inside in there and inside not in found:
+        raise ConfigError(f"Config: {name!r} is no {kind}; expected a class made from one")
     if inside not in found:
         raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
     return found[inside]
@@ -166,6 +168,8 @@ class Parts:
                 found[name] = value.schedule(acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else count)
             elif kinds[name][0].part:
                 several = isinstance(value, (list, tuple))
+                if not several and kinds[name][0].text.startswith("list"):
+                    raise ConfigError(f"Config: key {name!r} expects {kinds[name][0].text}, got {value!r}")
                 made = [self._made(where, kinds[name][0], one, acts, count) for one in (value if several else [value])]
                 found[name] = made if several else made[0]
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +16,10 @@ from parl_like.lab import config as configs
 from parl_like.lab.config import ConfigError
 from parl_like.robot import Robot
 from parl_like.robots.parts import Parts, named
-from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, env_of, has_image, made_anew, probed, robot_with
+from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, check_eval_env, env_of, has_image, made_anew, probed, robot_with
 from parl_like.schedules import OfflineHelper
+
+_log = logging.getLogger(__name__)
 
 ON_POLICY = {"models": ("MLPActorCritic", "ConvActorCritic", "RecurrentActorCritic"), "helper": "OnPolicyHelper"}
 OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyHelper.batch_size": 256,
@@ -122,9 +125,10 @@ def usual_of(algorithm: type) -> Mapping[str, Any]:
     return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in usual.items()}
 
 
-def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None) -> Robot:
+def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None,
+          score: Any = "mean_return") -> Robot:
     """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
-    `algorithm`, a class."""
+    `algorithm`, a class. `score`: as for `Robot`."""
     algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
     usual = usual_of(algorithm)
     parts = Parts(config.parts, usual, config.__struct_fields__)
@@ -132,6 +136,8 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     if eval_env is None and config.eval_env is not None:
         eval_env = env_of(config.eval_env.over(config.env), parts)
     spaces, agent = probed(source)
+    if eval_env is not None:
+        check_eval_env(eval_env, spaces)
     parts.act = spaces["act"]
     fitting = usual["models"]
     if config.model:
@@ -159,8 +165,8 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, helper), device=config.device, **task)}
     if issubclass(helper_class, OfflineHelper):
-        return robot_with(config, None, tasks, Agent, parts, source if eval_env is None else eval_env)
-    return robot_with(config, source, tasks, agent, parts, eval_env)
+        return robot_with(config, None, tasks, Agent, parts, source if eval_env is None else eval_env, score)
+    return robot_with(config, source, tasks, agent, parts, eval_env, score)
 
 
 RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
@@ -184,15 +190,21 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
                              f"made from one; {way}")
     if env is None:
         raise ValueError("Robot.of: env is None; expected an id, a factory or an environment")
+    instead = {"env": "; give the environment itself", "eval_score": "; give score="}
     for key in ("env", "algorithm", *RUN_OPTIONS):
         if key in options:
-            raise ValueError(f"Robot.of: {key} is no option of a robot{'; give the environment itself' * (key == 'env')}")
+            raise ValueError(f"Robot.of: {key} is no option of a robot{instead.get(key, '')}")
     one = {"n_agents": 1} if is_made(env) else {}
     made = {key: source for key, source in (("env", env), ("eval_env", options.get("eval_env")))
             if not isinstance(source, (str, Mapping))}
     try:
-        given = {key: value for key, value in {**options, "env": env}.items() if key not in made}
+        named_env = {"env.id" if isinstance(env, str) else "env": env}
+        given = {key: value for key, value in {**options, **named_env}.items() if key not in (*made, "score")}
         config = configs.resolve(Config, {"algorithm": nearest}, one, given)
-        return build(config, **made, algorithm=algorithm if isinstance(algorithm, type) else None)
+        robot = build(config, **made, algorithm=algorithm if isinstance(algorithm, type) else None,
+                      score=options.get("score", "mean_return"))
     except (ConfigError, TypeError, ValueError) as error:
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error
+    for note in robot.parts.notes():
+        _log.warning(note)
+    return robot

@@ -73,7 +73,8 @@ def test_a_factory_is_told_the_render_mode_where_it_takes_one(tmp_path):
 
 
 def test_a_vector_environment_of_a_configuration_is_filmed(tmp_path):
-    with Robot.of("PPO", {"id": "CartPole-v1", "vector": 2, "wrappers": ["ActionRepeat"]}, seed=0, **{"ActionRepeat.n": 2}) as robot:
+    env = {"id": "CartPole-v1", "vector": 2, "wrappers": ["ActionRepeat"]}
+    with Robot.of("PPO", env, seed=0, **{"ActionRepeat.n": 2}) as robot:
         steps = robot.watch(Hook(), seed=1)
         assert robot.play(tmp_path / "film.gif", seed=1) == steps
         assert 2 < frames(tmp_path / "film.gif") <= steps + 1

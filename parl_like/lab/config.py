@@ -366,6 +366,8 @@ def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> 
     wanted = re.sub(r", got `.*`$", "", text).removeprefix("Expected ")
     if described and "object" in wanted.lower():
         wanted = described
+    if wanted == "`array`":
+        wanted = "a list, written [a, b]"
     literal = _literals(expected)
     if literal and text.startswith("Invalid enum value"):
         near = nearest(value, literal)
