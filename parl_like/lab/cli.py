@@ -310,7 +310,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     verb("train", _train, "train an experiment in a new run directory",
          option("experiment", "one of `parl-like list`, or your own: FILE.py, FILE.py:NAME, package.module:NAME",
                 metavar="EXPERIMENT"),
-         words_of("configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]"),
+         words_of("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
          option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
          option("--show-config", "print all that can be set, as it is, and stop", action="store_true"))
     verb("resume", _resume, "continue a run from its last checkpoint", run, words_of("e.g. total_steps=40000"),

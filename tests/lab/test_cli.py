@@ -117,7 +117,7 @@ def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):
     ("train fak", "no experiment 'fak'; did you mean 'fake'?"),
     ("train fake sed=1", "Config has no key 'sed'; did you mean 'seed'?"),
     ("train fake seed=-1", "Config: key 'seed' expects `int` >= 0, got -1 (int)"),
-    ("train fake seed", "expected key=value, got 'seed'; write for example seed=3 or net.hidden=[64,64]"),
+    ("train fake seed", "expected key=value, got 'seed'; write for example seed=3 or hidden=[64,64]"),
     ("train fake refuse=true run_dir=r", "Config: key 'refuse' must be false; set refuse=false"),
     ("train fake --config none.yaml", "cannot read none.yaml: No such file or directory"),
     ("train fake run_dir=full", "run_dir full exists and is not empty; empty it, or give another run_dir="),
