@@ -10,6 +10,7 @@ from parl_like import algorithms
 from parl_like.agent import Agent
 from parl_like.algorithm import create_algorithm_func
 from parl_like.computation_task import ComputationTask
+from parl_like.data.transforms import Transforms
 from parl_like.env_source import EnvSource, is_made
 from parl_like.errors import unknown
 from parl_like.lab import config as configs
@@ -139,11 +140,6 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     if eval_env is not None:
         check_eval_env(eval_env, spaces)
     parts.act = spaces["act"]
-    fitting = usual["models"]
-    if config.model:
-        model = named("Model", next((one for one in fitting if one.startswith(config.model)), config.model))
-    else:
-        model = named("Model", fitting[min(1, len(fitting) - 1) if has_image(spaces["obs"]) else 0])
     helper_class = named("AgentHelper", config.helper or usual["helper"])
     steps, lanes = config.total_steps, config.n_agents * max(config.env.vector, 1)
     acts = steps / config.n_agents
@@ -161,6 +157,12 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     where = "tasks.RL"
     task = parts.args(where, ComputationTask, skip=("device",))
     helper = parts.args(where, helper_class, acts=acts, updates=lessons)
+    spaces["obs"] = Transforms(helper.get("transforms", ())).space(spaces["obs"])
+    fitting = usual["models"]
+    if config.model:
+        model = named("Model", next((one for one in fitting if one.startswith(config.model)), config.model))
+    else:
+        model = named("Model", fitting[min(1, len(fitting) - 1) if has_image(spaces["obs"]) else 0])
     learner = parts.args(where, algorithm, acts=acts, updates=updates)
     func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, helper), device=config.device, **task)}

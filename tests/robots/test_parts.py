@@ -55,6 +55,19 @@ def test_every_part_takes_its_arguments():
         assert helper.explorer is not one.agents[1].helpers["RL"].explorer
 
 
+@pytest.mark.parametrize(("words", "model", "shape"), [
+    (["transforms=[FrameStacker]", "FrameStacker.stack=3"], "MLPQ", (3, 4)),
+    (["algorithm=PPO", "transforms=[FrameStacker, ObservationNormalizer]", "stack=2", "unroll=16"], "MLPActorCritic", (2, 4)),
+    (["env=MinAtar-v0", "transforms=[ImageScale]", "ConvQ.hidden=[8]"], "ConvQ", (10, 10, 4)),
+])
+def test_a_network_is_made_for_what_the_transforms_give(words, model, shape):
+    with robot(*words) as one:
+        network = one.tasks["RL"].algorithm.model
+        assert type(network).__name__ == model and network.obs_space.shape == shape
+        one.run(16 * len(one.agents))
+        assert len(one.evaluate(1).returns) == 1
+
+
 @pytest.mark.parametrize("words", [(), ("SquashedGaussian.shape=1",)])
 def test_an_explorer_has_the_shape_of_the_actions(words):
     with robot("explorer=SquashedGaussian", "correlation=0.5", *words, algorithm="SAC", env="Pendulum-v1") as one:
