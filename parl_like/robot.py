@@ -538,8 +538,8 @@ class Robot(Crew):
             return ""
         return (f"{100 * self.episodes_cut / total:.0f} % of the episodes ({self.episodes_cut:,} of {total:,}) were cut off by "
                 "checkpoints, long ones more often than short ones; return/mean is that of the others, so it says too much of "
-                "short episodes. Save less often, or give the environment clone_state and restore_state "
-                "(parl_like.env_state), so that its episodes are carried over")
+                "short episodes. Save less often, train for longer (a run ends with a save), or give the environment "
+                "clone_state and restore_state (parl_like.env_state), so that its episodes are carried over")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
