@@ -69,7 +69,8 @@ def _train(args: argparse.Namespace) -> int:
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
     if args.show_config:
-        print(runner.describe(chosen, resolved), end="")
+        text = runner.describe(chosen, resolved)
+        _show(args, config.load_yaml(text), [text.rstrip("\n")])
         return 0
     return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report)
 

@@ -13,9 +13,10 @@ from lab_fakes import MODULE, FakeRobot, signal_here
 import parl_like
 from parl_like.errors import TaskFailed
 from parl_like.lab import experiment as experiments
-from parl_like.lab import plots
+from parl_like.lab import marks, plots
 from parl_like.lab.cli import main
 from parl_like.lab.config import load_yaml
+from parl_like.lab.marks import Mark
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,16 @@ def test_words_may_stand_anywhere_and_a_file_comes_before_them(command, tmp_path
     assert [shown[key] for key in ("total_steps", "lr", "seed", "n_agents", "checkpoint_every")] == [1000, 2.0, 3, 1, 100]
     assert err == "fake: counts ...\n"
     assert os.listdir(tmp_path) == ["mine.yaml"]
+
+
+def test_json_is_data_for_what_can_be_set_and_for_marks(command, monkeypatch):
+    code, out, _ = command("train fake --show-config --json seed=3")
+    assert code == 0 and json.loads(out) == load_yaml(command("train fake --show-config seed=3")[1])
+    marked = Mark(experiment="fake", seed=0, differs={}, env_steps=1, score=2.0, evaluation={}, expect={"mean_return": (1.0, None)},
+                  solved=True, seconds=0.1, configuration="a", code="b", versions={}, git=None)
+    monkeypatch.setattr(marks, "measure", lambda *_, **__: [marked])
+    (one,) = json.loads(command("marks fake --json")[1])
+    assert (one["experiment"], one["score"], one["expect"]) == ("fake", 2.0, {"mean_return": [1.0, None]})
 
 
 def test_a_key_given_twice_is_told_where_people_read(command):
