@@ -26,7 +26,7 @@ import numpy as np
 
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transform
-from parl_like.errors import nearest, unknown
+from parl_like.errors import nearest, our_name, unknown
 from parl_like.explorer import Explorer
 from parl_like.lab.config import ConfigError, ends_with, fit, flat, nested, overruled, show
 from parl_like.lab.own import candidates
@@ -201,11 +201,11 @@ class Parts:
                 if full := next((full for full in self.objects if ends_with(full, key) is not None), ""):
                     *_, owner, name = full.split(".")
                     raise ConfigError(f"Config: key {key!r}: {_no_data(owner, name, self.objects[full])}")
-                if others := _others_with(key):
+                known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
+                if not our_name(key, known) and (others := _others_with(key)):
                     raise ConfigError(f"Config has no key {key!r}: it is a setting of {' and '.join(others)}, which this robot "
                                       "is not built of; an experiment's own settings count, too, so begin with one whose robot "
                                       "is (parl-like list)")
-                known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
                 near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
                 way = f"; did you mean {near!r}?" if near else "; --show-config prints what can be set"
                 raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has{way}")

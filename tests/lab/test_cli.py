@@ -89,8 +89,9 @@ def test_words_may_stand_anywhere_and_a_file_comes_before_them(command, tmp_path
 def test_json_is_data_for_what_can_be_set_and_for_marks(command, monkeypatch):
     code, out, _ = command("train fake --show-config --json seed=3")
     assert code == 0 and json.loads(out) == load_yaml(command("train fake --show-config seed=3")[1])
-    marked = Mark(experiment="fake", seed=0, differs={}, env_steps=1, score=2.0, evaluation={}, expect={"mean_return": (1.0, None)},
-                  solved=True, seconds=0.1, configuration="a", code="b", versions={}, git=None)
+    marked = Mark(experiment="fake", seed=0, differs={}, env_steps=1, score=2.0, evaluation={},
+                  expect={"mean_return": (1.0, None)}, solved=True, seconds=0.1, configuration="a", code="b", versions={},
+                  git=None)
     monkeypatch.setattr(marks, "measure", lambda *_, **__: [marked])
     (one,) = json.loads(command("marks fake --json")[1])
     assert (one["experiment"], one["score"], one["expect"]) == ("fake", 2.0, {"mean_return": [1.0, None]})

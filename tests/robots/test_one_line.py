@@ -183,7 +183,9 @@ def test_act_needs_no_memory_and_the_right_fields():
     ("DQN", "train_freq", "learn_every"), ("DQN", "gradient_steps", "updates"), ("DQN", "estimation_step", "n_step"),
     ("DQN", "target_update_interval", "target_period"), ("DQN", "exploration_final_eps", "epsilon"), ("DQN", "discount", "gamma"),
     ("DQN", "polyak", "tau"), ("DQN", "train_batch_size", "batch_size"), ("SAC", "ent_coef", "alpha"),
-    ("TD3", "policy_delay", "delay"), ("DQN", "total_timesteps", "total_steps")])
+    ("TD3", "policy_delay", "delay"), ("DQN", "total_timesteps", "total_steps"), ("PPO", "batch_size", "minibatch_rows"),
+    ("DQN", "exploration_fraction", "epsilon"), ("TD3", "action_noise", "explorer"), ("PPO", "policy_kwargs", "hidden"),
+    ("DQN", "n_timesteps", "total_steps"), ("PPO", "env_kwargs", "env"), ("DQN", "env_wrapper", "env")])
 def test_names_of_other_libraries_lead_to_ours(algorithm, there, here):
     env = "CartPole-v1" if algorithm in ("PPO", "DQN") else "Pendulum-v1"
     with pytest.raises(ValueError, match=rf"{there}.*; did you mean '(\w+\.)*{here}'\?"):
