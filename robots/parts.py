@@ -159,8 +159,10 @@ class Parts:
             if (value is standard or is_plain(value) and plain(value) == plain(standard)) and not kind.part:
                 continue
             if is_plain(value):
-                value = msgspec.convert(fit(value, kind.data, "Config", keys[-1] if keys else full, kind.text), kind.data)
-                value = kind.as_numpy(value, keys[-1] if keys else full)
+                key = keys[-1] if keys else full
+                key = key.removesuffix(f".{ends_with(full, key)}")  # of a part of a mapping, the whole
+                value = msgspec.convert(fit(kind.checked(value, key), kind.data, "Config", key, kind.text), kind.data)
+                value = kind.as_numpy(value, key)
             found[name] = value
         count = updates(self.of(where, owner)) if callable(updates) else updates
         for name, value in found.items():
@@ -263,6 +265,18 @@ class Kind:
     part: str = ""
     given: int = 0
     numpy: tuple[Any, ...] = ()
+
+    def checked(self, value: Any, key: str) -> Any:
+        """The value; raises ConfigError for a mapping with a key that the dataclass which is made of it does not have."""
+        made = next(filter(dataclasses.is_dataclass, typing.get_args(self.data) or (self.data,)), None)
+        if made is not None and isinstance(value, Mapping):
+            names = [field.name for field in dataclasses.fields(made)]
+            for name in value:
+                if name not in names:
+                    near = nearest(name, names)
+                    hint = f"did you mean {near!r}?" if near else f"its keys are {', '.join(names)}"
+                    raise ConfigError(f"Config has no key {f'{key}.{name}'!r}; {hint}")
+        return value
 
     def as_numpy(self, value: Any, key: str) -> Any:
         """A plain value as the argument is annotated; raises ConfigError for lists that are no array of numbers."""

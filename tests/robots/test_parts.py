@@ -128,6 +128,9 @@ def test_what_is_no_number_is_refused(words, message):
     (["algorithm=parl_like.models:MLPQ"], "'parl_like.models:MLPQ' is no Algorithm; expected a class made from one"),
     (["env.wrappers=[gymnasium:make]"], "'gymnasium:make' is no Wrapper; expected a class made from one"),
     (["env.wrappers=TimeLimit"], r"key 'env.wrappers' expects a list, written \[a, b\], got 'TimeLimit' \(str\)"),
+    (["training_rule.max_row=64"], "Config has no key 'training_rule.max_row'; did you mean 'max_rows'"),
+    (["predict_rule={max_rows: 64, wait: 1}"], "Config has no key 'predict_rule.*wait'; did you mean 'max_wait'"),
+    (["training_rule.max_rows=x"], r"key 'training_rule.max_rows' expects `int \| null`, got .*'x'"),
     (["transforms=RewardScaling"], r"key 'transforms' expects a list, written \[a, b\], got 'RewardScaling' \(str\)"),
 ])
 def test_what_is_no_such_part_or_no_list_is_told_how_it_is_written(words, message):
