@@ -366,8 +366,7 @@ def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> 
     wanted = re.sub(r", got `.*`$", "", text).removeprefix("Expected ")
     if described and "object" in wanted.lower():
         wanted = described
-    if wanted == "`array`":
-        wanted = "a list, written [a, b]"
+    wanted = {"`array`": "a list, written [a, b]", "`object`": "a mapping, written {key: value}"}.get(wanted, wanted)
     literal = _literals(expected)
     if literal and text.startswith("Invalid enum value"):
         near = nearest(value, literal)

@@ -131,6 +131,7 @@ def test_what_is_no_number_is_refused(words, message):
     (["training_rule.max_row=64"], "Config has no key 'training_rule.max_row'; did you mean 'max_rows'"),
     (["predict_rule={max_rows: 64, wait: 1}"], "Config has no key 'predict_rule.*wait'; did you mean 'max_wait'"),
     (["training_rule.max_rows=x"], r"key 'training_rule.max_rows' expects `int \| null`, got .*'x'"),
+    (["env.options=3"], r"key 'env.options' expects a mapping, written \{key: value\}, got 3 \(int\)"),
     (["transforms=RewardScaling"], r"key 'transforms' expects a list, written \[a, b\], got 'RewardScaling' \(str\)"),
 ])
 def test_what_is_no_such_part_or_no_list_is_told_how_it_is_written(words, message):
