@@ -83,7 +83,7 @@ def named(kind: str, name: str) -> Any:
     inside, there = candidates(name, SHELVES[kind])
     found = _of_kind(kind, there)
     if ":" in name and inside in there and inside not in found:
-        raise ConfigError(f"Config: {name!r} is no {kind}; expected a class made from one")
+        raise ConfigError(f"Config: no {kind} {name!r}; what has this name is no class made from {kind}")
     if inside not in found:
         raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
     return found[inside]

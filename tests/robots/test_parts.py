@@ -125,8 +125,8 @@ def test_what_is_no_number_is_refused(words, message):
 @pytest.mark.parametrize(("words", "message"), [
     (["algorithm=dqn"], "no Algorithm 'dqn'; did you mean 'DQN'"),
     (["explorer=epsilongreedy"], "no Explorer 'epsilongreedy'; did you mean 'EpsilonGreedy'"),
-    (["algorithm=parl_like.models:MLPQ"], "'parl_like.models:MLPQ' is no Algorithm; expected a class made from one"),
-    (["env.wrappers=[gymnasium:make]"], "'gymnasium:make' is no Wrapper; expected a class made from one"),
+    (["algorithm=parl_like.models:MLPQ"], "no Algorithm 'parl_like.models:MLPQ'; what has this name is no class made from A"),
+    (["env.wrappers=[gymnasium:make]"], "no Wrapper 'gymnasium:make'; what has this name is no class made from Wrapper"),
     (["env.wrappers=TimeLimit"], r"key 'env.wrappers' expects a list, written \[a, b\], got 'TimeLimit' \(str\)"),
     (["training_rule.max_row=64"], "Config has no key 'training_rule.max_row'; did you mean 'max_rows'"),
     (["predict_rule={max_rows: 64, wait: 1}"], "Config has no key 'predict_rule.*wait'; did you mean 'max_wait'"),
