@@ -41,23 +41,34 @@ class Interrupted(BaseException):
     """
 
 
+def without_trace(error: BaseException) -> str:
+    """What an error says, without the traceback that it brings along from a task or another process."""
+    return str(error).partition("\nTraceback (most recent call last):\n")[0]
+
+
 ELSEWHERE = {
     "alpha": "ent_coef", "batch_size": "train_batch_size", "clip": "clip_param clip_range eps_clip", "delay": "policy_delay",
-    "entropy": "ent_coef", "epochs": "n_epochs num_epochs repeat_per_collect", "epsilon": "exploration_final_eps",
-    "gamma": "discount discount_factor", "hidden": "hidden_sizes net_arch", "lam": "gae_lambda", "learn_every": "train_freq",
-    "lr": "learning_rate", "n_agents": "n_envs num_envs", "n_step": "estimation_step", "size": "buffer_size",
-    "target_period": "target_update_freq target_update_interval", "tau": "polyak", "total_steps": "timesteps total_timesteps",
-    "unroll": "n_steps rollout_fragment_length", "updates": "gradient_steps", "value_weight": "vf_coef",
-    "warmup": "learning_starts",
+    "entropy": "ent_coef", "env": "env_kwargs env_wrapper", "epochs": "n_epochs num_epochs repeat_per_collect",
+    "epsilon": "exploration_final_eps exploration_fraction exploration_initial_eps", "explorer": "action_noise",
+    "gamma": "discount discount_factor", "hidden": "hidden_sizes net_arch policy_kwargs", "lam": "gae_lambda",
+    "learn_every": "train_freq", "lr": "learning_rate", "minibatch_rows": "batch_size", "n_agents": "n_envs num_envs",
+    "n_step": "estimation_step", "size": "buffer_size", "target_period": "target_update_freq target_update_interval",
+    "tau": "polyak", "total_steps": "n_timesteps timesteps total_timesteps", "unroll": "n_steps rollout_fragment_length",
+    "updates": "gradient_steps", "value_weight": "vf_coef", "warmup": "learning_starts",
 }
-"""Names of options → what they are called in Stable-Baselines3, Tianshou and RLlib."""
+"""Names of options → what they are called in Stable-Baselines3 and its Zoo, Tianshou and RLlib."""
+
+
+def our_name(name: object, known: Iterable[str]) -> str:
+    """What an option of another library is called here; empty: it is none, or nothing here has it."""
+    return next((one for one, theirs in ELSEWHERE.items() if name in theirs.split() and one in known), "")
 
 
 def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The name that was probably meant; empty where none is near."""
     names = sorted(known)
-    here = [ours for ours, theirs in ELSEWHERE.items() if name in theirs.split() and ours in names]
-    return [*here, *get_close_matches(str(name), names, 1, cutoff), ""][0]
+    same = [one for one in names if one.lower() == str(name).lower()]
+    return [*filter(None, [our_name(name, names)]), *same, *get_close_matches(str(name), names, 1, cutoff), ""][0]
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:

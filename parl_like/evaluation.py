@@ -151,8 +151,13 @@ def scored(robot: Any, seen: Episodes) -> Episodes:
         given, numbers = robot.score, seen.numbers()
         if not callable(given) and given not in numbers:
             raise ValueError(f"evaluate: the score is {given!r}, but no episode's last info has 'is_success'; let the "
-                             "environment give one, or the robot another score=")
-        seen.score = float(given(robot, seen) if callable(given) else numbers[given])
+                             "environment give one, or the robot another score= (eval_score= of a run)")
+        value = given(robot, seen) if callable(given) else numbers[given]
+        try:
+            seen.score = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"evaluate: the score function {getattr(given, '__name__', given)} gave {value!r}; expected a number"
+                             ) from None
     return seen
 
 

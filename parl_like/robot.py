@@ -119,7 +119,7 @@ class Robot(Crew):
             env: As for `Robot`; also a factory of vector environments. Observations with an image get a convolutional model.
             options: Keys of the configuration of `parl_like.robots.single`, and arguments of whatever the robot is built of, such
                 as n_agents=16, lr=1e-3, hidden=(64, 64), model='Conv', driver='processes'. Schedules (of ε, of a learning rate
-                `lr={"start": 1e-3, "end": 0.0}`) end at total_steps.
+                `lr={"start": 1e-3, "end": 0.0}`) end at total_steps. Also `score`, as for `Robot`.
 
         Raises:
             ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions
@@ -538,8 +538,8 @@ class Robot(Crew):
             return ""
         return (f"{100 * self.episodes_cut / total:.0f} % of the episodes ({self.episodes_cut:,} of {total:,}) were cut off by "
                 "checkpoints, long ones more often than short ones; return/mean is that of the others, so it says too much of "
-                "short episodes. Save less often, or give the environment clone_state and restore_state "
-                "(parl_like.env_state), so that its episodes are carried over")
+                "short episodes. Save less often, train for longer (a run ends with a save), or give the environment "
+                "clone_state and restore_state (parl_like.env_state), so that its episodes are carried over")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""

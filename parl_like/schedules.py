@@ -515,6 +515,8 @@ def why_never_learned(robot: Any, name: str) -> str:
             return f"{robot.env_steps} env steps were taken, and it begins with {warmup} rows {_LONGER}"
         return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
     rows, warmup = sum(agent.helpers[name].steps for agent in robot.agents), getattr(helper, "warmup", 0)
+    if not rows and not robot.env_steps:
+        return "no environment step was taken"
     if not rows:
         return f"no row was stored for it: no agent calls helpers[{name!r}].store(...)"
     if warmup > rows:

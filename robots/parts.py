@@ -26,7 +26,7 @@ import numpy as np
 
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transform
-from parl_like.errors import nearest, unknown
+from parl_like.errors import nearest, our_name, unknown
 from parl_like.explorer import Explorer
 from parl_like.lab.config import ConfigError, ends_with, fit, flat, nested, overruled, show
 from parl_like.lab.own import candidates
@@ -90,8 +90,10 @@ def named(kind: str, name: str) -> Any:
     Raises:
         ConfigError: there is none; the nearest is named.
     """
-    inside, found = candidates(name, SHELVES[kind])
-    found = _of_kind(kind, found)
+    inside, there = candidates(name, SHELVES[kind])
+    found = _of_kind(kind, there)
+    if ":" in name and inside in there and inside not in found:
+        raise ConfigError(f"Config: no {kind} {name!r}; what has this name is no class made from {kind}")
     if inside not in found:
         raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
     return found[inside]
@@ -166,8 +168,10 @@ class Parts:
             if (value is standard or is_plain(value) and plain(value) == plain(standard)) and not kind.part:
                 continue
             if is_plain(value):
-                value = msgspec.convert(fit(value, kind.data, "Config", keys[-1] if keys else full, kind.text), kind.data)
-                value = kind.as_numpy(value, keys[-1] if keys else full)
+                key = keys[-1] if keys else full
+                key = key.removesuffix(f".{ends_with(full, key)}")  # of a part of a mapping, the whole
+                value = msgspec.convert(fit(kind.checked(value, key), kind.data, "Config", key, kind.text), kind.data)
+                value = kind.as_numpy(value, key)
             found[name] = value
         count = updates(self.of(where, owner)) if callable(updates) else updates
         for name, value in found.items():
@@ -179,6 +183,8 @@ class Parts:
                 found[name] = value.schedule(span)
             elif kinds[name][0].part:
                 several = isinstance(value, (list, tuple))
+                if not several and kinds[name][0].text.startswith("list"):
+                    raise ConfigError(f"Config: key {name!r} expects {kinds[name][0].text}, got {value!r}")
                 made = [self._made(where, kinds[name][0], one, acts, count) for one in (value if several else [value])]
                 found[name] = made if several else made[0]
         return found
@@ -210,11 +216,11 @@ class Parts:
                 if full := next((full for full in self.objects if ends_with(full, key) is not None), ""):
                     *_, owner, name = full.split(".")
                     raise ConfigError(f"Config: key {key!r}: {_no_data(owner, name, self.objects[full])}")
-                if others := _others_with(key):
+                known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
+                if not our_name(key, known) and (others := _others_with(key)):
                     raise ConfigError(f"Config has no key {key!r}: it is a setting of {' and '.join(others)}, which this robot "
                                       "is not built of; an experiment's own settings count, too, so begin with one whose robot "
                                       "is (parl-like list)")
-                known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
                 near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
                 way = f"; did you mean {near!r}?" if near else "; --show-config prints what can be set"
                 raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has{way}")
@@ -272,6 +278,18 @@ class Kind:
     part: str = ""
     given: int = 0
     numpy: tuple[Any, ...] = ()
+
+    def checked(self, value: Any, key: str) -> Any:
+        """The value; raises ConfigError for a mapping with a key that the dataclass which is made of it does not have."""
+        made = next(filter(dataclasses.is_dataclass, typing.get_args(self.data) or (self.data,)), None)
+        if made is not None and isinstance(value, Mapping):
+            names = [field.name for field in dataclasses.fields(made)]
+            for name in value:
+                if name not in names:
+                    near = nearest(name, names)
+                    hint = f"did you mean {near!r}?" if near else f"its keys are {', '.join(names)}"
+                    raise ConfigError(f"Config has no key {f'{key}.{name}'!r}; {hint}")
+        return value
 
     def as_numpy(self, value: Any, key: str) -> Any:
         """A plain value as the argument is annotated; raises ConfigError for lists that are no array of numbers."""

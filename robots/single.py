@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from parl_like import algorithms
 from parl_like.agent import Agent
 from parl_like.algorithm import create_algorithm_func
 from parl_like.computation_task import ComputationTask
+from parl_like.data.transforms import Transforms
 from parl_like.env_source import EnvSource, is_made
 from parl_like.errors import unknown
 from parl_like.lab import config as configs
@@ -16,8 +18,10 @@ from parl_like.lab.config import ConfigError
 from parl_like.population import PopulationHelper
 from parl_like.robot import Robot
 from parl_like.robots.parts import Parts, named, optimiser_steps
-from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, env_of, has_image, made_anew, probed, robot_with
+from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, check_eval_env, env_of, has_image, made_anew, probed, robot_with
 from parl_like.schedules import EpisodicHelper, OfflineHelper
+
+_log = logging.getLogger(__name__)
 
 ON_POLICY = {"models": ("MLPActorCritic", "ConvActorCritic", "RecurrentActorCritic"), "helper": "OnPolicyHelper"}
 OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyHelper.batch_size": 256,
@@ -123,9 +127,10 @@ def usual_of(algorithm: type) -> Mapping[str, Any]:
     return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in usual.items()}
 
 
-def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None) -> Robot:
+def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None,
+          score: Any = "mean_return") -> Robot:
     """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
-    `algorithm`, a class."""
+    `algorithm`, a class. `score`: as for `Robot`."""
     algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
     usual = usual_of(algorithm)
     parts = Parts(config.parts, usual, config.__struct_fields__)
@@ -133,12 +138,9 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     if eval_env is None and config.eval_env is not None:
         eval_env = env_of(config.eval_env.over(config.env), parts)
     spaces, agent = probed(source)
+    if eval_env is not None:
+        check_eval_env(eval_env, spaces)
     parts.act = spaces["act"]
-    fitting = usual["models"]
-    if config.model:
-        model = named("Model", next((one for one in fitting if one.startswith(config.model)), config.model))
-    else:
-        model = named("Model", fitting[min(1, len(fitting) - 1) if has_image(spaces["obs"]) else 0])
     helper_class = named("AgentHelper", config.helper or usual["helper"])
     steps, lanes = config.total_steps, config.n_agents * max(config.env.vector, 1)
     acts = steps / config.n_agents
@@ -161,12 +163,18 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     where = "tasks.RL"
     task = parts.args(where, ComputationTask, skip=("device",))
     helper = parts.args(where, helper_class, acts=acts, updates=lessons)
+    spaces["obs"] = Transforms(helper.get("transforms", ())).space(spaces["obs"])
+    fitting = usual["models"]
+    if config.model:
+        model = named("Model", next((one for one in fitting if one.startswith(config.model)), config.model))
+    else:
+        model = named("Model", fitting[min(1, len(fitting) - 1) if has_image(spaces["obs"]) else 0])
     learner = parts.args(where, algorithm, acts=acts, updates=updates)
     func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, helper), device=config.device, **task)}
     if issubclass(helper_class, OfflineHelper):
-        return robot_with(config, None, tasks, Agent, parts, source if eval_env is None else eval_env)
-    return robot_with(config, source, tasks, agent, parts, eval_env)
+        return robot_with(config, None, tasks, Agent, parts, source if eval_env is None else eval_env, score)
+    return robot_with(config, source, tasks, agent, parts, eval_env, score)
 
 
 RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
@@ -190,15 +198,21 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
                              f"made from one; {way}")
     if env is None:
         raise ValueError("Robot.of: env is None; expected an id, a factory or an environment")
+    instead = {"env": "; give the environment itself", "eval_score": "; give score="}
     for key in ("env", "algorithm", *RUN_OPTIONS):
         if key in options:
-            raise ValueError(f"Robot.of: {key} is no option of a robot{'; give the environment itself' * (key == 'env')}")
+            raise ValueError(f"Robot.of: {key} is no option of a robot{instead.get(key, '')}")
     one = {"n_agents": 1} if is_made(env) else {}
     made = {key: source for key, source in (("env", env), ("eval_env", options.get("eval_env")))
             if not isinstance(source, (str, Mapping))}
     try:
-        given = {key: value for key, value in {**options, "env": env}.items() if key not in made}
+        named_env = {"env.id" if isinstance(env, str) else "env": env}
+        given = {key: value for key, value in {**options, **named_env}.items() if key not in (*made, "score")}
         config = configs.resolve(Config, {"algorithm": nearest}, one, given)
-        return build(config, **made, algorithm=algorithm if isinstance(algorithm, type) else None)
+        robot = build(config, **made, algorithm=algorithm if isinstance(algorithm, type) else None,
+                      score=options.get("score", "mean_return"))
     except (ConfigError, TypeError, ValueError) as error:
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error
+    for note in robot.parts.notes():
+        _log.warning(note)
+    return robot

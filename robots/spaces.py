@@ -43,23 +43,31 @@ def spaces_of(env: EnvSource) -> dict[str, Any]:
     return probed(env)[0]
 
 
-def probed(source: EnvSource) -> tuple[dict[str, Any], type[Agent]]:
+def probed(source: EnvSource, key: str = "env") -> tuple[dict[str, Any], type[Agent]]:
     """Spaces as `spaces_of`, and the kind of agent: one that drives a vector environment whole, or a plain one."""
     try:
         env = make_one(source)
     except (gym.error.Error, ImportError) as error:
         if not isinstance(source, str):
             raise
-        raise ConfigError(f"Config: key 'env': {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"Config: key {key!r}: {str(error).splitlines()[0]}") from None
     many = isinstance(env, VectorEnv)
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), gym.Space):
-            raise ConfigError(f"Config: env gives {env!r}, which has no {name}; expected an environment of gymnasium, its id, or "
-                              "a function that makes one")
+            raise ConfigError(f"Config: {key} gives {env!r}, which has no {name}; expected an environment of gymnasium, its id, "
+                              "or a function that makes one")
     obs, act = ((env.single_observation_space, env.single_action_space) if many else (env.observation_space, env.action_space))
     if not is_made(source) and hasattr(env, "close"):
         env.close()
     return {"obs": obs, "act": act}, VectorAgent if many else Agent
+
+
+def check_eval_env(source: EnvSource, spaces: Mapping[str, Any]) -> None:
+    """Before training, not at its end: evaluations can be made in this environment. Raises ConfigError."""
+    for name, space in probed(source, "eval_env")[0].items():
+        if specs_of(space, name) != specs_of(spaces[name], name):
+            raise ConfigError(f"Config: key 'eval_env': its {'observations' if name == 'obs' else 'actions'} are {space}, in "
+                              f"training {spaces[name]}; evaluations need the same shapes and types")
 
 
 def has_image(obs: gym.Space[Any]) -> bool:
@@ -123,7 +131,7 @@ def env_of(env: Env, parts: Parts) -> EnvSource:
     if not (env.options or made or env.vector):
         return env.id
     one = partial(wrapped, env.id, env.options, made)
-    return partial(make_vector_env, one, env.vector) if env.vector else one
+    return partial(several, one, env.vector) if env.vector else one
 
 
 def import_module_in(id: str) -> None:
@@ -140,13 +148,18 @@ def wrapped(id: str, options: Mapping[str, Any], wrappers: Sequence[Callable[[An
     return env
 
 
+def several(one: Callable[..., Any], n: int, **more: Any) -> VectorEnv[Any, Any, Any]:
+    """`n` environments of a factory as one; `more` for each of them, such as its render mode."""
+    return make_vector_env(partial(one, **more), n)
+
+
 def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[], Any]:
     """A function that makes one helper after the other, each with transforms and an explorer of its own."""
     return lambda: owner(**copy.deepcopy(dict(args)))
 
 
 def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Any, parts: Parts,
-               eval_env: EnvSource = None) -> Robot:
+               eval_env: EnvSource = None, score: Any = "mean_return") -> Robot:
     """The robot that a configuration says, with these tasks; it keeps its `parts`, and says who has the last word.
 
     Raises:
@@ -155,7 +168,7 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
     options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace", "score", "eval_env"))
     parts.check()
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
-                  trace=config.trace, eval_env=eval_env, **options)
+                  trace=config.trace, eval_env=eval_env, score=score, **options)
     robot.parts = parts
     lanes = config.n_agents * max(getattr(getattr(config, "env", None), "vector", 0), 1)
     robot.notes += [*parts.notes(), *too_short(robot, config.total_steps, lanes)]

@@ -65,6 +65,13 @@ def test_a_score_that_cannot_be():
         with pytest.raises(ValueError, match="no episode's last info has 'is_success'; let the environment give one"):
             robot.evaluate(1)
         assert math.isnan(robot.collect(n_episode=1).success_rate)
+        robot.score = quoted
+        with pytest.raises(ValueError, match="evaluate: the score function quoted gave 'high'; expected a number"):
+            robot.evaluate(1)
+
+
+def quoted(robot, episodes):
+    return "high"
 
 
 def normalising(**options):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from agent_fakes import ACT, POSITION, Corridor, Recorder, robot_of
 
-from parl_like import Agent, VectorAgent
+from parl_like import Agent, Hook, Robot, VectorAgent
 from parl_like.env_source import write_gif
 
 
@@ -70,6 +70,14 @@ def test_a_factory_is_told_the_render_mode_where_it_takes_one(tmp_path):
     with robot_of(Recorder(), env=make) as robot:
         robot.play(tmp_path / "film.gif")
         assert told == [None, "rgb_array"]
+
+
+def test_a_vector_environment_of_a_configuration_is_filmed(tmp_path):
+    env = {"id": "CartPole-v1", "vector": 2, "wrappers": ["ActionRepeat"]}
+    with Robot.of("PPO", env, seed=0, **{"ActionRepeat.n": 2}) as robot:
+        steps = robot.watch(Hook(), seed=1)
+        assert robot.play(tmp_path / "film.gif", seed=1) == steps
+        assert 2 < frames(tmp_path / "film.gif") <= steps + 1
 
 
 class Blind(Corridor):

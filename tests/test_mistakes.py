@@ -112,6 +112,11 @@ def test_a_learner_that_never_learns_is_told(helper, agent, why, caplog):
         assert re.search(why, robot.never_learned()["RL"])
 
 
+def test_of_a_robot_that_took_no_step_nothing_else_is_told():
+    with robot_of(dqn(), off()) as robot:
+        assert robot.remarks() == ["task 'RL' never learned: no environment step was taken"]
+
+
 @pytest.mark.slow
 def test_a_learner_in_other_processes_that_never_learns_is_told_both_numbers():
     with robot_of(dqn(), off(warmup=100), driver="processes") as robot:

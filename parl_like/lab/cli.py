@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
-from parl_like.errors import unknown
+from parl_like.errors import unknown, without_trace
 from parl_like.lab import config, experiment, own
 from parl_like.lab.config import UsageError
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         ours = isinstance(error, UsageError)
         name, hint = "" if ours else f"{type(error).__name__}: ", "" if debug or ours else " (`--debug` shows where)"
-        print(f"error: {name}{' '.join(str(error).split())}{hint}", file=sys.stderr)
+        print(f"error: {name}{' '.join(without_trace(error).split())}{hint}", file=sys.stderr)
         return USAGE if ours else ERROR
 
 
@@ -69,7 +69,8 @@ def _train(args: argparse.Namespace) -> int:
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
     if args.show_config:
-        print(runner.describe(chosen, resolved), end="")
+        text = runner.describe(chosen, resolved)
+        _show(args, config.load_yaml(text), [text.rstrip("\n")])
         return 0
     return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report)
 
@@ -310,7 +311,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     verb("train", _train, "train an experiment in a new run directory",
          option("experiment", "one of `parl-like list`, or your own: FILE.py, FILE.py:NAME, package.module:NAME",
                 metavar="EXPERIMENT"),
-         words_of("configuration, e.g. total_steps=20000 seed=3 net.hidden=[64,64]"),
+         words_of("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
          option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
          option("--show-config", "print all that can be set, as it is, and stop", action="store_true"))
     verb("resume", _resume, "continue a run from its last checkpoint", run, words_of("e.g. total_steps=40000"),

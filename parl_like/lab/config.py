@@ -228,7 +228,7 @@ def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None 
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
-            raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or net.hidden=[64,64]")
+            raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or hidden=[64,64]")
         if key in given:
             before.setdefault(key, []).append(given.pop(key)[0])
         given[key] = word, _parse(text, f"key {key!r}", key) if text else ""
@@ -366,6 +366,7 @@ def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> 
     wanted = re.sub(r", got `.*`$", "", text).removeprefix("Expected ")
     if described and "object" in wanted.lower():
         wanted = described
+    wanted = {"`array`": "a list, written [a, b]", "`object`": "a mapping, written {key: value}"}.get(wanted, wanted)
     literal = _literals(expected)
     if literal and text.startswith("Invalid enum value"):
         near = nearest(value, literal)

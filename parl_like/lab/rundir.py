@@ -247,6 +247,8 @@ def runs_in(folder: Path) -> list[RunDir]:
 
 def plain(value: Any) -> Any:
     """`value` as what JSON knows: numbers that are not finite become null, NumPy scalars numbers, the unknown its text."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

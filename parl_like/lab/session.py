@@ -20,7 +20,7 @@ import numpy as np
 
 from parl_like.data.archive import ArchiveError
 from parl_like.data.generators import rng_state, set_rng_state
-from parl_like.errors import Diverged
+from parl_like.errors import Diverged, without_trace
 from parl_like.evaluation import hold_still
 from parl_like.lab import config as configs
 from parl_like.lab import metrics as metrics_files
@@ -312,7 +312,8 @@ class Session:
             self.checkpoints.save_best(step, self.robot.acting_state(), self._meta(), score)
         self.run.event("evaluated", step=step, score=score)
         self._show_evaluated()
-        self.say(f"evaluation at env step {step:,}: score {score:.4g}{', the best so far' * (score > best)}")
+        reached = f"; stop_score={self.config.stop_score:g} is reached" if self._reached() else ""
+        self.say(f"evaluation at env step {step:,}: score {score:.4g}{', the best so far' * (score > best)}{reached}")
 
     def _show_evaluated(self) -> None:
         if self.config.eval_every:
@@ -391,7 +392,7 @@ class Session:
 
     def _failed(self, error: BaseException) -> int:
         """Leaves what there is: the traceback in the log, the last metrics, and a checkpoint if one can be made."""
-        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {without_trace(error)}"
         self.ended = "failed", reason
         log.error("the run failed\n%s", "".join(traceback.format_exception(error)))
         there = f"; the traceback is in {self.run.log_file}"

@@ -11,10 +11,12 @@ import pytest
 from lab_fakes import MODULE, FakeRobot, signal_here
 
 import parl_like
+from parl_like.errors import TaskFailed
 from parl_like.lab import experiment as experiments
-from parl_like.lab import plots
+from parl_like.lab import marks, plots
 from parl_like.lab.cli import main
 from parl_like.lab.config import load_yaml
+from parl_like.lab.marks import Mark
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,17 @@ def test_words_may_stand_anywhere_and_a_file_comes_before_them(command, tmp_path
     assert os.listdir(tmp_path) == ["mine.yaml"]
 
 
+def test_json_is_data_for_what_can_be_set_and_for_marks(command, monkeypatch):
+    code, out, _ = command("train fake --show-config --json seed=3")
+    assert code == 0 and json.loads(out) == load_yaml(command("train fake --show-config seed=3")[1])
+    marked = Mark(experiment="fake", seed=0, differs={}, env_steps=1, score=2.0, evaluation={},
+                  expect={"mean_return": (1.0, None)}, solved=True, seconds=0.1, configuration="a", code="b", versions={},
+                  git=None)
+    monkeypatch.setattr(marks, "measure", lambda *_, **__: [marked])
+    (one,) = json.loads(command("marks fake --json")[1])
+    assert (one["experiment"], one["score"], one["expect"]) == ("fake", 2.0, {"mean_return": [1.0, None]})
+
+
 def test_a_key_given_twice_is_told_where_people_read(command):
     line = "seed is 4, as 'seed=4' says; 'seed=3', which came before, does not count"
     assert line in command("train fake run_dir=run total_steps=200 seed=3 seed=4")[1].splitlines()
@@ -116,7 +129,7 @@ def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):
     ("train fak", "no experiment 'fak'; did you mean 'fake'?"),
     ("train fake sed=1", "Config has no key 'sed'; did you mean 'seed'?"),
     ("train fake seed=-1", "Config: key 'seed' expects `int` >= 0, got -1 (int)"),
-    ("train fake seed", "expected key=value, got 'seed'; write for example seed=3 or net.hidden=[64,64]"),
+    ("train fake seed", "expected key=value, got 'seed'; write for example seed=3 or hidden=[64,64]"),
     ("train fake refuse=true run_dir=r", "Config: key 'refuse' must be false; set refuse=false"),
     ("train fake --config none.yaml", "cannot read none.yaml: No such file or directory"),
     ("train fake run_dir=full", "run_dir full exists and is not empty; empty it, or give another run_dir="),
@@ -299,3 +312,11 @@ def test_a_second_ctrl_c_while_everything_ends_leaves_at_once_and_without_a_trac
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert said == "interrupted\n" and process.returncode == -signal.SIGINT
+
+
+def test_the_traceback_that_an_error_brings_along_is_not_shown(command, monkeypatch):
+    command("train fake run_dir=run total_steps=100")
+    failed = TaskFailed("task 'RL': predict failed\nTraceback (most recent call last):\n  File \"mine.py\", line 7")
+    monkeypatch.setattr(FakeRobot, "evaluate", lambda *_, **__: (_ for _ in ()).throw(failed))
+    code, _, err = command("eval run")
+    assert (code, err.splitlines()[-1]) == (1, "error: TaskFailed: task 'RL': predict failed (`--debug` shows where)")

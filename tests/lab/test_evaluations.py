@@ -102,6 +102,8 @@ def test_training_ends_at_the_first_evaluation_that_reaches_the_score(monkeypatc
     assert evaluations(run) == [(0, 1), (60, 2), (120, 4)] and run.result()["evaluation"]["score"] == 4
     assert [event["step"] for event in events(run, "checkpoint")] == [0, 100, 120]
     assert "after 120 of the experiment's 400 steps; at their end it expects" in screen
+    assert "evaluation at env step 120: score 4, the best so far; stop_score=4 is reached\n" in screen
+    assert screen.count("is reached") == 1
     with pytest.raises(UsageError, match="has finished: an evaluation reached stop_score=4; to train longer: `parl-like resume "
                                          "run stop_score=...` with a higher one, or null"):
         resume()

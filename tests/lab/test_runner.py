@@ -452,6 +452,16 @@ def test_a_failure_leaves_what_there_is(monkeypatch):
     assert FakeRobot.closed == 1
 
 
+def test_the_traceback_that_a_task_sends_along_is_in_the_log_alone(monkeypatch):
+    def failed():
+        raise TaskFailed("task 'RL': learn failed: it is\nso\nTraceback (most recent call last):\n  File \"mine.py\", line 7")
+
+    monkeypatch.setattr(FakeRobot, "at_step", {135: failed})
+    _, run, screen = train()
+    assert screen.splitlines()[-1].startswith("error: TaskFailed: task 'RL': learn failed: it is so; the traceback is in run/log")
+    assert run.info().exit_reason == "TaskFailed: task 'RL': learn failed: it is\nso" and "mine.py" in run.log_file.read_text()
+
+
 def test_a_usage_error_in_the_midst_of_training_is_a_failure_like_any_other(monkeypatch):
     def refuse():
         raise UsageError("too late to refuse")

@@ -6,7 +6,7 @@ import pytest
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN, PPO, SARSA
-from parl_like.data.transforms import ObservationNormalizer
+from parl_like.data.transforms import ObservationNormalizer, RewardScaling
 from parl_like.models import MLPQ, ConvActorCritic, ConvQ, MLPActorCritic, RecurrentActorCritic
 
 
@@ -101,10 +101,27 @@ def test_a_vector_environment_and_an_environment_itself():
     (lambda: Robot.of("PPO", "CartPole-v1", unrol=3), "Robot.of: .*'unrol'.*did you mean 'unroll'"),
     (lambda: Robot.of("PPO", "CartPole-v1", run_dir="here"), "Robot.of: run_dir is no option of a robot"),
     (lambda: Robot.of("PPO", "CartPole-v1", n_agents=0), "Robot.of: .*n_agents"),
+    (lambda: Robot.of("PPO", "CartPole-v1", eval_score="mean_length"), "eval_score is no option of a robot; give score="),
+    (lambda: Robot.of("PPO", "CartPole-v1", score="mean"), "Robot.of: Robot: no score 'mean'; there are .*'mean_return'"),
+    (lambda: Robot.of("PPO", "CartPole-v1", transforms=RewardScaling(0.1)),
+     r"Robot.of: key 'transforms' expects list of Transform, got RewardScaling\(scale=0.1\)"),
+    (lambda: Robot.of("PPO", "CartPole-v1", hidden=64), r"key 'hidden' expects a list, written \[a, b\], got 64 \(int\)"),
 ])
 def test_mistakes_in_one_line_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_an_id_has_options_and_wrappers_beside_it_and_evaluations_a_score():
+    options = {"env.options.is_slippery": False, "env.wrappers": ["TimeLimit"], "TimeLimit.max_episode_steps": 1}
+    with Robot.of("PPO", "FrozenLake-v1", score=lambda robot, seen: -seen.mean_length, **options) as robot:
+        assert robot.evaluate(2).score == -1
+
+
+def test_of_two_names_for_one_setting_a_warning_says_which_counts(caplog):
+    with Robot.of("SAC", "Pendulum-v1", **{"SAC.alpha": 0.1, "alpha": 0.3}) as robot:
+        assert robot.parts.complete()["robot.tasks.RL.SAC.alpha"] == 0.3
+    assert "SAC.alpha is 0.3, as 'alpha' says; 'SAC.alpha', which came before, does not count" in caplog.text
 
 
 class DQN2(DQN):
@@ -166,7 +183,9 @@ def test_act_needs_no_memory_and_the_right_fields():
     ("DQN", "train_freq", "learn_every"), ("DQN", "gradient_steps", "updates"), ("DQN", "estimation_step", "n_step"),
     ("DQN", "target_update_interval", "target_period"), ("DQN", "exploration_final_eps", "epsilon"), ("DQN", "discount", "gamma"),
     ("DQN", "polyak", "tau"), ("DQN", "train_batch_size", "batch_size"), ("SAC", "ent_coef", "alpha"),
-    ("TD3", "policy_delay", "delay"), ("DQN", "total_timesteps", "total_steps")])
+    ("TD3", "policy_delay", "delay"), ("DQN", "total_timesteps", "total_steps"), ("PPO", "batch_size", "minibatch_rows"),
+    ("DQN", "exploration_fraction", "epsilon"), ("TD3", "action_noise", "explorer"), ("PPO", "policy_kwargs", "hidden"),
+    ("DQN", "n_timesteps", "total_steps"), ("PPO", "env_kwargs", "env"), ("DQN", "env_wrapper", "env")])
 def test_names_of_other_libraries_lead_to_ours(algorithm, there, here):
     env = "CartPole-v1" if algorithm in ("PPO", "DQN") else "Pendulum-v1"
     with pytest.raises(ValueError, match=rf"{there}.*; did you mean '(\w+\.)*{here}'\?"):

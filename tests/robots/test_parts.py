@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import Continuous_MountainCarEnv
 from numpy.typing import NDArray
 
 from parl_like import EpisodicHelper, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot
@@ -16,6 +17,7 @@ from parl_like.data.datasets import from_arrays
 from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.drivers.processes import Processes
 from parl_like.drivers.ray_cluster import Ray
+from parl_like.envs.wrappers import ActionRepeat
 from parl_like.explorer import EpsilonGreedy
 from parl_like.lab import experiment as experiments
 from parl_like.lab import runner
@@ -51,6 +53,19 @@ def test_every_part_takes_its_arguments():
         assert [t.scale for t in helper.transforms] == [0.1]
         assert task.algorithm.model.obs_space.shape == (7,)
         assert helper.explorer is not one.agents[1].helpers["RL"].explorer
+
+
+@pytest.mark.parametrize(("words", "model", "shape"), [
+    (["transforms=[FrameStacker]", "FrameStacker.stack=3"], "MLPQ", (3, 4)),
+    (["algorithm=PPO", "transforms=[FrameStacker, ObservationNormalizer]", "stack=2", "unroll=16"], "MLPActorCritic", (2, 4)),
+    (["env=MinAtar-v0", "transforms=[ImageScale]", "ConvQ.hidden=[8]"], "ConvQ", (10, 10, 4)),
+])
+def test_a_network_is_made_for_what_the_transforms_give(words, model, shape):
+    with robot(*words) as one:
+        network = one.tasks["RL"].algorithm.model
+        assert type(network).__name__ == model and network.obs_space.shape == shape
+        one.run(16 * len(one.agents))
+        assert len(one.evaluate(1).returns) == 1
 
 
 @pytest.mark.parametrize("words", [(), ("SquashedGaussian.shape=1",)])
@@ -105,6 +120,23 @@ def test_numbers_become_what_the_annotation_says():
 def test_what_is_no_number_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
         robot("env.wrappers=[RescaleAction]", *words, algorithm="TD3", env="Pendulum-v1")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["algorithm=dqn"], "no Algorithm 'dqn'; did you mean 'DQN'"),
+    (["explorer=epsilongreedy"], "no Explorer 'epsilongreedy'; did you mean 'EpsilonGreedy'"),
+    (["algorithm=parl_like.models:MLPQ"], "no Algorithm 'parl_like.models:MLPQ'; what has this name is no class made from A"),
+    (["env.wrappers=[gymnasium:make]"], "no Wrapper 'gymnasium:make'; what has this name is no class made from Wrapper"),
+    (["env.wrappers=TimeLimit"], r"key 'env.wrappers' expects a list, written \[a, b\], got 'TimeLimit' \(str\)"),
+    (["training_rule.max_row=64"], "Config has no key 'training_rule.max_row'; did you mean 'max_rows'"),
+    (["predict_rule={max_rows: 64, wait: 1}"], "Config has no key 'predict_rule.*wait'; did you mean 'max_wait'"),
+    (["training_rule.max_rows=x"], r"key 'training_rule.max_rows' expects `int \| null`, got .*'x'"),
+    (["env.options=3"], r"key 'env.options' expects a mapping, written \{key: value\}, got 3 \(int\)"),
+    (["transforms=RewardScaling"], r"key 'transforms' expects a list, written \[a, b\], got 'RewardScaling' \(str\)"),
+])
+def test_what_is_no_such_part_or_no_list_is_told_how_it_is_written(words, message):
+    with pytest.raises(ConfigError, match=message):
+        robot(*words)
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -313,22 +345,34 @@ def test_recorded_rows_are_given_by_their_path(tmp_path, monkeypatch, capsys):
 def test_an_evaluation_has_an_environment_of_its_own():
     """As far as it is said; the rest is as in training."""
     words = ("env.id=MountainCarContinuous-v0", "algorithm=SAC", "env.options={goal_velocity: 0.01}",
-             "env.wrappers=[NoisyObservation]", "NoisyObservation.n=2")
+             "env.wrappers=[ActionRepeat]", "ActionRepeat.n=2")
     with robot(*words) as one:
         assert one.eval_env is None
     with robot(*words, "eval_env.options={render_mode: rgb_array}") as one, closing(one.eval_env()) as env:
-        assert env.observation_space.shape == (4,)
+        assert isinstance(env, ActionRepeat)
         assert env.unwrapped.goal_velocity == 0.01 and env.unwrapped.render_mode == "rgb_array"
     words += ("eval_env.wrappers=[]", "eval_env.options={goal_velocity: 0.02}")
     with robot(*words) as one, closing(one.eval_env()) as env:
-        assert env.observation_space.shape == (2,) and env.unwrapped.goal_velocity == 0.02
+        assert not isinstance(env, ActionRepeat) and env.unwrapped.goal_velocity == 0.02
     with robot("eval_env=CartPole-v0") as one:
         assert one.eval_env == "CartPole-v0"
-    with robot(*words[:-1], "eval_env.id=Pendulum-v1", "eval_env.options={g: 9.0}") as one, closing(one.eval_env()) as env:
-        assert env.unwrapped.g == 9.0  # and nothing of the goal's velocity
+    gym.register("Hill-v0", entry_point=Continuous_MountainCarEnv)
+    with robot(*words[:-1], "eval_env.id=Hill-v0", "eval_env.options={render_mode: rgb_array}") as one:
+        with closing(one.eval_env()) as env:
+            assert env.unwrapped.render_mode == "rgb_array" and env.unwrapped.goal_velocity == 0
+    del gym.registry["Hill-v0"]
     for given in ("CartPole-v0", {"id": "CartPole-v0"}, lambda: gym.make("CartPole-v0")):
         with Robot.of("DQN", "CartPole-v1", eval_env=given) as one:
             assert one.eval_env == (given if callable(given) else "CartPole-v0")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["eval_env=CartPole-v9"], "key 'eval_env': Environment version `v9` for environment `CartPole` doesn't exist"),
+    (["eval_env=Acrobot-v1"], r"key 'eval_env': its observations are Box\(.*\(6,\), float32\), in training Box\(.*\(4,\), "),
+    (["eval_env.wrappers=[NoisyObservation]", "NoisyObservation.n=2"], "key 'eval_env': its observations are .* need the same")])
+def test_an_environment_that_evaluations_cannot_use_is_refused_before_training(words, message):
+    with pytest.raises(ConfigError, match=message):
+        robot(*words)
 
 
 @pytest.mark.parametrize("words, id, options", [
