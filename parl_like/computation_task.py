@@ -309,8 +309,8 @@ class ComputationTask:
         Returns:
             Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the lesson had
             several minibatches (of several passes the last counts). Of the steps that were taken; where none was, of those that
-            were left out, with 0 for what is no number in their arrays (such as priorities of rows). `version/x`: that of the
-            parameters with which task x, which was asked, answered last.
+            were left out, with 0 for what is no number in their arrays (such as priorities of rows). `left_out`: how many were,
+            if any. `version/x`: that of the parameters with which task x, which was asked, answered last.
 
         Raises:
             Diverged: no step could be taken, as in the `max_skips` lessons before.
@@ -330,9 +330,12 @@ class ComputationTask:
         fault: Diverged | None = None
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
-            values, changed, error = self._in_update_mode(self._step, minibatch, gradients=True)
+            values, changed, lost, error = self._in_update_mode(self._step, minibatch, gradients=True)
             fault = error or fault
-            (taken if changed else left_out).append((values, minibatch.get(ROW)))
+            if changed:
+                taken.append((values, minibatch.get(ROW)))
+            if error is not None:
+                left_out.append((lost, minibatch.get(ROW)))
         if taken:
             self.skips = 0
         elif left_out:
@@ -393,15 +396,15 @@ class ComputationTask:
         """Rows as the algorithm gets them: tensors on its device, or arrays where the model is made of these."""
         return Batch.nest(rows if self._on_arrays else send(rows, self.device))
 
-    def _step(self, minibatch: Batch) -> tuple[dict[str, Any], bool, Diverged | None]:
+    def _step(self, minibatch: Batch) -> tuple[dict[str, Any], bool, dict[str, Any], Diverged | None]:
         """`Optimization.update`, counted."""
         assert self._optimization is not None
-        values, changed, error = self._optimization.update(minibatch)
+        values, changed, lost, error = self._optimization.update(minibatch)
         if changed:
             self._new_version()
         if error is not None:
             self._count_skip(error)
-        return values, changed, error
+        return values, changed, lost, error
 
     def _set_modes_of_lesson(self) -> None:
         networks = self.algorithm.networks()
