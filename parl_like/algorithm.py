@@ -163,7 +163,9 @@ class Algorithm:
             leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
         always_test: Names of `networks` that are in test mode in lessons, too: copies that follow another network.
         adam_eps: ε of Adam, where no loss brings another optimiser.
-        acts_with: Names of the `networks` that `predict` uses, if not of all: only these are sent to what predicts elsewhere.
+        acts_with: Names of the `networks`, and of attributes that are parameters, that `predict` uses, if not of all: only these
+            are sent to what predicts elsewhere (replicas, copies that act while this one learns). Attributes of other kinds stay
+            there as they were built: what learning changes and `predict` reads is a parameter, or a buffer of a network.
     """
 
     window = Window()

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from parl_like.acting import ActingCopies, tensors_of
+from parl_like.acting import ActingCopies, acting_state, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, check_rows, flat_outputs, try_out
@@ -288,10 +289,12 @@ class ComputationTask:
             with self.lock:
                 self.acting.publish(tensors_of(self.networks_state(acting=True)), self.version, self.algorithm.updates)
 
-    def networks_state(self, acting: bool = False) -> dict[str, dict[str, Any]]:
-        """The state dicts of all networks, or of those that act (`Algorithm.acts_with`), not copied."""
-        names = self.algorithm.acts_with if acting else ()
-        return {name: network.state_dict() for name, network in self.algorithm.networks().items() if not names or name in names}
+    def networks_state(self, acting: bool = False, copied: bool = False) -> dict[str, dict[str, Any]]:
+        """The state dicts of all networks, or what predictions may use (`acting_state`)."""
+        with self.lock:
+            states = acting_state(self.algorithm) if acting else {
+                name: network.state_dict() for name, network in self.algorithm.networks().items()}
+            return deepcopy(states) if copied else states
 
     def follow(self, env_steps: int) -> None:
         """Tells the algorithm of the steps that the environments have made, see `Algorithm.follow`."""
