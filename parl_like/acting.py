@@ -65,8 +65,8 @@ class ActingCopies:
 
 
 def acting_state(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
-    """What predictions may use, not copied: the state dicts of the networks that act (`Algorithm.acts_with`), and parameters of the
-    algorithm's own, such as a temperature."""
+    """What predictions may use, not copied: state dicts of the networks that act (`Algorithm.acts_with`), and parameters that are
+    attributes of the algorithm, such as a temperature."""
     states = {name: {"value": parameter.detach()} for name, parameter in own_parameters(algorithm).items()}
     states |= {name: network.state_dict() for name, network in algorithm.networks().items()}
     names = algorithm.acts_with
