@@ -366,15 +366,22 @@ class ComputationTask:
         with self.lock:
             before, algorithm.mode = algorithm.mode, "update"
             try:
-                out: Mapping[str, Any] = algorithm.learn(algorithm.process(row))
+                out: Mapping[str, Any] | None = algorithm.learn(algorithm.process(row))
                 algorithm.updates += 1
                 algorithm.post_process(row)
             finally:
                 algorithm.mode = before
             self._count_row()
-        for name, value in out.items():
-            if not isfinite(value):
-                raise self._diverged(name, value)
+        if out is None:
+            return {}
+        try:
+            for name, value in out.items():
+                if not isfinite(value):
+                    raise self._diverged(name, value)
+        except (AttributeError, TypeError):
+            what = f"{out!r:.80}" if isinstance(out, Mapping) else type(out).__name__
+            raise TypeError(f"{self.owner()}: learn of {type(algorithm).__name__} gives {what} for a row; expected a mapping of "
+                            "numbers, or None") from None
         return out
 
     def learn_numbers(self, learner: Any, *row: Any) -> float:

@@ -333,6 +333,36 @@ def test_a_lesson_that_leaves_no_numbers_is_taken_back():
     assert task.algorithm.model.table.tobytes() == before.tobytes() and (task.version, task.skipped) == (1, 1)
 
 
+@pytest.mark.parametrize(("told", "message"), [
+    (lambda: None, ""), (lambda: {}, ""),
+    (lambda: 1.0, r"task 'RL': learn of Says gives float for a row; expected a mapping of numbers, or None"),
+    (lambda: iter(()), "learn of Says gives .*iterator for a row; expected a mapping of numbers"),
+    (lambda: {"td": np.zeros(2)}, "learn of Says gives {'td': array.* for a row; expected a mapping of numbers"),
+])  # fmt: skip
+def test_what_learn_says_of_a_row_is_numbers_or_nothing(told, message):
+    class Says(InPython):
+        def learn(self, batch):
+            super().learn(batch)
+            return told()
+
+    func = create_algorithm_func(QTable, SPACES, Says, {})
+    with Robot(walk, tasks={"RL": ComputationTask(func, OnlineHelper)}, seed=0) as robot:
+        if message:
+            with pytest.raises(Exception, match=message):
+                robot.run(StopAfterSteps(5))
+        else:
+            robot.run(StopAfterSteps(5))
+            assert robot.tasks["RL"].algorithm.updates == 5
+
+
+def test_an_array_is_changed_in_place_and_not_exchanged():
+    model = QTable(**SPACES)
+    model.table += 2.0
+    assert (model.state_dict()["table"] == 2.0).all()
+    with pytest.raises(TypeError, match=r"cannot assign QTable.table, an array of the model, .*; change it in place: table\[\.\.\.\] = "):
+        model.table = model.table + 1.0
+
+
 def test_copies_have_arrays_of_their_own_which_checkpoints_and_followers_reach():
     task, other = ComputationTask(q_func()), ComputationTask(q_func())
     task.publish()
