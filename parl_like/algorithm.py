@@ -300,6 +300,8 @@ class Algorithm:
         Raises:
             TypeError: an attribute cannot be saved, and this class has no `state_dict` of its own.
         """
+        if isinstance(self.moves, Iterator):  # as `parameters()` gives them
+            self.moves = list(self.moves)
         self._attributes = Attributes(self, owner, strict=type(self).state_dict is Algorithm.state_dict)
 
     def state_dict(self) -> dict[str, Any]:

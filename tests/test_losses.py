@@ -452,6 +452,15 @@ def test_an_algorithm_may_change_some_parameters_itself_beside_its_losses(recwar
     assert (task.version, other.version, task.algorithm.updates) == (1, 1, 1)
 
 
+def test_what_learn_moves_may_be_given_as_torch_gives_it():
+    algorithm = Half()
+    algorithm.moves = algorithm.model.parameters()
+    task = ComputationTask(algorithm)
+    for _ in range(2):
+        task.learn(ROWS)
+    assert numbers(task) == (1.0 + 0.75, -0.5 - 1.75) and numbers(ComputationTask(algorithm.clone())) == numbers(task)
+
+
 @pytest.mark.parametrize(("bad", "expected", "version"), [("critic", (2.0, 1.0), 0), ("actor", (1.5, 1.0), 1)])
 def test_what_such_a_change_makes_no_number_is_taken_back(bad, expected, version):
     task = ComputationTask(Half())
