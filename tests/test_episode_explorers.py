@@ -101,6 +101,14 @@ def test_gsde_may_draw_anew_within_an_episode():
         GSDE(1, 2, period=0)
 
 
+def test_a_ladder_of_epsilons_may_be_an_array_and_is_not_empty():
+    ladder = EpsilonGreedy(0.4 ** np.linspace(1.0, 8.0, 4))
+    assert set(ladder.begin(np.random.default_rng(0), 100).round(6)) == set((0.4 ** np.linspace(1.0, 8.0, 4)).round(6))
+    for wrong, message in (([], "epsilon is empty"), (np.array([0.5, 1.5]), "epsilon is 1.5")):
+        with pytest.raises(ValueError, match=message):
+            EpsilonGreedy(wrong)
+
+
 def test_each_lane_keeps_the_epsilon_that_its_episode_drew():
     noise = noise_of(EpsilonGreedy([0.0, 1.0]), 400)
     explores = np.array([noise.rows(400) >= 0 for _ in range(20)])
