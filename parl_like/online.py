@@ -50,6 +50,7 @@ class OnlineHelper(AgentHelper):
             (driver != "cooperative", f"driver {driver!r}", "use driver='cooperative'"),
             (self._vector, "a vector environment", "give each agent one environment"),
             (getattr(self.explorer, "given", None), type(self.explorer).__name__, "take an explorer whose noise is not an input"),
+            ("act" not in model.act_specs, f"an action of {model.act_space}", "take one array as the action"),
             (self.window.rows > 1, repr(self.window), "let the algorithm ask for single rows"),
             ("number" in self.window.fields, "the field 'number' of a Window", "write the algorithm without it"),
             (type(task.algorithm).minibatches is not Algorithm.minibatches, "minibatches()", "do without"),

@@ -17,6 +17,7 @@ from parl_like.drivers.processes import Processes
 from parl_like.envs.tabular import RandomWalk
 from parl_like.errors import Diverged
 from parl_like.explorer import UCB, Categorical, EpsilonGreedy, Noisy
+from parl_like.model import ArrayModel
 from parl_like.models import MLPQ, QTable
 from parl_like.online import TURN, OnlineHelper
 from parl_like.spec import SpecError
@@ -268,6 +269,19 @@ def test_where_it_cannot_learn_online_is_said(options, said):
     func = q_func() if "model" not in options else create_algorithm_func(MLPQ, SPACES, NoTable, {})
     with pytest.raises(ValueError, match=rf"agent 0, task 'RL': OnlineHelper learns .* {said}, or learn with OffPolicyHelper"):
         Robot(walk, tasks={"RL": ComputationTask(func, OnlineHelper)}, driver=options.get("driver", "cooperative"))
+
+
+def test_actions_of_several_arrays_are_refused_online():
+    class Two(ArrayModel):
+        def __init__(self):
+            super().__init__(WALK.observation_space, gym.spaces.Dict(a=WALK.action_space, b=WALK.action_space))
+
+    class Silent(Algorithm):
+        def predict(self, inputs):
+            return {}
+
+    with pytest.raises(ValueError, match=r"there is an action of Dict.*; take one array as the action, or learn with Off"):
+        Robot(walk, tasks={"RL": ComputationTask(Silent(Two()), OnlineHelper)})
 
 
 @pytest.mark.parametrize("helper", [OnlineHelper, partial(OffPolicyHelper, size=50, batch_size=8)])
