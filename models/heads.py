@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parl_like.batch import Batch
-from parl_like.explorer import legal, log_beta, n_logits, part_of
+from parl_like.explorer import legal, log_beta, log_slope, log_squashed, n_logits, part_of
 from parl_like.layers import Brief, orthogonal_
 from parl_like.spec import leaf_spaces, parts_of
 
@@ -224,9 +224,8 @@ class SquashedGaussianHead(GaussianHead):
         return torch.tanh(u), log_normal - log_slope(u).sum(-1)
 
     def log_prob(self, out: Out, act: Tensor) -> Tensor:
-        """log density [N]; `act` [N, ...] in [−1, 1], of which the bounds themselves count as the nearest numbers within."""
-        u = torch.atanh(act.reshape(out["mean"].shape).clamp(-1.0 + 1e-6, 1.0 - 1e-6))
-        return super().log_prob(out, u) - log_slope(u).sum(-1)
+        """log density [N], see `parl_like.explorer.log_squashed`; `act` [N, ...] in [−1, 1] with dim numbers per row."""
+        return log_squashed(out["mean"], out["log_std"], act.reshape(out["mean"].shape))
 
     def entropy(self, out: Out) -> Tensor:
         """−E log π = that of the normal distribution + Σ E log(1 − tanh² u), [N], in nats.
@@ -237,11 +236,6 @@ class SquashedGaussianHead(GaussianHead):
         places, weights = (out["mean"].new_tensor(numbers) for numbers in NODES)
         u = out["mean"] + torch.exp(out["log_std"]) * places[:, None, None]
         return super().entropy(out) + weights @ log_slope(u).sum(-1) / math.sqrt(2.0 * math.pi)
-
-
-def log_slope(u: Tensor) -> Tensor:
-    """log of the derivative of tanh at u."""
-    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
 
 
 class GSDEHead(GaussianHead):

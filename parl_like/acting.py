@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from parl_like.algorithm import Algorithm
+from parl_like.optimization import own_parameters
 
 
 class _Copy:
     def __init__(self, algorithm: Algorithm, version: int, lock: threading.Lock) -> None:
         self.algorithm, self.version, self.lock = algorithm, version, lock
         self.inference = torch.inference_mode()
-        self.tensors = tensors_of({name: network.state_dict() for name, network in self.algorithm.networks().items()
-                                   if not algorithm.acts_with or name in algorithm.acts_with})
+        self.tensors = tensors_of(acting_state(algorithm))
 
 
 class ActingCopies:
@@ -62,6 +62,15 @@ class ActingCopies:
     def tensors(self) -> dict[tuple[str, str], torch.Tensor]:
         """Of one of the copies: what `publish` takes."""
         return self.front.tensors
+
+
+def acting_state(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
+    """What predictions may use, not copied: state dicts of the networks that act (`Algorithm.acts_with`), and parameters that are
+    attributes of the algorithm, such as a temperature."""
+    states = {name: {"value": parameter.detach()} for name, parameter in own_parameters(algorithm).items()}
+    states |= {name: network.state_dict() for name, network in algorithm.networks().items()}
+    names = algorithm.acts_with
+    return {name: state for name, state in states.items() if not names or name in names}
 
 
 def tensors_of(networks: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], torch.Tensor]:

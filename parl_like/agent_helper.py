@@ -23,7 +23,7 @@ from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
 from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer, Noise, random_actions
-from parl_like.helper_checks import check_options, check_outputs, check_rows
+from parl_like.helper_checks import check_explorer, check_options, check_outputs, check_rows
 from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
@@ -147,6 +147,7 @@ class AgentHelper:
         algorithm = self.task.algorithm
         # A copy: what it remembers of episodes is this helper's.
         explorer: Any = copy(algorithm.explorer() if self.explorer is None else self.explorer)
+        check_explorer(f"{self.where}: explorer of {type(algorithm).__name__}", explorer)
         self.explorer = explorer
         self._may_give_up = self.store_policy is None  # whether rows without a log-probability are fine, too
         if self.store_policy is None:

@@ -91,11 +91,15 @@ class Loss:
         if not isinstance(self.every, Integral) or self.every < 1:
             raise ValueError(f"Loss: every is {self.every}; expected a whole number of updates, at least 1")
         check_rates("Loss", self.lr, self.max_grad_norm)
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise TypeError(f"Loss: optimizer is {type(self.optimizer).__name__}; expected what makes one of parameters and lr=, "
+                            "such as torch.optim.AdamW, or partial(torch.optim.SGD, momentum=0.9)")
+        object.__setattr__(self, "moves", _listed(self.moves))
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What it moves, one by one."""
-        return list(_parameters(self.moves))
+        """What it moves, one by one, each once."""
+        return list(dict.fromkeys(_parameters(self.moves)))
 
 
 def check_rates(owner: str, lr: Any, max_grad_norm: Any) -> None:
@@ -106,16 +110,24 @@ def check_rates(owner: str, lr: Any, max_grad_norm: Any) -> None:
         raise ValueError(f"{owner}: max_grad_norm is {max_grad_norm}; expected a number above 0, or None")
 
 
+def _listed(moves: Any) -> Any:
+    """Networks and parameters in lists, for what `parameters()` gives can be read but once."""
+    if isinstance(moves, (torch.nn.Parameter, torch.nn.Module)):
+        return moves
+    if isinstance(moves, (torch.Tensor, str, Mapping)) or not isinstance(moves, Iterable):
+        raise TypeError(f"Loss: moves has {type(moves).__name__}; expected networks and parameters")
+    return [_listed(one) for one in moves]
+
+
 def _parameters(moves: Any) -> Iterator[torch.nn.Parameter]:
+    """Of what `_listed` gave; networks may get theirs later."""
     if isinstance(moves, torch.nn.Parameter):
         yield moves
     elif isinstance(moves, torch.nn.Module):
         yield from moves.parameters()
-    elif isinstance(moves, Iterable):
+    else:
         for one in moves:
             yield from _parameters(one)
-    else:
-        raise TypeError(f"Loss: moves has {type(moves).__name__}; expected networks and parameters")
 
 
 class Algorithm:
@@ -151,7 +163,9 @@ class Algorithm:
             leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
         always_test: Names of `networks` that are in test mode in lessons, too: copies that follow another network.
         adam_eps: ε of Adam, where no loss brings another optimiser.
-        acts_with: Names of the `networks` that `predict` uses, if not of all: only these are sent to what predicts elsewhere.
+        acts_with: Names of the `networks`, and of attributes that are parameters, that `predict` uses, if not of all: only these
+            are sent to what predicts elsewhere (replicas, copies that act while this one learns). Attributes of other kinds stay
+            there as they were built: what learning changes and `predict` reads is a parameter, or a buffer of a network.
     """
 
     window = Window()
@@ -286,6 +300,8 @@ class Algorithm:
         Raises:
             TypeError: an attribute cannot be saved, and this class has no `state_dict` of its own.
         """
+        if isinstance(self.moves, Iterator):  # as `parameters()` gives them
+            self.moves = list(self.moves)
         self._attributes = Attributes(self, owner, strict=type(self).state_dict is Algorithm.state_dict)
 
     def state_dict(self) -> dict[str, Any]:

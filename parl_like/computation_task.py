@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from parl_like.acting import ActingCopies, tensors_of
+from parl_like.acting import ActingCopies, acting_state, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, check_rows, flat_outputs, try_out
@@ -288,10 +289,12 @@ class ComputationTask:
             with self.lock:
                 self.acting.publish(tensors_of(self.networks_state(acting=True)), self.version, self.algorithm.updates)
 
-    def networks_state(self, acting: bool = False) -> dict[str, dict[str, Any]]:
-        """The state dicts of all networks, or of those that act (`Algorithm.acts_with`), not copied."""
-        names = self.algorithm.acts_with if acting else ()
-        return {name: network.state_dict() for name, network in self.algorithm.networks().items() if not names or name in names}
+    def networks_state(self, acting: bool = False, copied: bool = False) -> dict[str, dict[str, Any]]:
+        """The state dicts of all networks, or what predictions may use (`acting_state`)."""
+        with self.lock:
+            states = acting_state(self.algorithm) if acting else {
+                name: network.state_dict() for name, network in self.algorithm.networks().items()}
+            return deepcopy(states) if copied else states
 
     def follow(self, env_steps: int) -> None:
         """Tells the algorithm of the steps that the environments have made, see `Algorithm.follow`."""
@@ -309,8 +312,8 @@ class ComputationTask:
         Returns:
             Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the lesson had
             several minibatches (of several passes the last counts). Of the steps that were taken; where none was, of those that
-            were left out, with 0 for what is no number in their arrays (such as priorities of rows). `version/x`: that of the
-            parameters with which task x, which was asked, answered last.
+            were left out, with 0 for what is no number in their arrays (such as priorities of rows). `left_out`: how many were,
+            if any. `version/x`: that of the parameters with which task x, which was asked, answered last.
 
         Raises:
             Diverged: no step could be taken, as in the `max_skips` lessons before.
@@ -330,9 +333,12 @@ class ComputationTask:
         fault: Diverged | None = None
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
-            values, changed, error = self._in_update_mode(self._step, minibatch, gradients=True)
+            values, changed, lost, error = self._in_update_mode(self._step, minibatch, gradients=True)
             fault = error or fault
-            (taken if changed else left_out).append((values, minibatch.get(ROW)))
+            if changed:
+                taken.append((values, minibatch.get(ROW)))
+            if error is not None:
+                left_out.append((lost, minibatch.get(ROW)))
         if taken:
             self.skips = 0
         elif left_out:
@@ -360,15 +366,22 @@ class ComputationTask:
         with self.lock:
             before, algorithm.mode = algorithm.mode, "update"
             try:
-                out: Mapping[str, Any] = algorithm.learn(algorithm.process(row))
+                out: Mapping[str, Any] | None = algorithm.learn(algorithm.process(row))
                 algorithm.updates += 1
                 algorithm.post_process(row)
             finally:
                 algorithm.mode = before
             self._count_row()
-        for name, value in out.items():
-            if not isfinite(value):
-                raise self._diverged(name, value)
+        if out is None:
+            return {}
+        try:
+            for name, value in out.items():
+                if not isfinite(value):
+                    raise self._diverged(name, value)
+        except (AttributeError, TypeError):
+            what = f"{out!r:.80}" if isinstance(out, Mapping) else type(out).__name__
+            raise TypeError(f"{self.owner()}: learn of {type(algorithm).__name__} gives {what} for a row; expected a mapping of "
+                            "numbers, or None") from None
         return out
 
     def learn_numbers(self, learner: Any, *row: Any) -> float:
@@ -393,15 +406,15 @@ class ComputationTask:
         """Rows as the algorithm gets them: tensors on its device, or arrays where the model is made of these."""
         return Batch.nest(rows if self._on_arrays else send(rows, self.device))
 
-    def _step(self, minibatch: Batch) -> tuple[dict[str, Any], bool, Diverged | None]:
+    def _step(self, minibatch: Batch) -> tuple[dict[str, Any], bool, dict[str, Any], Diverged | None]:
         """`Optimization.update`, counted."""
         assert self._optimization is not None
-        values, changed, error = self._optimization.update(minibatch)
+        values, changed, lost, error = self._optimization.update(minibatch)
         if changed:
             self._new_version()
         if error is not None:
             self._count_skip(error)
-        return values, changed, error
+        return values, changed, lost, error
 
     def _set_modes_of_lesson(self) -> None:
         networks = self.algorithm.networks()

@@ -4,13 +4,14 @@ from."""
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
 
 from parl_like.errors import unknown
-from parl_like.explorer import Candidates, Explorer
+from parl_like.explorer import Beta, Candidates, Explorer, Gaussian, Noisy
 from parl_like.explorer.base import lacks
 from parl_like.spec import SpecError
 
@@ -18,12 +19,17 @@ from parl_like.spec import SpecError
 def check_options(helper: Any, explorer: Any, more: Mapping[str, Any]) -> None:
     """Raises TypeError for an explorer that is none, and for options `more` that no constructor of the helper's class has."""
     kind = type(helper)
-    if explorer is not None and not isinstance(explorer, Explorer):
-        raise TypeError(f"{kind.__name__}: explorer is {explorer!r}; expected an Explorer, such as EpsilonGreedy(0.1)")
+    check_explorer(f"{kind.__name__}: explorer", explorer)
     for name in more:
         makers = [inspect.signature(vars(one)["__init__"]).parameters.values() for one in kind.__mro__ if "__init__" in vars(one)]
         known = {one.name for maker in makers for one in maker if one.kind is one.KEYWORD_ONLY}
         raise TypeError(f"{kind.__name__}: {unknown('option', name, known)}")
+
+
+def check_explorer(what: str, explorer: Any) -> None:
+    """Raises TypeError for one that is none."""
+    if explorer is not None and not isinstance(explorer, Explorer):
+        raise TypeError(f"{what} is {explorer!r}; expected an Explorer, such as EpsilonGreedy(0.1)")
 
 
 def check_outputs(helper: Any) -> None:
@@ -40,6 +46,13 @@ def check_outputs(helper: Any) -> None:
         raise SpecError(f"task {helper.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one "
                         f"number per action, got ('N', {', '.join(map(str, shape))}); look at the last layer of "
                         f"{type(helper.model).__name__}")
+    if isinstance(explorer, (Gaussian, Noisy, Beta)) and isinstance(space, gym.spaces.Box):
+        of_model = {name: shapes[name] for name in explorer.needs if name in ("mean", "alpha", "beta")}
+        for name, got in {**of_model, "act": explorer.shape}.items():
+            if math.prod(got) != math.prod(space.shape):
+                where = f"the last layer of {type(helper.model).__name__}" if name in of_model else type(explorer).__name__
+                raise SpecError(f"task {helper.name!r}, output of predict, field {name!r}: expected {('N', *space.shape)}, as of "
+                                f"the action space, got {('N', *got)}; look at {where}")
 
 
 def check_rows(helper: Any, transforms: Iterable[Any]) -> None:

@@ -175,6 +175,13 @@ class ArrayModel(Model):
         self.register_buffer(name, torch.from_numpy(value))  # the same memory, for whoever saves or sends networks
         self.__dict__[name] = value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__.get("_buffers", ()) or isinstance(value, torch.Tensor):
+            super().__setattr__(name, value)
+        elif value is not self.__dict__[name]:  # as it is after `+=`
+            raise TypeError(f"cannot assign {type(self).__name__}.{name}, an array of the model, which checkpoints and copies "
+                            f"know; change it in place: {name}[...] = …")
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy: array and tensor are one memory again."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -50,6 +50,7 @@ class OnlineHelper(AgentHelper):
             (driver != "cooperative", f"driver {driver!r}", "use driver='cooperative'"),
             (self._vector, "a vector environment", "give each agent one environment"),
             (getattr(self.explorer, "given", None), type(self.explorer).__name__, "take an explorer whose noise is not an input"),
+            ("act" not in model.act_specs, f"an action of {model.act_space}", "take one array as the action"),
             (self.window.rows > 1, repr(self.window), "let the algorithm ask for single rows"),
             ("number" in self.window.fields, "the field 'number' of a Window", "write the algorithm without it"),
             (type(task.algorithm).minibatches is not Algorithm.minibatches, "minibatches()", "do without"),
@@ -64,6 +65,7 @@ class OnlineHelper(AgentHelper):
         self._n = int(space.n) if isinstance(space, gym.spaces.Discrete) and not space.start else 0
         self._follows = type(task.algorithm).follow is not Algorithm.follow
         self._queue = self.comm.wrapper.predictions
+        self._dtype = model.act_space.dtype if isinstance(model.act_space, gym.spaces.Box) else None
         self._marked = bool(self._marks.names)  # which a learner of numbers is not told
         self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped and not self._marked else None
         self._acts = self._learner is not None and type(self.explorer) is EpsilonGreedy
@@ -105,7 +107,9 @@ class OnlineHelper(AgentHelper):
         if self.explorer is None and "act" not in out:
             return Batch.nest({key: np.array(value) for key, value in out.items()})
         act = out["act"] if self.explorer is None else self.explorer.act_one(out, noise)
-        return act if self._unmapped else self._queue.actions({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
+        if self._unmapped:
+            return act if self._dtype is None else np.asarray(act, self._dtype)
+        return self._queue.actions({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
 
     def store(
         self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,

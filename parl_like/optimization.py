@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from parl_like.algorithm import Algorithm, Loss
+from parl_like.batch import Batch
 from parl_like.errors import Diverged
 from parl_like.leaf import to_numpy
 from parl_like.model import ArrayModel
@@ -117,15 +118,15 @@ class Optimization:
                           f"{where} of {type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not "
                           "to learn", RuntimeWarning, stacklevel=2)
 
-    def update(self, minibatch: Any) -> tuple[dict[str, Any], bool, Diverged | None]:
+    def update(self, minibatch: Any) -> tuple[dict[str, Any], bool, dict[str, Any], Diverged | None]:
         """One `learn` of the algorithm, with the optimiser steps that it asks for.
 
         A step whose loss or gradient is no finite number is left out, with all that `learn` would have done after it: the
         parameters, and what the forward pass had put into buffers, are as before it, bit for bit.
 
         Returns:
-            What `learn` returned and yielded, without gradients; whether parameters have changed; and what was wrong with the
-            step that was left out.
+            What `learn` returned and yielded, without gradients; whether parameters have changed; and of a step that was left out
+            what belongs to it, and what was wrong.
 
         Raises:
             ValueError: there is no loss with a gradient, or it depends on none of its parameters.
@@ -137,16 +138,21 @@ class Optimization:
         self.stepped.clear()
         try:
             for out in _parts(algorithm.learn(minibatch)):
-                values |= out
+                if not isinstance(out, (Mapping, Batch)):
+                    raise ValueError(f"{self.owner()}: learn of {type(algorithm).__name__} gives {type(out).__name__}; expected "
+                                     f"a mapping, such as {{{next(iter(self.steppers), 'return')!r}: …}}")
                 self._check_moved()
                 named = [name for name in self.steppers if name in out]
                 if not named:
                     self._check_names(out)
                 losses = {name: out[name] for name in named if self.steppers[name].every == 1 or algorithm.due(name)}
+                told: dict[str, Any] = {}
                 if losses:
-                    values |= self._step(losses)
+                    told = self._step(losses)
                     self.stepped += losses
                     saved = self._saved() if self.several else saved
+                values |= out
+                values |= told
                 taken = taken or bool(named)
             if not taken:
                 self._refuse(out)
@@ -158,9 +164,10 @@ class Optimization:
                 for tensor, value in saved:
                     tensor.copy_(value)
         else:
-            fault = None
+            fault, out = None, {}
         algorithm.updates += taken
-        return {name: _plain(value) for name, value in values.items()}, taken, fault
+        done, lost = (values, out) if taken else ({}, {**values, **out})
+        return _told(done), taken, _told(lost), fault
 
     def _check_names(self, out: Mapping[str, Any]) -> None:
         """Of a mapping without a loss: whether it was meant to have one."""
@@ -202,7 +209,9 @@ class Optimization:
         whose = "its" if several else "the task's"
         for i, (name, stepper) in enumerate(zip(losses, steppers, strict=True)):
             # With several losses each touches its own parameters only; for one that is the same, and dearer.
-            _backward(parts[name], inputs=stepper.parameters if several else None, retain_graph=i + 1 < len(losses))
+            mine = [p for p in stepper.parameters if p.requires_grad] if several else None
+            if mine != []:
+                _backward(parts[name], inputs=mine, retain_graph=i + 1 < len(losses))
         for name, stepper in zip(losses, steppers, strict=True):
             # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
             norm = clip_gradients(stepper.parameters, stepper.max_grad_norm)
@@ -249,6 +258,10 @@ def _parts(out: Any) -> Iterator[Mapping[str, Any]]:
         yield out
 
 
+def _told(out: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in out.items()}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):  # the parts of a loss whose step was left out
         return sum(map(_plain, value))
@@ -267,8 +280,11 @@ def claim(task: Any) -> Optimization:
     algorithm, steppers, owners, seen = task.algorithm, {}, [], set()
     losses = {} if isinstance(algorithm.model, ArrayModel) else algorithm.losses
     if losses is None:
-        losses = {"loss": Loss([*algorithm.parameters()], algorithm.lr, algorithm.max_grad_norm,
+        losses = {"loss": Loss(algorithm.parameters(), algorithm.lr, algorithm.max_grad_norm,
                                optimizer=lambda mine, lr: algorithm.optimizer(mine))}
+    if not isinstance(losses, Mapping) or not all(isinstance(loss, Loss) for loss in losses.values()):
+        raise TypeError(f"{task.owner()}: losses of {type(algorithm).__name__} is {losses!r:.80}; expected a dict from names to "
+                        "Loss(…)")
     for name, loss in losses.items():
         mine, of_loss = [], []
         for parameter in loss.parameters:
@@ -333,7 +349,8 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
 def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -> dict[str, Any]:
     """What a lesson of `n` rows returns: of each number the mean over the steps, as a float, and arrays [n, ...].
 
-    Steps that were left out count where no other says anything, with 0 for what is no number in their arrays.
+    Steps that were left out count where no other says anything, with 0 for what is no number in their arrays, and for rows of
+    which they would have said something later. `left_out` is how many there were.
     """
     result: dict[str, Any] = {}
     for name in dict.fromkeys(name for out, _ in (*taken, *left_out) for name in out):
@@ -342,14 +359,18 @@ def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -
         first = (steps or lost)[0][0]
         if not isinstance(first, float) and np.ndim(first):
             lost = [(np.nan_to_num(to_numpy(value), posinf=0.0, neginf=0.0), places) for value, places in lost]
-            result[name] = _in_order(owner, name, n, lost + steps)
+            silent = [places for out, places in left_out if name not in out]
+            result[name] = _in_order(owner, name, n, lost + steps, silent)
         elif steps or not taken:
             result[name] = _mean([value for value, _ in steps or lost[-1:]])
+    if left_out:
+        result["left_out"] = float(len(left_out))
     return result
 
 
-def _in_order(owner: str, name: str, n: int, parts: list[tuple[Any, Any]]) -> Array:
-    """The values of all rows, in the order of the lesson; of several for one row the last. Each must have one."""
+def _in_order(owner: str, name: str, n: int, parts: list[tuple[Any, Any]], silent: list[Any]) -> Array:
+    """The values of all rows, in the order of the lesson; of several for one row the last. Each must have one, but for those at
+    `silent` places, which have 0."""
     out: Any = None
     said = np.zeros(n, bool)
     for value, places in parts:
@@ -360,6 +381,8 @@ def _in_order(owner: str, name: str, n: int, parts: list[tuple[Any, Any]]) -> Ar
                              "minibatches(batch) keep it, as indexing it does")
         out = np.zeros((n, *array.shape[1:]), array.dtype) if out is None else out
         out[where], said[where] = array, True
+    for places in silent:
+        said[slice(None) if places is None else to_numpy(places)] = True
     if not said.all():
         raise ValueError(f"{owner}: learn returned {name!r} for {said.sum()} of {n} rows; expected one for each, so let "
                          "minibatches(batch) give every row once at least")

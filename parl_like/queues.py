@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.action_map import Structured, action_list
+from parl_like.action_map import Structured, action_list, stored_specs
 from parl_like.computation_task import BatchRule, ComputationTask, Mode
 from parl_like.data._rows import RowBlock
 from parl_like.errors import Dropped, Stopped, TaskFailed
@@ -304,7 +304,11 @@ class PredictionQueue(RequestQueue):
         self.specs = specs
         self.explorer: Explorer | None = None
         self.to_env: Any = None
-        self._act_space = getattr(task.algorithm.model, "act_space", None)
+        model = task.algorithm.model
+        self._act_space = getattr(model, "act_space", None)
+        # As they are stored: a policy may be of float64.
+        stored = [] if self._act_space is None else stored_specs(self._act_space, model.act_specs)
+        self._floats = {spec.name: spec.dtype for spec in stored if spec.dtype.kind == "f"} | {"log_prob": np.dtype(np.float32)}
         self._capacity = rule.max_rows or 64
         self._free: list[RowBlock] = []
         self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
@@ -403,14 +407,18 @@ class PredictionQueue(RequestQueue):
                 out[name] = value.copy() if noise is not None and np.may_share_memory(value, noise) else value
         self.answer(batch.tickets, out, version)
 
-    def answer(self, tickets: list[Ticket], out: Mapping[str, Array], version: int) -> None:
+    def answer(self, tickets: list[Ticket], out: dict[str, Array], version: int) -> None:
         """Gives the members of one batch its outputs."""
         acts = self.actions(out)
         for ticket in tickets:
             ticket.out, ticket.acts, ticket.version = out, acts, version
 
-    def actions(self, out: Mapping[str, Array]) -> list[Any] | None:
-        """The actions in a batch's outputs as the environment takes them; None: there are none."""
+    def actions(self, out: dict[str, Array]) -> list[Any] | None:
+        """The actions in a batch's outputs as the environment takes them; None: there are none. What is more precise there than
+        it may be stored is rounded."""
+        for name, dtype in self._floats.items():
+            if name in out and out[name].dtype.kind == "f" and out[name].dtype.itemsize > dtype.itemsize:
+                out[name] = out[name].astype(dtype)
         if "act" in out:
             return action_list(self._act_space, out["act"] if self.to_env is None else self.to_env(out["act"]))
         return self.to_env.listed(out) if type(self.to_env) is Structured and self.to_env.names[0] in out else None

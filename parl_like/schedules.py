@@ -117,6 +117,8 @@ class OffPolicyHelper(AgentHelper):
     def _feed_back(self, indices: Array, serials: Array, result: Mapping[str, Any]) -> None:
         assert isinstance(self.buffer, PrioritizedReplayBuffer)
         if "priority" not in result:
+            if "left_out" in result:
+                return  # a step that failed before they were known
             raise ValueError(f"{self.where}: a prioritised buffer needs a `priority` for each row; learn of "
                              f"{type(self.task.algorithm).__name__} returned {', '.join(result)}")
         self.buffer.update_weight(indices, result["priority"], serials)

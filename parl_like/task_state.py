@@ -123,6 +123,10 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
+_FUSED = (torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
+"""Whose states have the shapes of their parameters; torch's fused steps write past the end of others."""
+
+
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     """Restores `_optimizer_state`; raises ValueError, and changes nothing, for what is none of these parameters."""
     own, parameters = optimizer.state_dict(), [p for group in optimizer.param_groups for p in group["params"]]
@@ -130,12 +134,13 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     if not isinstance(states, Mapping) or not isinstance(groups, list) or len(groups) != len(own["param_groups"]):
         raise ValueError(f"optimizer: expected a `state` and {len(own['param_groups'])} `groups` of parameters, got "
                          f"{saved!s:.80}")
+    like = isinstance(optimizer, _FUSED)
     for key, state in states.items():
         if not (key.isdecimal() and int(key) < len(parameters) and isinstance(state, Mapping)):
             raise ValueError(f"optimizer, state: expected the states of {len(parameters)} parameters by number, got {key!r}: "
                              f"{state!s:.80}")
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.ndim and value.shape != (shape := parameters[int(key)].shape):
+            if like and isinstance(value, torch.Tensor) and value.ndim and value.shape != (shape := parameters[int(key)].shape):
                 raise ValueError(f"optimizer, state {key}, {name}: expected {tuple(shape)}, got {tuple(value.shape)}")
             _check_numbers(f"optimizer, state {key}, {name}", value)
     for group in groups:

@@ -7,11 +7,14 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, MultiBinary
 
-from parl_like import ComputationTask, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
+from parl_like import ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
+from parl_like.algorithm import Algorithm
 from parl_like.algorithms import A2C, IMPALA, PPO
 from parl_like.drivers.processes import Processes
-from parl_like.explorer import Gaussian
+from parl_like.explorer import Gaussian, Noisy, OrnsteinUhlenbeck, SquashedGaussian
+from parl_like.model import ArrayModel
 from parl_like.models import MLPActorCritic, RecurrentActorCritic
+from parl_like.online import OnlineHelper
 from parl_like.stages import StopAfterSteps
 
 each_shape = pytest.mark.parametrize("shape", [(), (1,), (2, 2)], ids=str)
@@ -94,6 +97,42 @@ def test_worker_processes_act_with_actions_of_any_shape(shape, serve):
 
     # Nearly equal: a replica predicts one row at a time, which torch rounds in another way than two.
     torch.testing.assert_close(weights(Processes(workers=2), serve=serve), weights("cooperative"), rtol=1e-3, atol=1e-5)
+
+
+class Precise(ArrayModel):
+    """What NumPy makes: float64."""
+
+
+class Fixed(Algorithm):
+    def __init__(self, model, explorer):
+        super().__init__(model)
+        self.own, self.size = explorer, int(np.prod(model.act_space.shape))
+
+    def explorer(self):
+        return self.own and self.own(self.model.act_space.shape)
+
+    def predict(self, inputs):
+        mean = np.full((*np.shape(inputs.obs)[:-1], self.size), 0.1)
+        act = mean.reshape((*mean.shape[:-1], *self.model.act_space.shape))
+        return {"mean": mean, "log_std": mean} if self.own else {"act": act}
+
+    def learn(self, batch):
+        assert batch.act.dtype == np.float32
+
+
+@each_shape
+@pytest.mark.parametrize("explorer", [Gaussian, SquashedGaussian, Noisy, OrnsteinUhlenbeck, None])
+@pytest.mark.parametrize("high", [2.0, np.inf])
+@pytest.mark.parametrize("helper", [lambda: OffPolicyHelper(size=50, batch_size=4, learn_every=4), OnlineHelper,
+                                    lambda: OnPolicyHelper(unroll=4, store_policy=True)])
+def test_policies_may_be_more_precise_than_the_space(shape, explorer, high, helper):
+    if explorer in (Noisy, OrnsteinUhlenbeck, None) and isinstance(helper(), OnPolicyHelper):
+        pytest.skip("no log-probability")
+    algorithm = Fixed(Precise(OBS, Box(-high, high, shape, np.float32)), explorer)
+    with Robot(lambda: Aim(shape, high), tasks={"RL": ComputationTask(algorithm, helper)}, seed=0) as robot:
+        robot.run(StopAfterSteps(20))
+        assert all(robot.agents[0].env.action_space.contains(act) for act in robot.agents[0].env.unwrapped.acts)
+        assert robot.tasks["RL"].learns > 0
 
 
 def test_an_action_learns_to_be_what_is_paid():

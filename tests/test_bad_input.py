@@ -9,6 +9,7 @@ from agent_fakes import ACT, POSITION, Corridor, Log, Plain, Recorder, dqn, ppo,
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN
 from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.explorer import Beta, Noisy
 from parl_like.models import MLPQ
 from parl_like.spec import SpecError
 from parl_like.stages import StopAfterEpisodes, StopAfterSteps
@@ -253,6 +254,25 @@ def test_a_model_whose_output_does_not_fit_the_explorer():
 
     with pytest.raises(ValueError, match=r"task 'RL': EpsilonGreedy reads 'q' of the prediction, which has v; return it"):
         robot_of(Values(), off())
+
+
+@pytest.mark.parametrize(("explorer", "out", "message"), [
+    (Noisy(3), {"mean": 2}, r"field 'act': expected \('N', 2\), as of the action space, got \('N', 3\); look at Noisy"),
+    (Noisy(2), {"mean": 3}, r"field 'mean': expected \('N', 2\), as of the action space, got \('N', 3\); .* last layer of"),
+    (Beta((1, 2)), {"alpha": 2, "beta": 1}, r"field 'beta': expected \('N', 2\), as of the action space, got \('N', 1\)"),
+    (Noisy, {"mean": 2}, "explorer of Values is <class .*Noisy'>; expected an Explorer, such as EpsilonGreedy"),
+])  # fmt: skip
+def test_an_explorer_or_a_model_with_other_actions_than_the_space(explorer, out, message):
+    class Values(Recorder):
+        def predict(self, inputs):
+            return {name: torch.ones(len(inputs.obs), n) for name, n in out.items()}
+
+        def explorer(self):
+            return explorer
+
+    model = Plain(act=gym.spaces.Box(-1, 1, (2,), np.float32))
+    with pytest.raises((SpecError, TypeError), match=message):
+        robot_of(Values(model), off())
 
 
 def test_a_model_that_gives_another_number_of_rows():

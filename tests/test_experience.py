@@ -247,6 +247,20 @@ def test_priorities_are_those_of_the_rows_that_were_learned_from():
         assert learned.mean() > 0.5
 
 
+def test_rows_keep_their_priorities_where_a_step_was_left_out_before_they_were_said():
+    class Late(Recorder):
+        turn = 0
+
+        def learn(self, batch):
+            self.turn += 1
+            yield {"loss": self.model.w.sum() * (torch.nan if self.turn % 2 else 1.0)}
+            return {"priority": torch.full((len(batch.rew),), 3.0)}
+
+    with robot_of(Late(), off(learn_every=1, buffer=PrioritizedReplayBuffer)) as robot:
+        robot.run(StopAfterSteps(8))
+        assert (robot.tasks["RL"].skipped, robot.tasks["RL"].algorithm.updates) == (3, 2)
+
+
 def test_an_algorithm_without_priorities_is_told_so():
     with robot_of(Recorder(), off(buffer=PrioritizedReplayBuffer)) as robot:
         with pytest.raises(Exception, match="a prioritised buffer needs a `priority` for each row; learn of Recorder returned "

@@ -111,13 +111,49 @@ def test_a_misspelt_loss_is_refused():
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"max_grad_norm": -1.0}, "max_grad_norm is -1.0; expected a number above 0"), ({"max_grad_norm": 0}, "above 0"),
-    ({"every": 0}, "every is 0"), ({"every": 1.5}, "every is 1.5; expected a whole number"), ({"lr": "a"}, "lr is 'a'")])
+    ({"every": 0}, "every is 0"), ({"every": 1.5}, "every is 1.5; expected a whole number"), ({"lr": "a"}, "lr is 'a'"),
+    ({"optimizer": "sgd", "every": 1}, r"optimizer is str; expected .* such as torch.optim.AdamW")])
 def test_settings_of_a_loss_are_checked(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Loss(Scale(1.0), **options)
     if "every" not in options:
         with pytest.raises((TypeError, ValueError), match=message):
             Algorithm(Actor(None), **options)
+
+
+@pytest.mark.parametrize("moves", [lambda net: net.parameters(), lambda net: [net.parameters()], lambda net: [net, net.v]])
+def test_what_a_loss_moves_may_be_given_as_torch_gives_it_and_counts_once(moves):
+    algorithm = Pair()
+    algorithm.losses["critic"] = Loss(moves(algorithm.critic), 0.5, optimizer=sgd)
+    task = ComputationTask(algorithm)
+    task.learn(ROWS)
+    assert numbers(task) == (1.5, -0.5)
+
+
+@pytest.mark.parametrize(("moves", "kind"), [("critic", "str"), ({"critic": Scale(1.0)}, "dict"), (torch.zeros(1), "Tensor"),
+                                             ([Scale(1.0), 3], "int")])
+def test_what_cannot_be_moved_is_refused(moves, kind):
+    with pytest.raises(TypeError, match=f"Loss: moves has {kind}; expected networks and parameters"):
+        Loss(moves)
+
+
+@pytest.mark.parametrize("losses", [lambda critic: [Loss(critic)], lambda critic: {"critic": critic}])
+def test_losses_are_named_ones(losses):
+    algorithm = Pair()
+    algorithm.losses = losses(algorithm.critic)
+    with pytest.raises(TypeError, match=r"task 'task': losses of Pair .*; expected a dict from names to Loss\(…\)"):
+        ComputationTask(algorithm)
+
+
+def test_frozen_parameters_stay_and_the_others_of_their_loss_learn():
+    algorithm = Pair()
+    algorithm.critic.base = torch.nn.Linear(1, 1).requires_grad_(False)
+    task, before = ComputationTask(algorithm), algorithm.critic.base.weight.clone()
+    task.learn(ROWS)
+    assert numbers(task) == (1.5, -0.5) and torch.equal(algorithm.critic.base.weight, before)
+    algorithm.critic.requires_grad_(False)
+    with pytest.raises(ValueError, match="'critic' without a gradient"):
+        task.learn(ROWS)
 
 
 def test_after_a_lesson_whose_step_was_left_out_nothing_is_processed():
@@ -218,6 +254,38 @@ def test_a_loss_that_is_no_number_leaves_out_its_step_and_what_follows(caplog):
         task.learn(ROWS)
 
 
+def test_what_a_step_that_was_left_out_says_does_not_count_beside_one_that_was_taken():
+    class Late(Pair):
+        def learn(self, batch):
+            yield {"critic": self.critic.v.sum()}
+            factor = torch.nan if self.bad else 1.0
+            yield {"actor": (self.model.w * factor).sum(), "priority": batch.obs[:, 0] * factor, "slope": self.bad}
+
+    task = ComputationTask(Late())
+    task.algorithm.bad = True
+    out = task.learn(ROWS)
+    assert out["critic"] == 2.0 and out["priority"].tolist() == [0.0, 0.0]  # or a prioritised buffer would end the run
+    assert "actor" not in out and "slope" not in out and out["left_out"] == 1.0
+
+
+def test_rows_of_which_a_step_that_was_left_out_says_nothing_count_nothing():
+    class Last(Pair):
+        def minibatches(self, batch):
+            self.bad = False
+            yield batch[:1]
+            self.bad = True
+            yield batch[1:]
+
+        def learn(self, batch):
+            yield {"critic": self.critic.v.sum()}
+            yield {"actor": (self.model.w * (torch.nan if self.bad else 1.0)).sum()}
+            return {"priority": batch.obs[:, 0]}
+
+    out = ComputationTask(Last()).learn(ROWS)
+    assert out["priority"].tolist() == [1.0, 0.0] and out["left_out"] == 1.0
+
+
+
 def test_buffers_are_as_they_were_before_the_step_that_was_left_out():
     class Counting(Pair):
         def __init__(self):
@@ -256,6 +324,21 @@ def test_all_optimisers_are_in_a_checkpoint():
     del state["optimizers"]["actor"]
     with pytest.raises(ValueError, match="loss 'actor', optimizer: expected a `state` and 1 `groups`"):
         other.load_state_dict(state)
+
+
+def test_an_optimiser_whose_state_has_shapes_of_its_own_goes_on_from_a_checkpoint():
+    """Adafactor keeps means over the rows and columns of a matrix."""
+    def built():
+        algorithm = Pair(make=torch.optim.Adafactor)
+        algorithm.critic.v = torch.nn.Parameter(torch.ones(3, 2))
+        return ComputationTask(algorithm)
+
+    task, other = built(), built()
+    task.learn(ROWS)
+    other.load_state_dict(task.state_dict())
+    task.learn(ROWS)
+    other.learn(ROWS)
+    assert torch.equal(task.algorithm.critic.v, other.algorithm.critic.v) and not (task.algorithm.critic.v == 1.0).any()
 
 
 def test_a_trunk_of_two_tasks_has_one_optimiser_and_both_move_it():
@@ -298,6 +381,8 @@ def test_what_no_loss_names_is_told():
     (lambda self, batch: {"q": torch.zeros(())}, r"learn returned keys \['q'\]; expected 'critic' or 'actor', a scalar tensor"),
     (lambda self, batch: {"actor": torch.zeros(())}, "learn returned 'actor' without a gradient"),
     (lambda self, batch: {"actor": self.critic.v.sum()}, "the actor of Pair reaches none of its parameters"),
+    (lambda self, batch: self.critic.v.sum(), "learn of Pair gives Tensor; expected a mapping, such as {'critic': …}"),
+    (lambda self, batch: iter([("critic", self.critic.v.sum())]), "learn of Pair gives list_iterator; expected a mapping"),
 ])  # fmt: skip
 def test_what_learn_gives_is_checked(learn, message, monkeypatch):
     monkeypatch.setattr(Pair, "learn", learn)
@@ -365,6 +450,15 @@ def test_an_algorithm_may_change_some_parameters_itself_beside_its_losses(recwar
     task.learn(ROWS)
     assert numbers(task) == (1.5, -0.5) and trunk.v.item() == 2.5 and task.algorithm.model.w.grad is None
     assert (task.version, other.version, task.algorithm.updates) == (1, 1, 1)
+
+
+def test_what_learn_moves_may_be_given_as_torch_gives_it():
+    algorithm = Half()
+    algorithm.moves = algorithm.model.parameters()
+    task = ComputationTask(algorithm)
+    for _ in range(2):
+        task.learn(ROWS)
+    assert numbers(task) == (1.0 + 0.75, -0.5 - 1.75) and numbers(ComputationTask(algorithm.clone())) == numbers(task)
 
 
 @pytest.mark.parametrize(("bad", "expected", "version"), [("critic", (2.0, 1.0), 0), ("actor", (1.5, 1.0), 1)])

@@ -49,6 +49,11 @@ def test_numbers_are_even_between_the_bounds():
     whole = Box(0, 2, (1,), np.int8)  # rounded numbers would give 1 twice as often as 0 and 2
     log_prob, made = drawn(whole)
     assert even(action_map(whole)(made["act"])[:, 0].astype(int), [1 / 3] * 3) and np.allclose(log_prob, -np.log(3))
+    # A policy's density is that of its own numbers, here 2 / 255 apart; or the ratio of the two would be wrong by that.
+    log_prob, made = drawn(Box(0, 255, (2,), np.uint8))
+    assert np.allclose(log_prob, -2 * np.log(256 * 2 / 255))
+    log_prob, made = drawn(Box(3, 3, (1,), np.uint8))
+    assert not log_prob.any()
 
 
 def test_where_a_bound_is_missing_the_distributions_are_those_of_gymnasium():

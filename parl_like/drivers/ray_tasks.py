@@ -196,9 +196,8 @@ class RayTask(ComputationTask):
     def predict(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> dict[str, Array]:
         return self.act(inputs, mode)[0]  # type: ignore[no-any-return]
 
-    def networks_state(self, acting: bool = False) -> dict[str, dict[str, Any]]:
-        states, names = self.state_dict()["networks"], self.algorithm.acts_with if acting else ()
-        return {name: state for name, state in states.items() if not names or name in names}
+    def networks_state(self, acting: bool = False, copied: bool = True) -> dict[str, dict[str, Any]]:
+        return self._call("networks_state", acting, copied=True)  # type: ignore[no-any-return]
 
     def follow(self, env_steps: int) -> None:
         """Travels with the next call."""

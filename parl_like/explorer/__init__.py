@@ -18,7 +18,17 @@ from parl_like.explorer.base import (
     n_logits,
     part_of,
 )
-from parl_like.explorer.box import GSDE, Beta, Gaussian, Noisy, OrnsteinUhlenbeck, SquashedGaussian, log_beta
+from parl_like.explorer.box import (
+    GSDE,
+    Beta,
+    Gaussian,
+    Noisy,
+    OrnsteinUhlenbeck,
+    SquashedGaussian,
+    log_beta,
+    log_slope,
+    log_squashed,
+)
 from parl_like.explorer.candidates import Candidates
 from parl_like.explorer.discrete import (
     UCB,
@@ -40,6 +50,6 @@ from parl_like.explorer.uniform import random_actions
 __all__ = [
     "GREEDY", "GSDE", "KINDS", "NOISE_BLOCK", "UCB", "Beta", "BootstrappedHeads", "Candidates", "Categorical", "EpsilonGreedy",
     "Explorer", "Gaussian", "GumbelSoftmax", "MultiCategorical", "MultiEpsilonGreedy", "Noise", "Noisy", "OrnsteinUhlenbeck",
-    "Softmax", "SquashedGaussian", "StructuredExplorer", "Weighted", "all_best", "best_actions", "legal", "log_beta",
-    "n_logits", "one_of", "part_of", "random_actions", "sample_categorical",
+    "Softmax", "SquashedGaussian", "StructuredExplorer", "Weighted", "all_best", "best_actions", "legal", "log_beta", "log_slope",
+    "log_squashed", "n_logits", "one_of", "part_of", "random_actions", "sample_categorical",
 ]  # fmt: skip

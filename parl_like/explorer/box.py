@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from parl_like.explorer.base import Explorer, read
 from parl_like.optim import Schedule, value_of
@@ -54,7 +55,7 @@ class SquashedGaussian(Gaussian):
         correlation: ρ between the ε of two acts in a row of an episode, ε_t = ρ ε_{t−1} + √(1 − ρ²) ξ_t, ξ standard normal. Each
             action alone is distributed as without it; together they go further, which helps where much has to be done before
             anything is rewarded (Eberhard et al. 2023). About 1 / (1 − ρ) acts go the same way.
-        The others: As for `Gaussian`; `log_prob` is that of each action alone.
+        The others: As for `Gaussian`; `log_prob` is that of each action alone, as it is found when it is learned from.
     """
 
     def __init__(self, shape: int | Sequence[int], log_prob: bool = False, correlation: float = 0.0) -> None:
@@ -76,13 +77,25 @@ class SquashedGaussian(Gaussian):
         return self.memory
 
     def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
-        result = super().act(out, noise)
-        u = result["act"]
-        result["act"] = np.tanh(u)
-        if self.log_prob:
-            slope = 2.0 * (np.log(2.0) - u - np.logaddexp(0.0, -2.0 * u))  # of tanh, its logarithm
-            result["log_prob"] = (result["log_prob"] - slope.reshape(len(u), -1).sum(axis=1)).astype(np.float32)
-        return result
+        act = np.tanh(super().act(out, noise)["act"])
+        if not self.log_prob:
+            return {"act": act}
+        mean, log_std = out["mean"], out["log_std"]
+        log_prob = log_squashed(*map(torch.tensor, (mean, log_std, act.reshape(mean.shape))))
+        return {"act": act, "log_prob": log_prob.float().numpy()}
+
+
+def log_slope(u: torch.Tensor) -> torch.Tensor:
+    """log of the derivative of tanh at u."""
+    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+def log_squashed(mean: torch.Tensor, log_std: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
+    """Log density [N] of actions [N, dim] = tanh u in [−1, 1], u normal; the bounds count as the nearest numbers within."""
+    u = torch.atanh(act.clamp(-1.0 + 1e-6, 1.0 - 1e-6))
+    z = (u - mean) * torch.exp(-log_std)
+    log_normal = -0.5 * z.square().sum(-1) - log_std.expand_as(z).sum(-1) - 0.5 * math.log(2.0 * math.pi) * z.shape[-1]
+    return log_normal - log_slope(u).sum(-1)
 
 
 class Noisy(Explorer):

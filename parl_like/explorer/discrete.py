@@ -51,7 +51,9 @@ class EpsilonGreedy(Explorer):
     noise = Spec("noise", (), np.dtype(np.float64))
 
     def __init__(self, epsilon: float | Schedule | Sequence[float] = 0.1, random_ties: bool = False) -> None:
-        several = isinstance(epsilon, Sequence)
+        several = isinstance(epsilon, (Sequence, np.ndarray))
+        if several and not len(epsilon):  # type: ignore[arg-type]
+            raise ValueError("EpsilonGreedy: epsilon is empty; expected a number in [0, 1], or at least one to draw from")
         for start in epsilon if several else [value_of(epsilon, 1)]:  # type: ignore[union-attr,arg-type]
             if not 0.0 <= start <= 1.0:
                 raise ValueError(f"EpsilonGreedy: epsilon is {start}; expected a number in [0, 1]")

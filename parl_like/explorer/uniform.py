@@ -52,7 +52,9 @@ def _numbers(space: Any, rng: np.random.Generator, n: int) -> tuple[Array, Array
         else:
             whole = rng.integers(space.low.astype(np.int64), space.high.astype(np.int64), shape, endpoint=True)
             act = np.asarray(action_map(space).inverse(whole))  # type: ignore[union-attr]
-            log_p = np.broadcast_to(-np.log(space.high.astype(np.float64) - space.low + 1.0), shape)
+            width = space.high.astype(np.float64) - space.low
+            # A density like that of a policy, whose numbers are 2 / width apart.
+            log_p = np.broadcast_to(np.log(np.where(width > 0.0, width / 2.0, 1.0) / (width + 1.0)), shape)
     else:
         beyond, normal, even = rng.exponential(size=shape), rng.standard_normal(shape), rng.random(shape)
         with np.errstate(invalid="ignore"):

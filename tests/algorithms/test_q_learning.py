@@ -17,6 +17,7 @@ from parl_like.drivers.processes import Processes
 from parl_like.envs.tabular import RandomWalk
 from parl_like.errors import Diverged
 from parl_like.explorer import UCB, Categorical, EpsilonGreedy, Noisy
+from parl_like.model import ArrayModel
 from parl_like.models import MLPQ, QTable
 from parl_like.online import TURN, OnlineHelper
 from parl_like.spec import SpecError
@@ -270,6 +271,19 @@ def test_where_it_cannot_learn_online_is_said(options, said):
         Robot(walk, tasks={"RL": ComputationTask(func, OnlineHelper)}, driver=options.get("driver", "cooperative"))
 
 
+def test_actions_of_several_arrays_are_refused_online():
+    class Two(ArrayModel):
+        def __init__(self):
+            super().__init__(WALK.observation_space, gym.spaces.Dict(a=WALK.action_space, b=WALK.action_space))
+
+    class Silent(Algorithm):
+        def predict(self, inputs):
+            return {}
+
+    with pytest.raises(ValueError, match=r"there is an action of Dict.*; take one array as the action, or learn with Off"):
+        Robot(walk, tasks={"RL": ComputationTask(Silent(Two()), OnlineHelper)})
+
+
 @pytest.mark.parametrize("helper", [OnlineHelper, partial(OffPolicyHelper, size=50, batch_size=8)])
 @pytest.mark.parametrize(("explorer", "name"), [(UCB(), "counts"), (Categorical(), "logits"), (Noisy(1), "mean")])
 def test_an_explorer_that_reads_what_nothing_predicts_is_refused_before_anybody_acts(helper, explorer, name):
@@ -331,6 +345,36 @@ def test_a_lesson_that_leaves_no_numbers_is_taken_back():
     before = task.algorithm.model.table.copy()
     task.learn(rows((5, 1, np.nan, 6, True), (4, 1, 1, 5, False)))
     assert task.algorithm.model.table.tobytes() == before.tobytes() and (task.version, task.skipped) == (1, 1)
+
+
+@pytest.mark.parametrize(("told", "message"), [
+    (lambda: None, ""), (lambda: {}, ""),
+    (lambda: 1.0, r"task 'RL': learn of Says gives float for a row; expected a mapping of numbers, or None"),
+    (lambda: iter(()), "learn of Says gives .*iterator for a row; expected a mapping of numbers"),
+    (lambda: {"td": np.zeros(2)}, "learn of Says gives {'td': array.* for a row; expected a mapping of numbers"),
+])  # fmt: skip
+def test_what_learn_says_of_a_row_is_numbers_or_nothing(told, message):
+    class Says(InPython):
+        def learn(self, batch):
+            super().learn(batch)
+            return told()
+
+    func = create_algorithm_func(QTable, SPACES, Says, {})
+    with Robot(walk, tasks={"RL": ComputationTask(func, OnlineHelper)}, seed=0) as robot:
+        if message:
+            with pytest.raises(Exception, match=message):
+                robot.run(StopAfterSteps(5))
+        else:
+            robot.run(StopAfterSteps(5))
+            assert robot.tasks["RL"].algorithm.updates == 5
+
+
+def test_an_array_is_changed_in_place_and_not_exchanged():
+    model = QTable(**SPACES)
+    model.table += 2.0
+    assert (model.state_dict()["table"] == 2.0).all()
+    with pytest.raises(TypeError, match=r"cannot assign QTable.table, an array .*; change it in place: table\[\.\.\.\] = "):
+        model.table = model.table + 1.0
 
 
 def test_copies_have_arrays_of_their_own_which_checkpoints_and_followers_reach():

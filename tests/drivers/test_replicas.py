@@ -264,6 +264,42 @@ def test_an_algorithm_that_cannot_be_copied_is_served_between_its_steps(caplog):
     assert task.learns == 1 and "cannot be copied" in caplog.text
 
 
+class Tempered(Elementwise):
+    """With a parameter of its own beside those of its model, to which every step adds 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.heat = torch.nn.Parameter(torch.zeros(()))
+
+    def parameters(self):
+        return iter([*self.model.parameters(), self.heat])
+
+    def predict(self, inputs):
+        return {**super().predict(inputs), "heat": self.heat.expand(len(inputs.obs))}
+
+    def learn(self, batch):
+        return {"loss": super().learn(batch)["loss"] - self.heat}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("serve", "names"), [("central", ()), ("replica", ()), ("replica", ("model", "heat"))])
+def test_parameters_of_the_algorithm_itself_follow_too(serve, names, mode, monkeypatch):
+    monkeypatch.setattr(Tempered, "acts_with", names)
+
+    def program(agent):
+        helper, heat = agent.helpers["RL"], -1.0
+        while heat < 5:
+            ticket = helper.comm.predict((np.zeros(3, np.float32), 0.5))
+            heat = ticket.out["heat"][ticket.start]
+            assert heat == ticket.out["rest"][ticket.start][0] == ticket.version
+            helper.comm.get(helper.comm.put_training({"obs": np.zeros((1, 3), np.float32), "rew": np.zeros(1)}))
+
+    task = ComputationTask(Tempered, serve=serve)
+    with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=1, driver=TWO, mode=mode) as robot:
+        robot._driver.step_limit = 20.0
+        robot.run()
+
+
 def test_acting_copies_share_nothing_with_what_learns():
     learner = Elementwise()
     copies = ActingCopies(learner.clone(), 0)
