@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from parl_like.action_map import stored_specs
-from parl_like.algorithm import Algorithm, Schedule, Window, value_of
+from parl_like.algorithm import Algorithm, Schedule, Window, check_shares, value_of
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape, refuse
 from parl_like.data.returns import gae, next_values
@@ -63,9 +63,7 @@ class ActorCritic(Algorithm):
         max_grad_norm: float | None = 0.5,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
-        for name, value in (("gamma", gamma), ("lam", lam)):
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected a number in [0, 1]")
+        check_shares(self, gamma=gamma, lam=lam)
         self.gamma, self.lam, self.entropy, self.value_weight = gamma, lam, entropy, value_weight
         self.normalize, self.reward_scale = normalize, reward_scale
         self.recurrent = bool(self.model.state_specs())

@@ -110,6 +110,13 @@ def check_rates(owner: str, lr: Any, max_grad_norm: Any) -> None:
         raise ValueError(f"{owner}: max_grad_norm is {max_grad_norm}; expected a number above 0, or None")
 
 
+def check_shares(algorithm: Algorithm, **values: float) -> None:
+    """Raises ValueError, where one of these is no number in [0, 1]."""
+    for name, value in values.items():
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{type(algorithm).__name__}: {name} is {value}; expected a number in [0, 1]")
+
+
 def _listed(moves: Any) -> Any:
     """Networks and parameters in lists, for what `parameters()` gives can be read but once."""
     if isinstance(moves, (torch.nn.Parameter, torch.nn.Module)):
@@ -237,7 +244,10 @@ class Algorithm:
 
     def due(self, loss: str) -> bool:
         """Whether this update is one of those in which that loss is stepped: every `every`-th."""
-        return (self.updates + 1) % self.losses[loss].every == 0  # type: ignore[index]
+        losses = self.losses or {}
+        if loss not in losses:
+            raise ValueError(f"{type(self).__name__}: due({loss!r}): {unknown('loss', loss, losses)}")
+        return (self.updates + 1) % losses[loss].every == 0
 
     def post_process(self, batch: Batch) -> None:
         """After the optimiser steps of one training request: target networks and the like. `updates` has been counted."""

@@ -347,6 +347,9 @@ class ComputationTask:
                 raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
         if taken or not left_out:
             self._in_update_mode(algorithm.post_process, batch)
+            if not taken and type(algorithm).post_process is not Algorithm.post_process:
+                with self.lock:
+                    self._new_version()  # no step has: what it may have changed shall act elsewhere, too
         if taken or left_out:  # an algorithm may find that it cannot learn from these rows yet
             self.learns += 1
             self.rows_learned += n

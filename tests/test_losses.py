@@ -172,6 +172,25 @@ def test_after_a_lesson_whose_step_was_left_out_nothing_is_processed():
     assert (numbers(task), task.version) == ((1.5, 0.5), 1)
 
 
+def test_what_post_process_changes_after_a_lesson_without_steps_is_a_new_version():
+    class OnlyAfter(Pair):
+        def minibatches(self, batch):
+            return ()
+
+        def post_process(self, batch):
+            with torch.no_grad():
+                self.model.w += 1.0
+
+    task = ComputationTask(OnlyAfter())
+    task.learn(ROWS)
+    assert (numbers(task), task.version) == ((2.0, 2.0), 1)
+
+
+def test_due_knows_the_losses_by_name():
+    with pytest.raises(ValueError, match=r"Pair: due\('acter'\): no loss 'acter'; did you mean 'actor'\?"):
+        Pair().due("acter")
+
+
 def test_each_loss_has_its_own_rate_schedule_and_clip():
     task = ComputationTask(Pair(critic_lr=Linear(0.5, 0.0, 2), clip=0.25))
     for v, w in ((1.5, 0.75), (1.25, 0.5), (1.25, 0.25)):  # the actor's slope is cut to 0.25

@@ -112,7 +112,7 @@ def test_the_mask_goes_to_the_explorer():
     assert algorithm.predict(inputs)["mask"].tolist() == [[True, False, True]] * 5
 
 
-@pytest.mark.parametrize("options", [{"gamma": 1.5}, {"n_step": 0}, {"target_period": -1}])
+@pytest.mark.parametrize("options", [{"gamma": 1.5}, {"n_step": 0}, {"target_period": -1}, {"tau": 1.5}])
 def test_bad_options_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         DQN(Table(), **options)

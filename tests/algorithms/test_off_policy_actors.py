@@ -242,6 +242,13 @@ class Aim(gym.Env):
         return {"aim": self.aim, "kind": 0}, rew, False, self.steps == 20, {}
 
 
+@pytest.mark.parametrize("tau", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize(("algorithm", "policy"), [(TD3, "deterministic"), (SAC, "squashed")])
+def test_the_share_of_a_soft_target_is_checked_when_it_is_built(algorithm, policy, tau):
+    with pytest.raises(ValueError, match=rf"{algorithm.__name__}: tau is {tau}; expected a number in \[0, 1\]"):
+        algorithm(MLPActorQ(OBS, ACT, (8,), policy=policy), tau=tau)
+
+
 @pytest.mark.parametrize(("algorithm", "policy"), [(TD3, "deterministic"), (SAC, "squashed")])
 def test_they_learn_actions_of_any_shape_and_bounds(algorithm, policy):
     func = create_algorithm_func(MLPActorQ, dict(obs=Aim.observation_space, act=Aim.action_space, hidden=(32, 32), policy=policy),
