@@ -26,7 +26,7 @@ VALUES = {"model": "MLPQ"}
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     # name → (experiment, what all variants have, variant → what it has besides)
-    "rainbow": ("dqn-cartpole", {"algorithm": "Rainbow", "total_steps": 20_000, "gamma": 0.99}, {  # for `v_max`
+    "rainbow": ("dqn-cartpole", {"algorithm": "Rainbow", "total_steps": 20_000}, {
         "whole": DISTRIBUTION,
         "one step instead of three": {**DISTRIBUTION, "n_step": 1},
         "no double estimate": {**DISTRIBUTION, "double": False},
