@@ -39,24 +39,25 @@ class DQN(Algorithm):
         double: Choose a* with the network, value it with the target.
         epsilon: Default exploration, a number or a schedule over a helper's acting steps.
         lr: Adam's learning rate, or a schedule over optimiser steps.
+        adam_eps: Adam's ε. Published are 1.5e-4 (Rainbow) and 3e-4 (C51, QR-DQN), for images. Where observations that matter
+            are small, such as speeds of 0.01, so are gradients, and need 1e-8.
     """
 
     transient = ("_before",)
-    adam_eps = 1e-5  # published are 1.5e-4 (Rainbow) and 3e-4 (C51, QR-DQN), for rewards of another scale
     one_reward = True
     calls = {"q": "q(obs) -> [N, A], the value of every action,"}
     fitting_models = "MLPQ and ConvQ"
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
-        tau: float | None = None,
-        double: bool = True, epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
+        tau: float | None = None, double: bool = True, epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3,
+        max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
         check_shares(self, tau=0.0 if tau is None else tau)
         if target_period < 0:
             raise ValueError(f"DQN: target_period is {target_period}; expected at least 0")
-        self.gamma, self.double, self.epsilon = gamma, double, epsilon
+        self.gamma, self.double, self.epsilon, self.adam_eps = gamma, double, epsilon, adam_eps
         self.target_period, self.tau = target_period, tau
         self._before = 0  # optimiser steps when the lesson began
         self.window = Window(n_step=n_step, in_order=False)

@@ -120,6 +120,11 @@ CASES = {
                               "gamma": 0.99, "target_update_interval": 250, "train_freq": 4, "gradient_steps": -1,
                               "exploration_fraction": 0.12, "exploration_final_eps": 0.1,
                               "policy_kwargs": {"net_arch": [256, 256]}})),
+    "dqn mountain car": Case(env="MountainCar-v0", steps=120_000, mark=-120, ours="dqn-mountaincar", peer=Sb3(
+        name="DQN", settings={"learning_rate": 4e-3, "batch_size": 128, "buffer_size": 10_000, "learning_starts": 1000,
+                              "gamma": 0.98, "target_update_interval": 600, "train_freq": 16, "gradient_steps": 8,
+                              "exploration_fraction": 0.2, "exploration_final_eps": 0.07,
+                              "policy_kwargs": {"net_arch": [256, 256]}})),
     "trpo pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours="trpo-pendulum", peer=Sb3(
         name="TRPO", library="sb3-contrib", n_envs=2,
         settings={"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "n_critic_updates": 15, "use_sde": True,

@@ -26,7 +26,7 @@ VALUES = {"model": "MLPQ"}
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     # name → (experiment, what all variants have, variant → what it has besides)
-    "rainbow": ("dqn-cartpole", {"algorithm": "Rainbow", "total_steps": 20_000}, {
+    "rainbow": ("dqn-cartpole", {"algorithm": "Rainbow", "total_steps": 20_000, "n_step": 3}, {
         "whole": DISTRIBUTION,
         "one step instead of three": {**DISTRIBUTION, "n_step": 1},
         "no double estimate": {**DISTRIBUTION, "double": False},
