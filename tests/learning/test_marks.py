@@ -59,8 +59,12 @@ def test_a_memory_does_something():
 
 
 def test_deep_exploration_does_something():
-    assert sorted(scores("bootstrapped-deepsea"))[1] >= 0.98  # four of five seeds
-    assert max(scores("dqn-cartpole", env="DeepSea-v0", total_steps=10_000, n_agents=2, learn_every=1)) <= 0.0
+    """Random actions find the corner in one of 1,024 episodes, so that some seeds of DQN find it in 1,000 and learn the way."""
+    def found(name, **overrides):
+        return sum(score >= 0.98 for score in scores(name, **overrides))
+
+    assert found("bootstrapped-deepsea") >= 4
+    assert found("dqn-cartpole", env="DeepSea-v0", total_steps=10_000, n_agents=2, learn_every=1) < 4
 
 
 def test_hindsight_does_something():
