@@ -34,7 +34,8 @@ class DQN(Algorithm):
         model: Offers `q(obs) -> [N, A]`.
         gamma: Discount γ per step.
         n_step: n.
-        target_period: Optimiser steps between two copies to the target; 0: no target copy, the network bootstraps from itself.
+        target_period: Optimiser steps (not, as elsewhere, steps of the environment) between two copies to the target; 0: no
+            target copy, the network bootstraps from itself.
         tau: With it, after every optimiser step target ← (1 − tau) · target + tau · network, instead of the periodic copy.
         double: Choose a* with the network, value it with the target.
         epsilon: Default exploration, a number or a schedule over a helper's acting steps.
