@@ -41,7 +41,7 @@ class DQN(Algorithm):
         epsilon: Default exploration, a number or a schedule over a helper's acting steps.
         lr: Adam's learning rate, or a schedule over optimiser steps.
         adam_eps: Adam's ε. Published are 1.5e-4 (Rainbow) and 3e-4 (C51, QR-DQN), for images. Where observations that matter
-            are small, such as speeds of 0.01, so are gradients, and need 1e-8.
+            are small, such as speeds of 0.01, so are gradients: then 1e-8.
     """
 
     transient = ("_before",)
