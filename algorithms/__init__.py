@@ -3,7 +3,7 @@
 if __name__ != "parl_like.algorithms":
     raise ImportError(f"this folder is the package parl_like.algorithms; it was imported as {__name__!r}")
 
-from parl_like.algorithms.actor_critic import A2C, PPO, ActorCritic
+from parl_like.algorithms.actor_critic import A2C, ActorCritic
 from parl_like.algorithms.appo import APPO
 from parl_like.algorithms.bc import BC
 from parl_like.algorithms.bootstrapped import BootstrappedDQN
@@ -15,11 +15,12 @@ from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
-from parl_like.algorithms.mpo import MPO, VMPO
+from parl_like.algorithms.mpo import MPO
 from parl_like.algorithms.munchausen import MDQN
 from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.oac import OAC
 from parl_like.algorithms.ppg import PPG
+from parl_like.algorithms.ppo import PPO
 from parl_like.algorithms.quantiles import FQF, IQN, QRDQN
 from parl_like.algorithms.r2d2 import R2D2
 from parl_like.algorithms.redq import REDQ, DroQ
@@ -28,6 +29,7 @@ from parl_like.algorithms.rem import REM
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.tabular import SARSA, QLearning
 from parl_like.algorithms.tqc import QRSAC, TQC
+from parl_like.algorithms.vmpo import VMPO
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from parl_like.algorithm import Schedule
-from parl_like.algorithms.actor_critic import PPO
+from parl_like.algorithms.ppo import PPO
 from parl_like.batch import Batch
 from parl_like.data.returns import next_values, vtrace
 from parl_like.model import Model

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Schedule, value_of
-from parl_like.algorithms.actor_critic import ActorCritic, discounts, normalized, sequences
+from parl_like.algorithms.actor_critic import ActorCritic
+from parl_like.algorithms.unrolls import discounts, normalized, sequences
 from parl_like.batch import Batch
 from parl_like.data.returns import next_values, vtrace
 from parl_like.model import Model, sync

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Loss, Schedule, value_of
-from parl_like.algorithms.actor_critic import ActorCritic, dealt
+from parl_like.algorithms.actor_critic import ActorCritic
+from parl_like.algorithms.unrolls import dealt
 from parl_like.batch import Batch
 from parl_like.model import Model
 from parl_like.spec import Array, Spec, nest

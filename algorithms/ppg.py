@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from parl_like.algorithm import Schedule
-from parl_like.algorithms.actor_critic import PPO
+from parl_like.algorithms.ppo import PPO
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape
 from parl_like.leaf import to_numpy

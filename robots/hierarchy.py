@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from parl_like.agent import Agent
 from parl_like.algorithm import create_algorithm_func
-from parl_like.algorithms.actor_critic import PPO
+from parl_like.algorithms.ppo import PPO
 from parl_like.computation_task import ComputationTask
 from parl_like.envs.doorkey import DoorKey
 from parl_like.lab.config import ConfigError

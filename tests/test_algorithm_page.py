@@ -16,7 +16,7 @@ def test_the_page_is_current():
 def test_experiments_are_of_the_family_of_their_algorithm_or_robot():
     shipped = [path.stem for path in (algorithm_page.ROOT / "robots" / "experiments").glob("*.yaml")]
     of = {name: families.family(experiments.get(name)) for name in shipped}
-    assert {of[name] for name in ("ppo-cartpole", "a2c-cartpole")} == {"actor_critic"}
+    assert {of[name] for name in ("ppo-cartpole", "ppo-recall")} == {"ppo"}
     assert of["auxiliary-pendulum"] == "auxiliary" and of["raw-sokoban-mini"] == "thinker"
     assert "single" not in of.values(), "its experiments are of their algorithms' families"
     assert families.title("ddpg") == "Deterministic policy gradients: DDPG (Lillicrap et al. 2016) and TD3 (Fujimoto et al. 2018)"

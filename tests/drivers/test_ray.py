@@ -26,10 +26,10 @@ from test_asking import Policy, Predictor
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithm import Algorithm, Shared
-from parl_like.algorithms.actor_critic import PPO
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
+from parl_like.algorithms.ppo import PPO
 from parl_like.algorithms.sac import SAC
 from parl_like.computation_task import ComputationTask
 from parl_like.data.replay_buffer import ReplayBuffer
