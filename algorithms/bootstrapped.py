@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from parl_like.algorithm import Schedule, Window
 from parl_like.algorithms.distributions import check_values
@@ -43,10 +42,10 @@ class BootstrappedDQN(DQN):
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, share: float = 0.5,
         target_period: int = 500, tau: float | None = None, double: bool = True, lr: float | Schedule = 1e-3,
-        max_grad_norm: float | None = 10.0,
+        max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double, epsilon=0.0,
-                         lr=lr, max_grad_norm=max_grad_norm)
+                         lr=lr, max_grad_norm=max_grad_norm, adam_eps=adam_eps)
         if not 0.0 < share <= 1.0:
             raise ValueError(f"BootstrappedDQN: share is {share}; expected above 0, at most 1")
         self.share, self.heads = share, int(getattr(self.model, "out_shape", (0, 0))[1])  # a model without it is refused later
@@ -59,12 +58,12 @@ class BootstrappedDQN(DQN):
     def explorer(self) -> Explorer:
         return BootstrappedHeads(self.heads)
 
-    def acts_by(self, inputs: Batch) -> Tensor:
+    def acts_by(self, inputs: Batch) -> dict[str, Any]:
         if "head" not in inputs:
             return super().acts_by(inputs)
         values, head = self.model.values(inputs.obs), inputs.head[:, None]
         one = values.gather(2, head.clamp(min=0)[:, None].expand(-1, values.shape[1], 1)).squeeze(2)
-        return torch.where(head < 0, values.mean(2), one)
+        return {"q": torch.where(head < 0, values.mean(2), one)}
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N, heads], and which heads each row belongs to, `mask` [N, heads]."""

@@ -72,10 +72,10 @@ class Rainbow(C51):
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 3, target_period: int = 500,
         tau: float | None = None, double: bool = True, epsilon: float | Schedule = 0.0, lr: float | Schedule = 1e-3,
-        max_grad_norm: float | None = 10.0,
+        max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double,
-                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm, adam_eps=adam_eps)
         self.kind: type[DQN] = C51 if hasattr(self.model, "support") else DQN
 
     def check_model(self, inputs: Batch) -> None:

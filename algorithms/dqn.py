@@ -81,16 +81,16 @@ class DQN(Algorithm):
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         if self.noisy and self.mode != "collect":
             with without_noise(self.noisy):
-                out = {"q": self.acts_by(inputs)}
+                out = self.acts_by(inputs)
         else:
-            out = {"q": self.acts_by(inputs)}
+            out = self.acts_by(inputs)
         if not isinstance(inputs.obs, torch.Tensor) and "mask" in inputs.obs:
             out["mask"] = inputs.obs["mask"]  # random actions must be legal too
         return out
 
-    def acts_by(self, inputs: Batch) -> Tensor:
-        """Values [N, A] by which actions are chosen."""
-        return self.model.q(inputs.obs)  # type: ignore[no-any-return]
+    def acts_by(self, inputs: Batch) -> dict[str, Any]:
+        """The values `q` [N, A] by which actions are chosen, and what else acting needs."""
+        return {"q": self.model.q(inputs.obs)}
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of a lesson: counts, draws noise; Σ γᵏ r [N], and the factor [N] of what comes after them."""

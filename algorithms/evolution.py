@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parl_like.algorithm import Loss, Schedule, Window, value_of
+from parl_like.algorithm import Algorithm, Loss, Schedule, Window, value_of
 from parl_like.algorithms.actor_critic import ActorCritic, explorer_of
 from parl_like.algorithms.natural import divided
 from parl_like.batch import Batch
@@ -55,13 +55,20 @@ class Evolution(ActorCritic):
         if population < 2 or pairs and population % 2 or not std > 0.0:
             raise ValueError(f"{type(self).__name__}: population is {population} and std {std}; expected at least 2"
                              f"{', an even number,' * pairs} and a std above 0")
-        self.population, self.pairs = population, pairs
+        self.population, self.pairs, self.std = population, pairs, std
         self._names = list(divided(self.model)[0])
         self._candidates = Population(population, self.center().detach(), std)
         self.draw(None)
 
     def networks(self) -> dict[str, nn.Module]:
         return {"model": self.model, "candidates": self._candidates}
+
+    def clone(self, copy: bool = True) -> Algorithm:
+        other: Any = super().clone(copy)
+        if not copy:
+            other._candidates.std.fill_(self.std)
+            other.draw(None)
+        return other  # type: ignore[no-any-return]
 
     def searched(self) -> dict[str, nn.Parameter]:
         """The parameters that are θ."""
@@ -154,7 +161,6 @@ class ES(Evolution):
     def __init__(self, model: Model | Callable[[], Model], *, population: int = 32, std: float = 0.1,
                  lr: float | Schedule = 0.03) -> None:
         super().__init__(model, population, True, std, lr)
-        self.std = std
         self.losses = {"policy": Loss(self.model, lr)}
 
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
@@ -185,9 +191,10 @@ class CEM(Evolution):
             raise ValueError(f"CEM: elite is {elite} of {population}; expected a share of at least 2 candidates, and not of all")
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
-        best = self._candidates.table[batch.scores.argsort(descending=True, stable=True)[: self.n_elite]]
+        table = self._candidates.table
+        best = table[batch.scores.argsort(descending=True, stable=True)[: self.n_elite]]
         variance, mean = torch.var_mean(best, 0, correction=0)
-        self.move(mean)
+        self.move(mean + (self.center() - table[-1]))  # what other tasks have changed meanwhile; else 0, so exactly the mean
         self._candidates.std.copy_((variance + value_of(self.extra, self.updates)).sqrt())
         self.draw(self.torch_rng)
         return {"std": self._candidates.std.mean(), **self.results(batch.scores)}
@@ -212,7 +219,7 @@ class ARS(Evolution):
     def __init__(self, model: Model | Callable[[], Model], *, population: int = 32, std: float = 0.05,
                  lr: float | Schedule = 0.02, top: float = 1.0) -> None:
         super().__init__(model, population, True, std, lr)
-        self.std, self.n_top = std, round(top * population / 2)
+        self.n_top = round(top * population / 2)
         if not 1 <= self.n_top <= population // 2:
             raise ValueError(f"ARS: top is {top} of {population // 2} pairs; expected a share of at least one, at most 1")
 
@@ -223,7 +230,7 @@ class ARS(Evolution):
         used = both[:, best]
         gains = ((used[0] - used[1]) / (used.std(correction=0) + 1e-8)).to(table.dtype)
         step = gains @ (table[best] - table[-1]) / (self.n_top * self.std)
-        self.move(table[-1] + value_of(self.lr, self.updates) * step)
+        self.move(self.center() + value_of(self.lr, self.updates) * step)
         self.draw(self.torch_rng)
         return self.results(batch.scores)
 

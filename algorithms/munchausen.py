@@ -29,10 +29,10 @@ class MDQN(DQN):
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, temperature: float = 0.03, alpha: float = 0.9,
         floor: float = -1.0, target_period: int = 500, tau: float | None = None, epsilon: float | Schedule = 0.1,
-        lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
+        lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, gamma=gamma, target_period=target_period, tau=tau, double=False, epsilon=epsilon, lr=lr,
-                         max_grad_norm=max_grad_norm)
+                         max_grad_norm=max_grad_norm, adam_eps=adam_eps)
         if not (temperature > 0.0 and 0.0 <= alpha <= 1.0 and floor <= 0.0):
             raise ValueError(f"MDQN: temperature is {temperature}, alpha {alpha} and floor {floor}; expected temperature > 0, "
                              "alpha in [0, 1] and floor ≤ 0")

@@ -15,7 +15,7 @@ from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.algorithms.unrolls import dealt
 from parl_like.batch import Batch
 from parl_like.model import Model
-from parl_like.spec import Array, Spec, nest
+from parl_like.spec import Array, Spec, leaves, nest
 
 
 class NPG(ActorCritic):
@@ -189,6 +189,9 @@ def divided(model: Model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torc
 
     A tensor that holds numbers of both, as `EnsembleMLP` has them, is in both: the gradient of either is zero in the other's
     numbers. Which numbers matter is found out with random parameters and rows.
+
+    A memory is random, too, for from an empty one its weights have no slope, and what is written into it counts as read: a later
+    step may read it. The second step is for memories that look at nothing before they hold two steps.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     other: Any = model.clone()
@@ -197,12 +200,17 @@ def divided(model: Model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torc
     with torch.no_grad():
         for parameter in own:
             parameter.add_(torch.from_numpy(0.3 * rng.standard_normal(tuple(parameter.shape))).to(parameter.dtype))
-    obs = nest({name: torch.from_numpy(_random(spec, rng)) for name, spec in model.inputs().items()})["obs"]
+    rows = nest({name: torch.from_numpy(_random(spec, rng)) for name, spec in model.inputs().items()})
+    obs, state = rows["obs"], rows.get("state", {})
+    out, after = other.policy(obs, state or None)
+    if state:
+        out, after = other.policy(obs, {**state, **after})
+        out = {"out": out, "state": after}
 
     def read_by(outputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(sum(part.square().sum() for part in outputs), own, materialize_grads=True)  # type: ignore
 
-    policy = read_by(other.policy(obs)[0].values())
+    policy = read_by(part for _, part in leaves(out, "", loose=True))
     value = read_by([other.value(obs)]) if hasattr(other, "value") else [torch.zeros_like(p) for p in own]
     found = list(zip(parameters.items(), policy, value, strict=True))
     return ({name: p for (name, p), a, _ in found if a.any()},

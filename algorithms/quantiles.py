@@ -38,10 +38,10 @@ class QRDQN(DQN):
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
         tau: float | None = None, double: bool = True, kappa: float = 1.0, epsilon: float | Schedule = 0.1,
-        lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
+        lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double,
-                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm, adam_eps=adam_eps)
         if not kappa >= 0.0:
             raise ValueError(f"{type(self).__name__}: kappa is {kappa}; expected a number of at least 0")
         self.kappa = kappa
@@ -79,10 +79,10 @@ class IQN(QRDQN):
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
         tau: float | None = None, double: bool = True, n: int = 8, n_target: int = 8, kappa: float = 1.0,
-        epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
+        epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double, kappa=kappa,
-                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm, adam_eps=adam_eps)
         if n < 1 or n_target < 1:
             raise ValueError(f"IQN: n is {n} and n_target {n_target}; expected at least 1")
         self.n, self.n_target = n, n_target
@@ -133,10 +133,10 @@ class FQF(QRDQN):
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
         tau: float | None = None, double: bool = True, kappa: float = 1.0, entropy: float = 0.001,
         fraction_lr: float | Schedule = 1e-5, epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3,
-        max_grad_norm: float | None = 10.0,
+        max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double, kappa=kappa,
-                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm, adam_eps=adam_eps)
         self.entropy = entropy
         own = {id(parameter) for parameter in self.model.proposal.parameters()}
         rest = [parameter for parameter in self.model.parameters() if id(parameter) not in own]

@@ -26,10 +26,10 @@ class R2D2(DQN):
     to date by `burn_in` rows before it: these move the memory of network and target, each its own, and teach nothing. a* is the
     best action by the network, or without `double` by the target.
 
-    With a prioritised buffer sequences are drawn by η max_t |y_t − Q| + (1 − η) mean_t |y_t − Q|. Ends, `duration`, target copy
-    and exploring are as in `DQN`; on a model that forgets everything, with n = 1 and without h, it is DQN. Sequence, burn-in, n,
-    ε and η are those of the paper, whose γ is 0.997; its sequences begin at every 40th row, its loss is the squared error, its
-    memory also reads the last action and reward.
+    With a prioritised buffer sequences are drawn by η max_t |y_t − Q| + (1 − η) mean_t |y_t − Q|. Ends, `duration`, target copy,
+    noise and exploring are as in `DQN`; on a model that forgets everything, with n = 1 and without h, it is DQN. Sequence,
+    burn-in, n, ε and η are those of the paper, whose γ is 0.997; its sequences begin at every 40th row, its loss is the squared
+    error, its memory also reads the last action and reward.
 
     Args:
         model: Offers `q(obs, state) -> (q [N, A], state)`, also for steps in a row, obs [T, N, …] -> q [T, N, A].
@@ -45,10 +45,10 @@ class R2D2(DQN):
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 5, sequence: int = 80, burn_in: int = 40,
         eps: float | None = 1e-3, eta: float = 0.9, target_period: int = 500, tau: float | None = None, double: bool = True,
-        epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0,
+        epsilon: float | Schedule = 0.1, lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double,
-                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm)
+                         epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm, adam_eps=adam_eps)
         if sequence < 2 or (eps is not None and not eps >= 0.0) or not 0.0 <= eta <= 1.0:
             raise ValueError(f"R2D2: sequence is {sequence}, eps {eps} and eta {eta}; expected sequence ≥ 2, eps ≥ 0 or None, "
                              "eta in [0, 1]")
@@ -67,20 +67,18 @@ class R2D2(DQN):
                 raise refuse(self, "q", f"a pair with the state {sorted(specs)}", type(out).__name__)
             check_shape(self, "q", out[0], (*shape, int(act.n)))
 
-    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+    def acts_by(self, inputs: Batch) -> dict[str, Any]:
         q, state = self.model.q(inputs.obs, inputs.state)
-        out = {"q": q, "state": state}
-        if not isinstance(inputs.obs, Tensor) and "mask" in inputs.obs:
-            out["mask"] = inputs.obs["mask"]  # random actions must be legal too
-        return out
+        return {"q": q, "state": state}
 
     def warmed(self, network: Any, batch: Batch) -> dict[str, Tensor]:
         """The network's memory after the rows before the sequence; the stored one where the episode has none."""
         state = dict(batch.state.items())
         for t in range(self.window.burn_in):
             _, after = network.q(batch.obs[:, t], state)
-            real = batch.valid[:, t, None]
-            state = {name: torch.where(real, after[name], before) for name, before in state.items()}
+            real = batch.valid[:, t]  # parts of a memory have any number of axes behind that of the rows
+            state = {name: torch.where(real.reshape(-1, *(1,) * (before.ndim - 1)), after[name], before)
+                     for name, before in state.items()}
         return state
 
     def process(self, batch: Batch) -> Batch:

@@ -225,6 +225,33 @@ def test_fqf_worked_out_by_hand():
     assert out["loss"].item() == pytest.approx(quantile_huber(theta.expand(2, -1), batch.target, tau, 1.0).mean().item())
 
 
+def test_weights_of_rows_count_in_the_fraction_loss():
+    """Action 0 has the brackets above, all quantiles of action 1 are 0; both have the entropy."""
+    algorithm = FQF(Fractions(np.log([0.25, 0.25, 0.5]).astype(np.float32)), entropy=0.5)
+    batch = batch_of(hand_rows([0, 1], [0.0, 0.0], [True, True], weight=np.array([3.0, 0.5], np.float32)))
+    batch.target = torch.zeros(2, 3)
+    entropy = 0.5 * math.log(2) + 0.5 * math.log(4)
+    first, second = -0.25 * 0.25 - 0.5 * 13 / 8 - 0.5 * entropy, -0.5 * entropy
+    assert algorithm.learn(batch)["fractions"].item() == pytest.approx((3 * first + 0.5 * second) / 2)
+
+
+@pytest.mark.parametrize(("kappa", "expected"), [
+    (1.0, {"QRDQN": (1 + 2) / 4, "IQN": (1 + 2) / 4, "FQF": (15 / 8 - 1 / 2) / 8 + 3 / 8 * 49 / 128 + 2 / 4}),
+    (2.0, {"QRDQN": (9 / 16 + 3 / 2) / 4, "IQN": (9 / 16 + 3 / 2) / 4, "FQF": 225 / 256 / 8 + 3 / 8 * 49 / 256 + 3 / 2 / 4})])
+def test_kappa_counts(kappa, expected):
+    """Targets are 2. θ = ½, 9/2 at ¼, ¾: u = 3/2, −5/2, each weighed ¼. FQF: θ = ⅛, 9/8, 9/2 at ⅛, ⅜, ¾: u = 15/8, 7/8, −5/2,
+    weighed ⅛, ⅜, ¼. H(u) = |u| − κ/2, or u² / 2κ up to κ."""
+    edges = np.log([0.25, 0.25, 0.5]).astype(np.float32)
+    learners = [QRDQN(Fixed([[0.5, 4.5], [0.0, 0.0]]), kappa=kappa), IQN(Fractions(edges), kappa=kappa),
+                FQF(Fractions(edges), kappa=kappa)]
+    learners[1].draw = lambda rows, n, device: midpoints(2).expand(rows, n)
+    learners[1].n = learners[1].n_target = 2
+    for learner in learners:
+        with torch.no_grad():
+            batch = learner.process(batch_of(hand_rows([0], [2.0], [True])))
+        assert learner.learn(batch)["loss"].item() == pytest.approx(expected[type(learner).__name__])
+
+
 def test_what_fqf_goes_by_counts_each_quantile_by_its_step():
     model = MLPFractionQ(OBS, ACT, (8,), points=4)
     model.proposal.weight.data.normal_()
@@ -317,6 +344,33 @@ def test_weights_of_rows_count(name):
         return learner.learn(learner.process(batch_of({**part, "weight": np.array(weight, np.float32)})))["loss"].item()
 
     assert loss([2, 0, 1, 1], [0, 1, 2, 3]) == pytest.approx(loss([1, 1, 1, 1], [0, 0, 2, 3]))
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("name", ["QRDQN", "IQN", "FQF"])
+def test_the_next_action_is_the_best_of_the_legal_ones(name, double):
+    """By the network, or without `double` by its copy, which says what it is worth: without rewards and with γ 1 the mean of the
+    targets is that. Where a mask allows nothing, all are legal."""
+    algorithm, model = MEMBERS[name]
+    torch.manual_seed(0)
+    learner = algorithm(model(MASKED, ACT, (8,), **{"heads" if name == "QRDQN" else "points": 5}), gamma=1.0, double=double)
+    for parameter in learner.target.net.layers[-1].parameters():  # what one prefers is the worst to the other
+        parameter.data.neg_()
+    if name == "IQN":
+        learner.draw = lambda rows, n, device: midpoints(5).expand(rows, 5)
+    if name == "FQF":  # with even steps what it goes by is the mean of its quantiles
+        for network in (learner.model, learner.target):
+            network.proposal.weight.data.zero_()
+    fields = rows(n=64, masked=True, terminated=np.zeros(64, bool), rew=np.zeros(64, np.float32))
+    free = batch_of({**fields, "obs_next.mask": np.ones((64, 4), np.int8)}).obs_next
+    legal = (fields["obs_next.mask"] | ~fields["obs_next.mask"].any(1, keepdims=True)) == 1
+    with torch.no_grad():
+        target = learner.process(batch_of(fields)).target
+        q, worth = learner.model.q(free).numpy(), learner.target.q(free).numpy()
+    by = q if double else worth
+    best = np.where(legal, by, -np.inf).argmax(1)
+    assert (best != by.argmax(1)).sum() > 10
+    np.testing.assert_allclose(target.mean(1), worth[np.arange(64), best], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("make", "message"), [

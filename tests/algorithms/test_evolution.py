@@ -18,7 +18,7 @@ from parl_like.errors import AgentFailed
 from parl_like.model import Model
 from parl_like.models import MLPQ, GaussianHead, MLPActorCritic, RecurrentActorCritic
 from parl_like.population import PopulationHelper
-from parl_like.spec import SpecError
+from parl_like.spec import Spec, SpecError
 from parl_like.stages import StopAfterSteps
 
 OBS, BOX = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -120,6 +120,38 @@ def test_each_finds_the_top_of_a_hill(kind):
     assert (theta(task) - goal).abs().max() < 0.1
 
 
+@each
+def test_what_others_change_meanwhile_is_kept(kind):
+    """As another task that has the same trunk does; without one, CEM's centre is the mean of the best, bit for bit."""
+    options = dict(population=4, **({"elite": 0.5} if kind is CEM else {}))
+    alone, shared, change = task_of(kind, **options), task_of(kind, **options), torch.tensor([0.3, -0.7])
+    for generation in (1, 2):
+        best = alone.algorithm._candidates.table[[1, 3]]
+        with torch.no_grad():
+            shared.algorithm.model.theta += change
+        for task in (alone, shared):
+            task.learn(lesson([0.0, 2.0, 1.0, 3.0]))
+        torch.testing.assert_close(theta(shared), theta(alone) + generation * change, atol=1e-6, rtol=1e-6)
+        assert torch.equal(shared.algorithm._candidates.table[-1], theta(shared))
+        assert kind is not CEM or torch.equal(theta(alone), best.mean(0))
+
+
+@each
+def test_a_clone_that_is_newly_initialised_searches_around_its_own_parameters(kind):
+    """With the deviation of the beginning, however far the search was."""
+    torch.manual_seed(0)
+    task = ComputationTask(kind(MLPActorCritic(OBS, BOX, hidden=[4]), population=10, std=0.25))
+    task.learn(lesson(np.arange(10.0)))
+    before = task.algorithm._candidates.table.clone()
+    same, new = task.algorithm.clone(), task.algorithm.clone(copy=False)
+    center, table = new.center().detach(), new._candidates.table
+    assert not torch.allclose(center, before[-1]) and torch.equal(table[-1], center)
+    assert 0.15 < (table[:-1] - center).std() < 0.35 and (new._candidates.std == 0.25).all()
+    for old in (task.algorithm, same):
+        assert torch.equal(old._candidates.table, before) and torch.equal(old.center().detach(), before[-1])
+    assert torch.equal(same._candidates.std, task.algorithm._candidates.std)
+
+
 def test_the_score_of_a_candidate_is_the_mean_of_its_episodes():
     """Of 0 and 10, and of 6 and 6: the second is the better one, whose best episode is not."""
     rows = {"candidate": [1, 0, 1, 0], "episode": [0, 0, 1, 1], "episodes": [2] * 4, "score": [6.0, 0.0, 6.0, 10.0]}
@@ -205,6 +237,41 @@ def test_a_batch_computes_for_each_row_what_its_candidate_would_alone(name):
                 for ours, theirs in zip(out[key].values(), part.values(), strict=True) if key == "state" else [(out[key], part)]:
                     torch.testing.assert_close(ours[row], theirs[0], atol=1e-5, rtol=1e-4)
             algorithm.move(before)
+
+
+class Late(Point):
+    """Acts by what it kept twenty steps ago."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones(1))
+
+    def state_specs(self):
+        return {"kept": Spec("kept", (20,), np.float32)}
+
+    def policy(self, obs, state=None):
+        mean = state["kept"][:, :1] * self.gain
+        return {"mean": mean, "log_std": 0 * mean}, {"kept": torch.cat([state["kept"][:, 1:], (obs @ self.theta)[:, None]], 1)}
+
+
+RECURRENT = {
+    "gru": lambda: RecurrentActorCritic(OBS, BOX, hidden=[4], size=4),
+    "attention": lambda: RecurrentActorCritic(OBS, BOX, hidden=[4], memory="attention", size=4),
+    "late": Late,
+}
+
+
+@each
+@pytest.mark.parametrize("name", RECURRENT)
+def test_what_only_later_steps_read_is_searched_too(name, kind):
+    """Weights of the state before, places in an attention: all but what only the values read."""
+    torch.manual_seed(0)
+    task = ComputationTask(kind(RECURRENT[name](), population=6, **({"elite": 0.5} if kind is CEM else {})))
+    parameters = {name: p for name, p in task.algorithm.model.named_parameters() if p.requires_grad}
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    task.learn(lesson(np.arange(6.0)))
+    still = {name for name, p in parameters.items() if torch.equal(p, before[name])}
+    assert still == {name for name in parameters if name.startswith("critic")}
 
 
 class Looks(Point):

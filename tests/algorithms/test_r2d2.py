@@ -14,7 +14,7 @@ from parl_like.algorithms.targets import along, rescale, rescale_inverse
 from parl_like.contract import ContractError
 from parl_like.envs.recall import Recall
 from parl_like.model import Model
-from parl_like.models import MLPQ, RecurrentQ
+from parl_like.models import MLP, MLPQ, RecurrentQ
 from parl_like.spec import Spec
 from parl_like.stages import StopAfterSteps
 
@@ -100,6 +100,36 @@ class Weighed(Sums):
         return super().q(obs * self.scale[0], state)
 
 
+class Shapes(Model):
+    """Adds what it sees to every number of its memory, whose parts have no axis beside that of the rows, one and two."""
+
+    def __init__(self):
+        super().__init__(gym.spaces.Box(-99, 99, (1,), np.float32), gym.spaces.Discrete(2))
+
+    def state_specs(self):
+        return {"count": Spec("count", (), np.dtype(np.int64)), "h": Spec("h", (3,), np.dtype(np.float32)),
+                "layers": Spec("layers", (4, 3), np.dtype(np.float32))}
+
+    def q(self, obs, state=None):
+        after = {name: part + obs.reshape(-1, *(1,) * (part.ndim - 1)).to(part.dtype) for name, part in state.items()}
+        return after["h"][:, :2], after
+
+
+def test_rows_that_are_not_real_leave_memories_of_every_shape_alone():
+    """Two rows of burn-in, which show 1 and 10: of the four sequences one has none of them, one the last, two both. As many
+    sequences as layers, so that a mask along the wrong axis would fit, too."""
+    learner = R2D2(Shapes(), sequence=2, burn_in=2)
+    valid = [[False, False, True, True], [False, True, True, True], [True] * 4, [True] * 4]
+    state = {f"state.{name}": np.random.default_rng(0).integers(1, 9, (4, *spec.shape)).astype(spec.dtype) * 100
+             for name, spec in learner.model.state_specs().items()}
+    shown = np.tile(np.array([1, 10, 50, 50], np.float32)[:, None], (4, 1, 1))
+    after = learner.warmed(learner.model, batch_of({"obs": shown, "valid": np.array(valid), **state}))
+    for name, part in after.items():
+        before = state[f"state.{name}"]
+        assert np.array_equal(part, before + np.array([0, 10, 11, 11]).reshape(4, *(1,) * (before.ndim - 1)))
+        assert part.numpy().dtype == before.dtype
+
+
 def test_network_and_target_each_have_a_memory_of_their_own_and_the_network_chooses():
     """The network, (1, 2), prefers action 1. The target is (3, −1): h = 0.5 + 3 · 1 after the burn-in, then 9.5, 18.5 and
     33.5."""
@@ -175,10 +205,12 @@ def test_steps_in_a_row_are_the_steps_one_by_one(memory):
     assert model.v is not None and advantages.shape == (4, 3, 4)
 
 
-def test_burn_in_finds_the_memory_that_the_agent_had():
+@pytest.mark.parametrize("memory", ["gru", "lstm", "attention"])
+def test_burn_in_finds_the_memory_that_the_agent_had(memory):
     """With parameters that stand still it is the one that was stored with the row after it."""
     spaces = dict(obs=Recall().observation_space, act=Recall().action_space)
-    func = create_algorithm_func(RecurrentQ, {**spaces, "hidden": (), "size": 4}, R2D2, dict(sequence=5, burn_in=3, lr=0.0))
+    network = {**spaces, "hidden": (), "size": 4, "memory": memory}
+    func = create_algorithm_func(RecurrentQ, network, R2D2, dict(sequence=5, burn_in=3, lr=0.0))
     tasks = {"RL": ComputationTask(func, lambda: OffPolicyHelper(size=200, batch_size=16))}
     with Robot(lambda: Recall(6), tasks=tasks, n_agents=2, seed=0) as robot:
         robot.run(StopAfterSteps(100))
@@ -186,8 +218,42 @@ def test_burn_in_finds_the_memory_that_the_agent_had():
         found, at = helper.sample(64)
         batch = batch_of(found)
         warmed = robot.tasks["RL"].algorithm.warmed(robot.tasks["RL"].algorithm.model, batch)
-        torch.testing.assert_close(warmed["h"], torch.from_numpy(robot.buffers["RL"].get(at, "state.h")))
-        assert warmed["h"].abs().max() > 0 and not found["valid"][:, :3].all()
+        assert set(warmed) == set(robot.tasks["RL"].algorithm.model.state_specs())
+        for name, part in warmed.items():
+            torch.testing.assert_close(part, torch.from_numpy(robot.buffers["RL"].get(at, f"state.{name}")))
+            assert part.abs().max() > 0
+        assert not found["valid"][:, :3].all()
+
+
+def test_a_robot_whose_memory_is_attention_learns_from_sequences_with_a_burn_in():
+    options = {"memory": "attention", "RecurrentQ.size": 8, "burn_in": 3, "sequence": 4, "warmup": 50, "batch_size": 8}
+    with Robot.of("R2D2", "CartPole-v1", learn_every=10, n_agents=1, seed=0, **options) as robot:
+        model = robot.tasks["RL"].algorithm.model
+        before = [parameter.clone() for parameter in model.parameters()]
+        robot.run(150)
+        assert robot.tasks["RL"].learns >= 5
+        assert not any(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_tests_act_without_noise():
+    """Those who collect have that of the last lesson, also after a test."""
+    trunk = MLP([3, 8], noisy=3.0, activate_last=True)
+    task = ComputationTask(R2D2(RecurrentQ(OBS, ACT, (8,), size=8, trunk=trunk), n_step=1, sequence=2, burn_in=0))
+    flat = {name: column.reshape(4, 2, *column.shape[1:]) for name, column in rows().items()}
+    task.learn({**flat, "valid": np.ones((4, 2), bool), "state.h": np.zeros((4, 8), np.float32)})
+    inputs = {"obs": np.ones((2, 3), np.float32), "state.h": np.zeros((2, 8), np.float32)}
+    collected, tested, again = (task.predict(inputs, mode) for mode in ("collect", "test", "collect"))
+    layers = task.algorithm.noisy
+    assert len(layers) == 2 and all(layer.noise_in.any() for layer in layers)
+    for noise in (noise for layer in layers for noise in (layer.noise_in, layer.noise_out)):
+        noise.zero_()
+    without = task.predict(inputs, "collect")
+    assert set(tested) == {"q", "state.h"}
+    for name in tested:
+        np.testing.assert_allclose(tested[name], without[name], atol=1e-6)
+        np.testing.assert_array_equal(collected[name], again[name])
+        assert not np.allclose(tested[name], collected[name])
 
 
 @pytest.mark.parametrize(("make", "message"), [

@@ -2,14 +2,51 @@
 
 import copy
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows, rows
 
-from parl_like.algorithms import DQN, MDQN, REM
+from parl_like import ComputationTask, algorithms
+from parl_like.algorithms import BDQ, C51, DQN, FQF, IQN, MDQN, QRDQN, R2D2, REM, BootstrappedDQN, Rainbow
 from parl_like.algorithms.targets import soft_maximum
-from parl_like.models import MLPQ
+from parl_like.models import MLPQ, MLPBootstrappedQ, MLPBranchingQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ, RecurrentQ
+
+# ------------------------------------------------------------------------------------------------------------------ all
+
+NETWORKS = {DQN: MLPQ, MDQN: MLPQ, REM: MLPQ, QRDQN: MLPQ, C51: MLPCategoricalQ, Rainbow: MLPCategoricalQ, IQN: MLPImplicitQ,
+            FQF: MLPFractionQ, BootstrappedDQN: MLPBootstrappedQ, BDQ: MLPBranchingQ, R2D2: RecurrentQ}
+
+
+def test_the_networks_are_those_of_all_relatives():
+    every = (getattr(algorithms, name) for name in algorithms.__all__)
+    assert {one for one in every if issubclass(one, DQN)} == set(NETWORKS)
+
+
+@pytest.mark.parametrize("kind", NETWORKS, ids=lambda kind: kind.__name__)
+def test_optimisers_have_the_epsilon_that_was_asked_for(kind):
+    """All of them: FQF has two."""
+    for options, eps in (({}, 1e-5), ({"adam_eps": 3e-4}, 3e-4)):
+        task = ComputationTask(kind(NETWORKS[kind](OBS, gym.spaces.MultiDiscrete([4]) if kind is BDQ else ACT, (8,)), **options))
+        groups = [group for optimizer in task.optimizers.values() for group in optimizer.param_groups]
+        assert [group["eps"] for group in groups] == [eps] * (1 + (kind is FQF))
+
+
+@pytest.mark.parametrize(("kind", "options", "errors"), [
+    (DQN, {}, [3.0, 0.5, 2.0]), (Rainbow, {"n_step": 1}, [3.0, 0.5, 2.0]),
+    (MDQN, {"temperature": 1e-9, "alpha": 1.0, "floor": -1.0}, [2.0, 0.5, 2.0])])
+def test_priorities_and_weighted_losses_worked_out_by_hand(kind, options, errors):
+    """Values 2 and 4, the second is better: y = 3 + ½ · 4, and 4.5 and 2 at ends. For Munchausen's policy action 0 is so unlikely
+    that it costs the floor, 1. Priorities are |y − Q|, neither squared nor weighted."""
+    algorithm = kind(Fixed([[2.0], [4.0]]), gamma=0.5, **options)
+    fields = hand_rows([0, 1, 1], [3.0, 4.5, 2.0], [False, True, True], weight=np.array([2.0, 1.0, 0.5], np.float32))
+    with torch.no_grad():
+        batch = algorithm.process(batch_of(fields))
+    out = algorithm.learn(batch)
+    np.testing.assert_allclose(out["priority"], errors, rtol=1e-6)
+    assert out["loss"].item() == pytest.approx((2 * (errors[0] - 0.5) + 0.125 + 0.5 * 1.5) / 3)
+
 
 # ------------------------------------------------------------------------------------------------------------- Munchausen
 

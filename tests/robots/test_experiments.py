@@ -56,7 +56,18 @@ def off_policy(name):
     few = {f"{task}OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
     often = {"mbpo": "RL.OffPolicyHelper.updates", "single": "OffPolicyHelper.updates"}.get(experiment.robot, "")
     few |= {often: 1} if experiment.robot == "mbpo" or often in usual else {}
+    at_random = {**usual, **experiment.config}.keys() & {"random_steps", "OffPolicyHelper.random_steps"}
+    few |= {"OffPolicyHelper.random_steps": 32} if at_random else {}  # the policy acts, too
     return few and {**few, "total_steps": 160}
+
+
+def in_pieces(name):
+    """Of those that act long before they pause: so much that there is a pause, and as much again behind it."""
+    config = experiments.get(name).config
+    usual = single.USUAL.get(config.get("algorithm"), {})
+    if usual.get("helper") == "OnlineHelper":
+        return {"total_steps": 4096}  # each agent takes 256 steps at a time
+    return {"unroll": 32} if config.get("unroll", 0) > 100 else {}
 
 
 def short(name):
@@ -64,11 +75,11 @@ def short(name):
     if name.startswith("thinker-atari"):
         pytest.importorskip("ale_py")
     if experiments.get(name).robot != "thinker":
-        return {"n_agents": 4, "total_steps": 800} | off_policy(name)
+        return {"n_agents": 4, "total_steps": 800} | in_pieces(name) | off_policy(name)
     if not name.endswith("mini"):  # large pictures
         options = {"max_frames": 60} if "atari" in name else {"max_steps": 8}
-        return {**THINKER, "rec_t": 3, "total_steps": 36, "actor_unroll_len": 6, "model_warm_up_n": 18, "model_buffer_n": 36,
-                "env_options": options}
+        return {**THINKER, "rec_t": 3, "total_steps": 60, "actor_unroll_len": 6, "model_warm_up_n": 4, "model_buffer_n": 36,
+                "max_replay_ratio": 1.0, "env_options": options}
     return THINKER if name.startswith("raw") else {**THINKER, "rec_t": 3}
 
 
@@ -81,11 +92,12 @@ OFTEN = {"dqn-cartpole", "ppo-cartpole", "ppo-recall", "es-cartpole", "reinforce
 @pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
 def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
     """The second is evaluated before, and while it trains: that changes nothing. The third has another seed, up to the checkpoint
-    of the first that it loads."""
+    of the first that it loads. Before that, and after it, all of them act, and all their tasks learn."""
     overrides = short(name)
     half, left = overrides["total_steps"] // 2, []
     for run, seed in enumerate((5, 5, 6)):
         with build(name, **overrides, trace=True, seed=seed) as robot:
+            done = []
             for stop in (0, half, 2 * half):
                 for _ in robot.iterate(stop):
                     pass
@@ -95,8 +107,8 @@ def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
                     before = robot.trace_hash()
                     if run == 2:
                         robot.load(tmp_path / "0")
-            assert robot.counters()["env_steps"] >= 2 * half
-            assert experiments.get(name).robot == "thinker" or all(task.learns for task in robot.tasks.values())
+                done.append([robot.env_steps, *(task.learns for task in robot.tasks.values())])
+            assert all(begin < middle < end for begin, middle, end in zip(*done, strict=True)), done
             left.append((before, robot.trace_hash(), {name: task.state_dict() for name, task in robot.tasks.items()}))
     assert same(left[0], left[1]) and left[2][0] != left[0][0] and same(left[2][1:], left[0][1:])
 
