@@ -179,19 +179,21 @@ def algorithm_of(space="discrete", kind=IMPALA, model=MLPActorCritic, **options)
 
 
 @pytest.mark.parametrize("space", ACTS)
-def test_rows_of_its_own_policy_are_those_of_a2c(space):
-    """ρ = 1 and λ = 1: V-trace is GAE with λ = 1."""
-    options = dict(gamma=0.9, lam=1.0, entropy=0.03, value_weight=0.7, reward_scale=0.5)
-    losses = []
-    for kind, more in ((A2C, {"normalize": False}), (IMPALA, {})):
-        algorithm = algorithm_of(space, kind, **options, **more)
-        with torch.no_grad():
-            batch = algorithm.process(rows_of(space))
-        result = algorithm.learn(batch)
-        result["loss"].backward()
-        losses.append([float(result[k].detach()) for k in ("loss", "policy_loss", "value_loss", "entropy")])
-        losses[-1] += [float(p.grad.norm()) for p in algorithm.model.parameters()]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+def test_with_rows_of_its_own_policy_it_is_a2c_with_n_step_returns(space):
+    """ρ = 1 and λ = 1: V-trace is GAE with λ = 1. With rows of another policy it is not."""
+    options = dict(gamma=0.9, lam=1.0, entropy=0.03, value_weight=0.7, reward_scale=0.5, lr=3e-3, max_grad_norm=0.5)
+    tasks = [ComputationTask(algorithm_of(space, kind, **options, **more))
+             for kind, more in ((IMPALA, {}), (A2C, {"normalize": False}), (IMPALA, {}))]
+    start = [p.detach().clone() for p in tasks[0].algorithm.model.parameters()]
+    for step in range(20):
+        given = rows_of(space, seed=step).leaves()
+        for i, task in enumerate(tasks):
+            task.learn(given if i < 2 else {**given, "policy.log_prob": np.full(12, -0.9, np.float32)})
+    impala, a2c, other = ([p.detach() for p in task.algorithm.model.parameters()] for task in tasks)
+    for one, two, before in zip(impala, a2c, start, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+        assert (one - before).abs().max() > 1e-3
+    assert not all(torch.allclose(one, two, rtol=1e-3, atol=1e-4) for one, two in zip(impala, other, strict=True))
 
 
 @pytest.mark.parametrize("space", ACTS)

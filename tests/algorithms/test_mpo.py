@@ -120,6 +120,19 @@ def test_the_losses_of_vmpo_by_hand():
     assert "kl_std" not in losses
 
 
+def test_all_rows_of_vmpo_are_held_and_not_only_the_better_half():
+    """The two rows that count have the policy of before, (½, ½); of the others one had (¾, ¼), and one (¼, ¾): the divergence is
+    (0 + 0 + 0.130812 + 0.130812) / 4 = 0.065406. V = G."""
+    algorithm = VMPO(MLPActorCritic(OBS, TWO, hidden=[8]), alpha=2.0, epsilon_eta=0.1, epsilon_alpha=0.2)
+    algorithm.evaluate = lambda batch: ({"logits": torch.zeros(4, 2, requires_grad=True)}, torch.ones(4))
+    before = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0], [0.0, math.log(3.0)], [0.0, 0.0]])
+    losses, = algorithm.learn(Batch(act=torch.tensor([0, 1, 1, 0]), advantage=torch.tensor([-1.0, 0.0, -2.0, math.log(3.0)]),
+                                    returns=torch.ones(4), out=Batch(logits=before)))
+    assert losses["kl"].item() == pytest.approx(0.065406, abs=1e-6)
+    assert losses["policy"].item() == pytest.approx(math.log(2.0) + 2 * 0.065406, abs=1e-5)
+    assert losses["dual"].item() == pytest.approx(0.1 + math.log(2.0) + math.log(2.0) * (0.2 - 0.065406), abs=1e-5)
+
+
 def test_without_temperature_and_constraint_it_clones_the_better_half():
     """Rows of one step each, whose advantages are r − V(s), with values that do not learn."""
     torch.manual_seed(0)
@@ -225,6 +238,36 @@ def test_the_losses_of_mpo_by_hand():
     assert (out["kl"], out["eta"], out["alpha"]) == pytest.approx((0.0, eta, math.e), abs=1e-5)
 
 
+def test_values_and_weights_are_those_of_the_copies_by_hand():
+    """π⁻ and Q⁻ as above, so V = 3 and ψ = ¼, ¼, ½. The network has other values, and π = ¼, ¼, ½: −Σ ψ log π = (½ + ½ + ½)
+    log 2, KL(π⁻ ‖ π) = (½ − ¼) log 2."""
+    eta = 4 / math.log(2.0)
+    algorithm = MPO(Table, gamma=0.5, n_step=1, eta=eta, alpha=math.e, epsilon_eta=0.1, epsilon_alpha=0.2, lr=0.0)
+    algorithm.model.values.data = torch.tensor([[7.0, 3.0, -2.0], [9.0, 1.0, -1.0]])
+    algorithm.model.actor[0].data = torch.tensor([0.0, 0.0, math.log(2.0)])
+    batch = replayed(2) | {"act": np.array([0, 2])}
+    out = ComputationTask(algorithm).learn(batch)
+    error = np.array([[7, -2], [9, -1]]) - (batch["rew"] + 0.5 * np.array([0, 1]) * 3)
+    assert out["critic"] == pytest.approx((error**2).mean(1).sum(), rel=1e-5)
+    np.testing.assert_allclose(out["priority"], np.abs(error).max(0), rtol=1e-5)
+    assert out["kl"] == pytest.approx(0.25 * math.log(2.0), rel=1e-5)
+    assert out["actor"] == pytest.approx((1.5 + 0.25 * math.e) * math.log(2.0), rel=1e-5)
+    assert out["dual"] == pytest.approx(eta * (0.1 + math.log(2.0)) + 0.2 - 0.25 * math.log(2.0), rel=1e-5)
+
+
+def test_of_a_box_values_and_weights_are_those_of_the_copies_by_hand():
+    """The copies say 4 of every action, the network 1: y = r + ½ · 4, or r at the end; all actions weigh alike, and the
+    temperature costs η (ε + 4 / η) = 0.1 + 4."""
+    algorithm = MPO(MLPActorQ(OBS, BOX, (8,)), gamma=0.5, n_step=1, epsilon_eta=0.1, lr=0.0)
+    for model, value in ((algorithm.model, 1.0), (algorithm.target, 4.0)):
+        for name, parameter in model.critics.named_parameters():
+            parameter.data.fill_(value if name == "bias1" else 0.0)
+    batch = replayed(4, act=BOX)
+    out = ComputationTask(algorithm).learn(batch)
+    np.testing.assert_allclose(out["priority"], np.abs(1 - batch["rew"] - 0.5 * 4 * np.array([0, 1, 1, 0])), rtol=1e-5)
+    assert out["dual"] == pytest.approx(0.1 + 4.0, rel=1e-5)  # α = 1, whose logarithm is 0
+
+
 def test_the_policy_ends_at_the_one_whose_weights_it_was_given():
     """ψ = ¼, ¼, ½ of above, where nothing holds it."""
     eta = 4 / math.log(2.0)
@@ -239,12 +282,12 @@ def test_the_policy_ends_at_the_one_whose_weights_it_was_given():
 
 
 def test_of_a_box_the_parts_of_the_policy_are_fitted_apart():
-    """Against torch's own distributions, before the tanh; π has moved away from π⁻."""
+    """Against torch's own distributions, before the tanh; π and Q have moved away from π⁻ and Q⁻."""
     torch.manual_seed(0)
     task = ComputationTask(MPO(MLPActorQ(OBS, BOX, (8,)), n_step=1, samples=7, alpha=1e-9))
     algorithm = task.algorithm
     with torch.no_grad():
-        for parameter in algorithm.model.actor.parameters():
+        for parameter in algorithm.model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
         batch = algorithm.process(task._sent(replayed(act=BOX)))
     old, out = batch.old, algorithm.model.policy(batch.obs)

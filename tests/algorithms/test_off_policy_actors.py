@@ -313,6 +313,26 @@ MEMBERS = {
 """Name → environment with observations of several arrays, algorithm, and what its network is."""
 
 
+@pytest.mark.parametrize("n_step", [1, 2])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_time_limit_is_no_end_to_what_follows(name, n_step):
+    """All critics and their copies say 4, γ = ½, the reward is 1: y = 1 + ½ · 4 = 3 whether the episode is cut there or not, and
+    1 where it terminates, also at its limit. Of two steps there is only one."""
+    env, algorithm, network = MEMBERS[name]
+    act = ACT if env is Aim else env.action_space
+    model = (MLPCrossQ if algorithm is CrossQ else MLPActorQ)(OBS, act, (8,), **network)
+    for key, parameter in model.critics.named_parameters():
+        parameter.data.fill_(4.0 if key == "bias1" else 0.0)
+    options = {"alpha": 1e-9, "learn_alpha": False} if issubclass(algorithm, SAC) else {}
+    task = ComputationTask(algorithm(model, gamma=0.5, n_step=n_step, **options))
+    ends = np.array([[False, False], [False, True], [True, False], [True, True]])
+    given = rows(rew=np.ones(4, np.float32), terminated=ends[:, 0], truncated=ends[:, 1])
+    if n_step == 2:
+        given |= {"rew": np.tile(np.array([1, 0], np.float32), (4, 1)), "valid": np.ones(4, np.int64)}
+    told = task.learn(given if act is ACT else given | {"act": np.arange(4) % 3})
+    np.testing.assert_allclose(told["priority"], [4 - 3, 4 - 3, 4 - 1, 4 - 1], atol=1e-5)
+
+
 def beside(name, **options):
     """A robot with a member, and a task that learns what the environment does, on one encoder."""
     env, algorithm, network = MEMBERS[name]

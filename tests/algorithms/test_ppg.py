@@ -29,7 +29,7 @@ def rows(n=24, seed=0, nested=False):
 
 def task_of(kind=PPG, obs=OBS, **options):
     torch.manual_seed(0)
-    task = ComputationTask(kind(MLPActorCritic(obs, TWO, hidden=[8], auxiliary=True), lr=3e-3, minibatches=2, **options))
+    task = ComputationTask(kind(MLPActorCritic(obs, TWO, hidden=[8], auxiliary=True), minibatches=2, **{"lr": 3e-3, **options}))
     task.build()
     return task
 
@@ -79,6 +79,45 @@ def test_a_phase_follows_so_many_lessons_and_has_the_rows_of_all(nested):
     assert len(task.algorithm._kept[0]["returns"]) == 24 and task.algorithm._phase is None
     assert sizes == {72} and all(sorted(seen[k : k + 72]) == list(range(72)) for k in range(0, 4 * 72, 72))
     assert len(seen) == 4 * 72 and seen[:72] != seen[72:144]
+
+
+def test_an_auxiliary_phase_has_all_lessons_and_the_policy_of_its_beginning():
+    """Each of its steps against the formula: rows and returns of three lessons, π_old = π before the first step, about (0.9, 0.1)
+    here. It moves far, so that no other policy gives these divergences."""
+    task = task_of(policy_lessons=3, aux_epochs=2, aux_minibatches=3, clone=2.0, lr=0.03)
+    algorithm, model, lessons, steps = task.algorithm, task.algorithm.model, [], []
+    with torch.no_grad():
+        model.head.linear.weight *= 3
+        model.head.linear.bias += torch.tensor([2.0, 0.0])
+    process, learn = algorithm.process, algorithm.learn
+
+    def processed(batch):
+        lessons.append(process(batch))
+        return lessons[-1]
+
+    def learned(batch):
+        before, result = model.clone(), learn(batch)
+        if "index" in batch:
+            steps.append((before, batch.index, {name: value.item() for name, value in result.items()}))
+        return result
+
+    algorithm.process, algorithm.learn = processed, learned
+    for seed in range(3):
+        task.learn(rows(seed=seed))
+    obs = torch.from_numpy(np.concatenate([rows(seed=seed)["obs"] for seed in range(3)]))
+    returns = torch.cat([lesson.returns for lesson in lessons])
+    with torch.no_grad():
+        old = torch.softmax(steps[0][0].policy(obs)[0]["logits"], -1)
+        assert len(steps) == 6 and old[:, 0].mean() > 0.8
+        for before, index, result in steps:
+            out, value, second = before.auxiliary(obs[index])
+            kl = (old[index] * (old[index].log() - torch.log_softmax(out["logits"], -1))).sum(1).mean().item()
+            aux_loss, value_loss = (0.5 * (returns[index] - v).square().mean().item() for v in (second, value))
+            assert result["clone_kl"] == pytest.approx(kl, rel=1e-3, abs=1e-6)
+            assert result["aux_loss"] == pytest.approx(aux_loss, rel=1e-4)
+            assert result["loss"] == pytest.approx(aux_loss + 2.0 * kl + value_loss, rel=1e-4)
+    assert steps[0][2]["clone_kl"] == pytest.approx(0.0, abs=1e-6) and kl > 1e-3
+    assert sorted(torch.cat([index for _, index, _ in steps[:3]]).tolist()) == list(range(72))
 
 
 @pytest.mark.slow
