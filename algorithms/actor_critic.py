@@ -88,9 +88,9 @@ class ActorCritic(Algorithm):
                 numbers, kinds = math.prod(space.shape or ()), getattr(heads.get(name[1:]), "outputs", ("mean", "log_std"))
             expected |= {f"{kind}{name}": (n, numbers) for kind in kinds}
         out, after = self._checked_pair("policy", answer(self, "policy", obs, state), expected, (Mapping, Batch))
-        if set(after) != set(model.state_specs()):
+        if set(after.keys()) != set(model.state_specs()):
             raise refuse(self, "policy", f"the state {sorted(model.state_specs())} of state_specs()",
-                         f"the state {sorted(after)}")
+                         f"the state {sorted(after.keys())}")
         if "value" in self.calls:
             check_shape(self, "value", answer(self, "value", obs, state), *self.value_shapes(n))
         if "evaluate" in self.calls:

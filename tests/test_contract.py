@@ -9,6 +9,7 @@ import torch
 from parl_like import ComputationTask
 from parl_like.algorithms import A2C, DQN, IMPALA, PPO, WorldModel
 from parl_like.algorithms.dynamics import DynamicsLearner
+from parl_like.batch import Batch
 from parl_like.model import Model
 from parl_like.models import MLPQ, ConvActorCritic, ConvQ, MLPActorCritic, RecurrentActorCritic
 
@@ -91,6 +92,15 @@ def test_a_memory_that_the_policy_forgets():
 
     with pytest.raises(TypeError, match=r"task 'task': PPO calls policy.*the state.*'h'"):
         ComputationTask(PPO(Forgets(OBS, ACT)))
+
+
+def test_outputs_and_memory_may_be_batches():
+    class Batches(RecurrentActorCritic):
+        def policy(self, obs, state=None):
+            out, after = super().policy(obs, state)
+            return Batch(out), Batch(after)
+
+    ComputationTask(PPO(Batches(OBS, ACT)))
 
 
 def test_values_of_too_few_actions():
