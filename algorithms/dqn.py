@@ -89,7 +89,7 @@ class DQN(Algorithm):
         return out
 
     def acts_by(self, inputs: Batch) -> dict[str, Any]:
-        """The values `q` [N, A] by which actions are chosen, and what else acting needs."""
+        """The values `q` [N, A] by which actions are chosen; of a model with a memory also its `state` after this step."""
         return {"q": self.model.q(inputs.obs)}
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,8 @@ class R2D2(DQN):
                                 f"{', '.join(specs) or 'no state'} and {act}; RecurrentQ has one")
         for obs, shape in ((inputs.obs, (2,)), (each(lambda obs: torch.stack([obs] * 3), inputs.obs), (3, 2))):
             out = answer(self, "q", obs, inputs.state)
-            if not isinstance(out, tuple) or len(out) != 2 or set(out[1]) != set(specs):
+            pair = isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], (Mapping, Batch))
+            if not pair or set(out[1].keys()) != set(specs):
                 raise refuse(self, "q", f"a pair with the state {sorted(specs)}", type(out).__name__)
             check_shape(self, "q", out[0], (*shape, int(act.n)))
 

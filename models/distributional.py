@@ -27,7 +27,7 @@ class MLPCategoricalQ(MLPQ):
     Args:
         atoms: How many returns, at least 2.
         v_min, v_max: The first and the last of them. Returns beyond count as these, so give what the task's rewards allow.
-            A new network gives every action about their middle; far above the returns of a beginner, it comes down slowly.
+            Values begin at their middle. Keep it near what an untrained policy earns: too high values come down slowly.
         The others: As for `MLPQ`.
     """
 

@@ -254,17 +254,32 @@ class Late(Point):
         return {"mean": mean, "log_std": 0 * mean}, {"kept": torch.cat([state["kept"][:, 1:], (obs @ self.theta)[:, None]], 1)}
 
 
+class Second(Point):
+    """Acts by what it kept, once it has kept two steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones(1))
+
+    def state_specs(self):
+        return {"kept": Spec("kept", (1,), np.float32), "steps": Spec("steps", (), np.int64)}
+
+    def policy(self, obs, state=None):
+        mean = (state["steps"] > 1).float()[:, None] * state["kept"] * self.gain
+        return {"mean": mean, "log_std": 0 * mean}, {"kept": (obs @ self.theta)[:, None], "steps": state["steps"] + 1}
+
+
 RECURRENT = {
     "gru": lambda: RecurrentActorCritic(OBS, BOX, hidden=[4], size=4),
     "attention": lambda: RecurrentActorCritic(OBS, BOX, hidden=[4], memory="attention", size=4),
-    "late": Late,
+    "late": Late, "second": Second,
 }
 
 
 @each
 @pytest.mark.parametrize("name", RECURRENT)
 def test_what_only_later_steps_read_is_searched_too(name, kind):
-    """Weights of the state before, places in an attention: all but what only the values read."""
+    """Weights of the state before, places in an attention, what a count of steps lets through: all but the values' own."""
     torch.manual_seed(0)
     task = ComputationTask(kind(RECURRENT[name](), population=6, **({"elite": 0.5} if kind is CEM else {})))
     parameters = {name: p for name, p in task.algorithm.model.named_parameters() if p.requires_grad}

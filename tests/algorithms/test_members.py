@@ -165,7 +165,7 @@ def test_a_member_shares_a_trunk_with_another_task(name):
                                   "APPO"])
 def test_a_member_learns_from_a_vector_environment(name):
     """From whole rows of each of its environments, whose episodes have different lengths, with a time limit no end."""
-    env = lambda: SyncVectorEnv([partial(Lane, lane, length) for lane, length in enumerate(LENGTHS)])  # noqa: E731
+    env = partial(SyncVectorEnv, [partial(Lane, lane, length) for lane, length in enumerate(LENGTHS)])
     with Robot(env, agent=VectorAgent, tasks={"RL": task_of(name, Lane(0, 2))}, seed=0) as robot:
         lessons, moved = watched(robot)
         robot.run(StopAfterSteps(300))

@@ -11,6 +11,7 @@ from value_rows import ACT, MASKED, OBS, batch_of, rows
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DQN, R2D2
 from parl_like.algorithms.targets import along, rescale, rescale_inverse
+from parl_like.batch import Batch
 from parl_like.contract import ContractError
 from parl_like.envs.recall import Recall
 from parl_like.model import Model
@@ -140,6 +141,24 @@ def test_network_and_target_each_have_a_memory_of_their_own_and_the_network_choo
     np.testing.assert_allclose(batch.target[0], [1 - 0.5 * 18.5, 2 - 0.5 * 33.5])
     learner.double = False
     np.testing.assert_allclose(processed(learner).target[0], [1 + 0.5 * 3 * 18.5, 2 + 0.5 * 3 * 33.5])
+
+
+class InABatch(Sums):
+    """Gives its memory as a `Batch`."""
+
+    def q(self, obs, state=None):
+        q, memory = super().q(obs, state)
+        return q, Batch(memory)
+
+
+def test_a_memory_may_be_a_batch():
+    plain, batch = (ComputationTask(R2D2(model(2.0), sequence=2, burn_in=1)) for model in (Sums, InABatch))
+    inputs = {"obs": np.ones((2, 1), np.float32), "state.h": np.ones((2, 1), np.float32)}
+    for task in (plain, batch):
+        task.learn(sequences())
+    for name, column in plain.predict(inputs).items():
+        np.testing.assert_array_equal(column, batch.predict(inputs)[name])
+    assert plain.algorithm.model.scale.tolist() == batch.algorithm.model.scale.tolist() != [1.0, 2.0]
 
 
 def test_an_end_by_termination_has_nothing_behind_it():
