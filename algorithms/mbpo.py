@@ -13,6 +13,7 @@ from parl_like.algorithm import Algorithm, Schedule, Window
 from parl_like.algorithms.sac import SAC
 from parl_like.batch import Batch
 from parl_like.model import Model
+from parl_like.spec import leaves, nest
 
 
 class EnsembleLearner(Algorithm):
@@ -79,7 +80,7 @@ class MBPO(SAC):
     tasks' helpers make, so give both tasks the same, and none that gathers statistics.
 
     Args:
-        model: As for SAC. Observations are a Box.
+        model: As for SAC.
         model_task: Name of the task that is asked, an `EnsembleLearner`; the task that learns this declares it (`asks`).
         horizon: Steps of an imagined path.
         real: Share of real rows, 0.05 as published; 1: nothing is imagined, as for SAC.
@@ -115,10 +116,11 @@ class MBPO(SAC):
         n = len(batch.obs)
         n_real = round(self.real * n)
         index = torch.randint(self._kept, (n - n_real,), generator=self.torch_rng, device=batch.rew.device)
-        mixed = {name: torch.cat([batch[name][:n_real].to(kept.dtype), kept[index]]) for name, kept in self.imagined.items()}
-        return super().process(Batch(mixed))
+        real = dict(leaves(batch, ""))
+        mixed = {name: torch.cat([real[name][:n_real].to(kept.dtype), kept[index]]) for name, kept in self.imagined.items()}
+        return super().process(Batch(nest(mixed)))
 
-    def imagine(self, obs: Tensor) -> None:
+    def imagine(self, obs: Any) -> None:
         """Short paths from these observations, under the policy and the model as they are now."""
         for _ in range(self.horizon):
             out = self.model.policy(obs)
@@ -127,7 +129,7 @@ class MBPO(SAC):
             else:
                 act = self.drawn(out)[0].reshape(len(obs), *self.model.act_space.shape)
             answer = self.ask(self.model_task, obs=obs, act=act)
-            self.keep({"obs": obs, "act": act, **answer})
+            self.keep(dict(leaves({"obs": obs, "act": act, **answer}, "")))
             obs = answer.obs_next[~answer.terminated]
             if not len(obs):
                 return

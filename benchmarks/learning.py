@@ -34,10 +34,13 @@ import numpy as np
 import torch
 
 import parl_like.envs  # noqa: F401  # makes its ids known
+from benchmarks import learning_tianshou as tianshou
 from benchmarks.common import machine, report
-from benchmarks.learning_peers import Point, Sb3, Tianshou, first_start, linear, tianshou_c51, tianshou_iqn, tianshou_reinforce
+from benchmarks.learning_peers import Point, Sb3, first_start, linear
+from benchmarks.learning_tianshou import Tianshou
 from parl_like import Robot
 from parl_like.data.disk import replace_file
+from parl_like.envs.wrappers import Discretize
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.plots import bootstrap_interval, iqm
@@ -48,6 +51,7 @@ class Case:
     """One task and algorithm.
 
     Attributes:
+        env: Its id; of evaluations and for the peer `wrapped`, where our experiment has wrappers around it.
         steps: Environment steps of a run. mark: Mean return that counts as solved.
         ours: Experiment that trains for us. changes: Settings on top of it. peer: Who else trains.
     """
@@ -58,6 +62,7 @@ class Case:
     ours: str
     peer: Sb3 | Tianshou
     changes: Mapping[str, Any] = field(default_factory=dict)
+    wrapped: str | None = None
 
     def robot(self, steps: int, seed: int) -> Robot:
         experiment = experiments.get(self.ours)
@@ -83,6 +88,7 @@ MINATAR_DQN = {"learning_rate": 2.5e-4, "batch_size": 32, "buffer_size": 100_000
                "exploration_final_eps": 0.1}
 
 gym.register("MinAtarSpaceInvaders-v0", "parl_like.envs.minatar:MinAtar", kwargs={"game": "space_invaders"})
+gym.register("DiscretePendulum-v0", lambda: Discretize(gym.make("Pendulum-v1"), bins=9, joint=False))
 
 CASES = {
     "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours="ppo-cartpole", peer=Sb3(
@@ -93,13 +99,17 @@ CASES = {
     "qrdqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="qrdqn-cartpole", peer=Sb3(
         name="QRDQN", library="sb3-contrib", settings={**ZOO_DQN, "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 10}})),
     "c51 cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="c51-cartpole",
-                         peer=Tianshou(build=tianshou_c51)),
+                         peer=Tianshou(build=tianshou.c51)),
     "iqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="iqn-cartpole",
-                         peer=Tianshou(build=tianshou_iqn, collect=10, n_envs=10)),
+                         peer=Tianshou(build=tianshou.iqn, collect=10, n_envs=10)),
+    "fqf cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="fqf-cartpole",
+                         peer=Tianshou(build=tianshou.fqf, collect=10, n_envs=10, warmup=640)),
+    "sac cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="sac-cartpole",
+                         peer=Tianshou(build=tianshou.discrete_sac, collect=10, n_envs=10, warmup=10)),
     "a2c cartpole": Case(env="CartPole-v1", steps=200_000, mark=450, ours="a2c-cartpole", peer=Sb3(
         name="A2C", n_envs=8, settings={"ent_coef": 0.0})),
     "reinforce cartpole": Case(env="CartPole-v1", steps=200_000, mark=400, ours="reinforce-cartpole", peer=Tianshou(
-        build=tianshou_reinforce, collect=8, batch=None, repeat=2, whole=True)),
+        build=tianshou.reinforce, collect=8, batch=None, repeat=2, whole=True)),
     "ars cartpole": Case(env="CartPole-v1", steps=300_000, mark=475, ours="ars-cartpole", peer=Sb3(
         name="ARS", library="sb3-contrib", policy="LinearPolicy", settings={"n_delta": 2})),
     "ppo recall": Case(env="Recall-v0", steps=150_000, mark=0.95, ours="ppo-recall", peer=Sb3(
@@ -129,6 +139,13 @@ CASES = {
         name="TRPO", library="sb3-contrib", n_envs=2,
         settings={"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3, "n_critic_updates": 15, "use_sde": True,
                   "sde_sample_freq": 4})),
+    "npg pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours="npg-pendulum", peer=Tianshou(
+        build=tianshou.npg, n_envs=16, collect=2048, batch=None, repeat=2, size=50_000)),
+    "bdq pendulum": Case(env="Pendulum-v1", wrapped="DiscretePendulum-v0", steps=30_000, mark=-250, ours="bdq-pendulum",
+                         peer=Tianshou(build=tianshou.bdq, n_envs=10, collect=10, batch=128, warmup=1280,
+                                       epsilon=lambda steps: max(0.76 * (1 - 1e-4) ** steps, 0.01))),
+    "redq pendulum": Case(env="Pendulum-v1", steps=5_000, mark=-250, ours="redq-pendulum", peer=Tianshou(
+        build=tianshou.redq, n_envs=1, collect=1, lessons=3, warmup=1000, random=True)),
     "rainbow breakout": Case(env="MinAtar-v0", steps=300_000, mark=6, ours="rainbow-minatar", peer=Sb3(
         name="DQN", policy="CnnPolicy", images=True, settings=MINATAR_DQN)),
     "rainbow space invaders": Case(env="MinAtarSpaceInvaders-v0", steps=300_000, mark=20, ours="rainbow-minatar", peer=Sb3(
@@ -188,13 +205,13 @@ def train_ours(case: Case, steps: int, seed: int, stops: list[int], episodes: in
             for _ in robot.iterate(stop):
                 pass
             seconds += process_time() - begin
-            seen = robot.evaluate(episodes, seed=seed, n_agents=episodes, env=starts(case.env, first_start(seed)))
+            seen = robot.evaluate(episodes, seed=seed, n_agents=episodes, env=starts(case.wrapped or case.env, first_start(seed)))
             curve.append((robot.env_steps, seconds, seen.mean_return))
     return curve
 
 
 def train_peer(case: Case, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
-    return case.peer.train(case.env, steps, seed, stops, episodes)
+    return case.peer.train(case.wrapped or case.env, steps, seed, stops, episodes)
 
 
 def summary(curves: list[list[Point]], mark: float) -> dict[str, Any]:

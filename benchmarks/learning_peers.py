@@ -1,4 +1,4 @@
-"""The peers of the learning benchmark: stable-baselines3, sb3-contrib and Tianshou, each trained as its own users would."""
+"""stable-baselines3 and sb3-contrib in the learning benchmark, each trained as its own users would."""
 
 from __future__ import annotations
 
@@ -96,63 +96,6 @@ class Sb3:
         return curve
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tianshou:
-    """An algorithm of Tianshou 2.
-
-    Attributes:
-        build: Its algorithm for an environment. n_envs: Its environments.
-        collect: Steps, or for `whole` episodes, between two lessons. batch: Rows of a lesson (on-policy: of a minibatch).
-        warmup: Steps before the first lesson. size: Rows of the buffer. repeat: Passes of an on-policy lesson; 0: off-policy.
-    """
-
-    build: Callable[[gym.Env[Any, Any]], Any]
-    n_envs: int = 8
-    collect: int = 8
-    batch: int | None = 64
-    warmup: int = 512
-    size: int = 20_000
-    repeat: int = 0
-    whole: bool = False
-    library: str = "tianshou"
-    module: str = "tianshou"
-
-    def train(self, env_id: str, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
-        import torch
-        from tianshou.algorithm.algorithm_base import policy_within_training_step
-        from tianshou.data import Collector, VectorReplayBuffer
-        from tianshou.env import DummyVectorEnv
-
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        envs, others = (DummyVectorEnv([lambda: gym.make(env_id)] * n) for n in (self.n_envs, episodes))
-        envs.seed(seed)
-        algorithm = self.build(gym.make(env_id))
-        buffer = VectorReplayBuffer(self.size, self.n_envs)
-        collector = Collector(algorithm, envs, buffer, exploration_noise=True)
-        tests = Collector(algorithm, others)
-        collector.reset()
-        curve: list[Point] = []
-        done, seconds = 0, 0.0
-        while len(curve) < len(stops):
-            begin = process_time()
-            with policy_within_training_step(algorithm.policy):
-                wanted = {"n_episode": self.collect} if self.whole else {
-                    "n_step": self.warmup if not done and not self.repeat else self.collect}
-                done += collector.collect(**wanted).n_collected_steps
-                if self.repeat:
-                    algorithm.update(buffer, self.batch, self.repeat)
-                    collector.reset_buffer(keep_statistics=True)
-                else:
-                    algorithm.update(buffer, self.batch)
-            seconds += process_time() - begin
-            while len(curve) < len(stops) and done >= stops[len(curve)]:
-                others.seed(first_start(seed))
-                tests.reset()
-                curve.append((done, seconds, float(tests.collect(n_episode=episodes).returns.mean())))
-        return curve
-
-
 def minatar_features() -> type:
     """16 filters of 3 × 3, then 128 units (Young and Tian 2019), on images whose channels come last."""
     import torch
@@ -170,48 +113,3 @@ def minatar_features() -> type:
             return torch.relu(self.linear(seen.flatten(1)))
 
     return Features
-
-
-def tianshou_c51(env: gym.Env[Any, Any]) -> Any:
-    """With the settings of its own CartPole example, but for the support and the discount of this benchmark's task."""
-    from tianshou.algorithm import C51
-    from tianshou.algorithm.modelfree.c51 import C51Policy
-    from tianshou.algorithm.optim import AdamOptimizerFactory
-    from tianshou.utils.net.common import Net
-
-    space: Any = env.action_space
-    net = Net(state_shape=env.observation_space.shape, action_shape=space.n, hidden_sizes=[128] * 4, softmax=True, num_atoms=51)
-    policy = C51Policy(model=net, action_space=space, observation_space=env.observation_space, v_min=0.0, v_max=100.0,
-                       eps_training=0.1)
-    return C51(policy=policy, optim=AdamOptimizerFactory(lr=1e-3), gamma=0.99, n_step_return_horizon=3, target_update_freq=320)
-
-
-def tianshou_iqn(env: gym.Env[Any, Any]) -> Any:
-    """With the settings of its own CartPole example, but for the discount of this benchmark's task."""
-    from tianshou.algorithm import IQN
-    from tianshou.algorithm.modelfree.iqn import IQNPolicy
-    from tianshou.algorithm.optim import AdamOptimizerFactory
-    from tianshou.utils.net.common import Net
-    from tianshou.utils.net.discrete import ImplicitQuantileNetwork
-
-    space: Any = env.action_space
-    features = Net(state_shape=env.observation_space.shape, action_shape=64, hidden_sizes=[64, 64, 64])
-    net = ImplicitQuantileNetwork(preprocess_net=features, action_shape=space.n)
-    policy = IQNPolicy(model=net, action_space=space, observation_space=env.observation_space, eps_training=0.1)
-    return IQN(policy=policy, optim=AdamOptimizerFactory(lr=3e-3), gamma=0.99, n_step_return_horizon=3, target_update_freq=320)
-
-
-def tianshou_reinforce(env: gym.Env[Any, Any]) -> Any:
-    """With the settings of its own CartPole example."""
-    from tianshou.algorithm import Reinforce
-    from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
-    from tianshou.algorithm.optim import AdamOptimizerFactory
-    from tianshou.utils.net.common import Net
-    from tianshou.utils.net.discrete import DiscreteActor
-
-    space: Any = env.action_space
-    features = Net(state_shape=env.observation_space.shape, hidden_sizes=[64, 64])
-    actor = DiscreteActor(preprocess_net=features, action_shape=space.n, softmax_output=False)
-    policy = DiscreteActorPolicy(actor=actor, action_space=space, observation_space=env.observation_space,
-                                 deterministic_eval=True)
-    return Reinforce(policy=policy, optim=AdamOptimizerFactory(lr=1e-3), gamma=0.99, return_standardization=True)

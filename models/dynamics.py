@@ -93,10 +93,11 @@ class Dynamics(Model):
 
 class EnsembleDynamics(Model):
     """Several probabilistic networks, one batched product per layer: (s, a) → the normal distribution of (s' − s, r), and the
-    probability that the episode ends. What goes in and comes out is put to mean 0 and standard deviation 1 by what has been seen.
+    probability that the episode ends. s are all numbers of an observation, as `FlatObs` has them, a mask's too. What goes in and
+    comes out is put to mean 0 and standard deviation 1 by what has been seen.
 
     Args:
-        obs, act: Spaces; `obs` is a Box, `act` Discrete or a Box.
+        obs, act: Spaces; `obs` is any, `act` Discrete or a Box.
         hidden: Sizes of the hidden layers of each network. Published: four of 200.
         members: Networks. Published: seven, of which the best five are asked.
 
@@ -104,8 +105,6 @@ class EnsembleDynamics(Model):
         max_log_var, min_log_var: Soft bounds of the log variances, learned (Chua et al. 2018).
     """
 
-    low: Tensor
-    high: Tensor
     seen: Tensor
     input_mean: Tensor
     input_var: Tensor
@@ -115,15 +114,12 @@ class EnsembleDynamics(Model):
     def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), members: int = 5,
                  activation: str = "silu") -> None:
         super().__init__(obs, act)
-        if not isinstance(obs, gym.spaces.Box) or obs.dtype.kind != "f":
-            raise TypeError(f"EnsembleDynamics: obs is {obs}; expected a Box of real numbers, which can be imagined")
         self.n, self.discrete = numbers_of(self)
-        self.members, self.size = members, math.prod(obs.shape)
+        self.flat = FlatObs(obs)
+        self.members, self.size = members, self.flat.out_size
         self.net = EnsembleMLP(members, [self.size + self.n, *hidden, 2 * self.size + 3], activation, activate_last=False)
         self.max_log_var = nn.Parameter(torch.full((self.size + 1,), 0.5))
         self.min_log_var = nn.Parameter(torch.full((self.size + 1,), -10.0))
-        for name in ("low", "high"):
-            self.register_buffer(name, torch.from_numpy(getattr(obs, name).astype("float32")), persistent=False)
         self.register_buffer("seen", torch.zeros(()))
         for name, size in (("input", self.size + self.n), ("target", self.size + 1)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
@@ -133,13 +129,13 @@ class EnsembleDynamics(Model):
         """Actions as the policy has them, and helpers store them."""
         return {**self.obs_specs, **{spec.name: spec for spec in stored_specs(self.act_space, self.act_specs)}}
 
-    def raw(self, obs: Tensor, act: Tensor) -> Tensor:
-        return torch.cat([obs.reshape(len(obs), -1).float(), encoded(act, self.n, self.discrete)], 1)
+    def raw(self, obs: Any, act: Tensor) -> Tensor:
+        return torch.cat([self.flat(obs), encoded(act, self.n, self.discrete)], 1)
 
-    def change(self, obs: Tensor, obs_next: Tensor, rew: Tensor) -> Tensor:
-        return torch.cat([(obs_next - obs).reshape(len(obs), -1).float(), rew.float().unsqueeze(1)], 1)
+    def change(self, obs: Any, obs_next: Any, rew: Tensor) -> Tensor:
+        return torch.cat([self.flat(obs_next) - self.flat(obs), rew.float().unsqueeze(1)], 1)
 
-    def observe(self, obs: Tensor, act: Tensor, obs_next: Tensor, rew: Tensor) -> None:
+    def observe(self, obs: Any, act: Tensor, obs_next: Any, rew: Tensor) -> None:
         """Counts these rows into the means and variances."""
         n, before = len(rew), self.seen.clone()
         self.seen += n
@@ -150,19 +146,18 @@ class EnsembleDynamics(Model):
             var += share * (x.var(0, unbiased=False) - var + apart.square() * (before / self.seen))
             mean += share * apart
 
-    def features(self, obs: Tensor, act: Tensor) -> Tensor:
+    def features(self, obs: Any, act: Tensor) -> Tensor:
         """What the networks see, [N, in]."""
         return (self.raw(obs, act) - self.input_mean) / self.input_var.sqrt().clamp(min=1e-6)
 
-    def targets(self, obs: Tensor, obs_next: Tensor, rew: Tensor) -> Tensor:
+    def targets(self, obs: Any, obs_next: Any, rew: Tensor) -> Tensor:
         """What they are to say, [N, out]."""
         return (self.change(obs, obs_next, rew) - self.target_mean) / self.target_var.sqrt().clamp(min=1e-6)
 
-    def drawn(self, obs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What `targets` stand for: the next observations, within the bounds of their space, and the rewards [N]."""
+    def drawn(self, obs: Any, y: Tensor) -> tuple[Any, Tensor]:
+        """What `targets` stand for: the observations of the space that are nearest to the next ones, and the rewards [N]."""
         plain = y * self.target_var.sqrt().clamp(min=1e-6) + self.target_mean
-        after = obs + plain[:, :-1].reshape(obs.shape).to(obs.dtype)
-        return torch.clamp(after, self.low, self.high), plain[:, -1]
+        return self.flat.inverse(self.flat(obs) + plain[:, :-1]), plain[:, -1]
 
     def each(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of its own for each network, [members, N, in] → means and log variances [members, N, out], logits of an end

@@ -18,7 +18,7 @@ from parl_like.layers import activation as activation_named
 from parl_like.model import Model
 from parl_like.models.heads import Distribution, Linear, make_head, mask_key, mask_names, masked
 from parl_like.noisy import NoisyLinear
-from parl_like.spec import leaf_spaces
+from parl_like.spec import leaf_spaces, nest
 
 RELU_GAIN = math.sqrt(2.0)
 
@@ -207,12 +207,18 @@ class FlatObs(nn.Module, metaclass=Brief):
         flat = [part(obs) for part in self.parts]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
+    def inverse(self, flat: Tensor) -> Any:
+        """[..., out_size] → the observation of the space whose numbers are nearest, with the same leading axes. Of leaves that
+        were left out there is none."""
+        parts = zip(self.parts, torch.split(flat, [part.size for part in self.parts], -1), strict=True)
+        return nest({part.name: part.inverse(x) for part, x in parts})["obs"]
+
 
 class _Leaf:
     """How one array of the observation becomes features."""
 
     def __init__(self, name: str, space: gym.Space[Any]) -> None:
-        self.path = name.split(".")[1:]
+        self.name, self.path, self.space = name, name.split(".")[1:], space
         self.n_axes = len(space.shape or ())
         self.scale = 1.0
         self.choices: list[tuple[int, int]] = []  # of each discrete number: how many values, and the first of them
@@ -234,6 +240,17 @@ class _Leaf:
             hot = [F.one_hot(x[..., i].long() - start, n) for i, (n, start) in enumerate(self.choices)]
             return torch.cat(hot, -1).float()
         return x.float() if self.scale == 1.0 else x * self.scale
+
+    def inverse(self, x: Tensor) -> Tensor:
+        space: Any = self.space
+        if self.choices:
+            parts = torch.split(x, [n for n, _ in self.choices], -1)
+            x = torch.stack([part.argmax(-1) + first for part, (_, first) in zip(parts, self.choices, strict=True)], -1)
+        else:
+            bounds = (space.low, space.high) if isinstance(space, gym.spaces.Box) else np.array([[0], [1]])
+            x = x if space.dtype.kind == "f" else (x.double() / self.scale).round()
+            x = x.clamp(*(torch.as_tensor(bound.ravel(), dtype=x.dtype, device=x.device) for bound in bounds))
+        return x.reshape((*x.shape[:-1], *space.shape)).to(torch.from_numpy(np.empty(0, space.dtype)).dtype)
 
 
 def perception(obs: gym.Space[Any], act: gym.Space[Any], trunk: nn.Module | None) -> nn.Module:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from torch import nn
 from torch.distributions import Categorical, Normal
 
@@ -34,6 +34,7 @@ from parl_like.models import (
     RecurrentActorCritic,
     make_head,
 )
+from parl_like.spec import leaves
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 ACT = Discrete(4)
@@ -150,6 +151,20 @@ def test_flat_obs_worked_out_by_hand():
     # Two leading axes, [T, B], are kept.
     double = {"a": obs["a"][None], "b": {"image": obs["b"]["image"][None]}, **{k: obs[k][None] for k in "cde"}}
     torch.testing.assert_close(flat(double), expected[None])
+    for given in (obs, double):
+        back = dict(leaves(flat.inverse(flat(given)), ""))
+        assert list(back) == ["a", "b.image", "c", "d", "e"]
+        for name, value in leaves(given, ""):
+            assert back[name].dtype == value.dtype and torch.equal(back[name], value)
+
+
+def test_numbers_that_are_no_observation_stand_for_the_nearest_one():
+    space = Dict({"a": Discrete(2, start=5), "b": Box(0, 200, (2,), np.uint8), "c": Box(np.float32([-1, 0]), np.inf),
+                  "d": Tuple((MultiBinary(2), Box(-3, 3, (), np.int64)))})
+    back = FlatObs(space).inverse(torch.tensor([0.1, -0.2, 0.5031, 1.2, -2.0, 7.5, 0.6, 1.7, -1.6]))
+    assert back["a"] == 5 and back["b"].tolist() == [101, 200] and back["c"].tolist() == [-1.0, 7.5]
+    assert back["d"]["0"].tolist() == [1, 1] and back["d"]["1"] == -2
+    assert FlatObs(space, skip=["obs.d.0"]).inverse(torch.zeros(7, 7)).keys() == {"a", "b", "c", "d"}
 
 
 @pytest.mark.parametrize(("space", "obs", "expected"), [
