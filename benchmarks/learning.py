@@ -162,6 +162,9 @@ CASES = {
         name="TQC", library="sb3-contrib", settings={"learning_rate": 1e-3})),
     "crossq pendulum": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours="crossq-pendulum", peer=Sb3(
         name="CrossQ", library="sb3-contrib")),
+    "crossq pendulum, same networks": Case(env="Pendulum-v1", steps=20_000, mark=-180, ours="crossq-pendulum", peer=Sb3(
+        name="CrossQ", library="sb3-contrib", settings={
+            "batch_size": 128, "policy_kwargs": {"net_arch": {"pi": [64, 64], "qf": [128, 128]}}})),
     "sac mountain car": Case(env="MountainCarContinuous-v0", steps=50_000, mark=88, ours="sac-mountaincar",
                              peer=Sb3(name="SAC", settings={
                                  "learning_rate": 3e-4, "buffer_size": 50_000, "batch_size": 512, "ent_coef": 0.1,
