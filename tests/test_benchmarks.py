@@ -164,6 +164,26 @@ def test_ours_is_evaluated_in_the_episodes_of_the_peers():
     assert sorted(seen) == sorted(gym.make("Pendulum-v1").reset(seed=first_start(3) + k)[0].tolist() for k in range(5))
 
 
+def test_ours_and_the_peer_have_the_same_task():
+    """Of each case whose environment is installed: its settings are some, and the spaces are those of the peer's environment."""
+    from benchmarks.learning import CASES, starts
+
+    found = 0
+    for name, case in CASES.items():
+        try:
+            peers = starts(case.wrapped or case.env, 0)()
+        except (gym.error.Error, ImportError):
+            continue
+        with case.robot(10_000, 0) as robot:
+            for task in robot.tasks.values():
+                task.build()
+                model = task.algorithm.model
+                assert model.obs_space.shape == peers.observation_space.shape and model.act_space == peers.action_space, name
+        peers.close()
+        found += 1
+    assert found > 15
+
+
 def test_compare_takes_turns_and_the_ratio_is_that_of_neighbours():
     from benchmarks.common import compare, ratio
 
