@@ -142,7 +142,7 @@ CASES = {
     "npg pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours="npg-pendulum", peer=Tianshou(
         build=tianshou.npg, n_envs=16, collect=2048, batch=None, repeat=2, size=50_000)),
     "bdq pendulum": Case(env="Pendulum-v1", wrapped="DiscretePendulum-v0", steps=30_000, mark=-250, ours="bdq-pendulum",
-                         peer=Tianshou(build=tianshou.bdq, n_envs=10, collect=10, batch=128, warmup=1280,
+                         peer=Tianshou(build=tianshou.bdq, n_envs=10, collect=10, lessons=10, batch=128, warmup=1280,
                                        epsilon=lambda steps: max(0.76 * (1 - 1e-4) ** steps, 0.01))),
     "redq pendulum": Case(env="Pendulum-v1", steps=5_000, mark=-250, ours="redq-pendulum", peer=Tianshou(
         build=tianshou.redq, n_envs=1, collect=1, lessons=3, warmup=1000, random=True)),
