@@ -160,7 +160,7 @@ def discrete_sac(env: gym.Env[Any, Any]) -> Any:
 
 
 def bdq(env: gym.Env[Any, Any]) -> Any:
-    """With the settings of its own Pendulum example, but for the number of torques, and, in the benchmark, a lesson for each step."""
+    """With the settings of its own Pendulum example, but for the number of torques and of lessons (one each step)."""
     from tianshou.algorithm import BDQN
     from tianshou.algorithm.modelfree.bdqn import BDQNPolicy
     from tianshou.algorithm.optim import AdamOptimizerFactory
