@@ -51,7 +51,7 @@ class Case:
     """One task and algorithm.
 
     Attributes:
-        env: Its id; of evaluations and for the peer `wrapped`, where our experiment has wrappers around it.
+        env: Id of the task. inner: Id of what is inside of the wrappers that our experiment has of its own; None: it has none.
         steps: Environment steps of a run. mark: Mean return that counts as solved.
         ours: Experiment that trains for us. changes: Settings on top of it. peer: Who else trains.
     """
@@ -62,12 +62,12 @@ class Case:
     ours: str
     peer: Sb3 | Tianshou
     changes: Mapping[str, Any] = field(default_factory=dict)
-    wrapped: str | None = None
+    inner: str | None = None
 
     def robot(self, steps: int, seed: int) -> Robot:
         experiment = experiments.get(self.ours)
         module = experiment.module()
-        own = {"env": self.env, "total_steps": steps, "seed": seed}
+        own = {"env": self.inner or self.env, "total_steps": steps, "seed": seed}
         return module.build(configs.resolve(module.Config, experiment.config, self.changes, own))  # type: ignore[no-any-return]
 
     def settings(self, steps: int) -> str:
@@ -141,7 +141,7 @@ CASES = {
                   "sde_sample_freq": 4})),
     "npg pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours="npg-pendulum", peer=Tianshou(
         build=tianshou.npg, n_envs=16, collect=2048, batch=None, repeat=2, size=50_000)),
-    "bdq pendulum": Case(env="Pendulum-v1", wrapped="DiscretePendulum-v0", steps=30_000, mark=-250, ours="bdq-pendulum",
+    "bdq pendulum": Case(env="DiscretePendulum-v0", inner="Pendulum-v1", steps=30_000, mark=-250, ours="bdq-pendulum",
                          peer=Tianshou(build=tianshou.bdq, n_envs=10, collect=10, lessons=10, batch=128, warmup=1280,
                                        epsilon=lambda steps: max(0.76 * (1 - 1e-4) ** steps, 0.01))),
     "redq pendulum": Case(env="Pendulum-v1", steps=5_000, mark=-250, ours="redq-pendulum", peer=Tianshou(
@@ -208,13 +208,13 @@ def train_ours(case: Case, steps: int, seed: int, stops: list[int], episodes: in
             for _ in robot.iterate(stop):
                 pass
             seconds += process_time() - begin
-            seen = robot.evaluate(episodes, seed=seed, n_agents=episodes, env=starts(case.wrapped or case.env, first_start(seed)))
+            seen = robot.evaluate(episodes, seed=seed, n_agents=episodes, env=starts(case.env, first_start(seed)))
             curve.append((robot.env_steps, seconds, seen.mean_return))
     return curve
 
 
 def train_peer(case: Case, steps: int, seed: int, stops: list[int], episodes: int) -> list[Point]:
-    return case.peer.train(case.wrapped or case.env, steps, seed, stops, episodes)
+    return case.peer.train(case.env, steps, seed, stops, episodes)
 
 
 def summary(curves: list[list[Point]], mark: float) -> dict[str, Any]:

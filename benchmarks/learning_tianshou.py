@@ -169,7 +169,7 @@ def bdq(env: gym.Env[Any, Any]) -> Any:
     space: Any = env.action_space
     net = BranchingNet(state_shape=env.observation_space.shape, num_branches=len(space.nvec), action_per_branch=space.nvec[0],
                        common_hidden_sizes=[64, 64], value_hidden_sizes=[64], action_hidden_sizes=[64])
-    policy = BDQNPolicy(model=net, action_space=space, observation_space=env.observation_space, eps_training=0.76)
+    policy = BDQNPolicy(model=net, action_space=space, observation_space=env.observation_space)
     return BDQN(policy=policy, optim=AdamOptimizerFactory(lr=1e-3), gamma=0.9, target_update_freq=200)
 
 

@@ -215,7 +215,7 @@ class FlatObs(nn.Module, metaclass=Brief):
 
 
 class _Leaf:
-    """How one array of the observation becomes features."""
+    """How one array of the observation becomes features, and numbers become one again."""
 
     def __init__(self, name: str, space: gym.Space[Any]) -> None:
         self.name, self.path, self.space = name, name.split(".")[1:], space
