@@ -99,13 +99,13 @@ CASES = {
     "qrdqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="qrdqn-cartpole", peer=Sb3(
         name="QRDQN", library="sb3-contrib", settings={**ZOO_DQN, "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 10}})),
     "c51 cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="c51-cartpole",
-                         peer=Tianshou(build=tianshou.c51)),
+                         peer=Tianshou(build=tianshou.c51, lessons=4)),
     "iqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="iqn-cartpole",
-                         peer=Tianshou(build=tianshou.iqn, collect=10, n_envs=10)),
+                         peer=Tianshou(build=tianshou.iqn, collect=10, lessons=5, n_envs=10)),
     "fqf cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="fqf-cartpole",
-                         peer=Tianshou(build=tianshou.fqf, collect=10, n_envs=10, warmup=640)),
+                         peer=Tianshou(build=tianshou.fqf, collect=10, lessons=5, n_envs=10, warmup=640)),
     "sac cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="sac-cartpole",
-                         peer=Tianshou(build=tianshou.discrete_sac, collect=10, n_envs=10, warmup=10)),
+                         peer=Tianshou(build=tianshou.discrete_sac, collect=10, lessons=5, n_envs=10, warmup=10)),
     "a2c cartpole": Case(env="CartPole-v1", steps=200_000, mark=450, ours="a2c-cartpole", peer=Sb3(
         name="A2C", n_envs=8, settings={"ent_coef": 0.0})),
     "reinforce cartpole": Case(env="CartPole-v1", steps=200_000, mark=400, ours="reinforce-cartpole", peer=Tianshou(
