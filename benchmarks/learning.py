@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from inspect import getsource, isfunction
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -36,7 +37,7 @@ import torch
 import parl_like.envs  # noqa: F401  # makes its ids known
 from benchmarks import learning_tianshou as tianshou
 from benchmarks.common import machine, report
-from benchmarks.learning_peers import Point, Sb3, first_start, linear
+from benchmarks.learning_peers import Linear, Point, Sb3, first_start
 from benchmarks.learning_tianshou import Tianshou
 from parl_like import Robot
 from parl_like.data.disk import replace_file
@@ -73,7 +74,16 @@ class Case:
     def settings(self, steps: int) -> str:
         """A number for all settings of ours: runs of others are not the same work."""
         with self.robot(steps, 0) as robot:
-            return f"{crc32(json.dumps(robot.parts.complete(), sort_keys=True).encode()):08x}"
+            return number(json.dumps(robot.parts.complete(), sort_keys=True))
+
+    def peer_settings(self) -> str:
+        """The same of the peer's; a function counts by its source."""
+        own = {key: getsource(value) if isfunction(value) else repr(value) for key, value in vars(self.peer).items()}
+        return number(json.dumps(own, sort_keys=True))
+
+
+def number(text: str) -> str:
+    return f"{crc32(text.encode()):08x}"
 
 
 ZOO_DQN = {"learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
@@ -93,7 +103,7 @@ gym.register("DiscretePendulum-v0", lambda: Discretize(gym.make("Pendulum-v1"), 
 CASES = {
     "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours="ppo-cartpole", peer=Sb3(
         name="PPO", n_envs=8, settings={"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
-                                        "ent_coef": 0.0, "learning_rate": linear(1e-3), "clip_range": linear(0.2)})),
+                                        "ent_coef": 0.0, "learning_rate": Linear(1e-3), "clip_range": Linear(0.2)})),
     "dqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="dqn-cartpole", peer=Sb3(
         name="DQN", settings=ZOO_DQN)),
     "qrdqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="qrdqn-cartpole", peer=Sb3(
@@ -174,7 +184,7 @@ CASES = {
     "sac lunar lander": Case(env="LunarLanderContinuous-v3", steps=500_000, mark=200, ours="sac-pendulum", changes={
         "hidden": [400, 300], "lr": {"start": 7.3e-4, "end": 0.0}, "tau": 0.01, "size": 1_000_000, "warmup": 10_000,
         "random_steps": 10_000}, peer=Sb3(name="SAC", settings={
-            "batch_size": 256, "learning_rate": linear(7.3e-4), "buffer_size": 1_000_000, "tau": 0.01, "learning_starts": 10_000,
+            "batch_size": 256, "learning_rate": Linear(7.3e-4), "buffer_size": 1_000_000, "tau": 0.01, "learning_starts": 10_000,
             "policy_kwargs": {"net_arch": [400, 300]}})),
     "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, ours="sac-pendulum", changes={
         "hidden": [256, 256], "lr": 3e-4, "size": 1_000_000, "warmup": 10_000, "random_steps": 10_000}, peer=Sb3(
@@ -273,11 +283,11 @@ def main(argv: list[str] | None = None) -> int:
             lines.append(f"{case.peer.library} is not installed: skipped (pip install {case.peer.library})")
         else:
             runs[case.peer.library] = []
-        settings = {"parl_like": f" with settings {case.settings(steps)}, begun as the peer's"}
+        settings = {"parl_like": case.settings(steps), case.peer.library: case.peer_settings()}
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for who, curves in runs.items():
-                key = (f"{name}, {steps} steps, {options.points} evaluations of {options.episodes} episodes, {who}"
-                       f"{settings.get(who, '')}, seed {seed}")
+                key = (f"{name}, {steps} steps, {options.points} evaluations of {options.episodes} episodes, {who} "
+                       f"with settings {settings[who]}, seed {seed}")
                 if key not in kept:
                     train = train_ours if who == "parl_like" else train_peer
                     kept[key] = train(case, steps, seed, stops, options.episodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from time import process_time
@@ -20,9 +20,14 @@ def first_start(seed: int) -> int:
     return 1_000_000 + 1000 * seed
 
 
-def linear(start: float) -> Callable[[float], float]:
-    """Of the share of the run that is left, as stable-baselines3's schedules are."""
-    return lambda left: start * left
+@dataclass(frozen=True)
+class Linear:
+    """From `start` to 0: a schedule as stable-baselines3 has them, of the share of the run that is left."""
+
+    start: float
+
+    def __call__(self, left: float) -> float:
+        return self.start * left
 
 
 @dataclass(frozen=True, kw_only=True)

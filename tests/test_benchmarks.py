@@ -146,6 +146,23 @@ def test_learning_keeps_its_runs_in_a_file(tmp_path, monkeypatch, capsys):
     assert trained == [0, 1, 0, 0]  # with other settings
 
 
+def test_a_run_of_the_peer_is_kept_for_its_settings_alone():
+    from benchmarks.learning import CASES
+    from benchmarks.learning_peers import Linear
+
+    def numbers(name, **changes):
+        case = CASES[name]
+        return [replace(case, peer=replace(case.peer, **one)).peer_settings() for one in ({}, changes)]
+
+    before, after = numbers("iqn cartpole", lessons=1)
+    assert before != after and len(before) == 8
+    before, after = numbers("iqn cartpole", build=CASES["c51 cartpole"].peer.build)
+    assert before != after
+    same, other = numbers("ppo cartpole", settings={**CASES["ppo cartpole"].peer.settings, "learning_rate": Linear(2e-3)})
+    assert same != other == numbers("ppo cartpole", settings={**CASES["ppo cartpole"].peer.settings,
+                                                              "learning_rate": Linear(2e-3)})[1]
+
+
 def test_ours_is_evaluated_in_the_episodes_of_the_peers():
     """An environment for each, so that the first states of stable-baselines3's are those of these seeds, too."""
     from benchmarks.learning import starts
