@@ -72,17 +72,18 @@ class Case:
         return module.build(configs.resolve(module.Config, experiment.config, self.changes, own))  # type: ignore[no-any-return]
 
     def settings(self, steps: int) -> str:
-        """A number for all settings of ours: runs of others are not the same work."""
+        """A fingerprint of all settings of ours: runs with others are not the same work."""
         with self.robot(steps, 0) as robot:
-            return number(json.dumps(robot.parts.complete(), sort_keys=True))
+            return fingerprint(json.dumps(robot.parts.complete(), sort_keys=True))
 
     def peer_settings(self) -> str:
         """The same of the peer's; a function counts by its source."""
         own = {key: getsource(value) if isfunction(value) else repr(value) for key, value in vars(self.peer).items()}
-        return number(json.dumps(own, sort_keys=True))
+        return fingerprint(json.dumps(own, sort_keys=True))
 
 
-def number(text: str) -> str:
+def fingerprint(text: str) -> str:
+    """Eight hexadecimal digits, others for another text."""
     return f"{crc32(text.encode()):08x}"
 
 

@@ -163,6 +163,27 @@ def test_a_run_of_the_peer_is_kept_for_its_settings_alone():
                                                               "learning_rate": Linear(2e-3)})[1]
 
 
+def test_other_settings_of_the_peer_are_run_anew(tmp_path, monkeypatch):
+    from benchmarks import learning
+
+    trained = []
+
+    def train(who):
+        return lambda case, steps, seed, stops, episodes: trained.append(who) or [[steps, 1.0, 100.0]]
+
+    monkeypatch.setattr(learning, "train_ours", train("ours"))
+    monkeypatch.setattr(learning, "train_peer", train("theirs"))
+    monkeypatch.setattr(learning, "find_spec", lambda name: True)
+    ask = ["--case", "iqn cartpole", "--seeds", "1", "--out", str(tmp_path / "runs.json")]
+    learning.main(ask)
+    learning.main(ask)
+    assert trained == ["ours", "theirs"]
+    case = learning.CASES["iqn cartpole"]
+    monkeypatch.setitem(learning.CASES, "iqn cartpole", replace(case, peer=replace(case.peer, lessons=1)))
+    learning.main(ask)
+    assert trained == ["ours", "theirs", "theirs"]
+
+
 def test_ours_is_evaluated_in_the_episodes_of_the_peers():
     """An environment for each, so that the first states of stable-baselines3's are those of these seeds, too."""
     from benchmarks.learning import starts
