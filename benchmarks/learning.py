@@ -1,7 +1,8 @@
 """Learning beside stable-baselines3, sb3-contrib and Tianshou: the same task, environment steps and seeds, one run after the
 other on one torch thread.
 
-Ours are shipped experiments, some with other settings; theirs have the settings of RL Baselines3 Zoo, or of Tianshou's examples.
+Ours are shipped experiments, some with other settings; theirs have the settings of RL Baselines3 Zoo, or of Tianshou's examples,
+whose value learners get as many lessons as ours.
 A run is evaluated greedily at `--points` places, whose time does not count, and all contestants in the same episodes, as far as
 their first states go, for in some tasks these are worth more than what was learned: `score` is the mean return of `--episodes`
 at the end (no best checkpoint), with the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the
