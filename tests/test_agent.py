@@ -290,7 +290,7 @@ def test_everything_happens_in_the_calling_thread():
         seen.add(threading.get_ident())
         return obs[:, 0].long() * 0
 
-    before = threading.active_count()
+    before = set(threading.enumerate())  # of which some of another test's may end meanwhile
     with robot_of(Recorder(Plain(), rule), keep(), env=Watching) as robot:
         robot.run(StopAfterSteps(20))
-        assert seen == {threading.get_ident()} and threading.active_count() == before and len(made) == 1
+        assert seen == {threading.get_ident()} and set(threading.enumerate()) <= before and len(made) == 1

@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+import gc
 import pickle
 import subprocess
 import sys
@@ -988,13 +989,16 @@ def test_t18_any_nesting_survives_every_round_trip(tree):
 
 
 def python_calls(function):
-    """How many Python functions run inside `function()`. Unlike seconds, this does not depend on the machine."""
+    """How many Python functions run inside `function()`. Unlike seconds, this does not depend on the machine. Garbage that other
+    tests left is not collected meanwhile: its finalizers would be counted."""
     calls = []
+    gc.disable()
     sys.setprofile(lambda frame, event, arg: calls.append(frame.f_code.co_name) if event == "call" else None)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return len(calls) - 1  # without `function` itself
 
 

@@ -708,7 +708,7 @@ def test_no_crafted_directory_loads(tmp_path, monkeypatch, what):
         opened.append((os.fspath(name), kwargs.get("dir_fd")))
         return real(name, flags, *args, **kwargs)
 
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = len(os.listdir("/proc/self/fd"))  # of which some of another test's may be closed meanwhile
     tracemalloc.start()
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", watch)
@@ -720,7 +720,7 @@ def test_no_crafted_directory_loads(tmp_path, monkeypatch, what):
     assert opened[0] == (str(tmp_path / "a"), None)
     assert all("/" not in name and folder is not None for name, folder in opened[1:]), "everything else is opened inside it"
     assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_a_forgery_without_malice_loads(tmp_path):
