@@ -63,7 +63,8 @@ def quantile_huber(quantiles: Tensor, targets: Tensor, fractions: Tensor, kappa:
     """
     shape = (*quantiles.shape, targets.shape[1])
     y, theta = targets.unsqueeze(1).expand(shape), quantiles.unsqueeze(-1).expand(shape)
-    asymmetry = (fractions.unsqueeze(-1) - (y < theta).float()).abs()
+    fractions = fractions.unsqueeze(-1)
+    asymmetry = torch.where(y < theta, 1.0 - fractions, fractions)
     losses: Tensor = asymmetry * F.smooth_l1_loss(theta, y, reduction="none", beta=kappa)
     return losses.mean(-1).sum(-1)
 

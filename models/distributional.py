@@ -82,7 +82,7 @@ class MLPImplicitQ(MLPQ):
         return max(layers - 1, min(layers, 1))
 
     def quantiles_of(self, features: Tensor, fractions: Tensor) -> Tensor:
-        """Features [N, size] and fractions [N, K] → [N, A, K]."""
+        """Features [N, size] and fractions, [N, K] or [K] for all → [N, A, K]."""
         embedded: Tensor = self.embedding(torch.cos(fractions.unsqueeze(-1) * self.frequencies))
         return self.values_of(features.unsqueeze(1) * embedded).squeeze(-1).transpose(1, 2)
 
@@ -91,8 +91,7 @@ class MLPImplicitQ(MLPQ):
 
     def values(self, obs: Any) -> Tensor:
         """[N, A, points]."""
-        features = self.features(obs)
-        return self.quantiles_of(features, self.fractions.expand(len(features), -1))
+        return self.quantiles_of(self.features(obs), self.fractions)
 
 
 class MLPFractionQ(MLPImplicitQ):

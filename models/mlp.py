@@ -62,13 +62,15 @@ class MLP(nn.Module, metaclass=Brief):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        weights, activate = self._weights, self.activation
+        weights, activate, shape = self._weights, self.activation, x.shape
+        if len(shape) > 2:  # F.linear would give a view then, and autograd copies all of a view that an activation changes in place
+            x = x.flatten(0, -2)
         last = len(weights) - (not self.activate_last)
         for i, layer in enumerate(weights):
             x = self.layers[i](x) if self.noisy else F.linear(x, layer["weight"], layer["bias"])  # type: ignore[arg-type]
             if i < last:
                 x = activate(x)
-        return x
+        return x.view(*shape[:-1], x.shape[-1]) if len(shape) > 2 else x
 
 
 class EnsembleMLP(nn.Module, metaclass=Brief):
