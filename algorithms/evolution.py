@@ -47,6 +47,7 @@ class Evolution(ActorCritic):
         std: Standard deviation of ε at the beginning.
     """
 
+    transient = ("_places",)
     window, calls = Window(), {name: ActorCritic.calls[name] for name in ("policy", "head")}
 
     def __init__(self, model: Model | Callable[[], Model], population: int, pairs: bool, std: float,
@@ -56,7 +57,9 @@ class Evolution(ActorCritic):
             raise ValueError(f"{type(self).__name__}: population is {population} and std {std}; expected at least 2"
                              f"{', an even number,' * pairs} and a std above 0")
         self.population, self.pairs, self.std = population, pairs, std
-        self._names = list(divided(self.model)[0])
+        # Where each number of θ is kept: a parameter that several modules share is kept by all of them.
+        self._places = [[(part._parameters, key) for part in self.model.modules() for key, p in part._parameters.items()
+                         if p is parameter] for parameter in divided(self.model)[0].values()]
         self._candidates = Population(population, self.center().detach(), std)
         self.draw(None)
 
@@ -70,14 +73,13 @@ class Evolution(ActorCritic):
             other.draw(None)
         return other  # type: ignore[no-any-return]
 
-    def searched(self) -> dict[str, nn.Parameter]:
+    def searched(self) -> list[nn.Parameter]:
         """The parameters that are θ."""
-        parameters = dict(self.model.named_parameters())
-        return {name: parameters[name] for name in self._names}
+        return [held[key] for (held, key), *_ in self._places]
 
     def center(self) -> Tensor:
         """θ, [numbers]."""
-        return torch.cat([parameter.reshape(-1) for parameter in self.searched().values()])
+        return torch.cat([parameter.reshape(-1) for parameter in self.searched()])
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator | None) -> None:
@@ -92,7 +94,7 @@ class Evolution(ActorCritic):
     def move(self, theta: Tensor) -> None:
         """θ becomes this."""
         begin = 0
-        for parameter in self.searched().values():
+        for parameter in self.searched():
             parameter.copy_(theta[begin : begin + parameter.numel()].view_as(parameter))
             begin += parameter.numel()
 
@@ -109,14 +111,21 @@ class Evolution(ActorCritic):
 
     def outputs(self, inputs: Batch, which: Tensor) -> tuple[dict[str, Tensor], Any]:
         """What the policy gives out for each row with the parameters of its candidate [N]."""
-        rows, begin, parameters = self._candidates.table[which], 0, {}
-        for name, parameter in self.searched().items():
-            part = rows[:, begin : begin + parameter.numel()]
-            parameters[f"model.{name}"], begin = part.reshape(len(rows), *parameter.shape), begin + parameter.numel()
-        acts = _Acts(self.model)
+        own = self.searched()
+        rows = torch.split(self._candidates.table[which], [parameter.numel() for parameter in own], 1)
+        parameters = [part.reshape(len(part), *parameter.shape) for part, parameter in zip(rows, own, strict=True)]
+
+        def hold(parameters: Iterable[Tensor]) -> None:
+            for places, parameter in zip(self._places, parameters, strict=True):
+                for held, key in places:
+                    held[key] = parameter
 
         def one(parameters: Any, obs: Any, state: Any) -> Any:
-            out, after = torch.func.functional_call(acts, parameters, (_each(obs, 0), _each(state, 0)))
+            hold(parameters)  # what torch.func.functional_call does, which takes as long as the policy to find the places
+            try:
+                out, after = self.model.policy(_each(obs, 0), _each(state, 0) or None)
+            finally:
+                hold(own)
             return _each(out, None), _each(after, None)
 
         given = _plain(inputs.obs), _plain(inputs.get("state", {}))
@@ -239,17 +248,6 @@ def ranks(scores: Tensor) -> Tensor:
     """Places [N] among the scores, evenly from −½ to ½; equal scores have the mean of their places."""
     below, equal = (scores[:, None] > scores).sum(1), (scores[:, None] == scores).sum(1)
     return (below + (equal - 1) / 2) / (len(scores) - 1) - 0.5
-
-
-class _Acts(nn.Module):
-    """A model as a module that is called, to be computed with other parameters."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, obs: Any, state: Any) -> Any:
-        return self.model.policy(obs, state or None)  # type: ignore[operator]
 
 
 def _plain(nested: Any) -> Any:

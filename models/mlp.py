@@ -63,7 +63,7 @@ class MLP(nn.Module, metaclass=Brief):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, activate, shape = self._weights, self.activation, x.shape
-        if len(shape) > 2:  # F.linear would give a view then, and autograd copies all of a view that an activation changes in place
+        if len(shape) > 2:  # F.linear would give a view; where activations change that in place, autograd copies all of it
             x = x.flatten(0, -2)
         last = len(weights) - (not self.activate_last)
         for i, layer in enumerate(weights):
