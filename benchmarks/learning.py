@@ -158,6 +158,9 @@ CASES = {
                                        epsilon=lambda steps: max(0.76 * (1 - 1e-4) ** steps, 0.01))),
     "redq pendulum": Case(env="Pendulum-v1", steps=5_000, mark=-250, ours="redq-pendulum", peer=Tianshou(
         build=tianshou.redq, n_envs=1, collect=1, lessons=3, warmup=1000, random=True)),
+    "redq pendulum, same critics and lessons": Case(env="Pendulum-v1", steps=5_000, mark=-250, ours="redq-pendulum", changes={
+        "critics": 4, "updates": 3, "delay": 3, "lr": 1e-3}, peer=Tianshou(
+            build=tianshou.redq, n_envs=1, collect=1, lessons=3, warmup=1000, random=True)),
     "rainbow breakout": Case(env="MinAtar-v0", steps=300_000, mark=6, ours="rainbow-minatar", peer=Sb3(
         name="DQN", policy="CnnPolicy", images=True, settings=MINATAR_DQN)),
     "rainbow space invaders": Case(env="MinAtarSpaceInvaders-v0", steps=300_000, mark=20, ours="rainbow-minatar", peer=Sb3(
