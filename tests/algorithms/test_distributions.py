@@ -188,6 +188,7 @@ def test_the_implicit_network_worked_out_by_hand():
     expected = torch.tensor([[[2 * phi + 0.5, 0.5], [4 * phi + 0.5, 0.5]]])
     torch.testing.assert_close(model.quantiles(x, torch.tensor([[0.25, 0.75]])), expected)
     torch.testing.assert_close(model.q(x), expected.mean(-1))
+    torch.testing.assert_close(model.values(x.expand(3, 1)), expected.expand(3, 2, 2))
 
 
 class Fractions(MLPQ):

@@ -204,12 +204,29 @@ def test_sizes_that_cannot_be_are_refused():
 
 # ---------------------------------------------------------------------------------------------------- candidates in one batch
 
+
+
+class Tied(Model):
+    """Two layers of one weight."""
+
+    def __init__(self):
+        super().__init__(OBS, BOX)
+        self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+        self.head = GaussianHead(1, 1)
+
+    def policy(self, obs, state=None):
+        mean = self.second(torch.tanh(self.first(obs))).sum(1, keepdim=True)
+        return {"mean": mean, "log_std": 0 * mean}, {}
+
+
 NESTED = gym.spaces.Dict({"x": OBS, "at": gym.spaces.Discrete(3), "mask": gym.spaces.MultiBinary(4)})
 MODELS = {
     "box": lambda: MLPActorCritic(OBS, BOX, hidden=[4]),
     "dict with a mask": lambda: MLPActorCritic(NESTED, gym.spaces.Discrete(4), hidden=[4], shared=True),
     "memory": lambda: RecurrentActorCritic(OBS, gym.spaces.Discrete(4), hidden=[4], size=3),
     "linear": lambda: MLPActorCritic(OBS, gym.spaces.MultiDiscrete([2, 3]), hidden=[]),
+    "tied": Tied,
 }
 
 
@@ -295,8 +312,10 @@ class Looks(Point):
 
 
 def test_a_policy_that_cannot_be_computed_for_several_candidates_is_refused():
+    model = Looks()
     with pytest.raises(ContractError, match=r"computes the policies of several candidates at once \(torch.vmap\)"):
-        ComputationTask(ES(Looks()))
+        ComputationTask(ES(model))
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in model.parameters())
 
 
 # --------------------------------------------------------------------------------------------------------------------- robots

@@ -189,12 +189,14 @@ def test_a_discrete_value_outside_its_space_is_refused():
 # ------------------------------------------------------------------------------------------------------------------- networks
 
 
+@pytest.mark.parametrize("shape", [(6, 3), (3,), (2, 5, 3), (2, 2, 5, 3), (2, 0, 3)])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("activate_last", [False, True])
-def test_mlp_is_linear_layers_in_a_row(activate_last):
-    mlp = MLP([3, 5, 4, 2], "tanh", activate_last)
-    parts = [part for layer in mlp.layers for part in (layer, nn.Tanh())]
+def test_mlp_is_linear_layers_in_a_row(activate_last, activation, shape):
+    mlp = MLP([3, 5, 4, 2], activation, activate_last)
+    parts = [part for layer in mlp.layers for part in (layer, nn.Tanh() if activation == "tanh" else nn.ReLU())]
     reference = nn.Sequential(*(parts if activate_last else parts[:-1]))
-    x = normal(6, 3)
+    x = normal(*shape)
     torch.testing.assert_close(mlp(x), reference(x))
     gradients = torch.autograd.grad(mlp(x).square().sum(), list(mlp.parameters()))
     expected = torch.autograd.grad(reference(x).square().sum(), list(mlp.parameters()))
