@@ -205,7 +205,6 @@ def test_sizes_that_cannot_be_are_refused():
 # ---------------------------------------------------------------------------------------------------- candidates in one batch
 
 
-
 class Tied(Model):
     """Two layers of one weight."""
 
