@@ -120,7 +120,7 @@ def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Spac
 class OldStyle(gym.Env[Any, Any]):
     """An environment of the API before gymnasium, as one of today's; each of its habits is dealt with only where it has it.
 
-    `step` may return four values: `done` becomes `truncated` where the info says `TimeLimit.truncated`, else `terminated`.
+    `step` may return four values, see `five_values`.
     `reset` may return the observation alone, and know neither `seed` (then `env.seed(seed)` is called, if there is one) nor
     `options`. Spaces may be those of the package `gym`.
 
@@ -165,16 +165,7 @@ class OldStyle(gym.Env[Any, Any]):
         return out, {}  # also where the pair is itself an observation
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        out = self.old.step(action)
-        if len(out) == 5:
-            obs, reward, terminated, truncated, info = out
-            return obs, reward, bool(terminated), bool(truncated), info
-        if len(out) != 4:
-            raise ValueError(f"OldStyle: step returned {len(out)} values; expected 4 (obs, reward, done, info) or 5")
-        obs, reward, done, info = out
-        # Unlike a limit of ours, the old wrapper's tells only that the limit was what ended the episode.
-        cut = bool(info.get("TimeLimit.truncated", False))
-        return obs, reward, bool(done) and not cut, bool(done) and cut, info
+        return five_values(self.old.step(action))
 
     def render(self) -> Any:
         takes_mode = self.render_mode and "mode" in _takes(self.old.render)
@@ -183,6 +174,40 @@ class OldStyle(gym.Env[Any, Any]):
     def close(self) -> None:
         if hasattr(self.old, "close"):
             self.old.close()
+
+
+class FiveValues(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Passes five values on from an environment of gymnasium whose `step` may return four, see `five_values`."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return five_values(self.env.step(action))
+
+
+CUT = ("TimeLimit.truncated", "truncated_done")
+"""Keys of the info of an old environment's step: the episode was cut off, not ended."""
+
+
+def five_values(out: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """Return the five values of gymnasium's `step` for its five, or for the four (obs, reward, done, info) before it.
+
+    Of four, `done` becomes `truncated` where the info says so under one of `CUT`, else `terminated`.
+
+    Raises:
+        ValueError: there are neither four nor five.
+    """
+    if len(out) == 5:
+        obs, reward, terminated, truncated, info = out
+        return obs, reward, bool(terminated), bool(truncated), info
+    if len(out) != 4:
+        raise ValueError(f"OldStyle: step returned {len(out)} values; expected 4 (obs, reward, done, info) or 5")
+    obs, reward, done, info = out
+    # Unlike a limit of ours, the old wrapper's tells only that the limit was what ended the episode.
+    cut = any(bool(info.get(key, False)) for key in CUT)
+    return obs, reward, bool(done) and not cut, bool(done) and cut, info
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:

@@ -36,7 +36,8 @@ WRAPPERS = {
     _WRAPPERS + "transform_reward.ClipReward": (),
     _WRAPPERS + "transform_observation.FlattenObservation": (),
     _WRAPPERS + "stateful_observation.FrameStackObservation": ("obs_queue",),
-    _OURS + "make.TimeLimit": ("elapsed",), _OURS + "make.ActionBounds": (), "parl_like.vector_agent._Owning": (),
+    _OURS + "make.TimeLimit": ("elapsed",), _OURS + "make.ActionBounds": (), _OURS + "make.FiveValues": (),
+    "parl_like.vector_agent._Owning": (),
     **{f"{_OURS}wrappers.{name}": () for name in ("NormalizeObservation", "ActionRepeat", "Discretize")},
 }
 _SYNC = "gymnasium.vector.sync_vector_env.SyncVectorEnv"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from parl_like.env_state import clone_state, restore_state
 from parl_like.envs.thinker.layout import Layout
 from parl_like.envs.thinker.tree import Plan, State, Tree
 from parl_like.spec import Array
+
+log = logging.getLogger(__name__)
 
 Ask = Callable[[dict[str, Array]], Mapping[str, Array]]
 """Requests to the world model, N rows of `op` (0 initial, 1 recurrent), `obs`, `act` (0 … A − 1), `parent`, `node` (places of
@@ -52,8 +55,9 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
     Info, arrays [n] new in each step: `imagined`, the environment was not stepped; `im_reward`, `im_episode_return` (of the stage
     so far); `baseline`, float32, of the root that the last real step left; `max_rollout_depth`; `episode_return`, `episode_step`
-    of the real episode so far (of the whole, in the step that ends it); `real_done` (the environment's own, else the end),
-    `truncated_done`, `cost` (the environment's own, else False).
+    of the real episode so far (of the whole, in the step that ends it), the latter in augmented steps with the tree's layout G1,
+    in real ones with G2; `real_done` (the environment's own, else the end); `truncated_done` (the environment's own, else that
+    it truncates), which makes an end a truncation; `cost` (the environment's own, else False).
 
     With `curiosity` also `cur_reward` and `cur_episode_return`, its sum over the real episode. Of a real step that led to s',
     with d = 1 where it ended the episode, and hats what the model had imagined of it (0 where it imagined an end), it is
@@ -108,6 +112,10 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self.metadata = {**envs.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.render_mode = envs.render_mode
         self._begun = False
+        box: Any = envs.single_observation_space
+        # Where x is wanted, and values can leave the bounds that it is normalised by. None: there is nothing (more) to look at.
+        whole = box.dtype.kind in "iu" and (np.iinfo(box.dtype).min, np.iinfo(box.dtype).max) == (box.low.min(), box.high.max())
+        self._bounds = None if x_shape is None or whole else box
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Begins episodes and trees in all environments; `seed` and `options` are for those."""
@@ -122,6 +130,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
     def plant(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Begins a stage with new trees where the environments are now; what `reset` returns."""
+        self._warn_outside()
         n = self.num_envs
         roots, none = np.arange(n) * self.tree.capacity, np.zeros(n, bool)
         reply = self._answer(0, self._obs, np.zeros(n, np.int64), roots, roots)
@@ -178,6 +187,9 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             expected = {} if self.curiosity is None else self._answer(
                 1, self._obs, primary, self._roots, n * self.tree.capacity + np.arange(n))
             self._obs, rew, ended = np.asarray(obs), np.asarray(rew, np.float64), np.logical_or(terminated, truncated)
+            cut = _own(info, "truncated_done", ended, np.zeros(n, bool)) & ended
+            terminated, truncated = terminated & ~cut, truncated | cut
+            self._warn_outside()
             reply = self._first_look(plan.root_slot, primary, ended, np.flatnonzero(truncated), info)
             self._roots = plan.root_slot
             if self.curiosity is not None:
@@ -189,11 +201,20 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         surprise = [] if self.curiosity is None else [self._surprise * real]
         self._rew = np.stack([self._clipped(rew), state.im_reward, *surprise], 1).astype(np.float32)
         self._returns += rew
+        self._steps += real or self.tree.layout.generation == "G1"
         more = self._info(state, real, info, terminated, truncated)
         observation = self._observation(state)
         if real and ended.any():
             more |= self._final_obs(observation, reply, primary, ended, truncated, info)
         return observation, rew, np.asarray(terminated, bool), np.asarray(truncated, bool), more
+
+    def _warn_outside(self) -> None:
+        """Warns, once, of observations outside the bounds of their space."""
+        if self._bounds is not None and ((self._obs < self._bounds.low) | (self._obs > self._bounds.high)).any():
+            log.warning("observations have values from %g to %g, and their space says %s; `xs` leave [0, 1] there. Declare the "
+                        "bounds that hold, or clip the observations (gymnasium.wrappers.TransformObservation)",
+                        self._obs.min(), self._obs.max(), self._bounds)
+            self._bounds = None
 
     def _clipped(self, rew: Array) -> Array:
         return rew if self.reward_clip is None else rew.clip(-self.reward_clip, self.reward_clip)
@@ -247,7 +268,6 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         n = self.num_envs
         ended = np.logical_or(terminated, truncated)
         whole = _own(info, "real_done", ended, ended)
-        self._steps += real
         self._im_returns += state.im_reward
         out = {
             "imagined": np.full(n, not real), "im_reward": state.im_reward, "im_episode_return": self._im_returns.copy(),

@@ -20,7 +20,7 @@ from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.transforms import RewardClipping
 from parl_like.envs.atari import Atari, named_by
-from parl_like.envs.make import make_env
+from parl_like.envs.make import FiveValues, Layers, adapt, make_env
 from parl_like.envs.thinker.augmented import Curiosity, augmented_spaces, check_envs
 from parl_like.envs.thinker.tree import Tree
 from parl_like.envs.vector import EnvFailed, make_vector_env
@@ -41,7 +41,8 @@ REFUSALS = (gym.error.Error, EnvFailed, OSError, ImportError, TypeError, ValueEr
 
 def same_step_envs(env: Any, n: int, **options: Any) -> VectorEnv[Any, Any, Any]:
     """n environments of an id or a factory: Sokoban is batched already, others are put together. Ids of Atari games get the
-    published preparation, `parl_like.envs.atari.Atari`; `options` go before what their ids say, but for the game."""
+    published preparation, `parl_like.envs.atari.Atari`; `options` go before what their ids say, but for the game. The `step` of
+    a factory's environments may return four values (`five_values`)."""
     if isinstance(env, str) and env.startswith("Sokoban-"):
         return gym.make_vec(env, n, vectorization_mode="vector_entry_point", autoreset_mode=AutoresetMode.SAME_STEP, **options)
     if isinstance(env, str) and (game := named_by(env)):
@@ -49,7 +50,15 @@ def same_step_envs(env: Any, n: int, **options: Any) -> VectorEnv[Any, Any, Any]
             raise ValueError(f"{env!r} names a game, and so does the option game={options['game']!r}; leave one out, or write "
                              "Atari-v0 for the id")
         env, options = Atari, {**game, **options}
+    if not isinstance(env, str) and env is not Atari:
+        options["layers"] = Layers(adapt=_adapt_old)
     return make_vector_env(partial(make_env, env, **options), n, "sync", autoreset=AutoresetMode.SAME_STEP)
+
+
+def _adapt_old(env: Any) -> gym.Env[Any, Any]:
+    """Adapt an environment as `make_env` does; one of gymnasium may also return the four values of the API before it."""
+    adapted = adapt(env)
+    return FiveValues(adapted) if adapted is env else adapted
 
 
 def frames_of(envs: VectorEnv[Any, Any, Any], default: int = 1) -> int:
@@ -66,9 +75,12 @@ def frames_of(envs: VectorEnv[Any, Any, Any], default: int = 1) -> int:
     shape: Any = envs.single_observation_space.shape
     if frames < 1 or shape[0] % frames:
         raise ValueError(f"frame_stack_n is {frames}; expected a divisor of {shape[0]}, the first axis of observations {shape}")
-    if frames > 1:
-        log.info("Detected frame stacking with %d counts", frames)
     return frames
+
+
+def note_on_frames(frames: int) -> str:
+    """What people are told of stacked frames, as the original tells them; empty: nothing."""
+    return f"Detected frame stacking with {frames} counts" if frames > 1 else ""
 
 
 def make_envs(config: Config, n: int, options: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
@@ -194,8 +206,10 @@ def build(config: Config) -> Robot:
     layout = Tree(1, int(act.n), **tree_options(config)).layout
     seen, acts = augmented_spaces(obs, layout, planning["h_shape"], planning["x_shape"], config.return_double,
                                   curious=config.cur_cost > 0)
-    return Robot(tasks={"plan": actor(config, {"obs": seen, "act": acts}), "model": model},
-                 agent=partial(ThinkerAgent, config.env_n, perfect=perfect, planning=planning), **common)
+    robot = Robot(tasks={"plan": actor(config, {"obs": seen, "act": acts}), "model": model},
+                  agent=partial(ThinkerAgent, config.env_n, perfect=perfect, planning=planning), **common)
+    robot.notes += [note for note in [note_on_frames(frames)] if note]
+    return robot
 
 
 def spaces_of(config: Config, options: Mapping[str, Any]) -> tuple[tuple[gym.Space[Any], gym.Space[Any]], int]:

@@ -81,7 +81,8 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
 
         Args:
             actions: [n, 2] integers, see `AugmentedEnv.step`.
-            action_prob: [n, A] float, the distributions that the primary actions were drawn from; None: they count as certain.
+            action_prob: [n, A] float, the distributions that the primary actions were drawn from, which are the target of the
+                model's policy with require_prob; without it the actions are, and this is not read.
 
         Raises:
             TaskFailed: learning failed, with parallel=True an earlier lesson. AgentFailed: an environment or the model raised.
@@ -100,7 +101,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         try:
             if o.learns:
                 self._task.follow(self.robot.env_steps)  # also while nothing is learned yet, for who shares the model
-                if action_prob is None:
+                if not o.require_prob or action_prob is None:
                     action_prob = np.eye(self._agent.augmented.n_actions)[acts[:, 0]]
                 self._agent.helpers["model"].collecting = self.real_steps >= o.total_steps  # its learning rate is 0 from there on
                 with np.errstate(divide="ignore"):
@@ -257,8 +258,8 @@ class ThinkerEnv:
             primary_action: [n] integers 0 … A − 1, imagined or, in the last step of a stage, taken.
             reset_action: [n] 0 or 1: back to the root after an imaginary step. May be left out with wrapper_type 1, where it
                 means nothing.
-            action_prob: [n, A] what the primary actions were drawn from: the target of the model's policy. None: the actions
-                themselves.
+            action_prob: [n, A] what the primary actions were drawn from: the target of the model's policy with require_prob,
+                which needs it in a real step. Without require_prob the actions are the target, and this is not read.
 
         Returns:
             State; reward [n] float32, within ± reward_clip; done [n] bool, terminated or truncated; and info, [n] each:
@@ -274,7 +275,7 @@ class ThinkerEnv:
             raise ValueError("thinker: step: reset_action is missing; expected [n] 0 or 1, zeros for no reset")
         primary = self._choices("primary_action", primary_action, self.num_actions)
         resets = self._choices("reset_action", np.zeros(self.env_n, np.int64) if reset_action is None else reset_action, 2)
-        prob = None if action_prob is None else self._probabilities(action_prob)
+        prob = None if action_prob is None or not self.options.require_prob else self._probabilities(action_prob)
         obs, rew, terminated, truncated, seen = self.vector.step(np.stack([primary, resets], 1), prob)
         info = {key: self._tensor(seen[key]) for key in self._info}
         more = {"model_status": self.vector.status(), "real_states_np": np.array(obs["real_states"]), "initial_per_state": {}}

@@ -33,7 +33,7 @@ from parl_like.envs.thinker.augmented import check_envs
 from parl_like.lab.config import ConfigError, dump_yaml, resolve
 from parl_like.robot import Robot
 from parl_like.robots.thinker.agent import ThinkerAgent
-from parl_like.robots.thinker.build import REFUSALS, frames_of, log, same_step_envs, world_model
+from parl_like.robots.thinker.build import REFUSALS, frames_of, log, note_on_frames, same_step_envs, world_model
 from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
 from parl_like.robots.thinker.env import LearningEnv, ThinkerEnv
 from parl_like.robots.thinker.ray import Maker, SharedModel, ray_init, seeds
@@ -209,6 +209,8 @@ def _robot(
         frames = frames_of(envs, o.frame_stack_n)
     except ValueError as error:
         raise ConfigError(f"thinker.make: {error}") from None
+    if note := note_on_frames(frames):
+        print(note)
     # A lesson that fails in its thread is told by the next step that teaches, so nothing is stopped for it.
     task, planning = world_model(
         o, envs.single_observation_space, envs.single_action_space, perfect=perfect, return_h=o.return_h, return_x=o.return_x,

@@ -125,13 +125,21 @@ def test_every_step_is_that_of_the_recorded_world(layout, K, start, options):
         np.testing.assert_array_equal(obs["last_rew"], np.stack([rew, info["im_reward"]], 1).astype(np.float32))
         real = seen["plan"].real
         np.testing.assert_array_equal(info["imagined"], ~real)
-        returns, steps, im_returns = returns + rew, steps + real, im_returns + info["im_reward"]
+        returns, steps, im_returns = returns + rew, steps + (real if layout == "G2" else 1), im_returns + info["im_reward"]
         np.testing.assert_allclose(info["episode_return"], returns)
         np.testing.assert_array_equal(info["episode_step"], steps)
         np.testing.assert_allclose(info["im_episode_return"], im_returns, rtol=1e-6)
         returns[seen["real_done"]], steps[seen["real_done"]], im_returns[real] = 0, 0, 0
         assert env.observation_space.contains({name: np.asarray(value, env.observation_space[name].dtype)
                                                for name, value in obs.items()})
+
+
+@pytest.mark.parametrize(("layout", "expected"), [("G1", [1, 2, 3, 4, 5, 6, 7, 8]), ("G2", [0, 0, 0, 1, 1, 1, 1, 2])])
+def test_episode_step_counts_as_the_version_of_the_layout_does(layout, expected):
+    env, _ = augmented(1, K=4, layout=layout, nodes=1000)
+    env.reset(seed=0)
+    counts = [env.step(np.zeros((1, 2), int))[4]["episode_step"][0] for _ in expected]
+    assert counts == expected
 
 
 def test_the_initial_inference_is_told_what_led_there_and_0_after_an_end():

@@ -2,7 +2,6 @@
 
 import csv
 import inspect
-import logging
 import re
 import subprocess
 import sys
@@ -265,12 +264,12 @@ def test_without_ale_py_the_way_out_is_said(monkeypatch):
     assert named_by("Breakout-v9") is None  # another's environment of such a name stays his
 
 
-def test_atari_v0_takes_a_game(caplog):
+def test_atari_v0_takes_a_game(capsys):
     pytest.importorskip("ale_py")
-    with caplog.at_level(logging.INFO, "parl_like"), thinker.make("Atari-v0", game="seaquest", **TINY) as env:
+    with thinker.make("Atari-v0", game="seaquest", **TINY) as env:
         assert env.robot.tasks["model"].algorithm.model.frame == 3
         assert games(env).get_attr("emulator")[0].rom.stem == "seaquest"
-    assert [record.message for record in caplog.records].count("Detected frame stacking with 4 counts") == 1
+    assert capsys.readouterr().out.splitlines().count("Detected frame stacking with 4 counts") == 1
     with pytest.raises(ConfigError, match="game is 'pong'.*'Atari-v0'"):
         thinker.make("BreakoutNoFrameskip-v4", game="pong", **TINY)
 
@@ -282,13 +281,13 @@ class Stacked(Walk):
         super().__init__((4, 16, 16))
 
 
-def test_frame_stacking_is_found_under_wrappers(caplog):
+def test_frame_stacking_is_found_under_wrappers(capsys):
     def env_fn():
         return gym.wrappers.TimeLimit(gym.wrappers.OrderEnforcing(Stacked()), 5)
 
-    with caplog.at_level(logging.INFO, "parl_like"), walk(env_fn=env_fn) as env:
+    with walk(env_fn=env_fn) as env:
         assert env.robot.tasks["model"].algorithm.model.frame == 2
-    assert "Detected frame stacking with 2 counts" in caplog.messages
+    assert "Detected frame stacking with 2 counts" in capsys.readouterr().out.splitlines()
     with walk(env_fn=lambda: Walk((4, 16, 16)), frame_stack_n=4) as env:  # the option, where the environment says nothing
         assert env.robot.tasks["model"].algorithm.model.frame == 1
     with pytest.raises(ConfigError, match="frame_stack_n is 3; expected a divisor of 4"):

@@ -253,6 +253,88 @@ def test_the_policy_target_is_what_the_actor_said():
         np.testing.assert_array_equal(plain.robot.buffers["model"].get(slice(None), "action_prob")[:1], [[1.0, 0.0, 0.0]])
 
 
+def test_without_require_prob_the_distribution_is_not_read():
+    wrong = np.full((N, 7), np.nan)
+    with make() as env, make() as plain:
+        for one in (env, plain):
+            one.reset()
+        for _ in range(4):
+            env.step(ZEROS, ZEROS, wrong)
+            plain.step(ZEROS, ZEROS)
+        rows = [one.robot.buffers["model"].get(slice(None), "action_prob") for one in (env, plain)]
+        np.testing.assert_array_equal(*rows)
+
+
+class FourValues(Walk):
+    """An environment of gymnasium whose step has the four values from before; `cut` says how its info names a truncation."""
+
+    cut = "truncated_done"
+
+    def step(self, act):
+        obs, rew, terminated, truncated, info = super().step(act)
+        return obs, rew, terminated or truncated, info | ({self.cut: True} if truncated else {})
+
+
+class OldFourValues(FourValues):
+    """The same, with the `reset` from before: it goes into OldStyle."""
+
+    def reset(self):
+        return super().reset(seed=3)[0]
+
+
+class LimitFourValues(FourValues):
+    cut = "TimeLimit.truncated"
+
+
+class ContraryFive(Walk):
+    """Five values, and a truncation that only the info calls one."""
+
+    def step(self, act):
+        obs, rew, terminated, truncated, info = super().step(act)
+        return obs, rew, terminated or truncated, False, info | {"truncated_done": truncated}
+
+
+@pytest.mark.parametrize("kind", [FourValues, OldFourValues, LimitFourValues, ContraryFive])
+def test_what_an_info_calls_a_truncation_is_stored_as_one(kind):
+    with make(env_fn=kind) as env, make(env_fn=Walk) as plain:
+        counts = []
+        for one in (env, plain):
+            one.reset(seed=0)
+            ends = [out[3]["truncated_done"].sum() for out in (play(one, 1, seed) for seed in range(40))]
+            buffer = one.robot.buffers["model"]
+            stored = [int(buffer.get(slice(None), name).sum()) for name in ("terminated", "truncated")]
+            assert stored[0] > 0 and stored[1] == sum(ends) > 0
+            counts.append(stored)
+        if kind is not OldFourValues:  # which begins elsewhere
+            assert counts[0] == counts[1]
+
+
+def test_a_perfect_model_of_an_environment_with_four_values():
+    class Cloned(FourValues):
+        clone_state, restore_state = Copied.clone_state, Copied.restore_state
+
+    with make(env_fn=Cloned, wrapper_type=2) as env:
+        env.reset()
+        assert any(bool(play(env, 1, seed)[2].any()) for seed in range(12))
+
+
+def test_observations_outside_of_their_space_are_told_once(caplog):
+    class Outside(Walk):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = gym.spaces.Box(0, 3, (2,), np.float32)
+
+    with make(env_fn=Outside, return_x=True) as env:
+        env.reset()
+        play(env, 20)
+    assert len([text for text in caplog.messages if "leave [0, 1]" in text]) == 1
+    caplog.clear()
+    with make(return_x=True) as env:
+        env.reset()
+        play(env, 20)
+    assert not caplog.messages
+
+
 def test_a_model_that_is_not_trained_stays_as_it_is():
     with make(train_model=False) as env:
         env.reset()
@@ -508,8 +590,6 @@ ZEROS = np.zeros(N, int)
     ((ZEROS - 1, ZEROS), "primary_action has -1"),
     ((ZEROS, ZEROS + 2), "reset_action has 2 … 2; .* 0 … 1"), ((ZEROS, np.zeros(N)), "reset_action has shape .* float64"),
     ((ZEROS[:2], ZEROS), r"primary_action has shape \(2,\)"), ((ZEROS,), "reset_action is missing"),
-    ((ZEROS, ZEROS, np.ones((N, A))), "action_prob has rows that sum to 3"), ((ZEROS, ZEROS, np.ones(N)), r"action_prob has "
-                                                                                                          r"shape \(4,\)"),
 ])  # fmt: skip
 def test_wrong_arguments_change_nothing(arguments, said):
     with make() as env:
@@ -519,6 +599,17 @@ def test_wrong_arguments_change_nothing(arguments, said):
         with pytest.raises(ValueError, match=said):
             env.step(*arguments)
         assert play(env, 1)[3]["step_status"].tolist() == [0] * N
+
+
+@pytest.mark.parametrize(("prob", "said"), [(np.ones((N, A)), "action_prob has rows that sum to 3"),
+                                            (np.ones(N), r"action_prob has shape \(4,\)")])
+def test_a_wrong_distribution_changes_nothing(prob, said):
+    with make(require_prob=True) as env:
+        env.reset()
+        with pytest.raises(ValueError, match=said):
+            env.step(ZEROS, ZEROS, prob)
+        right = np.full((N, A), 1 / A)
+        assert [env.step(ZEROS, ZEROS, right)[3]["step_status"][0].item() for _ in range(4)] == [1, 1, 2, 0]
 
 
 def test_only_the_newest_of_stacked_frames_is_imagined():
