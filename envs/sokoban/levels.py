@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,11 +12,18 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from parl_like.data.disk import names_in, read_named
 from parl_like.envs.sokoban import _sokoban
 from parl_like.spec import Array
 
 CHARS = "# $!@%.^&*"
 """Tile code → character: wall, floor, box, box on target, player, player on target, target, danger, box and player on danger."""
+
+
+MAX_TEXT = 128 << 20
+"""Bytes of text in one set; Boxoban's 900,000 levels have 105 million."""
+MAX_FILES = 10_000
+"""Names in a folder of level files."""
 
 
 class LevelError(ValueError):
@@ -102,7 +108,7 @@ class Levels:
 
         Raises:
             FileNotFoundError: no such path, or no level file in the folder.
-            LevelError: a file cannot be used.
+            LevelError: a file cannot be used, or the set has over `MAX_FILES` files or `MAX_TEXT` bytes.
         """
         root = Path(path).resolve()
         files = level_files(root) if root.is_dir() else [root]
@@ -114,12 +120,14 @@ class Levels:
             known = _loaded.get(key)
             if known is None:
                 parts: list[Levels] = []
+                left = MAX_TEXT
                 for file in files:
-                    raw = file.read_bytes()
                     try:
-                        text = gzip.decompress(raw) if file.suffix == ".gz" else raw
-                    except (OSError, EOFError) as error:
-                        raise LevelError(f"{file}: not a whole gzip file: {error}") from None
+                        text = read_named(file, limit=left, unpacked=left if file.suffix == ".gz" else None)
+                    except OSError as error:
+                        raise LevelError(f"{file}: {error.strerror}; a set of levels is plain files with at most {MAX_TEXT:,} "
+                                         "bytes of text together") from None
+                    left -= len(text)
                     parts.append(cls.parse(text, parts[0].size if parts else size, n_boxes, str(file)))
                 packed = np.concatenate([part.packed for part in parts])
                 known = _loaded[key] = cls(packed, parts[0].size, str(path))
@@ -178,10 +186,12 @@ _loaded: WeakValueDictionary[object, Levels] = WeakValueDictionary()
 
 
 def level_files(folder: Path) -> list[Path]:
-    """The level files of a folder, by name."""
-    return sorted(file for file in folder.iterdir() if file.name.endswith((".txt",
-                                                                           ".txt.gz")) and not file.name.startswith(("LICENSE",
-                                                                                                                     "README")))
+    """The level files of a folder, by name. Raises LevelError: it cannot be read, or has over `MAX_FILES` names."""
+    try:
+        names = names_in(folder, limit=MAX_FILES)
+    except OSError as error:
+        raise LevelError(f"{folder}: {error.strerror}; give a level file, or a folder of level files") from None
+    return [folder / name for name in names if name.endswith((".txt", ".txt.gz")) and not name.startswith(("LICENSE", "README"))]
 
 
 def default_min_pushes(size: int, n_boxes: int) -> int:

@@ -1,21 +1,29 @@
-"""Files that others may have made: opened without following links, only where they are plain, and replaced in one step."""
+"""Files that others may have made: opened only where they are plain, and replaced in one step.
+
+Inside a directory that is not trusted no link is followed (`open_file`, `read_file`); a file that a setting or a command names
+may be behind one (`open_named`, `read_named`).
+"""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
+import io
 import os
 import re
 import shutil
 import stat
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LARGE = 64 << 20  # bytes from which a file that is mostly holes is refused
 MAX_RATIO = 64  # size of such a file over what it takes on the disk; compressing file systems reach less
 
+_PIECE = 1 << 20  # bytes that are read at a time
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _HIDDEN = re.compile(r"\.(partial|replaced)\.(.+)\.[0-9a-f]{8}")  # names of `_hidden`
 
@@ -84,10 +92,81 @@ def open_file(path: Path, flags: int = os.O_RDONLY, *, base: Path | None = None,
 def read_file(path: Path, *, base: Path | None = None, limit: int) -> bytes:
     """All bytes of a plain file, of which it may have `limit`. Raises OSError; see `open_file`."""
     with open(open_file(path, base=base, limit=limit), "rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:  # it has grown meanwhile
-        raise OSError(errno.EFBIG, f"it has over {limit} bytes", str(path))
-    return data
+        return _read(file, limit, path)
+
+
+def open_named(path: str | os.PathLike[str], *, limit: int = 2**62) -> int:
+    """A descriptor of the plain file that a setting or a command names, which may have `limit` bytes, for the caller to close.
+
+    Links are followed, since the user's data may be behind one; what is at their end is looked at. Raises OSError: it is missing,
+    a pipe, a device or a socket, larger, or nearly empty for its size.
+    """
+    name = os.fspath(path)
+    check_plain(os.stat(name), name, limit=limit)  # opening a device may already do something
+    file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        check_plain(os.fstat(file), name, limit=limit)  # what the name means now
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def check_named(text: str) -> None:
+    """Refuses with an OSError what a text names, if that is neither a directory nor a plain file: for texts that code of others
+    may open."""
+    with suppress(ValueError, FileNotFoundError, NotADirectoryError, PermissionError):
+        try:
+            info = os.stat(text)
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                return  # nobody can open that
+            raise
+        if not stat.S_ISDIR(info.st_mode):
+            check_plain(info, text)
+
+
+def read_named(path: str | os.PathLike[str], *, limit: int, unpacked: int | None = None) -> bytes:
+    """All bytes of a file that a setting or a command names.
+
+    Args:
+        limit: Bytes that it may have.
+        unpacked: It is packed by gzip, and may have so many bytes when it is unpacked.
+
+    Raises:
+        OSError: see `open_named`; it is no whole gzip file.
+    """
+    with open(open_named(path, limit=limit), "rb") as file:
+        data = _read(file, limit, path)
+    if unpacked is None:
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+            return _read(packed, unpacked, path)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise OSError(errno.EINVAL, f"not a whole gzip file: {error}", os.fspath(path)) from None
+
+
+def _read(file: IO[bytes] | gzip.GzipFile, limit: int, path: str | os.PathLike[str]) -> bytes:
+    """What is left of a file, a piece at a time: no memory is taken for what is not there."""
+    pieces, size = [], 0
+    while piece := file.read(_PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has over {limit} bytes", os.fspath(path))
+    return b"".join(pieces)
+
+
+def names_in(folder: str | os.PathLike[str], *, limit: int) -> list[str]:
+    """The names in a directory that a setting names, sorted. Raises OSError: it is none, or has more than `limit`."""
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if len(names) == limit:
+                raise OSError(errno.EFBIG, f"it has over {limit} entries", os.fspath(folder))
+            names.append(entry.name)
+    return sorted(names)
 
 
 def write_new(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import math
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.data.disk import check_plain, replacing
+from parl_like.data.disk import open_file, replacing
 from parl_like.data.encoding import CODES, ArchiveError, damaged, decode, encode, pieces, refusal
 from parl_like.spec import Array
 
@@ -57,9 +58,13 @@ def write_hdf5(path: Path, tree: dict[str, Any]) -> None:
 
 def _is_ours(h5py: Any, path: Path) -> bool:
     try:
-        if path.is_symlink() or not path.is_file():
+        opened = open_file(path)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EINVAL, errno.ENXIO):  # a link, or no plain file
             return False
-        with h5py.File(path, "r") as file:
+        raise
+    try:
+        with open(opened, "rb") as stream, h5py.File(stream, "r") as file:
             return _MARK in file.attrs
     except Exception:
         return False
@@ -74,17 +79,17 @@ def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, Any],
     tree: dict[str, Any] = {}
     bad: dict[str, str] = {}
     try:
-        info = os.stat(path, follow_symlinks=False)
         try:
-            check_plain(info, path.name)
+            opened = open_file(path)
         except OSError as error:
             raise damaged(path, "a plain file, not a link", error.strerror) from None
-        with h5py.File(path, "r") as file:
+        with open(opened, "rb") as stream, h5py.File(stream, "r") as file:  # what was looked at is what is read
+            size = os.fstat(opened).st_size
             number = file.attrs.get(_MARK)
             check_format(path, int(number) if isinstance(number, np.integer) else number)
             for name in list(file):
                 try:
-                    tree[name] = _read_group(h5py, path, name, _member(h5py, path, file, name, h5py.Group), info.st_size)
+                    tree[name] = _read_group(h5py, path, name, _member(h5py, path, file, name, h5py.Group), size)
                 except _DAMAGE as error:
                     if not spare(name):
                         raise

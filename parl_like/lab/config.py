@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import yaml
 
+from parl_like.data.disk import read_named
 from parl_like.errors import nearest
 
 _log = logging.getLogger(__name__)
@@ -262,11 +263,9 @@ def _add(tree: dict[str, Any], more: Mapping[str, Any], prefix: str = "") -> Non
 
 
 def load_yaml_file(path: Path) -> dict[str, Any]:
-    """`load_yaml` of a file; its size is looked at before it is read."""
+    """`load_yaml` of a plain file of at most 1 MB."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path} has {path.stat().st_size} bytes; expected at most {MAX_BYTES}")
-        text = path.read_bytes().decode("utf-8")
+        text = read_named(path, limit=MAX_BYTES).decode("utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

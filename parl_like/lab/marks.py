@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from parl_like.data.disk import replace_file
+from parl_like.data.disk import read_named, replace_file
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import own
@@ -29,6 +29,7 @@ from parl_like.lab.config import UsageError
 from parl_like.lab.outbox import RunError
 from parl_like.lab.rundir import Git, RunDir
 
+MAX_BYTES = 100_000_000  # of a file of marks
 Train = Callable[[Sequence[str]], int]
 _NOT_THE_RESULT = ("seed", "run_dir", "keep_checkpoints", "log_every_s", "tensorboard", "trace")
 
@@ -127,9 +128,11 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, f
 def load(file: Path) -> list[Mark]:
     """The marks of a file; none where there is no file. Raises UsageError where it holds something else."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[Mark])
+        return msgspec.json.decode(read_named(file, limit=MAX_BYTES), type=list[Mark])
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}; give another --out") from None
     except ValueError as error:
         raise UsageError(f"{file} holds no marks: {error}; give another --out, or remove it") from None
 

@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import os
 import shlex
-import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 
+from parl_like.data.disk import read_named
 from parl_like.errors import unknown
 from parl_like.lab import experiment as experiments
 from parl_like.lab.config import ConfigError
@@ -134,7 +134,7 @@ def code_hash(name: str, ours: str) -> str:
     module = next((one.module for one in experiments.brought().values() if name in one.names), None)
     if module is None or not module.__file__:
         return ours
-    return hashlib.sha256(ours.encode() + Path(module.__file__).read_bytes()).hexdigest()[: len(ours)]
+    return hashlib.sha256(ours.encode() + _content(module.__file__)).hexdigest()[: len(ours)]
 
 
 def is_own(module: str) -> bool:
@@ -197,15 +197,9 @@ def _imported(name: str, path: str, content: bytes) -> ModuleType:
 
 def _content(path: str) -> bytes:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ExperimentError(f"{path} is no plain file")
-            content = file.read(MAX_BYTES + 1)
+        return read_named(path, limit=MAX_BYTES)
     except OSError as error:
         raise ExperimentError(f"cannot read {path}: {error.strerror}") from None
-    if len(content) > MAX_BYTES:
-        raise ExperimentError(f"{path} has over {MAX_BYTES} bytes")
-    return content
 
 
 # ------------------------------------------------------------------------------------------------ importing again
@@ -243,7 +237,7 @@ def _kept() -> Path:
 
 def _marks() -> set[str]:
     with suppress(OSError, ValueError):
-        return set(_kept().read_text("ascii").split())
+        return set(read_named(_kept(), limit=MAX_BYTES).decode("ascii").split())
     return set()
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from parl_like.data.archive import ArchiveError, Manifest
+from parl_like.data.disk import check_named
 from parl_like.data.encoding import Plan, refusal
 from parl_like.errors import unknown
 from parl_like.evaluation import SCORES
@@ -236,6 +237,7 @@ def _stored(run: RunDir, overrides: Mapping[str, Any] | None, source: str,
 def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
     """The experiment's robot. What its parts refuse with a ValueError is a configuration that does not fit together."""
     module = experiment.module()
+    _refuse_odd_files(config)
     if "torch" in sys.modules:  # a robot without torch needs no threads of it
         sys.modules["torch"].set_num_threads(config.torch_threads)
     try:
@@ -248,6 +250,17 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
         if config.eval_score:
             robot.score = _score(config.eval_score)
         yield robot
+
+
+def _refuse_odd_files(config: ExperimentConfig) -> None:
+    """Raises ConfigError where a value names a pipe, a device or a socket. Our own code opens files by `data.disk`; what
+    environments of others open, they open as they like."""
+    for key, value in configs.flat(configs.to_dict(config)).items():
+        try:
+            check_named(value if isinstance(value, str) else "")
+        except OSError as error:
+            raise ConfigError(f"Config: key {key!r} names {value!r}, and {error.strerror}; give a plain file, or a name that no "
+                              "such file has") from None
 
 
 def _score(name: str) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import cProfile
 import csv
+import os
 import pstats
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ import torch
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from parl_like.data.archive import write_archive
+from parl_like.data.disk import open_file, open_named
 from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.layout import Layout
 from parl_like.robot import Robot
@@ -189,7 +191,7 @@ class ModelLog:
     def __init__(self, path: Path) -> None:
         self.path, self._at, self._columns = path, time.monotonic(), list[str]()
         if path.exists():  # a run that goes on
-            with path.open(newline="", encoding="utf-8") as file:
+            with open(open_named(path), newline="", encoding="utf-8") as file:
                 self._columns, self._tick = next(csv.reader(file), []), sum(1 for _ in file)
 
     def write(self, env: LearningEnv, every: float = EVERY_S) -> None:
@@ -199,7 +201,8 @@ class ModelLog:
         self._at = time.monotonic()
         row = {"_time": time.time(), "step": env.robot.tasks["model"].algorithm.updates, "real_step": status["processed_n"],
                **{key: value for key, value in env.robot.metrics().items() if key.startswith("model/")}}
-        with self.path.open("a", newline="", encoding="utf-8") as file:
+        opened = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with open(opened, "a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             if not self._columns:
                 self._columns, self._tick = ["_tick", *row], 0

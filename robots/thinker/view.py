@@ -7,6 +7,7 @@ ones. Everything is read off an ordinary greedy episode: the tree, the actions, 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -16,6 +17,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from parl_like.agent import Agent
+from parl_like.data.disk import open_file
 from parl_like.env_source import write_gif
 from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
 from parl_like.lab import plots
@@ -333,7 +335,8 @@ def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0
     for old in folder.glob("step_*.png"):
         old.unlink()
     film: list[Image.Image] = []
-    with open(folder / "plan.txt", "w", encoding="utf-8") as plan:
+    told = open_file(folder / "plan.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with open(told, "w", encoding="utf-8") as plan:
 
         def show(stage: Stage) -> None:
             text = rollouts_text(stage, watch.names, config.discounting)

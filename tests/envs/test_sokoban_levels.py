@@ -2,11 +2,13 @@
 
 import gzip
 import hashlib
+import os
 
 import numpy as np
 import pytest
 
-from parl_like.envs.sokoban import SPRITES, Boards, LevelError, Levels, solve
+from parl_like.envs.sokoban import SPRITES, Boards, LevelError, Levels, SokobanEnv, solve
+from parl_like.envs.sokoban import levels as levels_module
 from parl_like.envs.sokoban.levels import default_min_pushes, from_text, to_text
 from parl_like.envs.sokoban.make_levels import SETS, main
 
@@ -295,3 +297,53 @@ def test_the_command_makes_what_ships(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_command_makes_all_that_ships():
     assert main(["--check"]) == 0
+
+
+# ---- files that nobody would make by accident
+
+
+@pytest.mark.parametrize("name", ["levels.txt", "levels.txt.gz", "folder/000.txt", "folder/000.txt.gz"])
+def test_a_pipe_in_place_of_levels_is_not_waited_for(name, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    for make in (Levels.load, SokobanEnv):
+        with pytest.raises(LevelError, match="it is not a plain file; a set of levels is plain files with at most"):
+            make(path if path.parent == tmp_path else path.parent)
+
+
+def test_an_endless_file_in_place_of_levels_is_refused(tmp_path):
+    for name in ("a.txt", "a.txt.gz"):
+        (tmp_path / name).symlink_to("/dev/zero")
+        with pytest.raises(LevelError, match="it is not a plain file"):
+            Levels.load(tmp_path / name)
+    with pytest.raises(LevelError, match="it is not a plain file"):
+        Levels.load("/dev/zero")
+
+
+def test_packed_levels_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(levels_module, "MAX_TEXT", 1_000_000)
+    (tmp_path / "bomb.txt.gz").write_bytes(gzip.compress(b"; 0\n" * 1_000_000))
+    with pytest.raises(LevelError, match=r"bomb.txt.gz: it has over 1000000 bytes; .* at most 1,000,000 bytes of text together"):
+        Levels.load(tmp_path / "bomb.txt.gz")
+
+
+def test_a_set_s_files_have_one_limit_together(tmp_path, monkeypatch):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"; 0\n{ONE}")
+    whole = 3 * len(f"; 0\n{ONE}")
+    monkeypatch.setattr(levels_module, "MAX_TEXT", whole)
+    assert len(Levels.load(tmp_path)) == 3
+    monkeypatch.setattr(levels_module, "MAX_TEXT", whole - 1)
+    (tmp_path / "2.txt").touch()  # another set, so not the one that is known already
+    os.utime(tmp_path / "2.txt", ns=(1, 1))
+    with pytest.raises(LevelError, match=r"2\.txt: it has .* bytes; expected at most"):
+        Levels.load(tmp_path)
+
+
+def test_a_folder_with_too_many_names_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(levels_module, "MAX_FILES", 2)
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"; 0\n{ONE}")
+    with pytest.raises(LevelError, match="it has over 2 entries; give a level file, or a folder of level files"):
+        Levels.load(tmp_path)
