@@ -51,13 +51,17 @@ def find_levels(levels: Levels | str | os.PathLike[str] | None, kind: str, size:
     return Levels.load(path, size, n_boxes)
 
 
-def note_on(levels: Levels, n_boxes: int) -> str:
+BOXOBAN = {"train": 900_000, "test": 1_000, "medium": 50_000, "hard": 3_332}
+"""Levels in the folder of each kind, by Boxoban's own page."""
+
+
+def note_on(levels: Levels, n_boxes: int, kind: str) -> str:
     """Which levels a run plays, for its record."""
     source = Path(levels.source)
     if source.parent.name != "level_sets":
         return f"Sokoban: {len(levels):,} levels of {levels.size}×{levels.size} from {levels.source or 'memory'}"
     made = f"Sokoban: {len(levels):,} levels that were generated for this package ({source.name.partition('.')[0]})"
-    boxoban = "; Boxoban's 900,000 are played where PARL_LIKE_BOXOBAN names a checkout of them"
+    boxoban = f"; Boxoban's {BOXOBAN[kind]:,} are played where PARL_LIKE_BOXOBAN names a checkout of them"
     return made + boxoban if (levels.size, n_boxes) == (10, 4) else made
 
 
@@ -123,7 +127,7 @@ class SokobanEnv(gym.Env[Any, Any]):
     ) -> None:
         check_render_mode(render_mode)
         self.levels = find_levels(levels, kind, size, n_boxes)
-        self.note = note_on(self.levels, n_boxes)
+        self.note = note_on(self.levels, n_boxes, kind)
         self.boards = make_boards(1, self.levels, obs, n_danger, pomdp, max_steps, autoreset=0)
         self.n_danger = n_danger
         self.render_mode = render_mode

@@ -57,7 +57,7 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         mode = AutoresetMode(autoreset_mode)
         self.num_envs = num_envs
         self.levels = find_levels(levels, kind, size, n_boxes)
-        self.note = note_on(self.levels, n_boxes)
+        self.note = note_on(self.levels, n_boxes, kind)
         self.boards = make_boards(num_envs, self.levels, obs, n_danger, pomdp, max_steps, _MODES[mode])
         self.options: dict[str, Any] = {"obs": obs, "n_danger": n_danger, "pomdp": pomdp, "max_steps": max_steps}
         self.metadata = {**self.metadata, "autoreset_mode": mode}

@@ -272,8 +272,7 @@ def _cell(value: Any, digits: str) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        hint = "; configuration is written key=value, e.g. total_steps=2000" if "unrecognized arguments: --" in message else ""
-        print(f"error: {message}{hint}; see `{self.prog} --help`", file=sys.stderr)
+        print(f"error: {message}; see `{self.prog} --help`", file=sys.stderr)
         raise SystemExit(USAGE)
 
 
@@ -351,7 +350,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
     split = bool(words) and words[0] in ("train", "resume", "eval", "play", "marks")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
-    args = parser.parse_args([word for word in words if word not in assignments])
+    args, unread = parser.parse_known_args([word for word in words if word not in assignments])
+    if unread:
+        hint = f"; configuration is written key=value, e.g. total_steps=2000; here: {_as_assignments(unread)}"
+        parser.error(f"unrecognized arguments: {' '.join(unread)}{hint if unread[0].startswith('--') else ''}")
     # Where people read along: not where the machine reads.
     args.stream = sys.stderr if args.json or getattr(args, "show_config", False) else sys.stdout
     if split:
@@ -360,6 +362,17 @@ def _parse(words: list[str]) -> argparse.Namespace:
     args.words = ["parl-like", *words]
     args.report = _print_json if args.json else None
     return args
+
+
+def _as_assignments(words: Sequence[str]) -> str:
+    """Return `--key value`, `--key=value` and `--flag` as the words `key=value` that say the same."""
+    pairs: list[list[str]] = []
+    for word in words:
+        if word.startswith("--"):
+            pairs.append([*word[2:].split("=", 1)])
+        elif pairs and len(pairs[-1]) == 1:
+            pairs[-1].append(word)
+    return " ".join(f"{key}={value[0] if value else 'true'}" for key, *value in pairs)
 
 
 def _whole(least: int) -> Callable[[str], int]:

@@ -29,7 +29,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from parl_like.data.disk import check_plain, open_folder, remove
+from parl_like.data.disk import check_plain, open_file, open_folder, remove
 from parl_like.data.encoding import versions
 from parl_like.lab.config import dump_yaml, load_yaml
 from parl_like.lab.experiment import Name, Source
@@ -37,6 +37,7 @@ from parl_like.lab.lock import process_started
 from parl_like.lab.outbox import Outbox, RunError
 
 PACKAGES = "parl_like", "torch", "numpy", "gymnasium"  # whose versions decide a run's numbers
+APPENDED = "events.jsonl", "log.txt", "metrics.csv"
 State = Literal["running", "finished", "stopped", "failed"]
 MAX_JSON_BYTES = 1_000_000
 MAX_TABLE_BYTES = 1 << 30  # of metrics.csv: ten million rows
@@ -165,7 +166,18 @@ class RunDir:
         self._write_info(msgspec.structs.replace(self.info(), **fields))
 
     def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None, source: Source | None = None) -> None:
-        """This process continues the run; a result that it had is no longer its own. Raises RunError where the disk refuses."""
+        """This process continues the run; a result that it had is no longer its own.
+
+        Raises:
+            RunError: a file that the run appends to is something else (a pipe, a link), or the disk refuses; nothing is changed.
+        """
+        for name in APPENDED:
+            try:
+                os.close(open_file(self.path / name, os.O_WRONLY | os.O_APPEND, base=self.path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise RunError(f"cannot write to {self.path / name}: {error.strerror or error}; remove it") from None
         self.update(state="running", ended=None, exit_reason="", resumed=self.info().resumed + 1, **_this_process(),
                     versions=versions(*PACKAGES), differs=dict(differs or {}), git=git_state(), command=list(command),
                     source=source)

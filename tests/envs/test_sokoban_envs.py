@@ -83,6 +83,16 @@ def test_a_robot_notes_which_levels_it_plays(env, driver, monkeypatch):
                                "are played where PARL_LIKE_BOXOBAN names a checkout of them"]
 
 
+@pytest.mark.parametrize(("kind", "size"), [("train", "900,000"), ("test", "1,000"), ("medium", "50,000"), ("hard", "3,332")])
+def test_the_note_names_the_size_of_boxobans_set_of_this_kind(kind, size, monkeypatch):
+    monkeypatch.delenv("PARL_LIKE_BOXOBAN", raising=False)
+    try:
+        note = SokobanEnv(kind=kind).note
+    except FileNotFoundError:
+        pytest.skip("no set of this kind ships with the package")
+    assert f"Boxoban's {size} are played" in note
+
+
 def test_levels_by_file_folder_and_object(tmp_path):
     (tmp_path / "a.txt").write_text(TINY)
     for levels in (tmp_path / "a.txt", str(tmp_path), Levels.parse(TINY)):

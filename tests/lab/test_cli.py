@@ -139,6 +139,9 @@ def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):
     ("train", "the following arguments are required: EXPERIMENT; see `parl-like train --help`"),
     ("trian fake", "argument VERB: invalid choice: 'trian'"),
     ("train fake --steps 3", "unrecognized arguments: --steps 3; configuration is written key=value, e.g. total_steps=2000"),
+    ("train fake --env X --reward_clip -1", "e.g. total_steps=2000; here: env=X reward_clip=-1; see `parl-like --help`"),
+    ("train fake --env=X seed=3 --drc", "unrecognized arguments: --env=X --drc; configuration is written key=value, e.g. "
+                                        "total_steps=2000; here: env=X drc=true"),
     ("", "the following arguments are required: VERB; see `parl-like --help`"),
     ("train fake workers.remote=2", "workers.remote is no key any more; workers on other machines are actors of a Ray cluster: "
                                     "driver=ray workers.address="),

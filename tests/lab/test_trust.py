@@ -211,6 +211,19 @@ def test_only_plain_files_are_read_and_written(tmp_path, name, kind):
         assert contents(outside) == before, f"{verb} wrote through {name}"
 
 
+@pytest.mark.parametrize("name", ["events.jsonl", "log.txt", "metrics.csv"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "hard link"])
+def test_what_cannot_be_appended_to_is_said_before_the_first_step(tmp_path, monkeypatch, name, kind):
+    run = train()
+    (tmp_path / "outside").mkdir()
+    replaced(run.path / name, kind, tmp_path / "outside")
+    before = contents(run.path)
+    monkeypatch.setattr(session.Session, "_train", lambda *arguments: pytest.fail("a step was trained"))
+    with pytest.raises(rundir.RunError, match=f"{name}.*(remove it|is not readable)"):
+        runner.resume("run", {"total_steps": 420})
+    assert contents(run.path) == before
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_no_linked_directory_is_entered(tmp_path, name):
     run = train("pattern", tensorboard=True)

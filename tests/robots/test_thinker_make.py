@@ -449,6 +449,16 @@ def test_resume_takes_everything(tmp_path, parallel):
         env.close()
 
 
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "link"])
+def test_a_log_that_is_no_plain_file_is_refused_before_the_first_step(tmp_path, put):
+    with make(savedir=str(tmp_path), xpid="x") as env:
+        env.reset()
+    (tmp_path / "x" / "logs_model.csv").unlink(missing_ok=True)
+    put(tmp_path / "x" / "logs_model.csv")
+    with pytest.raises(OSError, match="plain file|link"):
+        make(savedir=str(tmp_path), xpid="x", ckp=True)
+
+
 def test_a_saved_run_goes_on_and_is_not_overwritten(tmp_path, monkeypatch):
     monkeypatch.setattr(thinker_env, "CHECKPOINT_S", 0.0)
     run = {"savedir": str(tmp_path), "xpid": "run"}
