@@ -9,7 +9,9 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any
 
 from parl_like.data.disk import open_file, remove
@@ -18,7 +20,9 @@ from parl_like.lab.rundir import MAX_TABLE_BYTES, RunDir
 
 METRICS = "metrics.csv"
 EVALUATION = "eval/"  # columns of evaluations while training; they have rows of their own
-TAIL_BYTES = 65_536  # of a file that is read for its last row only
+TAIL_BYTES = 1 << 18  # of a file that is read for its last row only
+MAX_LINE = 1 << 20  # bytes of a line that is not finished: 20,000 columns with long names
+MAX_LINES = 64  # of a row: names may hold line ends
 
 
 class MetricsLog:
@@ -37,7 +41,7 @@ class MetricsLog:
 
     def __init__(self, run: RunDir, *, tensorboard: bool = False, start_step: int = 0) -> None:
         self.run = run
-        self.header = _table(run)[0]
+        self.header = Table(run).header
         self._board = _Board(run, start_step) if tensorboard and not tensorboard_missing() else None
 
     def write(self, row: Mapping[str, float]) -> None:
@@ -45,8 +49,8 @@ class MetricsLog:
         if self._board is not None:
             self._board.add_row(row)
         if new := [key for key in row if key not in self.header]:
-            self.header += new
-            self.run.outbox.replace(METRICS, as_csv([self.header, *(old + [""] * len(new) for old in _table(self.run)[1])]))
+            rows, self.header = Table(self.run).rows(), self.header + new
+            self.run.outbox.replace(METRICS, as_csv(chain([self.header], (old + [""] * len(new) for old in rows))))
         self.run.outbox.append(METRICS, as_csv([[_cell(row.get(key, math.nan)) for key in self.header]]))
 
 
@@ -83,26 +87,31 @@ def tensorboard_missing() -> bool:
 
 def truncate(run: RunDir, step: int) -> None:
     """Drops the rows after `step`, and a last line that a crash left unfinished."""
-    header, rows = _table(run)
-    if header:
-        run.outbox.replace(METRICS, as_csv([header, *(row for row in rows if _number(row[0]) <= step)]))
+    table = Table(run)
+    if table.header:
+        run.outbox.replace(METRICS, as_csv(chain([table.header], (row for row in table.rows() if number(row[0]) <= step))))
     elif run.metrics_file.exists():
         remove(run.metrics_file)
 
 
 def read_metrics(run: RunDir) -> dict[str, list[float]]:
-    """The columns of `metrics.csv`; an empty or damaged cell is NaN, an unfinished last line is left out. Raises RunError where
-    the file is none."""
-    header, rows = _table(run)
-    return {key: [_number(row[at]) for row in rows] for at, key in enumerate(header)}
+    """The columns of `metrics.csv`; an empty or damaged cell is NaN. Raises RunError as `Table`, whose rows need less memory."""
+    table = Table(run)
+    rows = [list(map(number, row)) for row in table.rows()]
+    return {key: [row[at] for row in rows] for at, key in enumerate(table.header)}
 
 
 def evaluations(run: RunDir) -> list[tuple[int, float]]:
     """Env step and score of every evaluation while training, in their order."""
-    columns = read_metrics(run)
-    names = "step", f"{EVALUATION}score", f"{EVALUATION}episodes"
-    rows = zip(*(columns.get(name, []) for name in names), strict=False)
-    return [(int(step), score) for step, score, episodes in rows if not math.isnan(episodes)]
+    return list(each_evaluation(run))
+
+
+def each_evaluation(run: RunDir) -> Iterator[tuple[int, float]]:
+    """`evaluations`, one by one as the file is read."""
+    table, names = Table(run), ("step", f"{EVALUATION}score", f"{EVALUATION}episodes")
+    for step, score, episodes in table.cells(names) if {*names} <= {*table.header} else ():
+        if not math.isnan(number(episodes)) and math.isfinite(at := number(step)):
+            yield int(at), number(score)
 
 
 def last_evaluation(run: RunDir) -> tuple[dict[str, float], bool]:
@@ -111,11 +120,13 @@ def last_evaluation(run: RunDir) -> tuple[dict[str, float], bool]:
     result = run.result() or {}
     if (numbers := result.get("evaluation")) and not result.get("stopped_by"):
         return {key: value if isinstance(value, (int, float)) else math.nan for key, value in numbers.items()}, True
-    columns = read_metrics(run)
-    episodes = columns.get(f"{EVALUATION}episodes", [])
-    last = next((row for row in reversed(range(len(episodes))) if not math.isnan(episodes[row])), None)
-    return {key.removeprefix(EVALUATION): column[last] for key, column in columns.items()
-            if last is not None and key.startswith(EVALUATION)}, False
+    table = Table(run)
+    names, episodes = [name for name in table.header if name.startswith(EVALUATION)], f"{EVALUATION}episodes"
+    last: tuple[str, ...] = ()
+    for row in table.cells([episodes, *names]) if episodes in names else ():
+        if not math.isnan(number(row[0])):
+            last = row
+    return {name.removeprefix(EVALUATION): number(cell) for name, cell in zip(names, last[1:], strict=False)}, False
 
 
 def last_row(run: RunDir) -> dict[str, float]:
@@ -131,23 +142,76 @@ def last_row(run: RunDir) -> dict[str, float]:
         raise RunError(f"{run.metrics_file} is not readable: {error.strerror or error}") from None
     lines = tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True)
     for line in reversed(lines if first.endswith(b"\n") else []):
-        header, *rows = _parsed(run, first + line)
-        if rows and rows[0] != header and len(rows[0]) == len(header):
-            return dict(zip(header, map(_number, rows[0]), strict=True))
+        table = Table(run, [first, line])
+        for row in table.rows():
+            if row != table.header:
+                return dict(zip(table.header, map(number, row), strict=True))
     return {}
 
 
-def _table(run: RunDir) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of `metrics.csv`, [] and [] where there is none; without torn rows, a torn last line. Raises RunError."""
-    header, *rows = _parsed(run, run.read(METRICS, MAX_TABLE_BYTES, missing=b"")) or [[]]
-    return header, [row for row in rows if len(row) == len(header)]
+class Table:
+    """`metrics.csv`, read row by row, for it may be long; an unfinished last line is left out.
 
+    Args:
+        pieces: The text to read; None: the run's file.
 
-def _parsed(run: RunDir, data: bytes) -> list[list[str]]:
-    try:
-        return list(csv.reader(io.StringIO(data[: data.rfind(b"\n") + 1].decode(), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise RunError(f"{run.metrics_file} is no table that a run wrote: {error}") from None
+    Raises:
+        RunError: While it is read: the file cannot be read, or is no table that a run wrote.
+    """
+
+    def __init__(self, run: RunDir, pieces: Iterable[bytes] | None = None) -> None:
+        self._run = run
+        self._lines = self._decoded(run.pieces(METRICS, MAX_TABLE_BYTES) if pieces is None else pieces)
+        self.header = next((self._quoted(line) for line in self._lines), [])  # [] where there is no file
+
+    def rows(self) -> Iterator[list[str]]:
+        """The rows that have not been read yet, without torn ones."""
+        return self._rows(len(self.header))
+
+    def cells(self, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Of each of `rows` the cells in these columns, two or more."""
+        places = {name: at for at, name in enumerate(self.header)}
+        wanted = [places[name] for name in names]
+        return map(itemgetter(*wanted), self._rows(max(wanted) + 1))  # what stands behind the last is not taken apart
+
+    def _rows(self, until: int) -> Iterator[list[str]]:
+        width = len(self.header)
+        for line in self._lines:
+            if '"' in line:
+                row = self._quoted(line)
+                if len(row) != width:
+                    continue
+            elif line.count(",") + 1 == width and (line := line.rstrip("\r\n")):
+                row = line.split(",", until)
+            else:
+                continue
+            yield row
+
+    def _quoted(self, line: str) -> list[str]:
+        """The row that begins with this line."""
+        try:
+            return next(csv.reader(chain([line], islice(self._lines, MAX_LINES))))
+        except csv.Error as error:
+            raise self._no_table(error) from None
+
+    def _decoded(self, pieces: Iterable[bytes]) -> Iterator[str]:
+        """Whole lines, with their ends."""
+        rest = b""
+        for piece in pieces:
+            head, end, tail = piece.rpartition(b"\n")
+            if end:
+                try:
+                    text = (rest + head + end).decode()
+                except UnicodeDecodeError as error:
+                    raise self._no_table(error) from None
+                rest = b""
+                yield from io.StringIO(text, newline="")
+            rest += tail
+            if len(rest) > MAX_LINE:
+                raise self._no_table(f"it has a line of over {MAX_LINE} bytes")
+
+    def _no_table(self, why: object) -> RunError:
+        return RunError(f"{self._run.metrics_file} is no table that a run wrote: {why}")
 
 
 def as_csv(rows: Iterable[Sequence[str]]) -> bytes:
@@ -162,7 +226,10 @@ def _cell(value: float) -> str:
     return "" if math.isnan(value) else str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
 
 
-def _number(cell: str) -> float:
+def number(cell: str) -> float:
+    """A cell's value; NaN where it is empty or damaged."""
+    if not cell:
+        return math.nan
     try:
         return float(cell)
     except ValueError:

@@ -7,15 +7,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from parl_like.data.disk import open_file, open_folder, read_file, replace_file
+from parl_like.data.disk import open_file, open_folder, replace_file
 from parl_like.lab.config import UsageError
 
 MAX_WAITING = 32 << 20  # bytes, of all files together; what comes when they are full is lost, and counted
 RETRY_S = 0.2
+PIECE = 1 << 18  # bytes of a file that are read at once
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,14 +62,27 @@ class Outbox:
     def read(self, name: str, limit: int) -> bytes:
         """The content of a plain file of at most `limit` bytes, what waits included. Raises OSError."""
         with self._lock:
-            data = self._replaced.get(name)
-            if data is None:
+            return b"".join(self.pieces(name, limit))
+
+    def pieces(self, name: str, limit: int) -> Iterator[bytes]:
+        """`read`, piece by piece: the content as it is when the first one is asked for. Raises OSError then."""
+        with self._lock:
+            file, waiting = -1, bytes(self._appended.get(name, b""))
+            if name in self._replaced:
+                waiting = self._replaced[name] + waiting
+            else:
                 try:
-                    data = read_file(self.folder / name, base=self.folder, limit=limit)
+                    file = open_file(self.folder / name, base=self.folder, limit=limit)
                 except FileNotFoundError:
                     if name not in self._appended:
                         raise
-            return (data or b"") + self._appended.get(name, b"")
+            left = os.fstat(file).st_size if file >= 0 else 0  # what is appended meanwhile is not read
+        if file >= 0:
+            with open(file, "rb", buffering=0) as opened:
+                while left and (piece := opened.read(min(left, PIECE))):
+                    left -= len(piece)
+                    yield piece
+        yield waiting
 
     def tend(self) -> None:
         """Tries once more to write what waits, if the last attempt is a moment ago. Cheap where nothing waits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.data.disk import replace_file
+from parl_like.errors import nearest
 from parl_like.lab.config import ExperimentConfig, UsageError
 from parl_like.lab.experiment import ExperimentError, get
-from parl_like.lab.metrics import EVALUATION, evaluations, read_metrics
+from parl_like.lab.metrics import EVALUATION, Table, number
 from parl_like.lab.rundir import RunDir
 
 Floats = npt.NDArray[np.float64]
@@ -23,7 +25,9 @@ Floats = npt.NDArray[np.float64]
 DEFAULT_METRIC = "return/mean"
 EVALUATED = f"{EVALUATION}mean_return"
 MISSING = "no picture: matplotlib is not installed; `pip install 'parl_like[plot]'`"
-POINTS = 200  # of the common axis of several runs
+COMMON = 200  # points of the common axis of several runs
+SHOWN = 30  # columns that an error names
+POINTS = 1 << 14  # of a curve, some twenty for each column of pixels; longer ones are thinned out
 RESAMPLES = 2_000
 
 
@@ -84,15 +88,18 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
 
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    for number, (setting, alike) in enumerate(grouped(runs).items()):
-        _draw(axes, f"C{number % 10}", setting, [(run.path.name, *curve(run, metric)) for run in alike])
-        evaluated = [run for run in alike if evaluations(run)] if metric == DEFAULT_METRIC else []
+    also = [EVALUATED] if metric == DEFAULT_METRIC else []
+    for nth, (setting, alike) in enumerate(grouped(runs).items()):
+        found = [(run.path.name, curves(run, metric, also)) for run in alike]
+        style = {"marker": "."} if metric.startswith(EVALUATION) else {}  # evaluations are few
+        _draw(axes, f"C{nth % 10}", setting, [(name, *of_run[metric]) for name, of_run in found], **style)
+        evaluated = [(f"{name}, evaluated", *of_run[EVALUATED]) for name, of_run in found if EVALUATED in of_run and also]
         if evaluated:
-            found = [(f"{run.path.name}, evaluated", *curve(run, EVALUATED)) for run in evaluated]
-            _draw(axes, f"C{number % 10}", f"{setting}, evaluated", found, linestyle=":", marker=".")
-    for experiment in dict.fromkeys(run.info().experiment for run in runs) if metric.startswith("return") else ():
+            _draw(axes, f"C{nth % 10}", f"{setting}, evaluated", evaluated, linestyle=":", marker=".")
+    expected = metric.removeprefix(EVALUATION) if metric.startswith(EVALUATION) else "mean_return"
+    for experiment in dict.fromkeys(run.info().experiment for run in runs) if metric.startswith(("return", EVALUATION)) else ():
         with suppress(ExperimentError):  # one that the registry does not know
-            goal = get(experiment).bounds.get("mean_return")
+            goal = get(experiment).bounds.get(expected)
             if goal is not None and goal.at_least is not None:
                 axes.axhline(goal.at_least, color="0.4", linestyle="--", linewidth=1.0,
                              label=f"{experiment}: expected {goal.at_least:g}")
@@ -101,10 +108,11 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
 
 def finish(figure: Any, axes: Any, across: str, up: str, out: Path, runs: Sequence[RunDir]) -> Path:
     """Labels a picture of these runs and writes it; the path, as `learning_curve`. Raises PlotError."""
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
+    axes.set_xlabel(across, parse_math=False)
+    axes.set_ylabel(up, parse_math=False)
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
+    for text in axes.legend(loc="best", fontsize="small").get_texts():  # names are no formulas
+        text.set_parse_math(False)
     out = out if out.suffix else out.with_suffix(".png")
     picture = io.BytesIO()
     try:
@@ -173,17 +181,79 @@ def _leaves(tree: Any, key: str = "") -> dict[str, Any]:
     return {where: value for name, part in tree.items() for where, value in _leaves(part, f"{key}.{name}".lstrip(".")).items()}
 
 
-def curve(run: RunDir, metric: str) -> tuple[Floats, Floats]:
-    """Steps and values of one metric, without the rows that have none."""
-    columns = read_metrics(run)
-    if metric not in columns or "step" not in columns:
-        has = f"it has {', '.join(list(columns)[1:])}" if columns else "it has no rows yet"
-        raise PlotError(f"{run.path}: no metric {metric!r}; {has}")
-    steps, values = np.asarray(columns["step"]), np.asarray(columns[metric])
-    known = np.isfinite(values) & np.isfinite(steps)
-    if not known.any():
+def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tuple[Floats, Floats]]:
+    """Steps and values of one metric, and of those of `also` that have any, without the rows that have none.
+
+    A curve of over POINTS rows is thinned out as the table is read, so its memory does not grow with its length.
+
+    Raises:
+        PlotError: the run has no such column, or nothing in it.
+    """
+    table = Table(run)
+    names = [name for name in (metric, *also) if name in table.header]
+    if metric not in names or "step" not in table.header:
+        raise PlotError(f"{run.path}: {_no_metric(metric, table.header)}")
+    found = [_Curve() for _ in names]
+    for step, *cells in table.cells(["step", *names]):
+        for cell, one in zip(cells, found, strict=True):
+            if cell and math.isfinite(value := number(cell)) and math.isfinite(at := number(step)):
+                one.add(at, value)
+    points = {name: one.points() for name, one in zip(names, found, strict=True)}
+    if not points[metric][0].size:
         raise PlotError(f"{run.path}: metric {metric!r} has no value yet; train for longer")
-    return steps[known], values[known]
+    return {name: of_one for name, of_one in points.items() if of_one[0].size}
+
+
+class _Curve:
+    """Takes the points of a curve one by one: of over POINTS every 2ⁿ ones leave one, peaks first, so that some POINTS / 2 to
+    POINTS are left."""
+
+    def __init__(self) -> None:
+        self._steps: list[float] = []
+        self._values: list[float] = []
+        self._before = np.empty((2, 0))  # what was taken in, thinned out n times
+        self._n = 0
+
+    def add(self, step: float, value: float) -> None:
+        self._steps.append(step)
+        self._values.append(value)
+        if len(self._values) >= POINTS:
+            self._take_in()
+
+    def points(self) -> tuple[Floats, Floats]:
+        """Steps and values, each [n]."""
+        self._take_in()
+        return self._before[0], self._before[1]
+
+    def _take_in(self) -> None:
+        new = np.array([self._steps, self._values])
+        for _ in range(self._n):
+            new = thinned(new)
+        self._before = np.concatenate([self._before, new], axis=1)
+        if self._before.shape[1] > POINTS:
+            self._before, self._n = thinned(self._before), self._n + 1
+        self._steps, self._values = [], []
+
+
+def thinned(curve: Floats) -> Floats:
+    """About half of the points of a curve, [2, n], steps and values: of each four neighbours the least and the greatest one, and
+    all that are left over, the first and the last."""
+    n = curve.shape[1]
+    fours = curve[1, : n // 4 * 4].reshape(-1, 4)
+    keep = np.arange(n) >= fours.size
+    for of_four in (fours.argmin(1), 3 - fours[:, ::-1].argmax(1)):  # of four equal ones the first and the last
+        keep[np.arange(len(fours)) * 4 + of_four] = True
+    keep[:1] = keep[-1:] = True
+    return curve[:, keep]
+
+
+def _no_metric(metric: str, header: Sequence[str]) -> str:
+    names = list(header)[1:]
+    if not names:
+        return f"no metric {metric!r}; it has no rows yet"
+    near, more = nearest(metric, names), len(names) - SHOWN
+    return (f"no metric {metric!r}; {f'did you mean {near!r}? ' if near else ''}it has {', '.join(names[:SHOWN])}"
+            f"{f' and {more} more' if more > 0 else ''}")
 
 
 def on_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
@@ -192,6 +262,6 @@ def on_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Fl
     start, stop = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     if start > stop:
         raise PlotError("these runs have no environment steps in common; plot them one by one")
-    axis = np.linspace(start, stop, POINTS)
+    axis = np.linspace(start, stop, COMMON)
     return axis, np.stack([np.interp(axis, steps, values) for steps, values in curves])
 

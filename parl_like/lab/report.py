@@ -22,7 +22,7 @@ import numpy.typing as npt
 from parl_like.lab import plots
 from parl_like.lab.config import UsageError
 from parl_like.lab.experiment import get
-from parl_like.lab.metrics import EVALUATION, as_csv, evaluations, last_evaluation, last_row
+from parl_like.lab.metrics import EVALUATION, as_csv, each_evaluation, last_evaluation, last_row
 from parl_like.lab.plots import Floats
 from parl_like.lab.rundir import RunDir
 
@@ -135,19 +135,22 @@ def write(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path) -> 
 
 
 def _outcome(run: RunDir, group: str, mark: float | None) -> Row:
-    result, meanwhile = run.result() or {}, evaluations(run)
-    last, final = last_evaluation(run)
+    result, (last, final) = run.result() or {}, last_evaluation(run)
     score = last.get("score", last.get("mean_return", math.nan))
     if not math.isfinite(score):
         has = f"its last one has {score:g}" if last else "it has none"
         raise UsageError(f"{run.path} (state {run.state()}): expected an evaluation with a score, but {has}; finish the run with "
                          f"`parl-like resume {run.path}`, train with eval_every=, or leave the run out")
     mark = _expected(run, last) if mark is None else mark
+    best, evaluated, reached = score, 0, None
+    for step, one in each_evaluation(run):
+        best, evaluated = max(best, one), evaluated + 1  # NaN, which is not greater, is no score
+        if reached is None and mark is not None and one >= mark:
+            reached = step
+    steps = result.get("env_steps") or last_row(run).get("step", 0)
     return {"run": str(run.path), "group": group, "seed": run.config().get("seed"), "state": run.state(),
-            "env_steps": int(result.get("env_steps") or last_row(run).get("step", 0)), "score": score, "after_training": final,
-            "best": max(one for one in [score, *(one for _, one in meanwhile)] if not math.isnan(one)),
-            "seconds": result.get("seconds"), "mark": mark, "evaluated": len(meanwhile),
-            "steps_to_mark": next((step for step, one in meanwhile if mark is not None and one >= mark), None)}
+            "env_steps": int(steps) if math.isfinite(steps) else 0, "score": score, "after_training": final,
+            "best": best, "seconds": result.get("seconds"), "mark": mark, "evaluated": evaluated, "steps_to_mark": reached}
 
 
 def _group(runs: Sequence[Row]) -> Row:

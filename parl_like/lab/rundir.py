@@ -230,6 +230,15 @@ class RunDir:
                 return missing
             raise RunError(f"{self.path / name} is not readable: {error.strerror or error}") from None
 
+    def pieces(self, name: str, limit: int) -> Iterator[bytes]:
+        """`read`, piece by piece; none where there is no such file. Raises RunError."""
+        try:
+            yield from self.outbox.pieces(name, limit)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunError(f"{self.path / name} is not readable: {error.strerror or error}") from None
+
     def folder(self, path: Path) -> Path:
         """Makes the directory `path` of this run. Raises RunError where it is a link, or has links in it."""
         try:

@@ -1,16 +1,40 @@
 """metrics.csv; the curves and statistics that are read from it; the lines that people read meanwhile."""
 
+import csv
 import io
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as drawn_with
+from hypothesis import strategies as st
 
 from parl_like.lab import plots
 from parl_like.lab.config import ExperimentConfig, to_dict
-from parl_like.lab.metrics import MetricsLog, last_row, read_metrics, truncate
-from parl_like.lab.plots import PlotError, bootstrap_interval, iqm, learning_curve, on_common_steps, settings
+from parl_like.lab.metrics import (
+    MetricsLog,
+    Table,
+    each_evaluation,
+    evaluations,
+    last_evaluation,
+    last_row,
+    read_metrics,
+    truncate,
+)
+from parl_like.lab.outbox import RunError
+from parl_like.lab.plots import (
+    PlotError,
+    bootstrap_interval,
+    curves,
+    iqm,
+    learning_curve,
+    on_common_steps,
+    settings,
+    thinned,
+)
 from parl_like.lab.progress import Progress
 from parl_like.lab.rundir import RunDir
 
@@ -79,6 +103,69 @@ def test_last_row_of_a_long_file_and_of_a_torn_one(run):
     assert last_row(run) == {}
 
 
+def plainly(data):
+    """Header and rows as the module `csv` reads the whole text at once."""
+    header, *rows = list(csv.reader(io.StringIO(data[: data.rfind(b"\n") + 1].decode(), newline=""))) or [[]]
+    return header, [row for row in rows if row and len(row) == len(header)]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 18])
+@given(text=st.text(st.sampled_from('a7,,,"\n\n\ré '), max_size=60))
+@example(text='step,"a, ""b""",c\n1,2,3\n\n4,,\r\n"5\n",6,7\r8,9\n8,9,1e3\n1,2')
+@example(text="step\n\n1\n,\n2\r3\r\r4\r\n5")
+@drawn_with(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_table_is_read_row_by_row_as_it_would_be_whole(run, piece, text):
+    data = text.encode()
+    table = Table(run, [data[at : at + piece] for at in range(0, len(data), piece)])
+    assert (table.header, list(table.rows())) == plainly(data)
+    table = Table(run, [data])
+    if len(set(table.header)) > 1:
+        names = list(dict.fromkeys(table.header))[:2]
+        places = [len(table.header) - 1 - table.header[::-1].index(name) for name in names]  # of equal names the last
+        assert list(table.cells(names)) == [tuple(row[at] for at in places) for row in plainly(data)[1]]
+
+
+def test_a_table_is_read_with_what_waits_to_be_written(run, monkeypatch):
+    run.metrics_file.write_bytes(b"step,a\n1,2\n")
+    monkeypatch.setattr(run.outbox, "_write", lambda: None)  # the disk is full
+    MetricsLog(run).write({"step": 2, "a": 3.0})
+    assert read_metrics(run) == {"step": [1, 2], "a": [2, 3]}
+    MetricsLog(run).write({"step": 3, "b": 4.0})
+    np.testing.assert_array_equal(read_metrics(run)["b"], [NAN, NAN, 4])
+
+
+def test_a_line_without_an_end_is_refused_before_it_takes_memory(run):
+    run.metrics_file.write_bytes(b"step,return/mean\n" + b"1" * (2 << 20))
+    for read in (read_metrics, lambda run: curves(run, "return/mean")):
+        with pytest.raises(RunError, match="is no table that a run wrote: it has a line of over 1048576 bytes"):
+            read(run)
+
+
+def test_a_wide_table_takes_little_memory(run):
+    """10 MB of 504 columns, of which what is asked for is kept: 20,000 points at most of a curve, no row of other columns."""
+    evals = [f"eval/{name}" for name in ("score", "episodes", "mean_return")]
+    names = ["step", "return/mean", *(f"x/{i}" for i in range(498)), *evals]
+    ends = [",".join(["1.25"] * 498) + ",,,", "," * 497 + ",7.5,10,8"]
+    rows = (f"{i},{i / 2},{ends[i % 50 == 0]}\n" for i in range(4_000))
+    run.metrics_file.write_text("".join([",".join(names), "\n", *rows]))
+    tracemalloc.start()
+    try:
+        found = curves(run, "return/mean", ["eval/mean_return"])
+        assert len(list(each_evaluation(run))) == 80
+        assert last_evaluation(run)[0] == {"score": 7.5, "episodes": 10, "mean_return": 8}
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found["return/mean"][1], np.arange(4_000) / 2)
+    np.testing.assert_array_equal(found["eval/mean_return"], [np.arange(0, 4_000, 50), np.full(80, 8.0)])
+    assert run.metrics_file.stat().st_size > 9e6 and peak < 4e6
+
+
+def test_evaluations_at_steps_that_are_no_numbers_do_not_count(run):
+    run.metrics_file.write_text("step,eval/score,eval/episodes\n0,1,5\n,2,5\ninf,3,5\n10,4,x\n20,5,5\n")
+    assert evaluations(run) == [(0, 1), (20, 5)]
+
+
 def test_tensorboard_gets_the_same_numbers(run):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -127,6 +214,51 @@ def test_curves_meet_on_the_steps_that_all_cover():
     np.testing.assert_allclose(rows[1], np.minimum(steps - 1.0, 3.0))
     with pytest.raises(PlotError, match="no environment steps in common"):
         on_common_steps([(np.array([0.0]), np.array([0.0])), (np.array([1.0]), np.array([0.0]))])
+
+
+def test_a_long_curve_is_thinned_out_to_what_a_picture_shows(run):
+    rows, peaks = 100_000, {0: 3.0, 12_345: 99.0, 54_321: -99.0, 99_999: 5.0}
+    run.metrics_file.write_text("step,a,b\n" + "".join(f"{i},{peaks.get(i, i % 2)},{i}\n" for i in range(rows)))
+    found = curves(run, "a", ["b"])
+    steps, values = found["a"]
+    assert plots.POINTS / 2 <= len(steps) <= 2 * plots.POINTS and (np.diff(steps) > 0).all()
+    assert peaks.items() <= dict(zip(steps, values, strict=True)).items(), "ends and peaks stay"
+    assert (np.diff(steps) < 64).all(), "as close everywhere"
+    np.testing.assert_array_equal(*found["b"])
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 5, 16_384])
+def test_a_curve_that_a_picture_can_show_is_left_whole(run, n):
+    run.metrics_file.write_text("step,a,b\n0,0,\n" + "".join(f"{i},{-i},{i % 3}\n" for i in range(1, n)))
+    steps, values = curves(run, "a", ["b"])["a"]
+    np.testing.assert_array_equal((steps, -values), (np.arange(max(n, 1)),) * 2)
+
+
+def test_of_a_curve_each_four_neighbours_keep_their_least_and_greatest():
+    values = np.array([5.0, 1, 9, 2, 4, 4, 4, 4, 7, 8, 8, 9, 0, 6])
+    np.testing.assert_array_equal(thinned(np.stack([np.arange(14.0), values])),
+                                  [[0, 1, 2, 4, 7, 8, 11, 12, 13], [5, 1, 9, 4, 4, 7, 9, 0, 6]])
+
+
+def test_every_column_of_evaluations_can_be_drawn(run, tmp_path, monkeypatch):
+    """Also one that has a single value, whose name a formula could stand in, or of which something is expected."""
+    pytest.importorskip("matplotlib")
+    run.update(experiment="dqn-cartpole")
+    log = MetricsLog(run)
+    log.write({"step": 0, "return/mean": 1.0})
+    log.write({"step": 10, "eval/score": 1.0, "eval/episodes": 5, "eval/mean_return": 2.0, "eval/$\\frac": 3.0})
+    drawn = []
+    finish = plots.finish
+    monkeypatch.setattr(plots, "finish", lambda figure, axes, *rest: drawn.append(axes) or finish(figure, axes, *rest))
+    for name in [name for name in read_metrics(run) if name != "step"]:
+        learning_curve([run], tmp_path / "x.png", metric=name)
+    shown = [[(line.get_marker(), line.get_label()) for line in axes.get_lines()] for axes in drawn]
+    assert shown[0][:2] == [("None", "run"), (".", "run, evaluated")]
+    assert all(lines[0] == (".", "run") for lines in shown[1:]), "one point is no line"
+    expected = [lines[1:] for lines in shown[1:]]
+    assert expected == [[], [], [("None", "dqn-cartpole: expected 400")], []]
+    with pytest.raises(PlotError, match="no metric 'mean_return'; did you mean 'eval/mean_return'"):
+        learning_curve([run], tmp_path / "x.png", metric="mean_return")
 
 
 def make_run(name, values):

@@ -52,7 +52,7 @@ def drawn(run_dir):
     """All of `plot` but the picture."""
     run = RunDir.open(run_dir)
     plots.settings([run])
-    plots.curve(run, "return/mean")
+    plots.curves(run, "return/mean")
 
 
 VERBS = {
