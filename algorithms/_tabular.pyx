@@ -2,6 +2,9 @@
 """A step of tabular.py's algorithms for one row: what `learn` does there with NumPy, and `EpsilonGreedy.act_one`, bit for bit."""
 
 
+from cpython.object cimport PyObject_GenericSetAttr
+
+
 cdef extern from *:
     """
     /* No fused multiply-add: the same numbers as NumPy's, which rounds after each operation. */
@@ -81,5 +84,5 @@ cdef class TableRow:
                     value = q[i]
         cdef double td = rew + gamma * (1.0 - terminated) * value - self.table[s, a]
         self.table[s, a] += rate * td
-        algorithm.updates = updates + 1
+        PyObject_GenericSetAttr(algorithm, "updates", updates + 1)  # past `__setattr__`, which looks for settings
         return abs(td)

@@ -9,19 +9,24 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm, Loss, Schedule
+from parl_like.algorithm import Algorithm, Loss
 from parl_like.algorithms.targets import legal_actions, row_mean
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, answer, check_methods, check_shape
 
 
-def actor_and_critics(algorithm: Algorithm, actor_lr: float | Schedule, delay: int = 1) -> dict[str, Loss]:
-    """The losses of an actor and of its critics, who move all that is not the actor's own."""
+def actor_and_critics(algorithm: Algorithm, delay: int | str = 1) -> dict[str, Loss]:
+    """The losses of an actor and of its critics, who move all that is not the actor's own, by the algorithm's `lr`, `actor_lr`
+    and `max_grad_norm`.
+
+    Args:
+        delay: The actor learns in every so many updates, or the name of the attribute that says so.
+    """
     check_methods(algorithm)  # the parts of the model that this reads, among them
     own = {id(parameter) for parameter in algorithm.model.actor.parameters()}
     rest = [parameter for parameter in algorithm.model.parameters() if id(parameter) not in own]
-    return {"critic": Loss(rest, algorithm.lr, algorithm.max_grad_norm),
-            "actor": Loss(algorithm.model.actor, actor_lr, algorithm.max_grad_norm, delay)}
+    return {"critic": Loss(rest, "lr", "max_grad_norm"),
+            "actor": Loss(algorithm.model.actor, "actor_lr", "max_grad_norm", delay)}
 
 
 def check_actor_q(algorithm: Algorithm, inputs: Batch, *wanted: str) -> None:

@@ -14,6 +14,7 @@ from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape
 from parl_like.explorer import Explorer, Noisy
 from parl_like.model import Model
+from parl_like.settings import explorers_have
 
 
 class TD3(Algorithm):
@@ -48,10 +49,14 @@ class TD3(Algorithm):
         self.window = Window(n_step=n_step, in_order=False)
         self.discounts = powers(gamma, n_step)
         self.target = self.model.clone()
-        self.losses = actor_and_critics(self, lr if actor_lr is None else actor_lr, delay)
+        self.actor_lr, self.delay = actor_lr, delay
+        self.losses = actor_and_critics(self, "delay")
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model, "target": self.target}
+
+    def fixed_settings(self) -> dict[str, str]:
+        return {**super().fixed_settings(), "noise": explorers_have("std")}
 
     def check_model(self, inputs: Batch) -> None:
         act = answer(self, "act", inputs.obs)

@@ -21,6 +21,7 @@ from parl_like.contract import ContractError, answer, check_shape
 from parl_like.explorer import EpsilonGreedy, Explorer
 from parl_like.model import Model
 from parl_like.noisy import draw_noise, noisy_layers, without_noise
+from parl_like.settings import explorers_have
 
 
 class DQN(Algorithm):
@@ -65,6 +66,12 @@ class DQN(Algorithm):
         self.target = self.model.clone() if target_period or tau is not None else self.model
         self.discounts = powers(gamma, n_step)
         self.noisy = noisy_layers(self.model, self.target)
+
+    def fixed_settings(self) -> dict[str, str]:
+        fixed = {**super().fixed_settings(), "epsilon": explorers_have("epsilon"),
+                 "gamma": "the discounts of n steps were made of it; build a new algorithm with another"}
+        alone = dict.fromkeys(("target_period", "tau", "double"), "there is no target copy; build it with target_period or tau")
+        return {**fixed, **alone} if self.target is self.model else fixed
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model} if self.target is self.model else {"model": self.model, "target": self.target}

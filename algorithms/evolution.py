@@ -63,6 +63,10 @@ class Evolution(ActorCritic):
         self._candidates = Population(population, self.center().detach(), std)
         self.draw(None)
 
+    def fixed_settings(self) -> dict[str, str]:
+        fixed = dict.fromkeys(("population", "std"), "the candidates were drawn by it; build a new algorithm with another")
+        return {**super().fixed_settings(), **fixed}
+
     def networks(self) -> dict[str, nn.Module]:
         return {"model": self.model, "candidates": self._candidates}
 
@@ -170,7 +174,7 @@ class ES(Evolution):
     def __init__(self, model: Model | Callable[[], Model], *, population: int = 32, std: float = 0.1,
                  lr: float | Schedule = 0.03) -> None:
         super().__init__(model, population, True, std, lr)
-        self.losses = {"policy": Loss(self.model, lr)}
+        self.losses = {"policy": Loss(self.model, "lr")}
 
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
         table = self._candidates.table

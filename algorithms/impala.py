@@ -147,6 +147,15 @@ class IMPALA(ActorCritic):
         streams = len(self.streams)
         return ((n,), (n, 1)) if streams == 1 else ((n, streams),)
 
+    def fixed_settings(self) -> dict[str, str]:
+        again = "build a new algorithm with another"
+        fixed = {"streams": f"model and statistics are made for these; {again}", "gamma": f"the streams have it; {again}"}
+        if not self.reg:
+            fixed["reg"] = f"it was built without; {again}"
+        if self.recent is None and self.return_norm is None:
+            fixed["return_norm"] = f"it was built without the statistics; {again}"
+        return {**super().fixed_settings(), **fixed}
+
     def networks(self) -> dict[str, torch.nn.Module]:
         return super().networks() | ({} if self.recent is None else {"recent": self.recent})
 

@@ -104,6 +104,11 @@ class MBPO(SAC):
         self.imagined: dict[str, Tensor] = {}  # columns of rows, of which the first `_kept` are there
         self._kept = self._at = self._lessons = 0
 
+    def fixed_settings(self) -> dict[str, str]:
+        fixed = dict.fromkeys(("real", "imagined_size"), "the rows that are kept were laid out by it; build a new algorithm with "
+                              "another")
+        return {**super().fixed_settings(), **fixed, "model_task": "the tasks were introduced by that name (asks=…)"}
+
     def process(self, batch: Batch) -> Batch:
         """The lesson's rows, all but a few replaced by imagined ones, with their targets."""
         if self.real == 1.0:

@@ -129,8 +129,8 @@ class MPO(Algorithm):
         self.discounts, self.target = powers(gamma, n_step), self.model.clone()
         self.epsilon_eta, self.epsilons = epsilon_eta, (epsilon_alpha, epsilon_std)
         self.log_eta, self.log_alpha = multipliers(eta, alpha, epsilon_eta, *self.epsilons)
-        self.losses = {**actor_and_critics(self, lr if actor_lr is None else actor_lr),
-                       "dual": Loss([self.log_eta, self.log_alpha], dual_lr)}
+        self.actor_lr, self.dual_lr = actor_lr, dual_lr
+        self.losses = {**actor_and_critics(self), "dual": Loss([self.log_eta, self.log_alpha], "dual_lr")}
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model, "target": self.target}

@@ -61,7 +61,7 @@ class NPG(ActorCritic):
         if not values:
             raise ValueError(f"{name}: the policy of {type(self.model).__name__} reads all parameters that its values read; give "
                              "these some of their own, as MLPActorCritic does")
-        self.losses = {"critic": Loss(values, lr, max_grad_norm)}
+        self.losses = {"critic": Loss(values, "lr", "max_grad_norm")}
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)

@@ -45,6 +45,10 @@ class OAC(SAC):
             raise ValueError(f"OAC: shift is {shift}; expected a number of at least 0")
         self.beta_ub, self.shift = beta_ub, shift
 
+    def fixed_settings(self) -> dict[str, str]:
+        fixed = dict.fromkeys(("beta_ub", "shift"), "copies that act have one of their own; build a new algorithm with another")
+        return {**super().fixed_settings(), **fixed}
+
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         out = self.model.policy(inputs.obs)
         if self.mode != "collect":

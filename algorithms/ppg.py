@@ -60,6 +60,9 @@ class PPG(PPO):
         self._kept: list[dict[str, Any]] = []  # flat observations and returns of the lessons of the phase, as arrays
         self._phase: Batch | None = None  # all of them, while the auxiliary phase goes on
 
+    def fixed_settings(self) -> dict[str, str]:
+        return {**super().fixed_settings(), "clone": "it is kept as `clone_weight`; assign that"}
+
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)
         self.check_kl(inputs)

@@ -60,6 +60,11 @@ class PPO(ActorCritic):
         self.compares = kl_weight > 0.0
         self._kl = 0.0
 
+    def fixed_settings(self) -> dict[str, str]:
+        fixed = {**super().fixed_settings(), "minibatches": "it is kept as `n_minibatches`; assign that"}
+        alone = dict.fromkeys(("kl_weight", "adaptive_kl"), "it was built without the divergence; give kl_weight above 0")
+        return fixed if self.compares else {**fixed, **alone}
+
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)
         if self.kl_weight:

@@ -137,10 +137,11 @@ class FQF(QRDQN):
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double, kappa=kappa,
                          epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm, adam_eps=adam_eps)
-        self.entropy = entropy
+        self.entropy, self.fraction_lr = entropy, fraction_lr
         own = {id(parameter) for parameter in self.model.proposal.parameters()}
         rest = [parameter for parameter in self.model.parameters() if id(parameter) not in own]
-        self.losses = {"loss": Loss(rest, lr, max_grad_norm), "fractions": Loss(self.model.proposal, fraction_lr, max_grad_norm)}
+        self.losses = {"loss": Loss(rest, "lr", "max_grad_norm"),
+                       "fractions": Loss(self.model.proposal, "fraction_lr", "max_grad_norm")}
 
     def check_model(self, inputs: Batch) -> None:
         DQN.check_model(self, inputs)

@@ -56,6 +56,10 @@ class R2D2(DQN):
         self.discounts = powers(gamma, 1)
         self.n_step, self.eps, self.eta = n_step, eps, eta
 
+    def fixed_settings(self) -> dict[str, str]:
+        fixed = dict.fromkeys(("sequence", "burn_in"), "the helpers' rows come by it; build a new algorithm with another")
+        return {**super().fixed_settings(), **fixed}
+
     def check_model(self, inputs: Batch) -> None:
         act, specs = self.model.act_space, self.model.state_specs()
         if not isinstance(act, gym.spaces.Discrete) or not specs:

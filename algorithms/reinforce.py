@@ -44,6 +44,9 @@ class REINFORCE(ActorCritic):
         if not baseline and not self.recurrent:
             self.calls = {name: ActorCritic.calls[name] for name in ("policy", "head")}
 
+    def fixed_settings(self) -> dict[str, str]:
+        return {**super().fixed_settings(), "baseline": "the model was checked for it; build a new algorithm with another"}
+
     def evaluate(self, batch: Batch) -> tuple[Mapping[str, torch.Tensor], Any]:
         if self.baseline or self.recurrent:
             return super().evaluate(batch)

@@ -57,11 +57,16 @@ class SAC(Algorithm):
         self.discounts = powers(gamma, n_step)
         self.target = self.model.clone()
         self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(alpha)), requires_grad=learn_alpha)
-        temperature = {"temperature": Loss(self.log_alpha, lr if alpha_lr is None else alpha_lr, every=delay)}
-        self.losses = actor_and_critics(self, lr if actor_lr is None else actor_lr, delay) | (temperature if learn_alpha else {})
+        self.actor_lr, self.alpha_lr, self.delay = actor_lr, alpha_lr, delay
+        temperature = {"temperature": Loss(self.log_alpha, "alpha_lr", every="delay")}
+        self.losses = actor_and_critics(self, "delay") | (temperature if learn_alpha else {})
 
     def networks(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model, "target": self.target}
+
+    def fixed_settings(self) -> dict[str, str]:
+        fixed = {**super().fixed_settings(), "alpha": "`log_alpha` began with it; change that: log_alpha.data.fill_(…)"}
+        return fixed if "temperature" in (self.losses or {}) else {**fixed, "alpha_lr": "learn_alpha is False"}
 
     def check_model(self, inputs: Batch) -> None:
         check_actor_q(self, inputs, "log_probs" if self.discrete else "draw")

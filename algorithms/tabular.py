@@ -12,6 +12,7 @@ from parl_like.algorithms._tabular import TableRow
 from parl_like.batch import Batch
 from parl_like.explorer import EpsilonGreedy, Explorer
 from parl_like.model import Model
+from parl_like.settings import explorers_have
 
 
 class QLearning(Algorithm):
@@ -36,6 +37,9 @@ class QLearning(Algorithm):
                  epsilon: float | Schedule = 0.1) -> None:
         super().__init__(model, lr=lr)
         self.gamma, self.epsilon = gamma, epsilon
+
+    def fixed_settings(self) -> dict[str, str]:
+        return {**super().fixed_settings(), "epsilon": explorers_have("epsilon")}
 
     def explorer(self) -> Explorer:
         return EpsilonGreedy(self.epsilon, random_ties=True)

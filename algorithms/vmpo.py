@@ -53,7 +53,11 @@ class VMPO(ActorCritic):
         self.epochs, self.n_minibatches = epochs, minibatches
         self.epsilon_eta, self.epsilons = epsilon_eta, (epsilon_alpha, epsilon_std)
         self.log_eta, self.log_alpha = multipliers(eta, alpha, epsilon_eta, *self.epsilons)
-        self.losses = {"policy": Loss(self.model, lr, max_grad_norm), "dual": Loss([self.log_eta, self.log_alpha], dual_lr)}
+        self.dual_lr = dual_lr
+        self.losses = {"policy": Loss(self.model, "lr", "max_grad_norm"), "dual": Loss([self.log_eta, self.log_alpha], "dual_lr")}
+
+    def fixed_settings(self) -> dict[str, str]:
+        return {**super().fixed_settings(), "minibatches": "it is kept as `n_minibatches`; assign that"}
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)

@@ -199,6 +199,12 @@ class WorldModel(Algorithm):
         self.table: dict[str, Tensor] = {}
         self._before = 0
 
+    def fixed_settings(self) -> dict[str, str]:
+        names = ("generation", "soft_policy", "return_h", "return_x", "return_z")
+        fixed = dict.fromkeys(names, "the helpers' rows and what planning gets go by it; build a new algorithm with another")
+        weights = {name: f"it is kept in `weights`; assign weights[{name!r}]" for name in self.weights}
+        return {**super().fixed_settings(), **fixed, **weights}
+
     @property
     def version(self) -> int:
         """How often `acting` was synchronised."""

@@ -23,11 +23,14 @@ from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
 from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer, Noise, random_actions
-from parl_like.helper_checks import check_explorer, check_options, check_outputs, check_rows
+from parl_like.helper_checks import check_buffer, check_explorer, check_options, check_outputs, check_rows
 from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
+from parl_like.settings import fixed
 from parl_like.spec import Array, Spec, SpecError
+
+_LAID_OUT = "the buffer's columns were laid out for it; build the helper with another"
 
 
 class AgentHelper:
@@ -54,6 +57,11 @@ class AgentHelper:
         where: Agent and task, for messages.
     """
 
+    explorer: Explorer | None = fixed("noise is drawn by this one; assign a setting of it, such as helper.explorer.epsilon")
+    store_policy: bool | None = fixed(_LAID_OUT)
+    extras: tuple[Spec, ...] = fixed(_LAID_OUT)
+    transforms: Transforms = fixed(_LAID_OUT)
+    obs_space: gym.Space[Any] | None = fixed(_LAID_OUT)
     learns = False
     sends_returns = False  # of candidates, in place of rows
     acts_in_step = False  # whether acting and learning must see the same statistics, where learning waits
@@ -142,6 +150,7 @@ class AgentHelper:
             columns = self.format.columns(self._keeps_policy, self._versioned, self._marks.names, self.extras)
             self.allocate(buffer, [spec.owned_by(f"task {name!r}") for spec in columns])
             self._check_buffer(buffer)
+        self.bound = True
 
     def _bind_explorer(self) -> None:
         algorithm = self.task.algorithm
@@ -165,16 +174,8 @@ class AgentHelper:
         buffer.allocate(specs)
 
     def _check_buffer(self, buffer: ReplayBuffer) -> None:
-        """Refuses lanes that are too short for what is looked at together, and frames other than the model's."""
-        rows = self.window.rows + max(self.transforms.behind, buffer.stack_num - 1)
-        if rows > buffer.lane_size and not self.window.in_order:
-            raise ValueError(f"{self.where}: the algorithm looks at {rows} rows in a row, a lane of the buffer holds "
-                             f"{buffer.lane_size}; give the helper size ≥ {rows * buffer.n_lanes}")
-        for name, spec in self.format.raw.items():
-            if buffer.read_shape(name) != spec.shape:
-                raise spec.owned_by(self.where).error(
-                    f"{buffer.read_shape(name)} from {buffer!r}", "stack_num goes with observations that come stacked "
-                    "(save_only_last_obs); for single frames use the transform FrameStacker")
+        """Refuses a buffer whose rows are not those that are looked at."""
+        check_buffer(self, buffer)
 
     def _check_window(self) -> None:
         """Refuses an algorithm that asks for rows which this schedule does not send."""
@@ -467,7 +468,7 @@ class AgentHelper:
         # A task that learns from the actions of another has none, and stores none from here on; all helpers of a task send the
         # same fields.
         for agent in self.agent.robot.agents:
-            agent.helpers[self.name].store_policy = False
+            vars(agent.helpers[self.name])["store_policy"] = False
         return np.zeros(len(self.lanes), np.float32) if self._vector else 0.0
 
     def _after_store(self, rows: int, ended: int) -> None:

@@ -6,7 +6,6 @@ import copy as copying
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from parl_like.optim import FusedAdam
 from parl_like.optim import Linear as Linear
 from parl_like.optim import Schedule as Schedule
 from parl_like.optim import value_of as value_of
+from parl_like.settings import check, check_every, check_rates, guarded, setting
 from parl_like.task_state import Attributes
 
 FIELDS = ("first", "lane", "episode", "next_act", "number")
@@ -73,24 +73,32 @@ class Window:
 class Loss:
     """One of several losses of an algorithm: what it moves, and how. Gradients of this loss reach nothing else.
 
+    `lr`, `max_grad_norm` and `every` may be the name of an attribute of the algorithm: that is read before every step, so whoever
+    assigns it (`task.algorithm.actor_lr = 1e-4`) changes the next one. A number that stands here stays.
+
     Attributes:
         moves: A network, a parameter, or several of these in a list. No parameter is named by two losses of one algorithm.
-        lr: Learning rate, a number or a schedule over `Algorithm.updates`.
+        lr: Learning rate, a number or a schedule over `Algorithm.updates`. Where the attribute that it names is None, it is
+            `Algorithm.lr`.
         max_grad_norm: Norm of this loss's gradient above which it is scaled down; None: never.
         every: The loss is due in every so many updates, and not stepped in the others; `Algorithm.due` says so beforehand.
         optimizer: Called with the list of parameters and `lr=`; None: Adam.
     """
 
     moves: Any
-    lr: float | Schedule = 1e-3
-    max_grad_norm: float | None = None
-    every: int = 1
+    lr: float | Schedule | str = 1e-3
+    max_grad_norm: float | str | None = None
+    every: int | str = 1
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, Integral) or self.every < 1:
-            raise ValueError(f"Loss: every is {self.every}; expected a whole number of updates, at least 1")
-        check_rates("Loss", self.lr, self.max_grad_norm)
+        for name in ("lr", "max_grad_norm", "every"):
+            if isinstance(value := getattr(self, name), str) and not value.isidentifier():
+                raise TypeError(f"Loss: {name} is {value!r}; expected a number, or the name of an attribute of the algorithm")
+        if not isinstance(self.every, str):
+            check_every("Loss", self.every)
+        check_rates("Loss", 0.0 if isinstance(self.lr, str) else self.lr,
+                    None if isinstance(self.max_grad_norm, str) else self.max_grad_norm)
         if self.optimizer is not None and not callable(self.optimizer):
             raise TypeError(f"Loss: optimizer is {type(self.optimizer).__name__}; expected what makes one of parameters and lr=, "
                             "such as torch.optim.AdamW, or partial(torch.optim.SGD, momentum=0.9)")
@@ -100,14 +108,6 @@ class Loss:
     def parameters(self) -> list[torch.nn.Parameter]:
         """What it moves, one by one, each once."""
         return list(dict.fromkeys(_parameters(self.moves)))
-
-
-def check_rates(owner: str, lr: Any, max_grad_norm: Any) -> None:
-    """Raises TypeError or ValueError, where these cannot be a learning rate and a norm at which gradients are clipped."""
-    if not callable(lr) and not isinstance(lr, Real):
-        raise TypeError(f"{owner}: lr is {lr!r}; expected a number, or a schedule, a function of the steps")
-    if max_grad_norm is not None and not max_grad_norm > 0.0:
-        raise ValueError(f"{owner}: max_grad_norm is {max_grad_norm}; expected a number above 0, or None")
 
 
 def check_shares(algorithm: Algorithm, **values: float) -> None:
@@ -144,9 +144,13 @@ class Algorithm:
     calls them, always one at a time, and does `zero_grad`, `backward`, clipping and the optimiser step around `learn`. With
     several losses, such as those of an actor and a critic, a subclass names them in `losses`.
 
+    Once its task is built, settings that are read as it goes may be assigned (`task.algorithm.lr = 1e-4`, PPO's `clip`), and the
+    next update or prediction goes by them. Those that went into what was built (`n_step`, whose rows the helpers send) raise
+    AttributeError. Attributes that a user's own class defines are assigned as ever.
+
     Args:
         model: The model, or a zero-argument factory of one.
-        lr: Learning rate, a number or a schedule over optimiser steps.
+        lr: Learning rate, a number or a schedule over optimiser steps; read before every step.
         max_grad_norm: Global gradient norm above which gradients are scaled down; None: never.
 
     Attributes:
@@ -187,6 +191,12 @@ class Algorithm:
     fitting_models = ""
     losses: Mapping[str, Loss] | None = None
     moves: Sequence[torch.nn.Parameter] = ()
+    _guarded: frozenset[str] = frozenset()  # settings, once the task is built
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._guarded:
+            check(self, name, value)
+        object.__setattr__(self, name, value)
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
         self.model: Any = model if isinstance(model, torch.nn.Module) else model()
@@ -197,7 +207,7 @@ class Algorithm:
         self.updates = 0
         self.rng = np.random.default_rng(0)
         self.torch_rng = torch.Generator()
-        self._attributes: Attributes | None = None
+        self._attributes: Attributes | None = None  # what it was when its task was built
         self._asks: Callable[[str, Mapping[str, Any]], Batch] | None = None
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
@@ -247,7 +257,19 @@ class Algorithm:
         losses = self.losses or {}
         if loss not in losses:
             raise ValueError(f"{type(self).__name__}: due({loss!r}): {unknown('loss', loss, losses)}")
-        return (self.updates + 1) % losses[loss].every == 0
+        return (self.updates + 1) % setting(self, losses[loss].every) == 0  # type: ignore[no-any-return]
+
+    def fixed_settings(self) -> dict[str, str]:
+        """Settings that cannot be assigned once the task is built → why, and the way out. Constructor arguments that the
+        algorithm does not keep under their name need not be here."""
+        return {
+            "model": "its optimiser and the agents' helpers hold this one; change its parameters in place "
+                     "(model.load_state_dict, model.sync_from)",
+            "window": "the helpers' buffers were laid out for it; set it in the constructor",
+            "losses": "the optimisers were made of them; let a Loss name an attribute (lr='critic_lr') and assign that",
+            "moves": "whoever shares parameters knows of these; set it in the constructor",
+            "adam_eps": "it is the optimiser's; assign `eps` of its groups: task.optimizer.param_groups",
+        }
 
     def post_process(self, batch: Batch) -> None:
         """After the optimiser steps of one training request: target networks and the like. `updates` has been counted."""
@@ -305,7 +327,8 @@ class Algorithm:
         return {"model": self.model}
 
     def watch(self, owner: Callable[[], str]) -> None:
-        """From now on `state_dict` gives what has changed; called when the task is built, before anything is learned.
+        """From now on `state_dict` gives what has changed, and settings that nothing reads any more cannot be assigned; called
+        when the task is built, before anything is learned.
 
         Raises:
             TypeError: an attribute cannot be saved, and this class has no `state_dict` of its own.
@@ -313,6 +336,7 @@ class Algorithm:
         if isinstance(self.moves, Iterator):  # as `parameters()` gives them
             self.moves = list(self.moves)
         self._attributes = Attributes(self, owner, strict=type(self).state_dict is Algorithm.state_dict)
+        self._guarded = guarded(self)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of this algorithm beside `networks()`, `updates` and the two generators.
@@ -340,6 +364,7 @@ class Algorithm:
         """
         other = copying.copy(self)
         other._attributes = other._asks = None
+        other._guarded = frozenset()
         memo: dict[int, Any] = {id(self): other}
         for value in vars(self).values():
             if isinstance(value, torch.Generator):  # deepcopy knows no generators

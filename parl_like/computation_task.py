@@ -208,6 +208,19 @@ class ComputationTask:
         """Loss → the optimiser of those of its parameters which this task owns."""
         return {} if self._optimization is None else self._optimization.optimizers
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """Loss → the learning rate that its optimiser's groups were set by, where it is a number."""
+        steppers = {} if self._optimization is None else self._optimization.steppers
+        return {name: float(stepper.rate) for name, stepper in steppers.items() if stepper.rate is not None}
+
+    @rates.setter
+    def rates(self, value: Any) -> None:
+        if not isinstance(value, Mapping) or not all(isinstance(rate, float) for rate in value.values()):
+            raise ValueError(f"{self.owner()}, rates: expected numbers by the names of losses, got {value!s:.80}")
+        for name, stepper in () if self._optimization is None else self._optimization.steppers.items():
+            stepper.rate = value.get(name)  # a rate of this robot that differs is written at its next step
+
     def optimized(self) -> list[torch.Tensor]:
         """The parameters that its learning changes, also those that another task owns."""
         return [] if self._optimization is None else self._optimization.parameters
@@ -248,13 +261,14 @@ class ComputationTask:
             on_cpu = self.device.type == "cpu"
             tensors = {name: torch.from_numpy(value) for name, value in inputs.items()} if on_cpu else send(inputs, self.device)
         with inference:
-            before, algorithm.mode = algorithm.mode, mode
+            attributes = algorithm.__dict__  # past `__setattr__`: this is in every prediction
+            before, attributes["mode"] = algorithm.mode, mode
             try:
                 if self.has_modes and algorithm is self._algorithm:  # acting copies never learn
                     set_mode(algorithm.networks().values(), False)
                 out = flat_outputs(algorithm.predict(Batch.nest(tensors)))
             finally:
-                algorithm.mode = before
+                attributes["mode"] = before
             # What was not made in here is a view of a parameter (a Gaussian's log_std) or of the inputs (an identity), and both
             # change under the reply: the next optimiser step, the next batch. Copied while the lock holds them still.
             arrays = fetch(out)
@@ -366,14 +380,15 @@ class ComputationTask:
             Diverged: a number in that is not finite. The arrays are as `learn` left them, for there is no copy of before.
         """
         algorithm: Any = self._algorithm
+        attributes = algorithm.__dict__  # past `__setattr__`: this is in every step of an environment
         with self.lock:
-            before, algorithm.mode = algorithm.mode, "update"
+            before, attributes["mode"] = algorithm.mode, "update"
             try:
                 out: Mapping[str, Any] | None = algorithm.learn(algorithm.process(row))
-                algorithm.updates += 1
+                attributes["updates"] += 1
                 algorithm.post_process(row)
             finally:
-                algorithm.mode = before
+                attributes["mode"] = before
             self._count_row()
         if out is None:
             return {}

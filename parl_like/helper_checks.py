@@ -64,3 +64,17 @@ def check_rows(helper: Any, transforms: Iterable[Any]) -> None:
                          f"{type(helper).__name__} sends rows; use PopulationHelper")
     for transform in transforms:
         transform.check_window(helper.window)
+
+
+def check_buffer(helper: Any, buffer: Any) -> None:
+    """Raises ValueError for lanes that are too short for what is looked at together, and SpecError for frames other than the
+    model's."""
+    rows = helper.window.rows + max(helper.transforms.behind, buffer.stack_num - 1)
+    if rows > buffer.lane_size and not helper.window.in_order:
+        raise ValueError(f"{helper.where}: the algorithm looks at {rows} rows in a row, a lane of the buffer holds "
+                         f"{buffer.lane_size}; give the helper size ≥ {rows * buffer.n_lanes}")
+    for name, spec in helper.format.raw.items():
+        if buffer.read_shape(name) != spec.shape:
+            raise spec.owned_by(helper.where).error(
+                f"{buffer.read_shape(name)} from {buffer!r}", "stack_num goes with observations that come stacked "
+                "(save_only_last_obs); for single frames use the transform FrameStacker")

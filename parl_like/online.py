@@ -99,11 +99,12 @@ class OnlineHelper(AgentHelper):
             noise = drawn.left.pop() if drawn.left else drawn.draw()
             if self._acts:
                 return self._learner.act(obs, noise)
-        before, algorithm.mode = algorithm.mode, self.mode
+        attributes = algorithm.__dict__  # past `__setattr__`
+        before, attributes["mode"] = algorithm.mode, self.mode
         try:
             out = algorithm.predict(self._asked)
         finally:
-            algorithm.mode = before
+            attributes["mode"] = before
         if self.explorer is None and "act" not in out:
             return Batch.nest({key: np.array(value) for key, value in out.items()})
         act = out["act"] if self.explorer is None else self.explorer.act_one(out, noise)

@@ -17,10 +17,11 @@ import torch
 
 from parl_like.algorithm import Algorithm, Loss
 from parl_like.batch import Batch
-from parl_like.errors import Diverged
+from parl_like.errors import Diverged, unknown
 from parl_like.leaf import to_numpy
 from parl_like.model import ArrayModel
 from parl_like.optim import FusedAdam, step, value_of
+from parl_like.settings import rate, setting
 from parl_like.spec import Array
 
 ROW = "lesson_row"
@@ -40,33 +41,50 @@ class Stepper:
         mine: Those of the loss's parameters that its task owns.
         others: Optimisers of the tasks that own the rest; they step what has a gradient here.
         adam_eps: ε of Adam, where the loss brings no other optimiser.
+        algorithm: Has the attributes that the loss names.
 
     Attributes:
         optimizer: Of `mine`; None where there are none.
+        rate: The learning rate by which the optimiser's groups were set last; None: a schedule sets them at each step.
     """
 
     def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer],
-                 adam_eps: float) -> None:
-        self.parameters, self.lr, self.max_grad_norm = loss.parameters, loss.lr, loss.max_grad_norm
-        self.every = loss.every
+                 adam_eps: float, algorithm: Any = None) -> None:
+        self.owner, self.loss, self.algorithm, self.parameters = owner, loss, algorithm, loss.parameters
         make = loss.optimizer or partial(FusedAdam, eps=adam_eps)
-        self.optimizer = make(mine, lr=value_of(loss.lr, 0)) if mine else None
+        lr = rate(algorithm, loss.lr)
+        self._first = value_of(lr, 0)
+        self.rate: float | None = None if callable(lr) else lr
+        self.optimizer = make(mine, lr=self._first) if mine else None
         self.optimizers = others if self.optimizer is None else [self.optimizer, *others]
-        # Rate of each group of parameters as a share of the schedule's: so groups keep rates of their own.
+        # Rate of each group of parameters as a share of the algorithm's: so groups keep rates of their own.
         self._shares: list[float] = []
-        if self.optimizer is not None and callable(self.lr):
-            first, rates = self.lr(0), [group["lr"] for group in self.optimizer.param_groups]
-            if not first and any(rates):
-                raise ValueError(f"{owner}: the schedule of the learning rate begins at 0, and a group of parameters at "
-                                 f"{max(rates)}, which is no share of it; begin above 0, or give all groups the schedule's rate")
-            self._shares = [rate / first if first else 1.0 for rate in rates]
+        if self.optimizer is not None:
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            self._shares = [one / self._first if self._first else 1.0 for one in rates]
+            self._largest = max(rates, default=0.0)
+            if callable(lr):
+                self._check_shares()
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        return setting(self.algorithm, self.loss.max_grad_norm)  # type: ignore[no-any-return]
+
+    def _check_shares(self) -> None:
+        if not self._first and self._largest:
+            raise ValueError(f"{self.owner}: the schedule of the learning rate begins at 0, and a group of parameters at "
+                             f"{self._largest}, which is no share of it; begin above 0, or give all groups the schedule's rate")
 
     def step(self, updates: int) -> None:
         """With the rate that goes with so many updates."""
-        if self._shares:
-            rate = self.lr(updates)  # type: ignore[operator]
-            for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):  # type: ignore[union-attr]
-                group["lr"] = rate * share
+        lr = rate(self.algorithm, self.loss.lr)
+        # A number that has not changed is not written again: whoever assigns `lr` of a group of the optimiser means that.
+        if callable(lr) or lr != self.rate:
+            self._check_shares()
+            self.rate, now = (None, lr(updates)) if callable(lr) else (lr, lr)
+            for group, share in zip(self.optimizer.param_groups if self._shares else (), self._shares,  # type: ignore[union-attr]
+                                    strict=True):
+                group["lr"] = now * share
         # An owner's optimiser steps only what has a gradient here: the shared parameters.
         for optimizer in self.optimizers:
             step(optimizer)
@@ -145,7 +163,7 @@ class Optimization:
                 named = [name for name in self.steppers if name in out]
                 if not named:
                     self._check_names(out)
-                losses = {name: out[name] for name in named if self.steppers[name].every == 1 or algorithm.due(name)}
+                losses = {name: out[name] for name in named if self.steppers[name].loss.every == 1 or algorithm.due(name)}
                 told: dict[str, Any] = {}
                 if losses:
                     told = self._step(losses)
@@ -280,12 +298,16 @@ def claim(task: Any) -> Optimization:
     algorithm, steppers, owners, seen = task.algorithm, {}, [], set()
     losses = {} if isinstance(algorithm.model, ArrayModel) else algorithm.losses
     if losses is None:
-        losses = {"loss": Loss(algorithm.parameters(), algorithm.lr, algorithm.max_grad_norm,
+        losses = {"loss": Loss(algorithm.parameters(), "lr", "max_grad_norm",
                                optimizer=lambda mine, lr: algorithm.optimizer(mine))}
     if not isinstance(losses, Mapping) or not all(isinstance(loss, Loss) for loss in losses.values()):
         raise TypeError(f"{task.owner()}: losses of {type(algorithm).__name__} is {losses!r:.80}; expected a dict from names to "
                         "Loss(…)")
     for name, loss in losses.items():
+        for named in (loss.lr, loss.max_grad_norm, loss.every):
+            if type(named) is str and named not in vars(algorithm):
+                raise ValueError(f"{task.owner()}, loss {name!r}: {unknown('attribute', named, vars(algorithm))} of "
+                                 f"{type(algorithm).__name__}; set it in the constructor")
         mine, of_loss = [], []
         for parameter in loss.parameters:
             if id(parameter) in seen:
@@ -303,7 +325,7 @@ def claim(task: Any) -> Optimization:
         shared = {id(p) for p in loss.parameters} - {id(p) for p in mine}
         others = [optimizer for owner in of_loss for optimizer in owner.optimizers.values()
                   if any(id(p) in shared for group in optimizer.param_groups for p in group["params"])]
-        steppers[name] = Stepper(task.owner(), loss, mine, others, algorithm.adam_eps)
+        steppers[name] = Stepper(task.owner(), loss, mine, others, algorithm.adam_eps, algorithm)
         owners += [owner for owner in of_loss if owner not in owners]
     optimization = Optimization(task.owner, algorithm, steppers)
     # Whoever else changes them shall know of each new version, and wait for it.

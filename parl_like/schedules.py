@@ -16,6 +16,7 @@ from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.errors import AgentFailed, NotEnoughRows
 from parl_like.row_format import MARKS
+from parl_like.settings import fixed
 from parl_like.spec import Array, Spec
 
 
@@ -38,6 +39,8 @@ class OffPolicyHelper(AgentHelper):
     """
 
     learns = True
+    size: int = fixed("the task's buffer has been made; build the helper with another")
+    random_steps: int = fixed("the steps of its agents were counted out; assign `random_until`, or build the helper with another")
 
     def __init__(
         self, *, size: int = 100_000, batch_size: int = 64, learn_every: int | None = 4, updates: int = 1, warmup: int = 0,
@@ -191,6 +194,7 @@ class OnPolicyHelper(AgentHelper):
 
     learns = True
     acts_in_step = True
+    unroll: int = fixed("the task's buffer holds so many rows; build the helper with another")
     _nothing = "nothing was stored since the last learning"
     _whole = False  # whether rows wait for the end of their episode
 
@@ -336,7 +340,7 @@ class OnPolicyHelper(AgentHelper):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.store_policy = state.get("store_policy", self.store_policy)
+        vars(self)["store_policy"] = state.get("store_policy", self.store_policy)
         self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
         self._renewed = (0, 0, *state["renewed"])[-2:]
         self._context = {int(lane): rows for lane, rows in state.get("context", {}).items()}

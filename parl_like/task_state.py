@@ -34,6 +34,7 @@ def task_state(task: Any) -> dict[str, Any]:
                      for name, network in algorithm.networks().items()},
         "optimizer": {} if task.optimizer is None else _optimizer_state(task.optimizer),
         "optimizers": {name: _optimizer_state(optimizer) for name, optimizer in task.optimizers.items() if name != "loss"},
+        "rates": task.rates,
         "counters": {name: getattr(algorithm if name == "updates" else task, attribute) for name, attribute in COUNTERS.items()},
         "rng": rng_state(algorithm.rng), "torch_rng": torch_rng_state(algorithm.torch_rng),
         "algorithm": algorithm.state_dict(),
@@ -59,6 +60,8 @@ def load_task_state(task: Any, state: Any) -> None:
                 _load_optimizer(optimizer, saved.get(name))
             except (ValueError, TypeError, RuntimeError) as error:
                 raise ValueError(f"{owner}, {'' if name == 'loss' else f'loss {name!r}, '}{error}") from None
+    if "rates" in state:  # checkpoints of before have none
+        task.rates = state["rates"]
     counters = state["counters"] if isinstance(state["counters"], Mapping) else {}
     for name, attribute in COUNTERS.items():
         value = counters.get(name, 0 if attribute in ("skipped", "skips") else None)  # checkpoints of before have none of these
@@ -173,7 +176,7 @@ class Attributes:
     def _packed(self, algorithm: Any) -> Iterator[tuple[str, Any]]:
         """Every attribute with its packed value, or the error that says why it has none."""
         known = frozenset(id(t) for network in algorithm.networks().values() for t in (*network.parameters(), *network.buffers()))
-        left_out = {"model", "mode", "updates", "rng", "torch_rng", "_attributes", "_asks", *algorithm.transient,
+        left_out = {"model", "mode", "updates", "rng", "torch_rng", "_attributes", "_asks", "_guarded", *algorithm.transient,
                     *algorithm.remembers}
         for name, value in vars(algorithm).items():
             if name not in left_out:

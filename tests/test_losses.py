@@ -111,7 +111,7 @@ def test_a_misspelt_loss_is_refused():
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"max_grad_norm": -1.0}, "max_grad_norm is -1.0; expected a number above 0"), ({"max_grad_norm": 0}, "above 0"),
-    ({"every": 0}, "every is 0"), ({"every": 1.5}, "every is 1.5; expected a whole number"), ({"lr": "a"}, "lr is 'a'"),
+    ({"every": 0}, "every is 0"), ({"every": 1.5}, "every is 1.5; expected a whole number"), ({"lr": "1e-3"}, "lr is '1e-3'"),
     ({"optimizer": "sgd", "every": 1}, r"optimizer is str; expected .* such as torch.optim.AdamW")])
 def test_settings_of_a_loss_are_checked(options, message):
     with pytest.raises((TypeError, ValueError), match=message):

@@ -36,10 +36,10 @@ class AlgorithmCard:
     ) -> None:
         model = algorithm.model
         self.__dict__.update(plain_of(algorithm))
-        self.window, self.acts_with = algorithm.window, algorithm.acts_with
-        self.model = SimpleNamespace(obs_space=model.obs_space, act_space=model.act_space, act_specs=dict(model.act_specs),
-                                     inputs=dict(model.inputs()).copy)
-        self._explorer, self._kind, self._elsewhere = algorithm.explorer(), type(algorithm).__name__, elsewhere
+        of_model = SimpleNamespace(obs_space=model.obs_space, act_space=model.act_space, act_specs=dict(model.act_specs),
+                                   inputs=dict(model.inputs()).copy)
+        self.__dict__.update(window=algorithm.window, acts_with=algorithm.acts_with, model=of_model,
+                             _explorer=algorithm.explorer(), _kind=type(algorithm).__name__, _elsewhere=elsewhere)
 
     def explorer(self) -> Any:
         return self._explorer
@@ -48,6 +48,9 @@ class AlgorithmCard:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(f"{self.__dict__.get('_kind')}.{name}: {self.__dict__.get('_elsewhere')}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{self._kind}.{name} cannot be assigned here: {self._elsewhere}")
 
 
 class Replica(ComputationTask):

@@ -40,6 +40,15 @@ class Explorer:
     settings: tuple[str, ...] = ()
     kept: Spec | None = None
     memory: Array
+    _drawn: Noise | None = None  # of the helper that it belongs to
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._drawn is not None and name != "memory":
+            if name in self.settings:
+                raise AttributeError(f"{type(self).__name__}.{name} cannot be assigned once its helper has joined the task, "
+                                     "whose agents explore in one batch; build the helpers with explorer=")
+            self._drawn.forget()
+        object.__setattr__(self, name, value)
 
     def begin(self, rng: np.random.Generator, n: int) -> Array:
         """The `memory` [n, *shape] with which n episodes begin; asked of explorers with `kept`."""
@@ -145,7 +154,7 @@ class StructuredExplorer(Explorer):
     def log_prob(self, value: bool) -> None:
         self._log_prob = value
         for part in self.parts.values():
-            part.log_prob = value  # type: ignore[attr-defined]
+            part.log_prob = value
 
     @property
     def kinds(self) -> tuple[Any, ...]:
@@ -189,6 +198,8 @@ class Noise:
         self.left: list[Any] = []
         self._acted = 0
         self._before: dict[str, Any] = rng_state(rng)  # the generator's state when the block was drawn
+        for one in (explorer, *getattr(explorer, "parts", {}).values()):
+            one._drawn = self
         if explorer.kept is not None:
             explorer.memory = explorer.begin(rng, n_lanes)
 
@@ -206,6 +217,11 @@ class Noise:
         """An episode begins there."""
         if self.explorer.kept is not None:
             self.explorer.memory[lane] = self.explorer.begin(self.rng, 1)[0]
+
+    def forget(self) -> None:
+        """A setting of the explorer is another from now on: the rest of the block is not used."""
+        self._acted -= len(self.left) * self.drawn
+        self.left = []
 
     def rows(self, n: int) -> Array:
         """[n, …], not from a block."""
