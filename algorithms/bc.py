@@ -17,8 +17,8 @@ class BC(ActorCritic):
     loss = −mean(log π(a|s)) − entropy · mean(H)
 
     Rows may come from anywhere: an `OfflineHelper` with recorded data (`parl_like.data.datasets`), or a buffer. Of each row only
-    `obs` and `act` are read; `act` is in the policy's units, as helpers store it (`parl_like.action_map.policy_actions` makes it
-    of an environment's). The model needs no value.
+    `obs` and `act` are read. `learn` takes the policy's actions, as helpers store them; an `OfflineHelper` makes them of an
+    environment's. The model needs no value.
 
     Args:
         model: Offers `policy` and `head`, see `parl_like.model`; without memory, for rows come in any order.

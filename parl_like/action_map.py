@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.spec import Array, Spec, as_space, leaf_spaces, leaves, parts_of
+from parl_like.spec import Array, Spec, as_space, leaf_spaces, leaves, parts_of, specs_of
 
 
 def action_map(space: Any) -> Choices | Bounded | Structured | None:
@@ -36,13 +36,44 @@ def _array_map(space: Any) -> Choices | Bounded | None:
     return None
 
 
-def policy_actions(space: gym.Space[Any], act: Any) -> dict[str, Array]:
-    """An environment's actions [N, ...], nested as its space nests them, in the policy's units, as helpers store them: by flat
-    names, `act` or `act.arm.grip`. What lies outside the bounds stays there."""
-    to_env = action_map(space)
-    if isinstance(to_env, Structured):
-        return dict(zip(to_env.names, to_env.inverse(act), strict=True))
-    return {"act": np.asarray(act) if to_env is None else to_env.inverse(np.asarray(act))}
+def policy_columns(space: gym.Space[Any], columns: Mapping[str, Array], owner: str = "") -> dict[str, Array]:
+    """Those of `columns` that are arrays of an environment's actions of this space, [N, ...] by flat names, in the policy's
+    units. Real numbers outside the bounds stay there; the way back clips them, as the environment does.
+
+    Raises:
+        SpecError: one has another shape or kind of number than its space, or a choice that the space lacks. `owner` is named.
+    """
+    out: dict[str, Array] = {}
+    for name, part in leaf_spaces(space, "act"):
+        if name in columns:
+            spec = specs_of(part, name)[name].owned_by(owner)
+            _check_actions(part, spec, columns[name])
+            to_env = _array_map(part)
+            out[name] = columns[name] if to_env is None else to_env.inverse(columns[name])
+    return out
+
+
+def environment_columns(space: gym.Space[Any], columns: Mapping[str, Array]) -> dict[str, Array]:
+    """The inverse of `policy_columns`, with real numbers inside their bounds."""
+    out = {}
+    for name, part in leaf_spaces(space, "act"):
+        if name in columns:
+            to_env = _array_map(part)
+            out[name] = columns[name] if to_env is None else to_env(columns[name])
+    return out
+
+
+def _check_actions(space: gym.Space[Any], spec: Spec, column: Array) -> None:
+    """Refuses what is no array of actions of an array's space."""
+    got, real = f"{column.shape} {column.dtype}", isinstance(space, gym.spaces.Box)
+    if column.shape[1:] != spec.shape or column.dtype.kind not in ("biuf" if spec.dtype.kind == "f" else "biu"):
+        raise spec.error(got, f"give the environment's actions, of {space}", True)
+    if real or not column.size:
+        return
+    low, high = (0, 1) if spec.low is None else (spec.low, spec.high)
+    if not (legal := (low <= column) & (column <= high)).all():
+        at = tuple(int(i) for i in np.argwhere(~legal)[0])
+        raise spec.error(f"{got} with {column[at]} in row {at[0]}", f"give the environment's actions, of {space}", True)
 
 
 def stored_specs(space: Any, specs: Mapping[str, Spec]) -> list[Spec]:

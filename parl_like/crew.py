@@ -15,6 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol, Self, TypeVar
 
+import gymnasium as gym
 import numpy as np
 
 from parl_like.agent import Agent
@@ -266,7 +267,7 @@ class Crew:
             seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
             buffer = helper.make_buffer(n_lanes, np.random.default_rng(seed))
             if buffer is not None:
-                self.buffers[name] = buffer
+                self.buffers[name] = buffer = _for_policy(name, buffer, task.algorithm.model.act_space)
                 if lock is not None:
                     buffer.make_threadsafe()
         wrapper = ComputationWrapper(task, self.mode, helper.training_rule(), lock)
@@ -443,3 +444,19 @@ class Crew:
                 if agent.env is not None and not self._borrowed:
                     agent.env.close()
             self._driver.close()
+
+
+def _for_policy(task: str, buffer: Any, space: gym.Space[Any] | None) -> Any:
+    """The buffer of a task's helpers, for the policy's actions of its model's action space."""
+    if space is None or buffer.act_space == space:
+        return buffer
+    if not len(buffer):
+        buffer.act_space = space
+        return buffer
+    if not isinstance(buffer, ReplayBuffer):
+        raise ValueError(f"Robot: task {task!r}: {buffer!r} has rows, and whose units their actions are in is not known; give a "
+                         "ReplayBuffer, or say buffer.act_space = env.action_space where they are the policy's")
+    try:
+        return buffer.in_policy_units(space)
+    except SpecError as error:
+        raise SpecError(f"Robot: task {task!r}: {error}") from None

@@ -398,7 +398,8 @@ class OfflineHelper(OffPolicyHelper):
     Args:
         data: The buffer, or the directory that `buffer.save(path)` wrote. Its columns must have the names, shapes and dtypes of
             the model's spaces; what it lacks beside observations and actions, the algorithm must not need; what it has more does
-            no harm.
+            no harm. Actions that it does not know to be the policy's (`buffer.act_space`) are the environment's, of the model's
+            action space; the task learns from a copy of them in the policy's units.
         batch_size: Rows of one training request.
         in_order: Requests go through the data in the order in which it is stored, again and again; the last of a pass is as short
             as it must be. `last` marks the rows after which there is a cut, the last of the request included. None: where the
@@ -425,8 +426,9 @@ class OfflineHelper(OffPolicyHelper):
         """`n` random rows, or the next ones."""
         if not self.in_order:
             return super().lesson(n)
-        with self.data.lock:
-            order = self.data.sample_indices(0)
+        assert self.buffer is not None
+        with self.buffer.lock:
+            order = self.buffer.sample_indices(0)
             begin, end = self._at, self._at + n
             self._at = end if end < len(order) else 0
             return self.rows_at(order[begin:end]), None
@@ -434,7 +436,8 @@ class OfflineHelper(OffPolicyHelper):
     def rows_at(self, indices: Array) -> dict[str, Array]:
         rows = super().rows_at(indices)
         if self.in_order:
-            rows["last"] = np.append(self.data.next(indices[:-1]) != indices[1:], True)
+            assert self.buffer is not None
+            rows["last"] = np.append(self.buffer.next(indices[:-1]) != indices[1:], True)
         return rows
 
     def state_dict(self) -> dict[str, Any]:

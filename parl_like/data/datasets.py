@@ -1,4 +1,9 @@
-"""Fixed data as a ReplayBuffer and back: arrays in time order, and Minari datasets (extra `minari`). For offline learning."""
+"""Fixed data as a ReplayBuffer and back: arrays in time order, and Minari datasets (extra `minari`). For offline learning.
+
+Outside, in arrays and data sets, actions are the environment's: torque 0.8, choices from the space's `start`. In buffers they are
+the policy's, as soon as a buffer knows of which action space (`buffer.act_space`): numbers of a bounded Box in [−1, 1], choices
+from 0. `parl_like.action_map` converts both ways.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,13 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.replay_buffer import OWNER, ReplayBuffer
-from parl_like.data.row_specs import FLAGS, as_array, is_part
+from parl_like.data.row_specs import FLAGS, as_array, in_units, is_part
 from parl_like.spec import Array, Spec, SpecError, as_space, leaves, nest, specs_of
 
 
 def from_arrays(
-    obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any = None, obs_next: Any = None, *, size: int | None = None,
-    **more: Any
+    obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any = None, obs_next: Any = None, *,
+    action_space: gym.Space[Any] | None = None, size: int | None = None, **more: Any
 ) -> ReplayBuffer:
     """A buffer of rows in time order, all in one lane.
 
@@ -27,16 +32,18 @@ def from_arrays(
     of each such episode, and a warning counts them.
 
     Args:
-        obs, act: Arrays [N, …] of numbers, or nested dicts and tuples of such.
+        obs, act: Arrays [N, …] of numbers, or nested dicts and tuples of such; actions as the environment takes them.
         rew: [N] or [N, …], stored as float64, which is what the agents' helpers ask for.
         terminated, truncated: [N] bool, or 0 and 1; no `truncated`: none is.
         obs_next: As obs: what the row led to, at an episode's end the true final observation.
+        action_space: The environment's. With it the buffer holds the policy's actions; without it those given, and an
+            `OfflineHelper` converts them by the action space of its model.
         size: Of the buffer; None: N. If it is less than N, the oldest rows are gone.
         more: Other fields, [N, …]: `info={"x": …}` …
 
     Raises:
-        ValueError: no rows. SpecError: another length, no numbers, NaN (with the row), flags that are none, or an obs_next that
-            is not built as obs.
+        ValueError: no rows. SpecError: another length, no numbers, NaN (with the row), flags that are none, an obs_next that is
+            not built as obs, or actions that are not of `action_space`.
     """
     given = {"obs": obs, "act": act, "rew": rew, "terminated": terminated, "truncated": truncated, "obs_next": obs_next, **more}
     flat = {name: _column(name, value) for key, part in given.items() if part is not None for name, value in leaves(part, key)}
@@ -67,6 +74,7 @@ def from_arrays(
     if not len(flat["terminated"]):
         raise ValueError("from_arrays: no row is left whose next observation is known; give obs_next")
     buffer = ReplayBuffer(len(flat["terminated"]) if size is None else size)
+    flat, buffer.act_space = in_units(flat, None, action_space, "from_arrays"), action_space
     buffer.allocate([Spec(name, column.shape[1:], column.dtype, owner=OWNER) for name, column in flat.items()])
     buffer.push_rows(np.zeros(len(flat["terminated"]), np.int64), tuple(flat.values()))
     return buffer
@@ -75,17 +83,19 @@ def from_arrays(
 def to_arrays(buffer: ReplayBuffer) -> dict[str, Any]:
     """All rows in time order, lane after lane, as nested dicts of arrays [N, …]: copies, which `from_arrays(**…)` takes back.
 
-    Frames are stacked and obs_next is looked up. The newest row of a lane is truncated if its episode is not over, for the row
-    after it here is of another lane.
+    Actions are the environment's, as it took them: inside the bounds. (`buffer[:]` has the policy's.) Frames are stacked and
+    obs_next is looked up. The newest row of a lane is truncated if its episode is not over, for the row after it here is of
+    another lane.
     """
     rows = buffer.sample_indices(0)
     flat = buffer.gather(rows, names=[spec.name for spec in buffer.specs])
     flat["truncated"][np.isin(rows, buffer.unfinished_index())] = True
-    return nest(flat)
+    return nest(in_units(flat, buffer.act_space, None, repr(buffer)))
 
 
 def from_minari(dataset: Any, *, size: int | None = None) -> ReplayBuffer:
-    """A buffer of a Minari dataset: T rows of an episode of T + 1 observations, each with its true obs_next.
+    """A buffer of a Minari dataset: T rows of an episode of T + 1 observations, each with its true obs_next, and with the
+    policy's actions of the dataset's action space.
 
     An episode that neither terminates nor is truncated in the data is truncated here, since the row after it is of another one.
 
@@ -119,7 +129,8 @@ def from_minari(dataset: Any, *, size: int | None = None) -> ReplayBuffer:
             parts.setdefault(name, []).append(column)
     if not parts:
         raise ValueError("from_minari: the dataset has no steps; give one with episodes")
-    return from_arrays(**nest({name: np.concatenate(columns) for name, columns in parts.items()}), size=size)
+    rows = nest({name: np.concatenate(columns) for name, columns in parts.items()})
+    return from_arrays(**rows, action_space=dataset.action_space, size=size)
 
 
 def to_minari(
@@ -128,6 +139,8 @@ def to_minari(
 ) -> Any:  # fmt: skip
     """Writes all rows as the new Minari dataset `dataset_id` and returns it. An episode's last obs_next is its last observation.
 
+    Actions are the environment's, as it took them: inside the bounds, and rounded where the space has whole numbers.
+
     What began or ended outside the buffer becomes an episode of what is there; a row whose obs_next is not obs of the row after
     it ends one too, as truncated.
 
@@ -135,7 +148,7 @@ def to_minari(
         buffer: With obs_next.
         dataset_id: Such as "cartpole/expert-v0".
         env: An environment, its id or its spec: gives the spaces, and is noted in the dataset.
-        observation_space, action_space: Instead.
+        observation_space, action_space: Instead; without either the action space that the buffer knows.
         metadata: For `minari.create_dataset_from_buffers`: author, description … Images are stored exactly unless it says
             `jpeg_encoding=True`.
 
@@ -149,7 +162,7 @@ def to_minari(
             return to_minari(buffer, dataset_id, env=made, observation_space=observation_space, action_space=action_space,
                              **metadata)
     observation_space = observation_space or (env and env.observation_space)
-    action_space = action_space or (env and env.action_space)
+    action_space = action_space or (env and env.action_space) or buffer.act_space
     if observation_space is None or action_space is None:
         raise ValueError("to_minari: expected env, or observation_space and action_space; got neither")
     flat = dict(leaves(to_arrays(buffer), "")) if len(buffer) else {}
@@ -161,6 +174,9 @@ def to_minari(
         if column is None or (column.shape[1:], column.dtype) != (spec.shape, spec.dtype):
             raise spec.error("none" if column is None else f"{column.shape} {column.dtype}", "give the spaces of the stored rows",
                              True)
+    if buffer.act_space is not None and buffer.act_space != action_space:
+        raise ValueError(f"to_minari: the actions of {buffer!r} are of {buffer.act_space}, the dataset's of {action_space}; give "
+                         "the environment that they were recorded in, or its spaces")
     episodes = []
     for rows in _episodes(flat):
         last = rows.stop - 1

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -481,6 +482,15 @@ class CachedReplayBuffer(_ByEpisode):
     @property
     def main(self) -> ReplayBuffer:
         return self._kept
+
+    @property
+    def act_space(self) -> gym.Space[Any] | None:
+        """Of `main`."""
+        return self.main.act_space
+
+    @act_space.setter
+    def act_space(self, space: gym.Space[Any] | None) -> None:
+        self.main.act_space = space
 
     def _keep(self, lane: int, values: tuple[Array, ...], n: int) -> tuple[int, int]:
         positions = self.main.push_rows(np.full(n, lane if self.main.n_lanes > 1 else 0), values)

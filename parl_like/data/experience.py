@@ -1,4 +1,7 @@
-"""Experience: what a helper stores for time t, and the layouts of other designs as read-only views of such rows."""
+"""Experience: what a helper stores for time t, and the layouts of other designs as read-only views of such rows.
+
+Views show actions as the rows have them: the policy's of `buffer[:]`, the environment's of `to_arrays(buffer)`.
+"""
 
 from __future__ import annotations
 

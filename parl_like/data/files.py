@@ -11,18 +11,21 @@ import importlib
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import gymnasium as gym
 import msgspec
 import numpy as np
 
+from parl_like.action_map import stored_specs
 from parl_like.data import archive
 from parl_like.data.encoding import CODES, ArchiveError, damaged, refusal, versions
 from parl_like.data.hdf5 import FORMAT, check_format, read_hdf5, write_hdf5
-from parl_like.spec import Array
+from parl_like.data.row_specs import in_words, is_part, loaded_space, saved_space
+from parl_like.spec import Array, Spec, specs_of
 
 __all__ = ["Savable", "load_buffer", "save_buffer"]
 
@@ -66,7 +69,7 @@ class _Cache(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Head(msgspec.Struct, forbid_unknown_fields=True):
     """The component "buffer". `code`: options that were functions; `chunk`: rows of a part; `state`: but the rows, of a
-    CachedReplayBuffer that of its main."""
+    CachedReplayBuffer that of its main; `act_space`: as `saved_space` says it; older files lack it."""
 
     kind: str
     versions: dict[str, str]
@@ -76,6 +79,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     chunk: Annotated[int, msgspec.Meta(ge=1, le=2**48)]
     state: dict[str, Any]
     cache: _Cache | None = None
+    act_space: dict[str, Any] | None | msgspec.UnsetType = msgspec.UNSET
 
 
 def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: int | None = None) -> None:
@@ -113,7 +117,8 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
     if size < 1:
         raise ValueError(f"save_buffer: rows_per_chunk is {rows_per_chunk}; expected at least 1")
     head = {"kind": kind.name, "versions": versions(), "options": options, "code": sorted(kind.options.keys() - options.keys()),
-            "rows": rows, "chunk": size, "state": state, **({} if cache is None else {"cache": cache})}  # fmt: skip
+            "rows": rows, "chunk": size, "state": state, "act_space": saved_space(buffer.act_space),
+            **({} if cache is None else {"cache": cache})}  # fmt: skip
     tree = {_HEAD: head}
     for i, name in enumerate(_chunk_names(rows, size)):
         tree[name] = {"first": i * size} | _state(kind, {key: array[i * size : (i + 1) * size] for key, array in arrays.items()})
@@ -173,6 +178,7 @@ def load_buffer(path: str | os.PathLike[str], **options: Any) -> Any:
         if cache:
             buffer, state = _cached_class()(buffer, cache["n_lanes"], cache["max_episode_length"]), {**cache, "main": state}
         buffer.load_state_dict(state)
+        buffer.act_space = _act_space(path, head, buffer.specs)
     except ArchiveError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -203,6 +209,21 @@ class Savable:
 
 
 # ------------------------------------------------------------------------------------------------ parts of the state
+
+
+def _act_space(path: Path, head: _Head, specs: Sequence[Spec]) -> gym.Space[Any] | None:
+    """Of the saved actions. Raises ValueError where it is not theirs."""
+    own = {spec.name: spec for spec in specs if is_part(spec.name, "act")}
+    if isinstance(head.act_space, msgspec.UnsetType):
+        if any(spec.dtype.kind == "f" for spec in own.values()):
+            warnings.warn(f"{path}: this file was written before files said whose units actions are in; they count as the "
+                          "environment's. If a robot recorded them, set buffer.act_space = env.action_space", stacklevel=3)
+        return None
+    space = loaded_space(head.act_space)
+    for spec in () if space is None else stored_specs(space, specs_of(space, "act")):
+        if own.get(spec.name, spec) != spec:
+            raise ValueError(f"the action space {space}, but the field {in_words([own[spec.name]])}")
+    return space
 
 
 def _is_chunk(name: str) -> bool:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -25,9 +26,13 @@ class Buffer(Savable, ABC):
 
     Attributes:
         rng: Draws rows, where no other generator is given.
+        act_space: The environment's action space whose actions stand here in the policy's units: numbers of a bounded Box in
+            [−1, 1], choices from 0 and side by side. Helpers set it. None, as of rows that were written by hand: actions are as
+            they came, the environment's.
     """
 
     rng: np.random.Generator
+    act_space: gym.Space[Any] | None = None
     _nothing = "from an empty buffer; add rows first, or ask len(buffer)"
 
     @abstractmethod

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +25,10 @@ from parl_like.data.row_specs import (
     check_saved,
     convert_rows,
     difference,
+    in_units,
     infer,
     is_part,
+    like,
     loaded_columns,
     loaded_specs,
     saved_specs,
@@ -39,7 +43,7 @@ OWNER = "replay buffer"
 LOCKED = (
     "push", "push_rows", "add", "update", "truncate_open", "clear_lane", "add_lanes", "reset", "sample", "sample_indices",
     "gather", "get",
-    "n_step", "sequences", "serials", "prev", "next", "episode_end", "load_state_dict", "state_dict",
+    "n_step", "sequences", "serials", "prev", "next", "episode_end", "load_state_dict", "state_dict", "in_policy_units",
 )  # fmt: skip
 
 
@@ -256,6 +260,8 @@ class ReplayBuffer(Lanes):
     def update(self, other: ReplayBuffer, seam: Literal["join", "truncate"] = "join") -> Positions:
         """Appends all rows of `other` in time order: lane to lane, or all into the only lane. Returns their new positions.
 
+        Actions are converted to the units of those here; see `act_space`.
+
         Args:
             other: Any buffer; fields that only one of the two knows are zero in the other's rows.
             seam: What becomes of an episode that is still open where rows of two sources meet. "join": nothing, so it goes on
@@ -274,14 +280,17 @@ class ReplayBuffer(Lanes):
         rows = other._rows()
         if not len(rows):
             return rows
-        flat = other.take(rows)
+        if self.act_space is None and not len(self):
+            self.act_space = other.act_space
+        flat = in_units(other.take(rows), other.act_space, self.act_space, repr(other))
         if other._finals is not None:
             flat |= other._nexts(rows, other._plan.next_names, {}, 1)  # single frames, as they are stored
         if seam == "truncate":
             newest = np.isin(rows, other._newest())
             flat["truncated"] = flat["truncated"] | (newest & ~flat["terminated"])
         known = {spec.name for spec in self.specs}
-        specs = self.specs + tuple(self._declared(spec) for spec in other._plan.given if spec.name not in known)
+        acts = {name: column for name, column in flat.items() if is_part(name, "act")}
+        specs = self.specs + tuple(self._declared(like(spec, acts)) for spec in other._plan.given if spec.name not in known)
         single = self._make_plan(specs).given
         arrays = tuple(convert_rows(s, flat[s.name], len(rows)) if s.name in flat else s.zeros(len(rows)) for s in single)
         self._use(specs)
@@ -290,6 +299,28 @@ class ReplayBuffer(Lanes):
             for lane in set(lanes.tolist()):
                 self.truncate_open(lane)
         return self._store(lanes, arrays, framed=False)
+
+    def in_policy_units(self, space: gym.Space[Any]) -> ReplayBuffer:
+        """These rows with the policy's actions of this action space: itself, or a buffer that has memory of its own for actions
+        alone.
+
+        Raises:
+            SpecError: its actions are of another space.
+        """
+        filled = self._filled()
+        given = self.take(filled, [name for name in self.columns if is_part(name, "act")])
+        if (actions := in_units(given, self.act_space, space, repr(self))) is given:
+            return self
+        made = copy(self)
+        made.specs, made.act_space = tuple(like(spec, actions) for spec in self.specs), space
+        made._plan = self._make_plan(made.specs)
+        columns = self.columns | {spec.name: spec.zeros(self.capacity) for spec in made.specs if spec.name in actions}
+        for name, column in actions.items():
+            columns[name][filled] = column
+        made._ring = Ring(made._plan.kept, self.n_lanes, self.lane_size, columns,
+                          (self._ring.count, self._ring.cursor, self._ring.written))
+        made._bind()
+        return made
 
     def _declared(self, single: Spec) -> Spec:
         """A field of single frames as rows for `add` would have it."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
+from parl_like.action_map import environment_columns, policy_columns
 from parl_like.data.encoding import CODES
 from parl_like.data.generators import set_rng_state
-from parl_like.spec import Array, Spec, SpecError
+from parl_like.spec import Array, Spec, SpecError, parts_of
 
 FLAGS = ("terminated", "truncated")
 """The fields that say where an episode ends: one bool each."""
@@ -40,6 +42,30 @@ def infer(owner: str, name: str, value: Any, rows: bool = False) -> Spec:
         raise SpecError(f"{owner}, field {name!r}: got {value!r} ({type(value).__name__}); {mend}")
     dtype = array.dtype.newbyteorder("=")
     return Spec(name, array.shape[1:] if rows else array.shape, dtype, owner=owner)
+
+
+def like(spec: Spec, columns: Mapping[str, Array]) -> Spec:
+    """The spec of the field's column [N, …] among these; the field's own, where it is not."""
+    column = columns.get(spec.name)
+    return spec if column is None else Spec(spec.name, column.shape[1:], column.dtype, owner=spec.owner)
+
+
+def in_units(columns: dict[str, Array], have: gym.Space[Any] | None, want: gym.Space[Any] | None, owner: str) -> dict[str, Array]:
+    """Columns [N, …] by flat names, with actions converted from the policy's units of one action space, or an environment's
+    where it is None, to those of another.
+
+    Raises:
+        SpecError: they are no actions of that space, or of another space. `owner` is named.
+    """
+    if have == want:
+        return columns
+    if have is None:
+        assert want is not None
+        return {**columns, **policy_columns(want, columns, owner)}
+    if want is None:
+        return {**columns, **environment_columns(have, columns)}
+    raise SpecError(f"{owner}: expected actions of {want}, got those of {have}; give rows of an environment with that action "
+                    "space")
 
 
 def check_numbers(kind: str, specs: Sequence[Spec]) -> None:
@@ -89,6 +115,46 @@ def loaded_specs(owner: str, saved: Sequence[Mapping[str, Any]]) -> list[Spec]:
         if np.dtype(field["dtype"]) not in CODES:
             raise ValueError(f"{owner}: a saved field has dtype {field['dtype']!r:.20}; expected numbers")
     return [Spec(s["name"], tuple(s["shape"]), np.dtype(s["dtype"]), owner=owner) for s in saved]
+
+
+SPACES = ("Dict", "Tuple", "Discrete", "Box", "MultiDiscrete", "MultiBinary")
+_ARRAYS = {"Box": ("low", "high"), "MultiDiscrete": ("nvec", "start")}
+
+
+def saved_space(space: gym.Space[Any] | None) -> dict[str, Any] | None:
+    """A space as JSON values and arrays [n]; None: it is not known."""
+    if space is None:
+        return None
+    kind = next(name for name in SPACES if isinstance(space, getattr(gym.spaces, name)))
+    if (parts := parts_of(space)) is not None:
+        return {"kind": kind, "keys": list(parts), "parts": [saved_space(part) for part in parts.values()]}
+    if isinstance(space, gym.spaces.Discrete):
+        return {"kind": kind, "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, gym.spaces.MultiBinary):
+        return {"kind": kind, "n": np.array(space.n, np.int64).tolist()}
+    arrays = {name: np.array(getattr(space, name), space.dtype).reshape(-1) for name in _ARRAYS[kind]}
+    return {"kind": kind, "shape": np.array(space.shape, np.int64).tolist(), **arrays}
+
+
+def loaded_space(saved: Mapping[str, Any] | None) -> gym.Space[Any] | None:
+    """What `saved_space` was given. Raises ValueError, KeyError, TypeError or AttributeError where it is none."""
+    if saved is None:
+        return None
+    kind = saved["kind"]
+    try:
+        if kind in ("Dict", "Tuple"):
+            parts: dict[str, Any] = {key: loaded_space(part) for key, part in zip(saved["keys"], saved["parts"], strict=True)}
+            return gym.spaces.Dict(parts) if kind == "Dict" else gym.spaces.Tuple(list(parts.values()))
+        if kind == "Discrete":
+            return gym.spaces.Discrete(saved["n"], start=saved["start"])
+        if kind == "MultiBinary":
+            return gym.spaces.MultiBinary(saved["n"])
+        first, second = (saved[name].reshape(saved["shape"]) for name in _ARRAYS[kind])
+        if kind == "Box":
+            return gym.spaces.Box(first, second, dtype=first.dtype.type)
+        return gym.spaces.MultiDiscrete(first, dtype=first.dtype.type, start=second)
+    except AssertionError as error:  # so gymnasium refuses
+        raise ValueError(f"an action space of kind {kind}: {str(error):.100}") from None
 
 
 def loaded_columns(owner: object, specs: Sequence[Spec], columns: Mapping[str, Any], n: int) -> list[Array]:

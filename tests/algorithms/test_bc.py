@@ -9,7 +9,6 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from parl_like import ComputationTask, OfflineHelper, Robot, create_algorithm_func
-from parl_like.action_map import policy_actions
 from parl_like.algorithms import BC
 from parl_like.batch import Batch
 from parl_like.data.datasets import from_arrays
@@ -97,10 +96,8 @@ def teacher(space, x):
 def test_every_kind_of_action_is_cloned_from_recorded_rows(space):
     """400 rows of the environment's own actions, 300 optimiser steps: errors of about 1 per part fall below a tenth."""
     x = np.random.default_rng(0).uniform(-1, 1, (400, 1)).astype(np.float32)
-    rows = policy_actions(space, teacher(space, x))
-    nested = Batch.nest(rows).act
-    data = from_arrays(obs=x, act=nested if isinstance(nested, np.ndarray) else nested.to_dict(), rew=np.zeros(400),
-                       terminated=np.ones(400, bool), truncated=np.zeros(400, bool), obs_next=x)
+    data = from_arrays(obs=x, act=teacher(space, x), rew=np.zeros(400), terminated=np.ones(400, bool),
+                       truncated=np.zeros(400, bool), obs_next=x)
     func = create_algorithm_func(MLPActorCritic, dict(obs=OBS, act=space, hidden=[32]), BC, dict(lr=0.01))
     with Robot(tasks={"RL": ComputationTask(func, lambda: OfflineHelper(data, batch_size=64))}, seed=0) as robot:
         before = robot.evaluate(10, env=lambda: Repeat(space)).mean_return / 10
