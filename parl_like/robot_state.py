@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+WORKERS = "workers"
+"""The key under which drivers with worker processes keep agents and buffers."""
+
 
 def _parts(robot: Any) -> dict[str, Any]:
     """What has a state of its own, a task's or statistics of transforms."""

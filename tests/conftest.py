@@ -20,6 +20,9 @@ MEMORY = tempfile.mkdtemp(prefix="parl-like-tests-", dir="/dev/shm") if os.path.
 if MEMORY:
     os.environ["PARL_LIKE_SHM"] = MEMORY
 
+# What the user has run and imported is remembered in a folder of theirs, too.
+os.environ["XDG_STATE_HOME"] = STATE = tempfile.mkdtemp(prefix="parl-like-tests-")
+
 # How long an example takes depends on the machine, so none has a deadline. `many` is for `make test-slow`.
 settings.register_profile("few", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("many", settings.get_profile("few"), max_examples=400)
@@ -68,8 +71,8 @@ def pytest_collection_finish():
 
 
 def pytest_unconfigure():
-    if MEMORY:
-        shutil.rmtree(MEMORY, ignore_errors=True)
+    for folder in filter(None, (MEMORY, STATE)):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -31,6 +31,7 @@ from parl_like.errors import AgentFailed
 from parl_like.places import Owner, Places
 from parl_like.process.child import RestartBudget, readable
 from parl_like.queues import INFINITE, RequestQueue, Ticket
+from parl_like.robot_state import WORKERS
 from parl_like.stages import overridden
 from parl_like.wire import ERRORS, Kind, Message, RemoteError, pack_error, pack_state, text_of
 
@@ -579,13 +580,13 @@ class HostedDriver(CooperativeDriver):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every worker: 'agents', 'buffers', 'trace'."""
-        return {"workers": {str(number): state for number, state in enumerate(self._ask("state"))}}
+        return {WORKERS: {str(number): state for number, state in enumerate(self._ask("state"))}}
 
     def state_keys(self) -> set[str]:
-        return {"workers"}
+        return {WORKERS}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        saved = state["workers"]
+        saved = state[WORKERS]
         same_agents([index for part in saved.values() for index in part["agents"]], self.crew.agents)
         if len(saved) != len(self.workers):
             raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.workers)}; set "
@@ -593,7 +594,7 @@ class HostedDriver(CooperativeDriver):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         learns = {name: task.learns for name, task in self.crew.tasks.items()}
-        states = [{**state["workers"][str(worker.number)], "learns": learns} for worker in self.workers]
+        states = [{**state[WORKERS][str(worker.number)], "learns": learns} for worker in self.workers]
         self._ask("load", states)
         for worker, part in zip(self.workers, states, strict=True):
             if worker.agents[0].env is not None:

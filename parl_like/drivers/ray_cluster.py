@@ -23,6 +23,7 @@ from parl_like.drivers.hosted import HostedDriver
 from parl_like.drivers.processes import Processes
 from parl_like.drivers.ray_connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.ray_tasks import RayTask
+from parl_like.drivers.resources import ActorResources, resources_of
 from parl_like.drivers.supervisor import Link, WorkerHandle
 from parl_like.drivers.worker import Worker
 from parl_like.errors import unknown
@@ -37,14 +38,15 @@ class Ray(Processes):
         address: Of a running cluster; None: as this process is connected already, or a local instance, which ends with the robot.
         num_cpus: What each worker asks for in a cluster; Ray places it where there are as many, and it waits for them up to
             `start_limit`. In a local instance that the robot starts nobody waits.
-        tasks: Name of a task → what an actor of its own asks for, such as `{"RL": {"num_gpus": 1}}`; the others stay here.
+        tasks: Name of a task → what an actor of its own asks for, such as `{"RL": {"num_gpus": 1}}`, see `ActorResources`; the
+            others stay here.
 
     `workers`, the limits and `agent_restarts` are those of `Processes`; memory is Ray's affair, and `memory_limit` refused.
     """
 
     address: str | None = None
     num_cpus: float = 1.0
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tasks: Mapping[str, ActorResources | Mapping[str, Any]] = field(default_factory=dict)
     name: str = field(default="ray", init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,6 +55,10 @@ class Ray(Processes):
             raise ValueError("Ray: memory_limit is an option of Processes; Ray itself watches the memory of its actors")
         if self.num_cpus < 0:
             raise ValueError(f"Ray: num_cpus is {self.num_cpus}; expected at least 0")
+        try:
+            object.__setattr__(self, "tasks", {name: resources_of(asked) for name, asked in self.tasks.items()})
+        except ValueError as error:
+            raise ValueError(f"Ray: tasks: {error}") from None
 
     def make_link(self) -> Link:
         return RayLink(self.address, self.num_cpus)
@@ -66,8 +72,8 @@ class Ray(Processes):
         for name in self.tasks:
             if name not in tasks:
                 raise KeyError(unknown("task", name, tasks))
-        return {name: RayTask(task, address=self.address, **self.tasks[name]) if name in self.tasks else task for name,
-                task in tasks.items()}
+        return {name: RayTask(task, address=self.address, resources=self.tasks[name]) if name in self.tasks else task
+                for name, task in tasks.items()}
 
 
 class WorkerActor:

@@ -97,11 +97,13 @@ class _Connection:
         self.users = 0
         self._ours = self._local = False  # it was made here; to an instance that was started here, too
 
-    def open(self, address: str | None = None, **size: Any) -> None:
+    def open(self, address: str | None = None, *, num_cpus: int | None = None, num_gpus: int | None = None,
+             object_store_memory: int = STORE) -> None:
         """Connects, once: to a cluster, or without an address as this process is connected already, or to a local instance.
 
         Args:
-            size: Arguments of `ray.init` for a local instance.
+            num_cpus, num_gpus: What a local instance may use; None: what there is.
+            object_store_memory: Its bytes.
 
         Raises:
             ImportError: Ray is not installed. ConnectionError: there is no cluster at the address.
@@ -118,8 +120,8 @@ class _Connection:
                     _join_cluster(address)
                 else:
                     with _loopback():  # 'local': a new instance also where the environment variable RAY_ADDRESS names a cluster
-                        ray.init(address="local", include_dashboard=False, logging_level="WARNING",
-                                 **{"object_store_memory": STORE, **size})
+                        ray.init(address="local", include_dashboard=False, logging_level="WARNING", num_cpus=num_cpus,
+                                 num_gpus=num_gpus, object_store_memory=object_store_memory)
         elif address not in (None, "auto", here := ray.get_runtime_context().gcs_address):
             raise ValueError(f"Ray: address is {address!r}, but this process is connected to {here}; close what uses that, or "
                              "leave address out")

@@ -17,6 +17,7 @@ import torch
 from parl_like.computation_task import ComputationTask, Mode
 from parl_like.drivers.cards import AlgorithmCard, plain_of
 from parl_like.drivers.ray_connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
+from parl_like.drivers.resources import ActorResources, resources_of
 from parl_like.errors import TaskFailed
 from parl_like.spec import Array
 from parl_like.wire import RemoteError
@@ -66,9 +67,9 @@ class TaskActor:
         return _on_cpu(getattr(self.task, method)(*arguments, **options)), self.facts()
 
 
-def start(kind: type[TaskActor], num_cpus: float = 1, **resources: Any) -> Any:
+def start(kind: type[TaskActor], resources: ActorResources) -> Any:
     """A new actor of this kind. It is not restarted: it would have new weights."""
-    asked = {"num_cpus": CONNECTION.cpus(num_cpus), **resources}
+    asked = {**resources.asked(), "num_cpus": CONNECTION.cpus(1.0 if resources.num_cpus is None else resources.num_cpus)}
     return the_ray().remote(max_restarts=0, concurrency_groups={LESSONS: 1}, **asked)(kind).remote()
 
 
@@ -97,18 +98,19 @@ class RayTask(ComputationTask):
         task: As it would be here, not built yet; its device is that of the actor.
         actor: An actor that several such tasks share, in whatever processes: the first one builds the algorithm. None: its own.
         address: Of the cluster, see `_Connection.open`.
-        resources: What its own actor asks Ray for, such as `num_gpus=1`; `num_cpus` is 1, if nothing else is said.
+        resources: What its own actor asks Ray for, such as `{"num_gpus": 1}`.
 
     Raises:
-        TypeError: the task was given an algorithm, not a function that builds one.
+        TypeError: the task was given an algorithm, not a function that builds one. ValueError: it asks for what is no resource.
     """
 
-    def __init__(self, task: ComputationTask, actor: Any = None, address: str | None = None, **resources: Any) -> None:
+    def __init__(self, task: ComputationTask, actor: Any = None, address: str | None = None,
+                 resources: ActorResources | Mapping[str, Any] = ActorResources()) -> None:  # noqa: B008  it is frozen
         if task._algorithm is not None:
             raise TypeError(f"RayTask: the task has a {type(task._algorithm).__name__} already; give it a function that builds "
                             "one: ComputationTask(create_algorithm_func(...), ...)")
         self.__dict__.update(vars(task))  # its options; all else is as it was made
-        self.resources = resources
+        self.resources = resources_of(resources)
         self._actor, self._owner, self._address = actor, os.getpid() if actor is None else 0, address
         self._card: Any = None
         self._noted = self._env_steps = 0
@@ -131,7 +133,7 @@ class RayTask(ComputationTask):
         if self._actor is None:
             CONNECTION.open(self._address)
             try:
-                self._actor = start(TaskActor, **self.resources)
+                self._actor = start(TaskActor, self.resources)
             except BaseException:
                 CONNECTION.close()
                 raise

@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from parl_like.data.disk import read_named
+from parl_like.drivers.resources import ActorResources
 from parl_like.errors import nearest
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_restarts: Annotated[int, msgspec.Meta(ge=1)] | None = None
     period: Annotated[float, msgspec.Meta(gt=0)] | None = None
     num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    tasks: dict[str, dict[str, Any]] = {}
+    tasks: dict[str, ActorResources] = {}
 
 
 GONE: dict[str, Any] = {"remote": 0, "listen": "tcp://127.0.0.1:5555", "key": "", "allow": ""}
@@ -334,6 +335,9 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
             value = {short: value}
         if inner is not None and isinstance(value, Mapping):
             out[key] = _merge(inner, below if isinstance(below, dict) else {}, value, name, f"{prefix}{key}.")
+        elif (inner := _struct_of_each(fields[key])) is not None and isinstance(value, Mapping):
+            out[key] = {one: _merge(inner, {}, part, name, f"{prefix}{key}.{one}.") if isinstance(part, Mapping)
+                        else fit(part, inner, name, f"{prefix}{key}.{one}") for one, part in value.items()}
         else:
             out[key] = fit(value, fields[key], name, f"{prefix}{key}")
     return out
@@ -395,6 +399,11 @@ def _struct_in(expected: Any) -> type[msgspec.Struct] | None:
     if typing.get_origin(expected) in (Annotated, typing.Union, types.UnionType):
         return next(filter(None, map(_struct_in, parts)), None)
     return expected if isinstance(expected, type) and issubclass(expected, msgspec.Struct) else None
+
+
+def _struct_of_each(expected: Any) -> type[msgspec.Struct] | None:
+    """The Struct class of a field `dict[str, S]`."""
+    return _struct_in(typing.get_args(expected)[1]) if typing.get_origin(expected) is dict else None
 
 
 def _literals(expected: Any) -> list[str]:

@@ -202,7 +202,22 @@ def _content(path: str) -> bytes:
         raise ExperimentError(f"cannot read {path}: {error.strerror}") from None
 
 
+# ------------------------------------------------------------------------------------------------ what the user has run
+
+
+def remember_run(config: bytes) -> None:
+    """The user runs this configuration, `config.yaml` of a run directory."""
+    _remember(_CONFIG, config)
+
+
+def has_run(config: bytes) -> bool:
+    """Whether he has."""
+    return _mark(_CONFIG, config) in _marks()
+
+
 # ------------------------------------------------------------------------------------------------ importing again
+
+_CONFIG = "config.yaml"  # of whatever run; files of the user's are known by absolute paths
 
 
 def _refusal(source: Source, run: Path) -> str:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
-
-import msgspec
 
 from parl_like.data.archive import ArchiveError, Manifest
 from parl_like.data.disk import check_named
@@ -19,7 +16,7 @@ from parl_like.errors import unknown
 from parl_like.evaluation import SCORES
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import own
+from parl_like.lab import own, stored
 from parl_like.lab.checkpoint import Checkpoints, Loaded
 from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
@@ -27,22 +24,11 @@ from parl_like.lab.lock import RunLock
 from parl_like.lab.metrics import evaluations
 from parl_like.lab.rundir import RunDir
 from parl_like.lab.session import Report, Session, evaluation_episodes, evaluation_seed
+from parl_like.robot_state import WORKERS
 
 if TYPE_CHECKING:
     from parl_like.robot import Robot
 
-RESUMABLE = frozenset({
-    "total_steps", "keep_checkpoints", "log_every_s", "eval_every", "eval_episodes", "stop_score", "tensorboard",
-    *(f"workers.{name}" for name in ("address", "num_cpus", "start_limit", "step_limit", "memory_limit", "max_restarts",
-                                     "period")),
-})
-"""What may differ when a run is continued: nothing here changes what happens at a step of training."""
-EVALUABLE = RESUMABLE | {"eval_score"}
-"""What may differ when it is evaluated."""
-
-# gymnasium imports the module that an environment's id names: `module:Id`.
-_NAMES_A_MODULE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*:")
-_OWN_COLONS = frozenset({"device", "run_dir", "workers"})  # fields whose texts may have a colon and import nothing
 STATE_FACTOR, STATE_ROOM = 8, 64 << 20  # a task's saved state has at most so many times a new one's bytes, and so many more
 
 
@@ -68,6 +54,7 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         config = _complete(config, robot)
         run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot),
                                experiments.source_of(experiment.name))
+        stored.remember(run, config)
         with RunLock(run.path):
             return Session(experiment, config, run, stream, debug, report).go(robot, None)
 
@@ -93,7 +80,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
     """
     run = RunDir.open(run_dir)
     with RunLock(run.path):
-        experiment, config = _stored(run, overrides, source, RESUMABLE)
+        experiment, kept, config = stored.to_resume(run, overrides, source)
         session = Session(experiment, config, run, stream, debug, report)
         chosen = _choose(run, session.checkpoints, which)
         if chosen == "best" and session.checkpoints.evaluated_best() is not None:
@@ -104,25 +91,25 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
                         f"never interrupted; `--checkpoint latest` continues from step {steps[1]:,}")
         with _robot(experiment, config) as robot:
             loaded = session.checkpoints.load(chosen, _expected_by(robot))
-            stored = configs.resolve(type(config), run.config())
-            _refuse_changes(loaded.meta.config, configs.to_dict(stored), f"{run.config_file} is not that of the checkpoint")
+            stored.refuse_changes(loaded.meta.config, configs.to_dict(kept), f"{run.config_file} is not that of the checkpoint")
             finished, goal = run.info().state == "finished", config.stop_score
             if finished and goal is not None and any(score >= goal for _, score in evaluations(run)):
                 raise UsageError(f"{run.path} has finished: an evaluation reached stop_score={goal:g}; to train longer: "
                                  f"`parl-like resume {run.path} stop_score=...` with a higher one, or null")
             if finished and loaded.meta.step >= config.total_steps:
-                raise UsageError(f"{run.path} has finished its {stored.total_steps} steps; to train longer: "
-                                 f"`parl-like resume {run.path} total_steps={2 * max(loaded.meta.step, stored.total_steps)}`")
+                raise UsageError(f"{run.path} has finished its {kept.total_steps} steps; to train longer: "
+                                 f"`parl-like resume {run.path} total_steps={2 * max(loaded.meta.step, kept.total_steps)}`")
             _restore(robot, loaded)
             run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
             run.save_config(configs.to_dict(config))
+            stored.remember(run, config)
             return session.go(robot, loaded)
 
 
 def describe(experiment: Experiment, config: ExperimentConfig) -> str:
     """YAML text of everything that can be set, as it is; of its parts also type, default, and where it belongs."""
     with _robot(experiment, config) as robot:
-        fields = configs.dump_yaml(configs.to_dict(_with_parts(config, {})))
+        fields = configs.dump_yaml(configs.to_dict(stored.with_parts(config, {})))
         return fields + (robot.parts.describe() if robot.parts is not None else "")
 
 
@@ -144,7 +131,7 @@ def load_run(run_dir: str | Path, *, checkpoint: str = "latest", source: str = "
         UsageError: no such run or checkpoint, or the configuration does not fit. ArchiveError: no checkpoint is good.
     """
     run = RunDir.open(run_dir)
-    return _loaded(run, *_stored(run, overrides, source), checkpoint)
+    return _loaded(run, *stored.to_look_at(run, overrides, source), checkpoint)
 
 
 def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest",
@@ -154,7 +141,7 @@ def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None,
     By default as after training, so the numbers of `result.json` come out again. `overrides`, `source`: as for `resume`.
     """
     run = RunDir.open(run_dir)
-    experiment, config = _stored(run, overrides, source)
+    experiment, config = stored.to_look_at(run, overrides, source)
     with contextlib.closing(_loaded(run, experiment, config, which)) as robot:
         seed = evaluation_seed(config) if seed is None else seed
         numbers = robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed).numbers()
@@ -175,7 +162,7 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
         overrides, source: As for `resume`.
     """
     run = RunDir.open(run_dir)
-    experiment, config = _stored(run, overrides, source)
+    experiment, config = stored.to_look_at(run, overrides, source)
     with contextlib.closing(_loaded(run, experiment, config, which)) as robot:
         folder = run.folder(run.videos)
         own = getattr(experiment.module(), "play", None)
@@ -192,45 +179,6 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
 
 
 # ------------------------------------------------------------------------------------------------ from a directory to a robot
-
-
-def _refuse_imports(run: RunDir, *trusted: Mapping[str, Any]) -> None:
-    """Raises ConfigError if the configuration of a run names a module that none of the trusted ones has at the same key."""
-    every = configs.flat({name: part for name, part in run.config().items() if name not in _OWN_COLONS})
-    for key, value in every.items():
-        names = (key, key.removesuffix(".id"))
-        if not (found := _NAMES_A_MODULE.match(str(value))) or own.is_own(found[1]):
-            continue
-        if not any(value == again and configs.ends_with(name, end) == ""
-                   for one in trusted for end, again in one.items() for name in names):
-            name, in_list, _ = key.partition("[")
-            whole = configs.show([one for end, one in every.items() if end.startswith(f"{name}[")]) if in_list else value
-            raise ConfigError(f"{run.config_file}: {key}={value!r} would import a module, which a run directory may not ask for; "
-                              f"if you trust it, give {name}={whole} again")
-
-
-def _stored(run: RunDir, overrides: Mapping[str, Any] | None, source: str,
-            free: Set[str] = EVALUABLE) -> tuple[Experiment, ExperimentConfig]:
-    """A run's experiment and its configuration, with what the user gives anew. Raises UsageError."""
-    info = run.info()
-    experiment = own.of_run(run.path, info.experiment, info.source, source)
-    config_class: type[ExperimentConfig] = experiment.module().Config
-    # As the file has it: resolving it looks up classes, which would import them already.
-    _refuse_imports(run, configs.flat(overrides or {}), configs.flat(experiment.config))
-    stored = configs.to_dict(configs.resolve(config_class, run.config()))
-    config: Any = configs.resolve(config_class, run.config(), overrides or {})
-    if kept := getattr(configs.resolve(config_class, run.config()), "parts", {}):
-        if "robot" not in stored:
-            raise ConfigError(f"{run.config_file} was written by an earlier version, whose keys ({', '.join(list(kept)[:3])}, …) "
-                              "are no longer read; train anew, or use the version that its run.json names")
-        for key in config.parts.keys() - kept.keys():
-            was = [value for name, value in kept.items() if configs.ends_with(name, key) == ""]
-            if was != [config.parts[key]]:
-                raise ConfigError(f"a run keeps its configuration: {key!r} is {' or '.join(map(repr, was)) or 'nothing'} there "
-                                  f"and {config.parts[key]!r} now; for another configuration train a new run")
-        config = _with_parts(config, {name: config.parts[name] for name in kept})
-    _refuse_changes(stored, configs.to_dict(config), "a run keeps its configuration", free)
-    return experiment, config
 
 
 @contextlib.contextmanager
@@ -282,7 +230,11 @@ def _loaded(run: RunDir, experiment: Experiment, config: ExperimentConfig, which
     chosen = _choose(run, checkpoints, which)
     with contextlib.ExitStack() as cleanup:
         robot = cleanup.enter_context(_robot(experiment, config))
-        _restore(robot, checkpoints.load(chosen, _expected_by(robot)))
+        loaded = checkpoints.load(chosen, _expected_by(robot))
+        if WORKERS in loaded.tree:  # whose agents and buffers this robot, which has none of them, leaves where they are
+            acts = robot.acting_state().keys()
+            loaded = loaded._replace(tree={key: part for key, part in loaded.tree.items() if key in acts})
+        _restore(robot, loaded)
         cleanup.pop_all()
     return robot
 
@@ -313,31 +265,17 @@ def _restore(robot: Robot, loaded: Loaded) -> None:
         raise ArchiveError(f"{loaded.path}: its state does not fit this robot: {text}") from error
 
 
-def _with_parts(config: Any, parts: Mapping[str, Any]) -> Any:
-    return msgspec.structs.replace(config, parts=dict(parts)) if hasattr(config, "parts") else config
-
-
 def _complete(config: ExperimentConfig, robot: Any) -> Any:
     """The configuration with every setting of what this robot is built of, also those that nobody gave."""
-    return config if robot.parts is None else _with_parts(config, robot.parts.complete())
+    return config if robot.parts is None else stored.with_parts(config, robot.parts.complete())
 
 
 def _differs(experiment: Experiment, config: ExperimentConfig, robot: Any) -> dict[str, Any]:
     """Dotted key → value, where the configuration is not that of the experiment; `run_dir` is no difference."""
     usual = configs.resolve(type(config), experiment.config)
-    old, here = (configs.to_dict(_with_parts(one, {})) for one in (usual, config))
+    old, here = (configs.to_dict(stored.with_parts(one, {})) for one in (usual, config))
     found = {key: new for key, (_, new) in configs.differences(old, here).items() if key != "run_dir"}
     return found if robot.parts is None else {**found, **robot.parts.differs(getattr(usual, "parts", {}))}
-
-
-def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str, free: Set[str] = RESUMABLE) -> None:
-    # A key that `old` lacks is one that the code learned since; it came with its default.
-    found = configs.differences(old, new).items()
-    changes = {key: change for key, change in found if key in free or key.split(".")[0] in old}
-    refused = [f"{key!r} is {a!r} there and {b!r} now" for key, (a, b) in changes.items() if key not in free]
-    if refused:
-        raise ConfigError(f"{why}: {'; '.join(refused)}; only {', '.join(sorted(free))} may change; for "
-                          "another configuration train a new run")
 
 
 def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:

@@ -22,8 +22,9 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from parl_like.computation_task import ComputationTask
-from parl_like.drivers.ray_connection import CONNECTION, the_ray
+from parl_like.drivers.ray_connection import CONNECTION, STORE, the_ray
 from parl_like.drivers.ray_tasks import LESSONS, RayTask, TaskActor, start
+from parl_like.drivers.resources import ActorResources
 from parl_like.lab.config import ConfigError, resolve
 from parl_like.places import Owner, Places
 from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
@@ -204,15 +205,16 @@ def ray_init(
     """
     given = {**published(layer(config)), **published(options)}
     o, ray = resolve(ThinkerOptions, given), the_ray()
-    size = {"num_cpus": o.ray_cpu, "num_gpus": o.ray_gpu, "object_store_memory": int(o.ray_mem * 1e9)}
-    CONNECTION.open(address, **{name: n for name, n in size.items() if n >= 0})
+    store = STORE if o.ray_mem < 0 else int(o.ray_mem * 1e9)
+    CONNECTION.open(address, num_cpus=None if o.ray_cpu < 0 else o.ray_cpu, num_gpus=None if o.ray_gpu < 0 else o.ray_gpu,
+                    object_store_memory=store)
     gpus = ray.cluster_resources().get("GPU", 0.0)
     share = o.gpu_learn if gpus else 0.0
     if share > gpus:
         CONNECTION.close()
         raise ConfigError(f"thinker.ray_init: gpu_learn is {share}, and the cluster has {gpus:g} GPUs; its actor would wait for "
                           "ever")
-    return SharedModel(start(ModelActor, num_gpus=share), "cuda" if share else "cpu", given, open_here=True)
+    return SharedModel(start(ModelActor, ActorResources(num_gpus=share)), "cuda" if share else "cpu", given, open_here=True)
 
 
 def seeds(base_seed: int, rank: int) -> tuple[int, np.random.SeedSequence]:

@@ -174,7 +174,7 @@ def test_off_policy_actors_learn_as_with_worker_processes(env, algorithm, policy
 
 
 def echo_in_actor(**options):
-    task = RayTask(ComputationTask(Echo, **options), num_cpus=0)
+    task = RayTask(ComputationTask(Echo, **options), resources={"num_cpus": 0})
     task.name = "echo"
     return task
 

@@ -1,0 +1,164 @@
+"""What a run directory says of machines: nothing where it is looked at, and where it goes on, what the user has said, too."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from parl_like import ComputationTask, load_run
+from parl_like.drivers.ray_cluster import Ray
+from parl_like.drivers.ray_connection import CONNECTION
+from parl_like.drivers.ray_tasks import RayTask
+from parl_like.drivers.resources import ActorResources
+from parl_like.lab import runner
+from parl_like.lab.cli import main
+from parl_like.lab.config import ConfigError, ExperimentConfig, Workers, dump_yaml, load_yaml, resolve, to_dict
+from parl_like.lab.rundir import RunDir
+from parl_like.robots.thinker import ray as thinker_ray
+
+SMALL = ["total_steps=40", "n_agents=2", "eval_episodes=2", "tensorboard=false", "checkpoint_every=20"]
+STRANGE = [
+    {"driver": "ray", "workers": {"tasks": {"RL": {"num_cpus": 0}}}}, {"driver": "ray"}, {"driver": "processes"},
+    {"workers": {"address": "10.0.0.1:6379"}}, {"driver": "processes", "workers": {"count": 64, "memory_limit": 1}},
+    {"driver": "ray", "workers": {"num_cpus": 1000.0, "tasks": {"RL": {"resources": {"node:10.0.0.1": 0.1}}}}},
+]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def train(*words, run="run"):
+    assert main(["train", "dqn-cartpole", *SMALL, f"run_dir={run}", *words]) == 0
+    return RunDir(Path(run))
+
+
+def change(run, **values):
+    """The configuration as somebody else may have written it, with keys one below the other."""
+    config = load_yaml(run.config_file.read_text())
+    for key, value in values.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    run.config_file.write_text(dump_yaml(config))
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Neither a worker process nor a connection to Ray."""
+    def refused(*args, **options):
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr(CONNECTION, "open", refused)
+    monkeypatch.setattr("parl_like.drivers.processes.LocalLink.open", refused)
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=str)
+def test_a_run_is_looked_at_in_this_process_whatever_its_directory_says(strange, nothing_starts):
+    run = train()
+    before = run.result()["evaluation"]
+    change(run, **strange)
+    assert runner.evaluate("run")["mean_return"] == before["mean_return"]
+    assert runner.play("run", max_steps=3)
+    with load_run("run") as robot:
+        assert robot.driver_name == "cooperative" and type(robot.tasks["RL"]).__name__ == "ComputationTask"
+    assert main(["report", "run"]) == 0
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=str)
+def test_it_goes_on_only_where_the_user_has_said_it_too(strange, nothing_starts, capsys):
+    run = train()
+    change(run, **strange)
+    before = run.config_file.read_bytes()
+    assert main(["resume", "run", "total_steps=60"]) == 2
+    said = capsys.readouterr().err
+    assert "machines and what is taken there, which a run directory may not choose; if you trust it, give" in said
+    for key in strange:
+        assert key in said
+    assert run.config_file.read_bytes() == before
+
+
+def test_a_silent_host_is_not_spoken_to(monkeypatch):
+    run = train()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(0.0)
+        change(run, driver="ray", workers={"address": f"127.0.0.1:{silent.getsockname()[1]}"})
+        assert runner.evaluate("run")["episodes"] == 2
+        with pytest.raises(ConfigError, match="may not choose"):
+            runner.resume("run", {"total_steps": 60})
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+@pytest.mark.parametrize("task", [
+    {"runtime_env": {"py_executable": "/bin/touch mark ; python"}}, {"runtime_env": {"env_vars": {"LD_PRELOAD": "x"}}},
+    {"scheduling_strategy": "SPREAD"}, {"max_restarts": 3}, {"name": "x", "lifetime": "detached"}, {"label_selector": {"a": "b"}},
+], ids=str)
+def test_an_actor_asks_for_resources_and_nothing_else(task, capsys):
+    name = next(iter(task))
+    with pytest.raises(ConfigError, match=f"no key 'workers.tasks.RL.{name}'; its keys are accelerator_type, memory, num_cpus"):
+        resolve(ExperimentConfig, {"driver": "ray", "workers": {"tasks": {"RL": task}}})
+    with pytest.raises(ValueError, match=f"Ray: tasks: no resource '{name}'"):
+        Ray(tasks={"RL": task})
+    with pytest.raises(ValueError, match=f"no resource '{name}'"):
+        RayTask(ComputationTask(lambda: None), resources=task)
+    run = train()
+    change(run, driver="ray", workers={"tasks": {"RL": task}})
+    for words in (["eval", "run"], ["play", "run"], ["resume", "run", "total_steps=60", "driver=ray"]):
+        assert main(words) == 2 and f"workers.tasks.RL.{name}" in capsys.readouterr().err
+    assert os.listdir() == ["run"]
+
+
+def test_resources_are_typed():
+    given = {"num_cpus": 0.5, "num_gpus": 1, "memory": 1 << 30, "resources": {"own": 1}, "accelerator_type": "A100"}
+    config = resolve(ExperimentConfig, {"workers": {"tasks": {"RL": given, "model": {}}}})
+    assert config.workers.tasks == {"RL": ActorResources(**given), "model": ActorResources()}
+    assert to_dict(config)["workers"]["tasks"] == {"RL": given, "model": {}}
+    assert resolve(ExperimentConfig, to_dict(config)) == config
+    assert ActorResources(**given).asked() == given and ActorResources().asked() == {}
+    assert Ray(tasks={"RL": given}) == Ray(tasks={"RL": ActorResources(**given)})
+    for wrong in ({"num_cpus": -1}, {"num_gpus": "1"}, {"memory": 0}, {"resources": {"a": "b"}}, {"accelerator_type": 3}):
+        with pytest.raises(ConfigError, match="workers.tasks.RL"):
+            resolve(ExperimentConfig, {"workers": {"tasks": {"RL": wrong}}})
+        with pytest.raises(ValueError, match="Ray: tasks: Expected"):
+            Ray(tasks={"RL": wrong})
+
+
+def test_a_run_of_the_user_s_own_goes_on_without_a_word_and_a_changed_one_is_said_again(capsys):
+    run = train("driver=processes", "workers.count=2")
+    before = run.result()
+    assert runner.evaluate("run")["mean_return"] == before["evaluation"]["mean_return"], "what acts is all that it takes"
+    with load_run("run") as robot:
+        assert robot.driver_name == "cooperative" and robot.env_steps == before["env_steps"]
+        robot.run(10)
+    assert main(["resume", "run", "total_steps=400"]) == 0
+    assert main(["resume", "run", "total_steps=800", "workers.step_limit=50"]) == 0, "its new configuration is known, too"
+    assert main(["resume", "run", "total_steps=1200"]) == 0
+    assert resolve(ExperimentConfig, {"workers": run.config()["workers"]}).workers == Workers(count=2, step_limit=50.0)
+    Path("state/parl_like/imported").unlink()
+    capsys.readouterr()
+    assert main(["resume", "run", "total_steps=1600"]) == 2
+    words = capsys.readouterr().err.partition("if you trust it, give ")[2].partition(" again")[0].split()
+    assert words == ["driver=processes", "workers.count=2", "workers.step_limit=50.0"]
+    assert main(["resume", "run", "total_steps=1600", *words[:2]]) == 2, "all of it"
+    assert main(["resume", "run", "total_steps=1600", *words]) == 0
+    assert main(["resume", "run", "total_steps=2000"]) == 0
+
+
+def test_threads_are_of_this_process(capsys):
+    run = train()
+    change(run, driver="threads")
+    with load_run("run") as robot:
+        assert robot.driver_name == "cooperative"
+    assert main(["resume", "run", "total_steps=60"]) == 2
+    assert "is not that of the checkpoint: 'driver' is 'cooperative' there" in capsys.readouterr().err
+
+
+def test_an_instance_of_ray_has_typed_sizes(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(CONNECTION, "open", lambda address=None, **size: asked.update(size) or 1 / 0)
+    for given, seen in (({}, (None, None, 256 << 20)), ({"ray_cpu": 3, "ray_gpu": 0, "ray_mem": 0.5}, (3, 0, 500_000_000))):
+        with pytest.raises(ZeroDivisionError):
+            thinker_ray.ray_init(**given)
+        assert tuple(asked.values()) == seen
