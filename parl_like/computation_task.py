@@ -24,6 +24,7 @@ from parl_like.errors import Diverged, unknown
 from parl_like.model import ArrayModel
 from parl_like.optimization import ROW, Optimization, Step, claim, has_modes, lesson_return, own_parameters, set_mode
 from parl_like.places import Places
+from parl_like.span import move_ends
 from parl_like.spec import Array, SpecError, leaves
 from parl_like.task_state import load_task_state, load_what_fits, task_state
 from parl_like.transfer import fetch, send
@@ -313,6 +314,10 @@ class ComputationTask:
     def follow(self, env_steps: int) -> None:
         """Tells the algorithm of the steps that the environments have made, see `Algorithm.follow`."""
         self.algorithm.follow(env_steps)
+
+    def move_ends(self, key: str, ends: Sequence[int]) -> None:
+        """Tells a task that is in another process where schedules end (`parl_like.span`)."""
+        move_ends(key, ends)
 
     def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.

@@ -72,6 +72,10 @@ class Driver(Protocol):
 
     # -------------------------------------------------------------------------------------------------- called by the robot
 
+    def move_ends(self, key: str, ends: Sequence[int]) -> None:
+        """Tells agents that are in other processes where schedules end (`parl_like.span`)."""
+        return
+
     def make_agents(self, crew: Any, n: int) -> list[Any]:
         """The `n` agents of a new crew, here or in other processes; not started yet.
 

@@ -15,6 +15,7 @@ from parl_like.action_map import Structured
 from parl_like.agent import Agent
 from parl_like.crew import Crew
 from parl_like.data.archive import write_archive
+from parl_like.span import follow_run
 from parl_like.spec import SpecError, leaves, specs_of
 from parl_like.stages import Hook, overridden
 
@@ -176,6 +177,7 @@ def epochs(
     if n_epochs < 1 or steps_per_epoch < 1:
         raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
     begin, info = perf_counter(), {"best_score": float("-inf"), "best_epoch": 0}
+    follow_run(robot, n_epochs * steps_per_epoch)
     try:
         for call in overridden(hooks, "pre_experiment"):
             call(robot)

@@ -23,6 +23,7 @@ from parl_like.model import Model
 from parl_like.robot_state import acting_state, load_robot_state, robot_state
 from parl_like.row_counts import MANY
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper, unless_nobody_asks, why_never_learned
+from parl_like.span import follow_run
 from parl_like.stages import Hook, StopAfterSteps, StopCondition, TraceHash, hooks_of, overridden
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ class Robot(Crew):
             of the robot and the finished `Episodes`, such as minus an exploitability.
     """
 
+    span: Any = None
+    """The `Span` of those of its schedules that end with the run."""
     parts: Any = None
     """What it is built of with all its settings, where it was built by `parl_like.robots.parts`."""
 
@@ -119,7 +122,7 @@ class Robot(Crew):
             env: As for `Robot`; also a factory of vector environments. Observations with an image get a convolutional model.
             options: Keys of the configuration of `parl_like.robots.single`, and arguments of whatever the robot is built of, such
                 as n_agents=16, lr=1e-3, hidden=(64, 64), model='Conv', driver='processes'. Schedules (of ε, of a learning rate
-                `lr={"start": 1e-3, "end": 0.0}`) end at total_steps. Also `score`, as for `Robot`.
+                `lr={"start": 1e-3, "end": 0.0}`) end at total_steps, or else with the first run. Also `score`, as for `Robot`.
 
         Raises:
             ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions
@@ -191,6 +194,7 @@ class Robot(Crew):
                             "StopAfterSteps(1000) of parl_like.stages")
         self._driver.refuse_agents()
         with self._one_thread:
+            follow_run(self, None if stop is None else stop.most_steps())
             self._run(stop, hooks_of(hooks))
         self.tell_idle()
 
@@ -269,6 +273,7 @@ class Robot(Crew):
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they
         are."""
+        follow_run(self, stop_steps - self.env_steps, whole=False)
         while self.env_steps < stop_steps and self._iterate_outside_run():
             yield self.iterations
         self._save_as_asked()

@@ -30,6 +30,7 @@ def acting_state(robot: Any) -> dict[str, Any]:
         "env_steps": robot.env_steps, "episodes": robot.episodes, "iterations": robot.iterations, "seed": robot.seed,
         "returns": [np.asarray(r, np.float64).tolist() for r in robot.recent_returns], "lengths": list(robot.recent_lengths),
         "trace": {} if robot.trace is None else {str(i): d.hex() for i, d in robot.trace.digests.items()},
+        **({} if robot.span is None else {"span": robot.span.state_dict()}),
         "parts": [parts.tolist() for parts in robot.recent_parts],
         "rows": robot.rows.state_dict(), "episodes_cut": robot.episodes_cut, "departed_time_steps": robot._departed_time_steps,
         "wrappers": {name: wrapper.state_dict() for name, wrapper in robot.wrappers.items()},
@@ -49,6 +50,8 @@ def load_robot_state(robot: Any, state: Mapping[str, Any]) -> None:
     if whole:
         robot._driver.check_state(state)
     robot._halt()
+    if robot.span is not None and "span" in state["counters"]:
+        robot.span.load_state_dict(robot, state["counters"]["span"])
     for key, part in parts.items():
         part.load_state_dict(state[key])
     if whole:

@@ -206,6 +206,10 @@ class StopCondition:
         """The same question between two iterations, where no act is under way."""
         return False
 
+    def most_steps(self) -> int | None:
+        """Environment steps after which it ends a run at the latest, which schedules span; None: nobody knows."""
+        return None
+
     def __and__(self, other: StopCondition) -> StopCondition:
         return _Both(self, other, all)
 
@@ -234,6 +238,12 @@ class _Both(StopCondition):
         # A side that does not know iterations still means what it said after the last act.
         return self.rule([side.after_iteration(robot) or last for side, last in zip(self.sides, self._last, strict=True)])
 
+    def most_steps(self) -> int | None:
+        known = [n for n in (side.most_steps() for side in self.sides) if n is not None]
+        if self.rule is any:
+            return min(known, default=None)
+        return max(known) if len(known) == 2 else None
+
 
 class _StopAfter(StopCondition):
     """After `n` more of what the robot counts."""
@@ -256,6 +266,9 @@ class StopAfterSteps(_StopAfter):
     """After `n` environment steps of this run, all agents together."""
 
     counter = "env_steps"
+
+    def most_steps(self) -> int:
+        return int(self.n)
 
 
 class StopAfterEpisodes(_StopAfter):

@@ -26,6 +26,7 @@ from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
 from parl_like.robots.parts import Parts, optimiser_steps
 from parl_like.robots.spaces import PartsConfig, Positive, made_anew, robot_with
 from parl_like.schedules import OnPolicyHelper
+from parl_like.span import Span
 
 KEY, DOOR, EXIT = range(3)
 USUAL = {"PPO.lr": 1e-3, "PPO.epochs": 6, "PPO.entropy": 0.01}
@@ -74,7 +75,7 @@ class KeyAgent(GoalAgent):
 
 
 def build(config: Config) -> Robot:
-    parts = Parts(config.parts, USUAL, config.__struct_fields__)
+    parts = Parts(config.parts, USUAL, config.__struct_fields__, Span(config.total_steps))
 
     def learner(name: str, obs: int, act: gym.Space[Any], rows_per_step: float, extras: Any = (), **usual: Any) -> Any:
         """A task that learns by PPO from `obs` numbers."""

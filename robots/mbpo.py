@@ -22,6 +22,7 @@ from parl_like.robot import Robot
 from parl_like.robots.parts import Parts
 from parl_like.robots.spaces import Env, PartsConfig, env_of, made_anew, probed, robot_with
 from parl_like.schedules import OffPolicyHelper
+from parl_like.span import Span
 
 
 class Config(PartsConfig, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ UPDATES = {"tasks.RL.OffPolicyHelper.updates": 10}
 
 
 def build(config: Config) -> Robot:
-    parts = Parts(config.parts, USUAL | (UPDATES if config.model else {}), config.__struct_fields__)
+    parts = Parts(config.parts, USUAL | (UPDATES if config.model else {}), config.__struct_fields__, Span(config.total_steps))
     source = env_of(config.env, parts)
     spaces, agent = probed(source)
     parts.act = spaces["act"]

@@ -31,6 +31,7 @@ from parl_like.explorer import Explorer
 from parl_like.lab.config import ConfigError, ends_with, fit, flat, nested, overruled, show
 from parl_like.lab.own import candidates
 from parl_like.optim import Linear, Schedule
+from parl_like.span import Span
 
 SHELVES: dict[str, Sequence[str]] = {
     "Algorithm": ("parl_like.algorithms", "parl_like.algorithms.dynamics"),
@@ -45,7 +46,7 @@ SHELVES: dict[str, Sequence[str]] = {
 BY_NAME = (Explorer, Transform, ReplayBuffer)  # arguments of these kinds are given by the name of a class
 COUNTS_ACTS = ("epsilon", "noise")  # schedules over the acting steps of one helper; all others count optimiser steps
 
-Span = float | None | Callable[[Mapping[str, Any]], float | None]
+Count = float | None | Callable[[Mapping[str, Any]], float | None]
 """What a schedule counts in the whole run, perhaps by the values of the arguments; None: that cannot be known before."""
 
 
@@ -67,9 +68,11 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: int = 0
     warmup: int = 0
 
-    def schedule(self, span: float | None) -> Linear:
-        """`span`: what the whole run counts."""
-        return Linear(self.start, self.end, self.steps or max(int((span or 1) * self.share), 1), self.warmup)
+    def schedule(self, span: Span, count: Callable[[], float | None], name: str) -> Linear:
+        """`count`: what the whole run counts, by the steps of `span` as they are then. `name`: what is set, for messages."""
+        if self.steps:
+            return Linear(self.start, self.end, self.steps, self.warmup)
+        return span.linear(self.start, self.end, lambda _: (count() or 1) * self.share, self.warmup, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,15 +131,16 @@ class Parts:
             (`lr.end`).
         usual: The same, for whoever gives nothing; what nobody asks for in it is no error.
         fields: Keys of the robot's own configuration, for messages.
+        span: Of the robot's run.
     """
 
-    def __init__(self, given: Mapping[str, Any], usual: Mapping[str, Any] | None = None, fields: Iterable[str] = ()) -> None:
-        self.given, self.usual, self.fields = given, usual or {}, tuple(fields)
+    def __init__(self, given: Mapping[str, Any], usual: Mapping[str, Any], fields: Iterable[str], span: Span) -> None:
+        self.given, self.usual, self.fields, self.span = given, usual, tuple(fields), span
         self.settings: dict[str, Setting] = {}
         self.objects: dict[str, inspect.Parameter] = {}  # arguments that plain data cannot give, by full name
         self.act: gym.Space[Any] | None = None  # of the environment, once it is known: explorers of a Box need its shape
 
-    def args(self, where: str, owner: Any, *, skip: Iterable[str] = (), acts: float = 1, updates: Span = 1,
+    def args(self, where: str, owner: Any, *, skip: Iterable[str] = (), acts: Count = 1, updates: Count = 1,
              whole: bool = False, **usual: Any) -> dict[str, Any]:
         """The arguments of a class, as far as they are given, or `usual`.
 
@@ -144,7 +148,8 @@ class Parts:
             where: In which part of the robot: `tasks.RL`.
             skip: Arguments that the robot itself gives.
             whole: The robot gives no other arguments than those of `skip`.
-            acts, updates: What schedules count in the whole run: acting steps of one helper, and optimiser steps.
+            acts, updates: What schedules count in the whole run: acting steps of one helper, and optimiser steps. Functions are
+                called again where the robot's span changes.
 
         Raises:
             ConfigError: a value is none of its argument's type, a part has no such name, or a schedule counts what is not known.
@@ -173,28 +178,32 @@ class Parts:
                 value = msgspec.convert(fit(kind.checked(value, key), kind.data, "Config", key, kind.text), kind.data)
                 value = kind.as_numpy(value, key)
             found[name] = value
-        count = updates(self.of(where, owner)) if callable(updates) else updates
         for name, value in found.items():
             if isinstance(value, Line):
-                span = acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else count
-                if span is None and not value.steps:
+                what = acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else updates
+                count = partial(self._count, what, where, owner)
+                if not value.steps and count() is None:
                     raise ConfigError(f"Config: {owner.__name__}.{name} is a schedule over the lessons of the run, whose number "
                                       "depends on how long its episodes are; say how many it spans: {start, end, steps: N}")
-                found[name] = value.schedule(span)
+                found[name] = value.schedule(self.span, count, f"{owner.__name__}.{name}")
             elif kinds[name][0].part:
                 several = isinstance(value, (list, tuple))
                 if not several and kinds[name][0].text.startswith("list"):
                     raise ConfigError(f"Config: key {name!r} expects {kinds[name][0].text}, got {value!r}")
-                made = [self._made(where, kinds[name][0], one, acts, count) for one in (value if several else [value])]
+                made = [self._made(where, kinds[name][0], one, acts, lambda _: self._count(updates, where, owner))
+                        for one in (value if several else [value])]
                 found[name] = made if several else made[0]
         return found
+
+    def _count(self, what: Count, where: str, owner: Any) -> float | None:
+        return what(self.of(where, owner)) if callable(what) else what
 
     def of(self, where: str, owner: Any) -> dict[str, Any]:
         """Argument → its value as plain data, of a class whose arguments were asked for."""
         head = _head(where, owner)
         return {name.removeprefix(head): one.value for name, one in self.settings.items() if name.startswith(head)}
 
-    def _made(self, where: str, kind: Kind, name: Any, acts: float, updates: Span) -> Any:
+    def _made(self, where: str, kind: Kind, name: Any, acts: Count, updates: Count) -> Any:
         """The part that an argument names; where the argument is to make parts, a function that does. An object is one itself."""
         owner = named(kind.part, name) if isinstance(name, str) else name
         if not isinstance(owner, type):

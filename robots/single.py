@@ -20,6 +20,7 @@ from parl_like.robot import Robot
 from parl_like.robots.parts import Parts, named, optimiser_steps
 from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, check_eval_env, env_of, has_image, made_anew, probed, robot_with
 from parl_like.schedules import EpisodicHelper, OfflineHelper
+from parl_like.span import Span
 
 _log = logging.getLogger(__name__)
 
@@ -128,12 +129,13 @@ def usual_of(algorithm: type) -> Mapping[str, Any]:
 
 
 def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None,
-          score: Any = "mean_return") -> Robot:
+          score: Any = "mean_return", span: Span | None = None) -> Robot:
     """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
-    `algorithm`, a class. `score`: as for `Robot`."""
+    `algorithm`, a class. `score`: as for `Robot`. `span`: None: that of its `total_steps`."""
     algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
     usual = usual_of(algorithm)
-    parts = Parts(config.parts, usual, config.__struct_fields__)
+    span = span or Span(config.total_steps)
+    parts = Parts(config.parts, usual, config.__struct_fields__, span)
     source = env_of(config.env, parts) if env is None else env
     if eval_env is None and config.eval_env is not None:
         eval_env = env_of(config.eval_env.over(config.env), parts)
@@ -142,8 +144,10 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
         check_eval_env(eval_env, spaces)
     parts.act = spaces["act"]
     helper_class = named("AgentHelper", config.helper or usual["helper"])
-    steps, lanes = config.total_steps, config.n_agents * max(config.env.vector, 1)
-    acts = steps / config.n_agents
+    lanes = config.n_agents * max(config.env.vector, 1)
+
+    def acts(_: Mapping[str, Any]) -> float:
+        return span.steps / config.n_agents
 
     def rows_of(helper: Mapping[str, Any]) -> int:
         """Of a lesson, where agents send unrolls; else 1."""
@@ -154,7 +158,7 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
         """Of a run, which are the optimiser steps of an off-policy one; None where each takes whole episodes."""
         if issubclass(helper_class, (EpisodicHelper, PopulationHelper)):
             return None
-        return steps * helper.get("updates", 1) // (helper.get("learn_every") or 1) // rows_of(helper)
+        return span.steps * helper.get("updates", 1) // (helper.get("learn_every") or 1) // rows_of(helper)
 
     def updates(learner: Mapping[str, Any]) -> Any:
         helper = parts.of(where, helper_class)
@@ -210,7 +214,7 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
         given = {key: value for key, value in {**options, **named_env}.items() if key not in (*made, "score")}
         config = configs.resolve(Config, {"algorithm": nearest}, one, given)
         robot = build(config, **made, algorithm=algorithm if isinstance(algorithm, type) else None,
-                      score=options.get("score", "mean_return"))
+                      score=options.get("score", "mean_return"), span=Span(config.total_steps, "total_steps" in options))
     except (ConfigError, TypeError, ValueError) as error:
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error
     for note in robot.parts.notes():

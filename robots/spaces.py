@@ -169,7 +169,7 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
     parts.check()
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
                   trace=config.trace, eval_env=eval_env, score=score, **options)
-    robot.parts = parts
+    robot.parts, robot.span = parts, parts.span
     lanes = config.n_agents * max(getattr(getattr(config, "env", None), "vector", 0), 1)
-    robot.notes += [*parts.notes(), *too_short(robot, config.total_steps, lanes)]
+    robot.notes += [*parts.notes(), *(too_short(robot, config.total_steps, lanes) if parts.span.given else [])]
     return robot

@@ -151,6 +151,9 @@ class HostedDriver(CooperativeDriver):
 
     # ----------------------------------------------------------------------------------------------------------------- running
 
+    def move_ends(self, key: str, ends: Sequence[int]) -> None:
+        self.supervisor.move_ends(key, ends)
+
     def start(self, agents: Sequence[Any], wrappers: Sequence[Any]) -> None:
         self.parked = []
         self._begin(agents, wrappers)
@@ -534,9 +537,6 @@ class HostedDriver(CooperativeDriver):
         """The callers that would wait for themselves are hooks and stop conditions here."""
         if self._calling:
             raise RuntimeError(CALLED_BY_AGENT)
-
-    def join(self, timeout: float | None = None) -> list[Any]:
-        return []
 
     def close(self) -> None:
         if self._owner != os.getpid():  # never opened; or this is a forked copy of the process, which has no workers

@@ -194,6 +194,7 @@ class RayTask(ComputationTask):
 
     act, learn = _forwarded("act"), _forwarded("learn")
     state_dict, load_state_dict, load_fitting = map(_forwarded, ("state_dict", "load_state_dict", "load_fitting"))
+    move_ends = _forwarded("move_ends")
 
     def predict(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> dict[str, Array]:
         return self.act(inputs, mode)[0]  # type: ignore[no-any-return]

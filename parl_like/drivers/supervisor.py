@@ -157,6 +157,7 @@ class Supervisor:
         self.restarts = 0
         self.looked = 0.0
         self._causes: Counter[str] = Counter()
+        self._ends: dict[str, Any] = {}
 
     def begin(self, worker: WorkerHandle) -> None:
         worker.incarnation += 1
@@ -183,6 +184,11 @@ class Supervisor:
         for worker in self.workers if workers is None else workers:
             self.send(worker, Kind.ORDER, notes={"order": order, **notes}, arrays=arrays or {})
 
+    def move_ends(self, key: str, ends: Sequence[int]) -> None:
+        """Tells workers where schedules end (`parl_like.span`); those that are just beginning, when they say hello."""
+        self._ends = {"key": key, "ends": list(ends)}
+        self.order("move_ends", **self._ends)
+
     def drain(self) -> bool:
         """Takes in the messages that have come; whether there were any."""
         came = self._link.receive()
@@ -204,6 +210,8 @@ class Supervisor:
         notes = message.notes
         if message.kind is Kind.HELLO:
             worker.up = True
+            if self._ends:
+                self.order("move_ends", [worker], **self._ends)
         elif message.kind is Kind.STATE:
             if notes["answer"] == worker.sent:  # else to an order that was given up
                 worker.states.append(unpack_state(message.arrays))

@@ -22,6 +22,7 @@ from parl_like.acting import tensors_of
 from parl_like.drivers.shared import Blocks, Parameters
 from parl_like.drivers.worker_crew import COUNTS, Recipe, WorkerCrew
 from parl_like.errors import AgentFailed
+from parl_like.span import move_ends
 from parl_like.spec import Array
 from parl_like.wire import Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 
@@ -238,6 +239,9 @@ class Worker:
             for helper in agent.helpers.values():
                 helper.collecting = notes["collecting"]
         return named
+
+    def _move_ends(self, message: Message) -> None:
+        move_ends(message.notes["key"], message.notes["ends"])
 
     def _start(self, message: Message) -> None:
         self._limit(message)

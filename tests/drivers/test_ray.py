@@ -44,6 +44,7 @@ from parl_like.model import Model
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ, MLPActorCritic
+from parl_like.span import Span
 from parl_like.stages import EpisodeStats, StopAfterSteps, StopWhen
 
 ray = pytest.importorskip("ray")
@@ -145,6 +146,23 @@ def test_a_task_in_an_actor_learns_the_same_and_a_checkpoint_takes_it_back(tmp_p
         robot.run(StopAfterSteps(300), stats)
         assert (robot.trace_hash(), robot.counters()) == expected and stats.lengths
         assert robot.evaluate(2).lengths == [50] * 2
+
+
+@pytest.mark.slow
+def test_schedules_in_actors_end_with_the_first_run():
+    """That of a learning rate, in the task's actor, and of ε, in the workers that have begun already."""
+    spaces = dict(obs=Drift.observation_space, act=Drift.action_space, hidden=[8])
+    runs = []
+    for given in (True, False):
+        span = Span(300 if given else 9000, given)
+        learner = dict(lr=span.linear(1e-2, 0.0, lambda steps: steps / 4), epsilon=span.linear(1.0, 0.0, lambda steps: steps / 2))
+        task = ComputationTask(create_algorithm_func(MLPQ, spaces, DQN, learner), partial(OffPolicyHelper, batch_size=16))
+        with drifting(two(workers=1, tasks={"RL": {"num_cpus": 0}}), task, n_agents=2) as robot:
+            robot.span = span
+            robot.trace_hash()  # for which the workers begin
+            robot.run(300)
+            runs.append((robot.trace_hash(), span.ends))
+    assert runs[0] == runs[1] and runs[1][1] == [75, 150]
 
 
 @pytest.mark.slow
