@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from threading import get_ident
 from time import perf_counter
 from typing import Any
@@ -91,6 +92,11 @@ class Counters:
         self.waits: deque[float] = deque(maxlen=1024)
         self.computes: deque[float] = deque(maxlen=1024)
 
+    def compute_s(self) -> float:
+        """Return the mean service time of the last eight batches, seconds; 0 before the first."""
+        recent = [*islice(reversed(self.computes), 8)]
+        return sum(recent) / max(len(recent), 1)
+
     def state_dict(self) -> dict[str, int]:
         """What was counted; the times are this process's own."""
         return asdict(self)
@@ -131,6 +137,7 @@ class RequestQueue(ABC):
         lock: Held while a request is written or a batch is taken. A driver with threads guards its own counts with it too.
         rows: Waiting rows.
         enough: Waiting rows with which the oldest batch is due whatever the clock says.
+        by_default: Predictions whose rule says nothing of when a batch closes: their driver chooses the patience.
         patience: Seconds that the oldest batch stays open for more; None: no clock closes it.
         passed: 1 + how often a driver has served another queue since it last served this one.
         abandoned: Open requests that nobody waits for any more.
@@ -166,8 +173,8 @@ class RequestQueue(ABC):
         limits = [rule.min_rows, None if training else rule.max_rows, 1 if rule.max_wait == 0 else None,
                   1 if training and not sync and rule.min_rows is None else None]
         self.enough: float = min((limit for limit in limits if limit is not None), default=INFINITE)
-        self._default = rule.max_wait is None and rule.min_rows is None and not training
-        self.patience = patience if self._default else rule.max_wait
+        self.by_default = rule.max_wait is None and rule.min_rows is None and not training
+        self.patience = patience if self.by_default else rule.max_wait
 
     def due(self, now: float, can_still_come: bool) -> float:
         """When the oldest batch closes: the one rule, which every driver asks.
@@ -186,7 +193,7 @@ class RequestQueue(ABC):
         if self.patience is None:
             return INFINITE
         born = self.batches[0].born
-        return max((max(born, self._free_since) if self._default else born) + self.patience - now, 0.0)
+        return max((max(born, self._free_since) if self.by_default else born) + self.patience - now, 0.0)
 
     def _room_for(self, rows: int) -> RequestBatch:
         """The open batch, or a new one where `rows` more would pass `max_rows`."""
@@ -326,6 +333,13 @@ class PredictionQueue(RequestQueue):
         elif self.explorer.kind() != explorer.kind():
             raise ValueError(f"{agent}, task {self.task.name!r}: explorer {explorer.kind()} differs from {self.explorer.kind()} "
                              "of the other agents; one batch has one kind of explorer, so give all helpers of a task the same")
+
+    def portions(self, rows: int) -> list[int]:
+        """Divide a request of `rows` rows from many agents: what the open batch still takes first, then whole batches."""
+        limit = self.max_rows or rows
+        room = limit - self.batches[-1].rows if self.batches and self.max_rows else 0
+        first = min(room or limit, rows)
+        return [first, *(min(limit, rows - start) for start in range(first, rows, limit))]
 
     def _new_batch(self) -> RequestBatch:
         while self._free:

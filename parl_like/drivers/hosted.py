@@ -23,6 +23,7 @@ from parl_like.driver import CALLED_BY_AGENT, same_agents
 from parl_like.drivers.cards import RemoteAgent, TaskCard
 from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.lessons import Lessons
+from parl_like.drivers.requests import put_request, replies
 from parl_like.drivers.shared import Publication, Publisher
 from parl_like.drivers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
 from parl_like.drivers.worker_crew import COUNTS, Recipe
@@ -33,7 +34,7 @@ from parl_like.process.child import RestartBudget, readable
 from parl_like.queues import INFINITE, RequestQueue, Ticket
 from parl_like.robot_state import WORKERS
 from parl_like.stages import overridden
-from parl_like.wire import ERRORS, Kind, Message, RemoteError, pack_error, pack_state, text_of
+from parl_like.wire import ERRORS, Kind, Message, RemoteError, pack_state, text_of
 
 STOP_PATIENCE = 3.0
 """Seconds that a stop waits for a worker that is busy in an environment; then it is ended, and replaced at the next start."""
@@ -59,9 +60,7 @@ class HostedDriver(CooperativeDriver):
     """
 
     defaults: Callable[[], Any]
-    patience = 0.0
-    # (Waiting even 0.1 ms by default was measured to cost more than fuller batches give: workers that wait together do not
-    # overlap.)
+    patience = 0.0  # see `_patience_for`
 
     def __init__(self, sync: bool, failed: Callable[[Any, BaseException], None], options: Any = None) -> None:
         super().__init__(sync, failed)
@@ -255,6 +254,22 @@ class HostedDriver(CooperativeDriver):
         if ended or monotonic() - self.supervisor.looked > 0.05:
             self.supervisor.look()
 
+    def _due(self, queue: RequestQueue) -> float:
+        if not self.sync and queue.by_default and queue.rows:
+            queue.patience = self._patience_for(queue)
+        return super()._due(queue)
+
+    def _patience_for(self, queue: RequestQueue) -> float:
+        """Return for how many seconds after the batch before a prediction waits for workers that are busy (async, no rule).
+
+        Twice the time that those take from a reply to their next request, where that is less than a batch takes to serve: else
+        two halves of the agents would take turns, and each wait for the other's batch. 0 where workers take longer: waiting,
+        even for 0.1 ms, then costs more than fuller batches give, for workers that wait together do not overlap.
+        """
+        cost = queue.counters.compute_s()
+        back = [worker.turn_s for worker in self.workers if worker.running and not worker.quiet and 0 < worker.turn_s < cost]
+        return 2.0 * max(back, default=0.0)
+
     def _can_still_come(self, queue: RequestQueue) -> bool:
         """In async mode agents that are busy in their workers may come, too."""
         return not self.sync and self._busy() if queue.kind == "predict" else super()._can_still_come(queue)
@@ -355,12 +370,13 @@ class HostedDriver(CooperativeDriver):
         self._failed(agent, error)
 
     def _take_in(self, requests: bool = True) -> None:
-        """Counts what has happened and puts requests into the queues, in the order of the workers.
+        """Counts what has happened and puts requests into the queues, in the order of the workers; those first whose last request
+        was divided over two batches, so that `max_rows` holds up all alike.
 
         Args:
             requests: False after a stop: nobody waits for them any more.
         """
-        for worker in self.workers:
+        for worker in sorted(self.workers, key=lambda worker: not worker.divided):
             while worker.inbox:
                 message = worker.inbox.popleft()
                 if message.kind is Kind.EVENT:
@@ -368,28 +384,8 @@ class HostedDriver(CooperativeDriver):
                 if "turn" in message.notes:
                     self._count(worker, message.notes)
                 if requests and message.kind is not Kind.EVENT:
-                    self._put_request(worker, message)
-
-    def _put_request(self, worker: WorkerHandle, message: Message) -> None:
-        notes = message.notes
-        ticket = Ticket(worker, (worker.owner, message.request, notes["n"]))
-        ticket.rows = message.rows
-        ticket.steps, ticket.scheduled = notes.get("lesson", (1, True))
-        try:
-            wrapper = self.crew.wrappers[message.task]
-            if message.kind is Kind.PREDICT:
-                specs = wrapper.predictions.specs
-                shared = "block" in notes
-                arrays = self.link.rows(worker, specs, notes["block"], message.rows) if shared else message.arrays
-                wrapper.predictions.put(ticket, tuple(arrays[spec.name] for spec in specs))
-            else:
-                # Copies: a frame is read-only, and tensors are made of these.
-                dropped = wrapper.trainings.put(ticket, {name: value.copy() for name, value in message.arrays.items()})
-                if dropped:
-                    self._wake(dropped)
-        except Exception as error:  # noqa: BLE001  the sender's fault, and to be told to it alone
-            ticket.error = error
-            self._wake([ticket])
+                    if answered := put_request(self.crew.wrappers, self.link, worker, message):
+                        self._wake(answered)
 
     def _count(self, worker: WorkerHandle, notes: Mapping[str, Any]) -> None:
         """What the agents of a worker have done in a turn, and what its queues have."""
@@ -457,29 +453,16 @@ class HostedDriver(CooperativeDriver):
         between."""
         for ticket in tickets:
             if ticket.queue is not None:
-                ticket.queue.counters.requests += ticket.waiter[2] - 1  # of as many agents
+                ticket.queue.counters.requests += ticket.waiter.agents
+                ticket.waiter.agents = 0
         if self.sync and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
             self._lesson_replies += tickets
         else:
             self._reply(tickets)
 
     def _reply(self, tickets: list[Ticket]) -> None:
-        tickets = [t for t in tickets if not t.abandoned and t.waiter[0] is t.agent.owner]
-        last = {ticket.agent: ticket for ticket in tickets}
-        for ticket in tickets:
-            worker, request = ticket.agent, ticket.waiter[1]
-            more = {} if last[worker] is ticket else {"more": True}  # the agents of a worker go on together
-            if ticket.error is not None:
-                self.supervisor.send(worker, Kind.FAILED, request=request, notes={"type": type(ticket.error).__name__, **more},
-                           arrays=pack_error(ticket.error))
-                continue
-            rows = slice(ticket.start, ticket.start + ticket.rows)
-            arrays = {}
-            for name, value in ticket.out.items():
-                array = np.asarray(value)
-                arrays[name] = array[rows] if array.ndim else array
-            notes = {"version": ticket.version, "learns": ticket.queue.task.learns, **more}
-            self.supervisor.send(worker, Kind.REPLY, request=request, rows=ticket.rows, arrays=arrays, notes=notes)
+        for worker, kind, content in replies(tickets):
+            self.supervisor.send(worker, kind, **content)
 
     # ------------------------------------------------------------------------------------------------------------------ ending
 
@@ -509,6 +492,8 @@ class HostedDriver(CooperativeDriver):
                 self._finish()
             finally:
                 self._halting = False
+            for worker in self.workers:
+                worker.divided = False
             self._publish(self._unpublished(always=True))  # as in a robot that is made anew and loads this moment
             self.supervisor.order("settle")
             self._until_quiet(60.0, again=True)

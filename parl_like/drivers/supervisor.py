@@ -39,6 +39,8 @@ class WorkerHandle:
         sent, seen: Messages to it, and how many of them it had taken in at its last turn.
         silent: Seconds since it last said something, or began to owe it, in which the robot listened.
         owes: Since when it has owed a turn. pace: Seconds of a turn, a running mean. slow: It has been called slow.
+        divided: Its last request for predictions went into more than one batch.
+        turn_s: Seconds of a turn by the worker's own clock, a running mean of the last few.
     """
 
     def __init__(self, number: int, agents: list[Any], budget: RestartBudget) -> None:
@@ -52,9 +54,9 @@ class WorkerHandle:
 
     def reset(self) -> None:
         """Its process is new, or has ended."""
-        self.up = self.running = self.paused = self.slow = False
+        self.up = self.running = self.paused = self.slow = self.divided = False
         self.sent = self.seen = 0
-        self.silent = self.owes = self.pace = 0.0
+        self.silent = self.owes = self.pace = self.turn_s = 0.0
         self.acting: list[int] = []
         self.inbox.clear()
         self.states.clear()
@@ -80,6 +82,8 @@ class WorkerHandle:
         if self.seen:  # the first turn was asked for by nobody
             took = monotonic() - self.owes
             self.pace = 0.98 * self.pace + 0.02 * took if self.pace else took
+            own = notes["took"]  # without the time that its message waited here
+            self.turn_s = 0.8 * self.turn_s + 0.2 * own if self.turn_s else own
 
     def __str__(self) -> str:
         return f"worker {self.number} (agents {self.agents[0].index} to {self.agents[-1].index})"

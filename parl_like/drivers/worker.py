@@ -53,6 +53,7 @@ class Worker:
         self.blocks: Blocks | None = None
         self.areas: dict[str, Parameters] = {}
         self.spoke = 0.0
+        self.woken = monotonic()  # when the first message of this turn was taken in
         self._copying: threading.Thread | None = None
 
     def send(self, kind: Kind, **parts: Any) -> None:
@@ -113,7 +114,7 @@ class Worker:
         notes = self._counts()
         if paused:
             notes["paused"] = True
-        notes["pace"] = driver.pace()
+        notes["pace"], notes["took"] = driver.pace(), monotonic() - self.woken
         events, episodes = self._events()
         if events or episodes or not batches:
             self.send(Kind.EVENT, arrays=episodes, notes=events if batches else events | notes)
@@ -185,6 +186,8 @@ class Worker:
         if message.kind is Kind.STATE:
             self._parameters(message)
             return True
+        if self.seen == self.turned:
+            self.woken = monotonic()
         self.seen += 1
         self.more = "more" in message.notes
         if message.kind is not Kind.ORDER:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import types
 from collections import Counter
 from functools import partial
 from time import sleep
@@ -37,11 +38,13 @@ from drivers.transport_fakes import (
 
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithms import DQN
-from parl_like.computation_task import ComputationTask
+from parl_like.computation_task import BatchRule, ComputationTask
+from parl_like.drivers.hosted import HostedDriver
 from parl_like.drivers.processes import FORK_SERVER, LocalLink, Processes
 from parl_like.errors import AgentFailed, TaskFailed
 from parl_like.models import MLPQ
 from parl_like.process.fork_server import ForkServer
+from parl_like.queues import Counters
 from parl_like.spec import SpecError
 from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterSteps, StopWhen
 
@@ -794,3 +797,41 @@ def test_what_environments_have_started_ends_with_their_worker(kill, tmp_path):
     assert len(children) == 2 + kill
     for pid in children:
         until(lambda pid=pid: not lives(pid), what="the end of what it began")
+
+
+# ------------------------------------------------------------------------------------------------ full batches over workers
+
+
+@pytest.mark.parametrize(("max_rows", "workers", "agents"), [(12, 2, 16), (5, 2, 16), (7, 3, 12), (16, 2, 16), (20, 2, 16)])
+def test_batches_of_workers_are_as_full_as_those_of_one_process(max_rows, workers, agents):
+    """The rows of a worker's request go on in the next batch, and all agents come forward alike."""
+    sizes = []
+    for driver in ("cooperative", Processes(workers=workers)):
+        task = echo_task(predict_rule=BatchRule(max_rows=max_rows))
+        robot = play(partial(ask_in_order, 30), agents, {"echo": task}, driver)
+        assert max(len(batch) for batch in task.algorithm.batches) <= max_rows
+        assert robot.wrappers["echo"].predictions.counters.requests == 30 * agents
+        sizes.append(len(task.algorithm.batches))
+    assert sizes[1] <= 1.1 * sizes[0]
+
+
+def ask_in_order(n, agent):
+    comm = agent.helpers["echo"].comm
+    for i in range(n):
+        ticket = comm.predict(row(agent, i))
+        assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
+
+
+def test_a_worker_is_waited_for_where_it_is_back_sooner_than_a_batch_is_served():
+    def patience(served_in, *turns):
+        queue = types.SimpleNamespace(counters=Counters())
+        queue.counters.computes.extend(served_in)
+        workers = [types.SimpleNamespace(running=True, quiet=quiet, turn_s=turn) for turn, quiet in turns]
+        return HostedDriver._patience_for(types.SimpleNamespace(workers=workers), queue)
+
+    busy, waits = False, True
+    assert patience([0.007] * 8, (0.001, busy), (0.001, waits)) == 0.002
+    assert patience([1.0, *[0.007] * 8], (0.001, busy), (0.003, busy)) == 0.006  # the last eight batches count
+    assert patience([0.007] * 8, (0.009, busy), (0.001, waits)) == 0.0
+    assert patience([0.0005] * 8, (0.001, busy)) == 0.0
+    assert patience([], (0.001, busy)) == patience([0.007]) == 0.0
