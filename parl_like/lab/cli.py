@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from parl_like.errors import unknown, without_trace
-from parl_like.lab import config, experiment, own
+from parl_like.lab import config, experiment, own, text
 from parl_like.lab.config import UsageError
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
@@ -29,19 +29,24 @@ First run: parl-like list; parl-like train NAME; parl-like play RUN"""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: that of the process) and returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    with text.printing():
+        return _run(list(sys.argv[1:] if argv is None else argv), whole=argv is None)
+
+
+def _run(words: list[str], whole: bool) -> int:
+    """`whole`: the process ends with this command."""
     debug = "--debug" in words
     try:
         args = _parse(words)
         code: int = args.verb(args) or 0
         sys.stdout.flush()
-        if argv is None:  # from here on Python shuts down, and is not to show tracebacks of that
+        if whole:  # from here on Python shuts down, and is not to show tracebacks of that
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         return code
     except SystemExit as error:  # argparse: help was printed, or the usage was wrong
         return error.code if isinstance(error.code, int) else 0
     except KeyboardInterrupt:
-        if argv is None:  # this process ends now; the next Ctrl-C ends it at once, without tracebacks of what is being cleaned up
+        if whole:  # this process ends now; the next Ctrl-C ends it at once, without tracebacks of what is being cleaned up
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -69,8 +74,8 @@ def _train(args: argparse.Namespace) -> int:
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
     if args.show_config:
-        text = runner.describe(chosen, resolved)
-        _show(args, config.load_yaml(text), [text.rstrip("\n")])
+        shown = runner.describe(chosen, resolved)
+        _show(args, config.load_yaml(shown), shown.rstrip("\n").split("\n"))
         return 0
     return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report)
 
@@ -150,7 +155,7 @@ def _report(args: argparse.Namespace) -> None:
     files, missing = report.write(found, runs, Path(args.out)) if args.out else ([], [])
     for line in [*missing, *map(str, files)]:
         print(line, file=sys.stderr)
-    _show(args, {**found, "files": list(map(str, files))}, [report.markdown(found).rstrip()])
+    _show(args, {**found, "files": list(map(str, files))}, report.markdown(found).rstrip().split("\n"))
 
 
 def _marks(args: argparse.Namespace) -> None:
@@ -231,7 +236,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
     """The outcome of a command: `value` for machines, `lines` for people."""
-    _print_json(value) if args.json else print("\n".join(lines))
+    _print_json(value) if args.json else print("\n".join(map(text.escaped, lines)))
 
 
 def _print_json(value: Any) -> None:
@@ -267,7 +272,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _cell(value: Any, digits: str) -> str:
-    return "-" if value is None else format(value, digits) if isinstance(value, float) else str(value)
+    return "-" if value is None else format(value, digits) if isinstance(value, float) else text.escaped(str(value))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -20,6 +20,7 @@ import yaml
 from parl_like.data.disk import read_named
 from parl_like.drivers.resources import ActorResources
 from parl_like.errors import nearest
+from parl_like.lab.text import escaped
 
 _log = logging.getLogger(__name__)
 MAX_BYTES = 1_000_000  # of one YAML text
@@ -174,8 +175,15 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
 
 def to_dict(config: msgspec.Struct) -> dict[str, Any]:
     """The complete configuration as nested dicts and lists of plain values, as YAML and JSON give it back (tuples are lists)."""
-    tree = msgspec.json.decode(msgspec.json.encode(config), type=dict[str, Any])
+    tree: dict[str, Any] = _lists(msgspec.to_builtins(config))
     return nested(tree.pop("parts", {}), tree)
+
+
+def _lists(tree: Any) -> Any:
+    """The same without tuples."""
+    if isinstance(tree, dict):
+        return {key: _lists(part) for key, part in tree.items()}
+    return [_lists(part) for part in tree] if isinstance(tree, (list, tuple)) else tree
 
 
 def nested(keys: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,7 +241,12 @@ def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None 
             raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or hidden=[64,64]")
         if key in given:
             before.setdefault(key, []).append(given.pop(key)[0])
-        given[key] = word, _parse(text, f"key {key!r}", key) if text else ""
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # a path that is no UTF-8; YAML has no such texts
+            given[key] = word, text
+        else:
+            given[key] = word, _parse(text, f"key {key!r}", key) if text else ""
     tree: dict[str, Any] = {}
     for key, (word, value) in given.items():
         _add(tree, nested({key: value}, {}))
@@ -298,7 +311,9 @@ def show(value: Any) -> str:
 
 def dump_yaml(tree: Mapping[str, Any], flow: bool = False) -> str:
     """YAML text that `load_yaml` reads back unchanged; `flow`: on one line."""
-    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000, default_flow_style=flow)
+    text = yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000, default_flow_style=flow)
+    # What is left of these is in quotes (`_represent_text`), where YAML has the escapes of Python.
+    return text if text.isascii() else escaped(text, "\n")
 
 
 # ------------------------------------------------------------------------------------------------ fitting keys to a class

@@ -28,6 +28,7 @@ from parl_like.lab import own
 from parl_like.lab.config import UsageError
 from parl_like.lab.outbox import RunError
 from parl_like.lab.rundir import Git, RunDir
+from parl_like.lab.text import for_markdown
 
 MAX_BYTES = 100_000_000  # of a file of marks
 Train = Callable[[Sequence[str]], int]
@@ -39,7 +40,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     the package's sources; `score` is the evaluation's, by the experiment's `eval_score`; `expect` is result → [least, most] as
     the experiment had it; `seconds` are those of training."""
 
-    experiment: str
+    experiment: experiments.Name
     seed: int
     differs: dict[str, Any]
     env_steps: int
@@ -61,7 +62,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def title(self) -> str:
         """Markdown: the experiment, and what differs from it."""
-        return " ".join([f"`{self.experiment}`", *(f"{key}={value}" for key, value in self.differs.items())])
+        return " ".join([f"`{self.experiment}`", *(for_markdown(f"{key}={value}") for key, value in self.differs.items())])
 
 
 def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, file: Path, runs: Path, jobs: int = 1,
@@ -207,8 +208,8 @@ def _order(mark: Mark) -> tuple[str, str, int]:
 
 
 def _expected(mark: Mark) -> str:
-    least = [f"{name} ≥ {low:g}" for name, (low, _) in mark.expect.items() if low is not None]
-    most = [f"{name} ≤ {high:g}" for name, (_, high) in mark.expect.items() if high is not None]
+    least = [f"{for_markdown(name)} ≥ {low:g}" for name, (low, _) in mark.expect.items() if low is not None]
+    most = [f"{for_markdown(name)} ≤ {high:g}" for name, (_, high) in mark.expect.items() if high is not None]
     return ", ".join(least + most).replace("mean_return ", "") or "–"
 
 

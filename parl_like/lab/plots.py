@@ -19,6 +19,7 @@ from parl_like.lab.config import ExperimentConfig, UsageError
 from parl_like.lab.experiment import ExperimentError, get
 from parl_like.lab.metrics import EVALUATION, Table, number
 from parl_like.lab.rundir import RunDir
+from parl_like.lab.text import for_picture
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,17 +103,16 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
             goal = get(experiment).bounds.get(expected)
             if goal is not None and goal.at_least is not None:
                 axes.axhline(goal.at_least, color="0.4", linestyle="--", linewidth=1.0,
-                             label=f"{experiment}: expected {goal.at_least:g}")
+                             label=for_picture(f"{experiment}: expected {goal.at_least:g}"))
     return finish(figure, axes, "environment steps", metric, out, runs)
 
 
 def finish(figure: Any, axes: Any, across: str, up: str, out: Path, runs: Sequence[RunDir]) -> Path:
     """Labels a picture of these runs and writes it; the path, as `learning_curve`. Raises PlotError."""
-    axes.set_xlabel(across, parse_math=False)
-    axes.set_ylabel(up, parse_math=False)
+    axes.set_xlabel(for_picture(across))
+    axes.set_ylabel(for_picture(up))
     axes.grid(alpha=0.3)
-    for text in axes.legend(loc="best", fontsize="small").get_texts():  # names are no formulas
-        text.set_parse_math(False)
+    axes.legend(loc="best", fontsize="small")
     out = out if out.suffix else out.with_suffix(".png")
     picture = io.BytesIO()
     try:
@@ -135,11 +135,11 @@ def _draw(axes: Any, colour: str, setting: str, curves: Sequence[tuple[str, Floa
     single = len(curves) == 1
     for name, steps, values in curves:
         axes.plot(steps, values, color=colour, linewidth=1.5 if single else 0.7, alpha=1.0 if single else 0.4,
-                  label=name if single else None, **style)
+                  label=for_picture(name) if single else None, **style)
     if not single:
         steps, rows = on_common_steps([(steps, values) for _, steps, values in curves])
         low, high = bootstrap_interval(rows, np.random.default_rng(0))
-        axes.plot(steps, iqm(rows), color=colour, linewidth=2.0, label=f"{setting}, IQM of {len(rows)} runs",
+        axes.plot(steps, iqm(rows), color=colour, linewidth=2.0, label=for_picture(f"{setting}, IQM of {len(rows)} runs"),
                   linestyle=style.get("linestyle", "-"))
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, label="95 % bootstrap band")
 

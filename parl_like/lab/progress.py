@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
+
+from parl_like.lab.text import escaped, printer, unescaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +31,7 @@ def show(stream: TextIO | None, text: str) -> None:
     """Prints a line for whoever reads along. Where nobody can (a closed pipe, a full disk behind `>`), nothing happens."""
     if stream is not None:
         with suppress(OSError):
-            print(text, file=stream, flush=True)
+            print(text, file=printer(stream), flush=True)
 
 
 class Progress:
@@ -55,8 +58,9 @@ class Progress:
             from rich.live import Live
 
             # No refresh thread: a table is drawn between two iterations, when nothing else writes.
-            self._live = Live(console=Console(file=stream), auto_refresh=False)
+            self._live = Live(console=Console(file=unescaped(stream)), auto_refresh=False)
             self._live.start()
+            sys.stdout, sys.stderr = printer(sys.stdout), printer(sys.stderr)  # it has put its own in their place, until its stop
 
     def tick(self, step: int, metrics: Callable[[], Mapping[str, float]]) -> None:
         """Called after every iteration; asks for the metrics only when it is time to show something."""
@@ -103,22 +107,24 @@ class Progress:
         """At most MAX_LINES lines of at most `width` columns: what matters most first, and what has no room left out whole."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
         speed = f"{step:,} of {self.total_steps:,} env steps, {_number(self.steps_per_s())}/s,"
         times = f"{_time(self.clock() - self.started)} gone,", f"{_time(self.seconds_left(step))} left"
         rows = [("run", self.title.replace(", ", ",\0").split("\0")), ("steps", [speed, *times])]
         metric_rows = [(label, [f"{name} {_number(value)}" for name, value in items]) for label, items in rows_of(metrics)]
-        room = max(20, width - max(len(label) for label, _ in [*rows, *metric_rows]) - 2)
+        room = max(20, width - max(len(escaped(label)) for label, _ in [*rows, *metric_rows]) - 2)
 
         def lines(rows: list[tuple[str, list[str]]], gap: str) -> list[tuple[str, str]]:
-            return [(label * (i == 0), line) for label, words in rows for i, line in enumerate(_lines(words, room, gap))]
+            return [(escaped(label) * (i == 0), line) for label, words in rows
+                    for i, line in enumerate(_lines([*map(escaped, words)], room, gap))]
 
         for cells in lines(rows, " "):
-            table.add_row(*cells)
+            table.add_row(*map(Text, cells))
         table.add_row("", ProgressBar(total=self.total_steps, completed=step, width=min(40, room)))
         for cells in lines(metric_rows, "  ")[: MAX_LINES - table.row_count]:
-            table.add_row(*cells)
+            table.add_row(*map(Text, cells))
         return table
 
 

@@ -8,9 +8,8 @@ edge of the statistical precipice", for one task: the bootstrap has one stratum 
 from __future__ import annotations
 
 import base64
-import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
@@ -25,6 +24,7 @@ from parl_like.lab.experiment import get
 from parl_like.lab.metrics import EVALUATION, as_csv, each_evaluation, last_evaluation, last_row
 from parl_like.lab.plots import Floats
 from parl_like.lab.rundir import RunDir
+from parl_like.lab.text import for_csv, for_html, for_markdown, for_picture
 
 Row = dict[str, Any]
 Interval = tuple[float, float]
@@ -91,21 +91,21 @@ def profile(scores: Sequence[float], thresholds: npt.ArrayLike) -> Floats:
 def markdown(found: Mapping[str, list[Any]], pictures: Sequence[Path] = ()) -> str:
     """The report as Markdown; `pictures` lie beside it."""
     parts = []
-    for header, *rows in _tables(found):
-        lines = [header, ["---"] * len(header), *([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)]
+    for header, *rows in _tables(found, for_markdown):
+        lines = [header, ["---"] * len(header), *rows]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    parts.append("\n".join(f"- {note}" for note in [*found["notes"], *LEGEND]))
+    parts.append("\n".join(f"- {note}" for note in [*map(for_markdown, found["notes"]), *LEGEND]))
     return "\n\n".join([*parts, *(f"![{_title(path)}]({path.name})" for path in pictures)]) + "\n"
 
 
 def page(found: Mapping[str, list[Any]], pictures: Sequence[Path] = ()) -> str:
     """The report as one HTML page that needs nothing else; `pictures`: PNG files, which it contains."""
     def row(tag: str, cells: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>"
 
     parts = [f"<table>{row('th', header)}{''.join(row('td', cells) for cells in rows)}</table>"
-             for header, *rows in _tables(found)]
-    parts.append(f"<ul>{''.join(f'<li>{html.escape(note)}</li>' for note in [*found['notes'], *LEGEND])}</ul>")
+             for header, *rows in _tables(found, for_html)]
+    parts.append(f"<ul>{''.join(f'<li>{for_html(note)}</li>' for note in [*found['notes'], *LEGEND])}</ul>")
     parts += [f'<h2>{_title(path)}</h2><img alt="{_title(path)}" src="data:image/png;base64,'
               f'{base64.b64encode(path.read_bytes()).decode()}">' for path in pictures]
     return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Report</title><style>{STYLE}</style></head>'
@@ -217,8 +217,9 @@ def _expected(run: RunDir, last: Mapping[str, float]) -> float | None:
 # ---------------------------------------------------------------------------------- from numbers to text and pictures
 
 
-def _tables(found: Mapping[str, list[Any]]) -> list[list[list[str]]]:
-    """Rows of text, a header first: of the groups, and where there are several of their pairs."""
+def _tables(found: Mapping[str, list[Any]], name: Callable[[str], str]) -> list[list[list[str]]]:
+    """Rows of text, a header first: of the groups, and where there are several of their pairs. `name`: a name as the page shows
+    it; all else is ours."""
     def steps(group: Row) -> str:
         if group["mark"] is None or not group["evaluated"]:
             return "–"
@@ -227,11 +228,12 @@ def _tables(found: Mapping[str, list[Any]]) -> list[list[list[str]]]:
 
     header = ["group", "runs", "env steps", "scores", "IQM [95 %]", "median", "mean", "best", "seconds", "mark", "optimality gap",
               "steps to the mark"]
-    rows = [[one["group"], str(one["runs"]), " to ".join(f"{n:,}" for n in dict.fromkeys(one["env_steps"])),
+    rows = [[name(one["group"]), str(one["runs"]), " to ".join(f"{n:,}" for n in dict.fromkeys(one["env_steps"])),
              " ".join(map(_cell, one["scores"])), _cell(one["iqm"]) + _bounds(one["interval"]),
              *(_cell(one[key]) for key in ("median", "mean", "best", "seconds", "mark", "optimality_gap")), steps(one)]
             for one in found["groups"]]
-    pairs = [[one["a"], one["b"], _cell(one["probability"]) + _bounds(one["interval"])] for one in found["improvements"]]
+    pairs = [[name(one["a"]), name(one["b"]), _cell(one["probability"]) + _bounds(one["interval"])]
+             for one in found["improvements"]]
     return [[header, *rows], *([["a", "b", "P(a > b) [95 %]"], *pairs] for _ in pairs[:1])]
 
 
@@ -244,10 +246,7 @@ def _bounds(interval: Interval | None) -> str:
 
 
 def _table(rows: Sequence[Row]) -> bytes:
-    def text(value: Any) -> str:
-        return "" if value is None else " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-    return as_csv([list(rows[0]), *([text(value) for value in row.values()] for row in rows)])
+    return as_csv([list(rows[0]), *([for_csv(value) for value in row.values()] for row in rows)])
 
 
 def _title(picture: Path) -> str:
@@ -271,5 +270,6 @@ def _profiles(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path)
     margin = 0.05 * (scores[-1] - scores[0]) or 1.0
     thresholds = [scores[0] - margin, *scores, scores[-1] + margin]  # between two of them it is level
     for group in found["groups"]:
-        axes.step(thresholds, profile(group["scores"], thresholds), where="post", label=f"{group['group']}, {group['runs']} runs")
+        axes.step(thresholds, profile(group["scores"], thresholds), where="post",
+                  label=for_picture(f"{group['group']}, {group['runs']} runs"))
     return plots.finish(figure, axes, "score τ", "share of runs with score > τ", out / "performance_profile.png", runs)

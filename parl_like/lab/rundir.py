@@ -35,6 +35,7 @@ from parl_like.lab.config import dump_yaml, load_yaml
 from parl_like.lab.experiment import Name, Source
 from parl_like.lab.lock import process_started
 from parl_like.lab.outbox import Outbox, RunError
+from parl_like.lab.text import lines
 
 PACKAGES = "parl_like", "torch", "numpy", "gymnasium"  # whose versions decide a run's numbers
 APPENDED = "events.jsonl", "log.txt", "metrics.csv"
@@ -267,18 +268,21 @@ def runs_in(folder: Path) -> list[RunDir]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as what JSON knows: numbers that are not finite become null, NumPy scalars numbers, the unknown its text."""
+    """`value` as what JSON knows: numbers that are not finite become null, NumPy scalars numbers, the unknown its text, and bytes
+    of a name that is no UTF-8 escapes."""
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {plain(str(key)): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def now() -> str:
@@ -320,7 +324,7 @@ class _RunLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(RunError):  # the directory is gone: others will say so
-            self.run.outbox.append("log.txt", self.format(record).encode("utf-8", "replace") + b"\n")
+            self.run.outbox.append("log.txt", lines(self.format(record)).encode() + b"\n")
             if record.levelno >= logging.WARNING:
                 self.run.event("warning", source=record.name, text=record.getMessage().partition("\n")[0])
 

@@ -24,6 +24,7 @@ from parl_like.lab.lock import RunLock
 from parl_like.lab.metrics import evaluations
 from parl_like.lab.rundir import RunDir
 from parl_like.lab.session import Report, Session, evaluation_episodes, evaluation_seed
+from parl_like.lab.text import printer
 from parl_like.robot_state import WORKERS
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
             if own is None:
                 told = {"return": float(robot.play(path, seed=each, max_steps=max_steps))}
             else:
-                told = own(robot, config, path, seed=each, max_steps=max_steps, stream=stream)
+                told = own(robot, config, path, seed=each, max_steps=max_steps, stream=stream and printer(stream))
             played.append({"path": str(path), "seed": each, **told})
         return played
 

@@ -31,6 +31,7 @@ from parl_like.lab.experiment import Experiment
 from parl_like.lab.outbox import RunError
 from parl_like.lab.progress import Progress, show
 from parl_like.lab.rundir import RunDir, State, logged
+from parl_like.lab.text import escaped, printer
 from parl_like.stages import StopWhen
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Session:
     def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, debug: bool,
                  report: Report | None) -> None:
         self.experiment, self.config, self.run = experiment, config, run
-        self.stream, self.debug, self.report = stream, debug, report
+        self.stream, self.debug, self.report = stream and printer(stream), debug, report
         run.outbox.warn = self._warn
         self.checkpoints = Checkpoints(run.checkpoints, keep=config.keep_checkpoints, give_up_s=GIVE_UP_S, warn=self._warn)
         self.seconds_before = 0.0
@@ -143,8 +144,9 @@ class Session:
         return code
 
     def say(self, text: str) -> None:
-        log.info(text)
-        show(self.stream, text)
+        """One line, for those who read along and for the log."""
+        log.info(line := escaped(text))
+        show(self.stream, line)
 
     def step(self) -> int:
         return int(self.robot.counters()["env_steps"])

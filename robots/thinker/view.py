@@ -21,6 +21,7 @@ from parl_like.data.disk import open_file
 from parl_like.env_source import write_gif
 from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
 from parl_like.lab import plots
+from parl_like.lab.text import printer
 from parl_like.robot import Robot
 from parl_like.robots.thinker.build import make_envs
 from parl_like.spec import Array
@@ -341,7 +342,7 @@ def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0
         def show(stage: Stage) -> None:
             text = rollouts_text(stage, watch.names, config.discounting)
             for file in (plan,) if stream is None else (plan, stream):
-                print(text, file=file, flush=True)
+                print(text, file=printer(file), flush=True)
             film.extend(frame.quantize(128, Image.Quantize.FASTOCTREE) for frame in video_frames(stage, watch.names))
             if draws:
                 draw_plan(stage, watch.names, folder / f"step_{stage.number:04d}.png")

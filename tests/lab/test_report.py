@@ -158,7 +158,7 @@ def test_with_matplotlib_the_page_holds_its_pictures(capsys):
     assert main("report a0 a1 --out out".split()) == 0
     text, written = capsys.readouterr()
     assert written.split()[-2:] == ["out/learning_curves.png", "out/performance_profile.png"]
-    assert r"| fake note=<b>\|x | 1 |" in text
+    assert r"| fake note=&lt;b&gt;\|x | 1 |" in text
     html = Path("out/report.html").read_text()
     assert html.count("data:image/png;base64,iVBOR") == 2 and "&lt;b&gt;|x" in html and "<b>" not in html
     assert not re.search(r"https?:|<script|<link|src=\"[^d]", html)
