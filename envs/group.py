@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parl_like.env_state import clone_state, restore_state
 from parl_like.envs.columns import BadOutput, Columns, Layout, Status
+from parl_like.errors import TEXT_LIMIT, shortened
 from parl_like.owned import copied
 from parl_like.process.child import RestartBudget
 
@@ -220,8 +221,9 @@ class Group:
         if isinstance(error, BadOutput):
             failed = EnvFailed(f"gave what it must not, {doing.removeprefix('raised ')}: {error}", self.lo + k, "output")
         else:
-            trace = "".join(traceback.format_exception(error))
-            failed = EnvFailed(f"{doing}: {type(error).__name__}: {error}", self.lo + k, "raised", trace, error)
+            said, trace = str(error), shortened("".join(traceback.format_exception(error)))
+            cause = error if len(said) <= TEXT_LIMIT else RuntimeError(shortened(said))  # it travels, too
+            failed = EnvFailed(f"{doing}: {type(error).__name__}: {shortened(said)}", self.lo + k, "raised", trace, cause)
         failed.seed = self.seeds[k]
         return failed
 

@@ -25,6 +25,7 @@ import cloudpickle
 import parl_like.envs.make  # noqa: F401 - what most factories need is imported before workers are forked
 from parl_like.envs.columns import Status
 from parl_like.envs.group import EnvFailed, Group, GroupOptions, Reply, faults
+from parl_like.errors import shortened
 from parl_like.process.child import Child
 from parl_like.process.fork_server import ForkServer
 from parl_like.process.shared_memory import nameless_file
@@ -277,7 +278,7 @@ def _portable(value: Any, text: Callable[[Any], Any] = repr) -> Any:
 
 
 def _as_text(error: BaseException) -> RuntimeError:
-    return RuntimeError("".join(traceback.format_exception(error)))
+    return RuntimeError(shortened("".join(traceback.format_exception(error))))
 
 
 class ProcessHost(Host):

@@ -450,26 +450,3 @@ def make_env(
     steps = registered if time_limit is None else None if time_limit == -1 else time_limit
     env = layers.limit(layers.adapt(raw), steps)
     return layers.wrap(env, clip_actions, rescale_actions, tuple(wrappers))
-
-
-def plan_eval_env(no_thread_env_for_conf: bool = True, evaluate: bool = True, training_kind: str = "process") -> str | None:
-    """Where the one environment that evaluates lives (A38).
-
-    | no_thread_env_for_conf | evaluate=True | evaluate=False |
-    |---|---|---|
-    | True | "process" | None |
-    | False | "thread" | "thread" if training is parallel, else None |
-
-    Args:
-        no_thread_env_for_conf: No environment in this process just so that its configuration is seen.
-        evaluate: Whether there are evaluations.
-        training_kind: Kind of the training environments; "process" is parallel, "sync" and "thread" are not.
-
-    Returns:
-        "process" (a vector environment of one, in a worker), "thread" (of one, in a thread) or None (none is needed).
-    """
-    if training_kind not in ("sync", "thread", "process"):
-        raise ValueError(f"plan_eval_env: training_kind is {training_kind!r}; expected 'sync', 'thread' or 'process'")
-    if no_thread_env_for_conf:
-        return "process" if evaluate else None
-    return "thread" if evaluate or training_kind == "process" else None

@@ -10,6 +10,7 @@ class Actor(Protocol):
 
     vector: bool
     index: int
+    first_env: int
     env: Any
     signal: str | None
     steps: int

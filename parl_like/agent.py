@@ -25,7 +25,7 @@ class Agent:
         on_bad_value: See below; None: what the class says. A subclass may set it in its body instead.
 
     Attributes:
-        index: Its number.
+        index: Its number. first_env: the number of its (first) environment, among those of all agents.
         env: The environment behind its face.
         helpers: Task name → helper.
         rng: Its own generator.
@@ -44,6 +44,7 @@ class Agent:
 
     on_bad_value: Literal["raise", "drop", "replace"] = "raise"
     n_envs = 1
+    first_env = 0
     vector = False
     env: Any = None
 

@@ -23,7 +23,7 @@ from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
 from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import Dropped, NotEnoughRows, unknown
 from parl_like.explorer import Explorer, Noise, random_actions
-from parl_like.helper_checks import check_buffer, check_explorer, check_options, check_outputs, check_rows
+from parl_like.helper_checks import check_buffer, check_explorer, check_options, check_outputs, check_reward, check_rows
 from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
@@ -143,7 +143,7 @@ class AgentHelper:
         self._versioned = agent.robot.remote  # the parameters that act there may not be those that learn
         self._version = 0
         self._keeps_policy = bool(self.store_policy)
-        numbers = range(agent.index * len(lanes), (agent.index + 1) * len(lanes))  # `lanes` of workers begin at 0 in each
+        numbers = range(agent.first_env, agent.first_env + len(lanes))  # `lanes` of workers begin at 0 in each
         self._marks = Marks([name for name in self.window.fields if name in MARKS], numbers)
         self._has_more = bool(self._state_specs or self._keeps_policy or self._versioned or self._marks.names or self.extras)
         if buffer is not None:
@@ -403,6 +403,7 @@ class AgentHelper:
             names = self.format.raw_names
             head, tail = self.format.flat(obs, names), self.format.flat(obs_next, names)
         acts = (act,) if self._unmapped else self._raw_acts(act)
+        check_reward(self.where, rew)
         values: tuple[Any, ...] = (*head, *acts, rew, terminated, truncated, *tail)
         if self._has_more or extra is not None:
             values += self._more(act, extra or {})

@@ -141,6 +141,7 @@ class ComputationTask:
         self._inference = torch.inference_mode()  # one for each lock that is held under it: making one would take 1 µs
         self.places = Places()
         self.lock: Any = threading.RLock()
+        self.fault = ""  # of the last step that was left out
         self.version = self.learns = self.rows_learned = self.skipped = self.skips = 0
         self.output_shapes: dict[str, tuple[int, ...]] = {}
         self._source = algorithm
@@ -475,6 +476,7 @@ class ComputationTask:
         if not self.max_skips:
             raise fault
         self.skipped += 1
+        self.fault = str(fault)
         if not self.skipped & (self.skipped - 1):  # 1, 2, 4, 8 …: a task that goes on like that shall not fill the disk
             log.warning("%s (left out; steps left out so far: %d)", fault, self.skipped)
 

@@ -125,6 +125,7 @@ class Crew:
         self._one_thread = OneThread(self)
         self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
         self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
+        self._n_envs = 0  # of all agents so far
         self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
         self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
         self.agents: list[Agent] = []
@@ -228,7 +229,13 @@ class Crew:
             member.join(partial(make_one, self._env))
             if (note := note_of(member.env)) and note not in self.notes:
                 self.notes.append(note)
+        member.first_env = self._first_env(member)
         return member
+
+    def _first_env(self, member: Agent) -> int:
+        """The number of a new agent's first environment: agents may have different numbers of them."""
+        first, self._n_envs = self._n_envs, self._n_envs + member.n_envs
+        return first
 
     def _give_helpers(self, name: str, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence],
                       stores: bool = True) -> None:

@@ -3,6 +3,7 @@ changing, and watches what the environment's code does to the process."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -56,6 +57,7 @@ class EnvFace:
 
     def __init__(self, env: gym.Env[Any, Any], agent: Any) -> None:
         self._env, self._agent, self._step = env, agent, env.step
+        self._lacks = [name for name in ("seed", "options") if not _takes(env.reset, name)]
         self._known = False  # whether it was reset once
         self._accepts = None if agent.on_bad_value == "raise" else Acceptance(env, agent.on_bad_value == "replace")
         # Spaces are for tasks; a plain function can act in anything with reset and step.
@@ -121,11 +123,26 @@ class EnvFace:
     def _reset(self, **options: Any) -> Any:
         """The environment's own reset. It is watched the first time, and always where the environment has changed something
         before."""
+        if self._lacks:
+            options = self._without(options)
         if self._known and not self._agent.told:
             return self._env.reset(**options)
         with watched(self._agent, "reset", not self._known):
             self._known = True
             return self._env.reset(**options)
+
+    def _without(self, options: dict[str, Any]) -> dict[str, Any]:
+        """What a reset that knows neither seeds nor options can be given; `seed(seed)` of the environment gets the seed."""
+        seed = options.get("seed") if "seed" in self._lacks else None
+        if seed is not None and callable(tell := getattr(self._env, "seed", None)):
+            tell(seed)
+        elif seed is not None and "seed" not in self._agent.robot.told:
+            self._agent.robot.told.add("seed")
+            warnings.warn(f"{self._agent}: reset of {self.unwrapped!r} takes no seed, so no run in it can be repeated; write "
+                          "reset(self, *, seed=None, options=None), and call super().reset(seed=seed)", RuntimeWarning,
+                          stacklevel=4)
+        return {name: value for name, value in options.items() if value is not None or name not in self._lacks
+                if name != "seed" or "seed" not in self._lacks}
 
     def carry(self) -> int:
         """Holds the open episode, with the memory of the agent's helpers, where the environment's state can be cloned.
@@ -414,6 +431,15 @@ class Acceptance:
                 raise spec.error(f"{value!r:.60}", "stay within the bounds of the space")
             array = np.clip(row, spec.low, spec.high).astype(row.dtype)
         return array
+
+
+def _takes(function: Any, name: str) -> bool:
+    """Whether it can be called with this keyword, as far as its signature is known."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 @contextmanager

@@ -41,6 +41,16 @@ class Interrupted(BaseException):
     """
 
 
+TEXT_LIMIT = 20_000
+"""Characters of an error's text that go to another process."""
+
+
+def shortened(text: str, limit: int = TEXT_LIMIT) -> str:
+    """A long text without its middle."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} … ({len(text) - 2 * half:,} characters left out) … {text[-half:]}"
+
+
 def without_trace(error: BaseException) -> str:
     """What an error says, without the traceback that it brings along from a task or another process."""
     return str(error).partition("\nTraceback (most recent call last):\n")[0]

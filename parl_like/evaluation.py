@@ -15,6 +15,7 @@ from parl_like.action_map import Structured
 from parl_like.agent import Agent
 from parl_like.crew import Crew
 from parl_like.data.archive import write_archive
+from parl_like.idle import refuse_divergence
 from parl_like.span import follow_run
 from parl_like.spec import SpecError, leaves, specs_of
 from parl_like.stages import Hook, overridden
@@ -198,6 +199,7 @@ def epochs(
                 break
         if epoch:
             robot.tell_idle()
+            refuse_divergence(robot.tasks)
     finally:
         for call in overridden(hooks, "post_experiment"):
             call(robot)

@@ -6,9 +6,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from parl_like.errors import unknown
 from parl_like.explorer import Beta, Candidates, Explorer, Gaussian, Noisy
@@ -78,3 +80,16 @@ def check_buffer(helper: Any, buffer: Any) -> None:
             raise spec.owned_by(helper.where).error(
                 f"{buffer.read_shape(name)} from {buffer!r}", "stack_num goes with observations that come stacked "
                 "(save_only_last_obs); for single frames use the transform FrameStacker")
+
+
+def check_reward(where: str, rew: Any) -> None:
+    """Raises SpecError for an infinite reward, or several of which one is; what is no number the buffer refuses by itself."""
+    try:
+        if math.isfinite(rew):
+            return
+    except TypeError:
+        pass  # several rewards, or none
+    with suppress(TypeError):
+        if np.isinf(rew).any():
+            raise SpecError(f"{where}, field 'rew': expected a finite number, got {rew!r:.200}; mend the environment, or let its "
+                            "agent drop or replace what is not finite (on_bad_value)")

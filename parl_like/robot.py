@@ -19,10 +19,11 @@ from parl_like.data.archive import read_archive, write_archive
 from parl_like.env_source import EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, write_gif
 from parl_like.errors import AgentFailed, unknown
 from parl_like.evaluation import SCORES, Episodes, epochs, gather, greedy_action, scored
+from parl_like.idle import refuse_divergence, unless_nobody_asks, why_never_learned
 from parl_like.model import Model
 from parl_like.robot_state import acting_state, load_robot_state, robot_state
 from parl_like.row_counts import MANY
-from parl_like.schedules import OffPolicyHelper, OnPolicyHelper, unless_nobody_asks, why_never_learned
+from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.span import follow_run
 from parl_like.stages import Hook, StopAfterSteps, StopCondition, TraceHash, hooks_of, overridden
 
@@ -224,6 +225,7 @@ class Robot(Crew):
                 self._cut()
             self._halt()
             self._raise()
+            refuse_divergence(self.tasks)
         finally:
             self._stop = None
             self._halt()

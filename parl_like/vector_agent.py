@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import AgentFailed
 from parl_like.owned import copied, own
 from parl_like.spec import Array, as_space, leaf_spaces, leaves, nest, parts_of
+
+ALIKE = 3
+"""Episodes after which final observations that are those of the next beginnings are no chance."""
 
 
 class VectorFace(EnvFace):
@@ -52,6 +56,25 @@ class VectorFace(EnvFace):
         self._reset_now = np.zeros(self.n, bool)  # reset by the last step
         self._begins = False  # hooks hear of the beginning of episodes
         self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
+        self._ends_alike: int | None = 0 if self._mode is AutoresetMode.SAME_STEP else None  # see `_look_at_ends`
+
+    def _look_at_ends(self, obs: Any, done: Array) -> None:
+        """A warning where final observations are those of the next episode's beginning: so they are of environments that write
+        into one array again and again, for the vector environment resets them before it gives these away."""
+        before, alike = self.last[0], self._ends_alike
+        self._ends_alike = None
+        if alike is None or not isinstance(before, np.ndarray):
+            return
+        for i in np.flatnonzero(done).tolist():
+            if not np.array_equal(self.obs_next[i], obs[i]):
+                return
+            alike += not np.array_equal(before[i], obs[i])  # it had moved away from there, and is said to be back
+        if alike < ALIKE:
+            self._ends_alike = alike
+        else:
+            warnings.warn(f"{self._agent}: final observations of its vector environment (SAME_STEP) are the first ones of the "
+                          "next episodes: its environments reuse their arrays, so what an episode led to is lost; let step and "
+                          "reset return copies", RuntimeWarning, stacklevel=4)
 
     def _n_open(self) -> int:
         return int(self._running.sum())
@@ -111,6 +134,8 @@ class VectorFace(EnvFace):
             self.obs_next = obs
             if self._mode is AutoresetMode.SAME_STEP and done.any():
                 self.obs_next = _with_rows(obs, info["final_obs"], np.flatnonzero(done))
+                if self._ends_alike is not None:
+                    self._look_at_ends(obs, done)
             elif self._mode is AutoresetMode.DISABLED and done.any():
                 obs, _ = self._reset(options={"reset_mask": done})
                 obs = own(obs)
@@ -239,6 +264,9 @@ class VectorAgent(Agent):
             env = make()
         if not isinstance(env, VectorEnv):
             env = self._copies(env, make)
+        inner: Any = env.unwrapped
+        if isinstance(inner, SyncVectorEnv) and inner.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
+            inner.envs = [_owning(one) for one in inner.envs]
         self.n_envs = int(env.num_envs)
         self.env = VectorFace(env, self)
 
@@ -249,8 +277,6 @@ class VectorAgent(Agent):
         if shape := reward_shape(first):
             raise ValueError(f"{self}: its environments give rewards of shape {shape}, and a vector environment takes numbers; "
                              f"{REWARD_WEIGHTS}")
-        # gymnasium keeps final observations as they come, and resets before it gives them away.
-        envs = [_Owning(env) if isinstance(env, gym.Env) else env for env in envs]
         return SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore[misc]
 
     def run_one_episode(self) -> None:
@@ -273,6 +299,11 @@ class VectorAgent(Agent):
         """Stores the step that `env.step` has just made, [n, ...] each; by default in the helpers of all tasks."""
         for helper in self.helpers.values():
             helper.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
+
+
+def _owning(env: Any) -> Any:
+    """gymnasium keeps final observations as they come, and resets the environment before it gives them away."""
+    return _Owning(env) if isinstance(env, gym.Env) and not isinstance(env, _Owning) else env
 
 
 class _Owning(gym.Wrapper[Any, Any, Any, Any]):

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from parl_like.data import encoding
-from parl_like.errors import AgentFailed, Dropped, NotEnoughRows, Stopped, TaskFailed
+from parl_like.errors import AgentFailed, Dropped, NotEnoughRows, Stopped, TaskFailed, shortened
 from parl_like.spec import Array, SpecError
 
 MAGIC = b"PLK"
@@ -226,9 +226,9 @@ class RemoteError(Exception):
 
 
 def pack_error(error: BaseException) -> dict[str, Array]:
-    """What an error says ('text') and its traceback ('trace'), as arrays of a message."""
+    """What an error says ('text') and its traceback ('trace'), as arrays of a message; of long ones beginning and end."""
     said = error.args[0] if isinstance(error, KeyError) and error.args else error
-    texts = {"text": str(said), "trace": "".join(traceback.format_exception(error))}
+    texts = {"text": shortened(str(said)), "trace": shortened("".join(traceback.format_exception(error)))}
     return {name: np.frombuffer(text.encode(errors="replace"), np.uint8) for name, text in texts.items()}
 
 

@@ -16,11 +16,11 @@ from parl_like.agent import Agent
 from parl_like.computation_task import ComputationTask
 from parl_like.env_source import EnvSource, factory_of, is_made, make_one
 from parl_like.envs.vector import make_vector_env
+from parl_like.idle import too_short
 from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.lab.own import candidates
 from parl_like.robot import Robot
 from parl_like.robots.parts import Parts, arguments_of, named
-from parl_like.schedules import too_short
 from parl_like.spec import specs_of
 from parl_like.vector_agent import VectorAgent
 

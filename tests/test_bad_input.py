@@ -8,7 +8,7 @@ from agent_fakes import ACT, POSITION, Corridor, Log, Plain, Recorder, dqn, ppo,
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN
-from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.errors import AgentFailed, Diverged, TaskFailed
 from parl_like.explorer import Beta, Noisy
 from parl_like.models import MLPQ
 from parl_like.spec import SpecError
@@ -525,3 +525,38 @@ def test_a_discrete_observation_outside_of_its_space_is_refused_by_name():
         ),
     ):
         robot.run(StopAfterSteps(10))
+
+
+# --------------------------------------------------------------------------------------------------- rewards that are no numbers
+
+
+class Paid(Corridor):
+    def __init__(self, rew):
+        super().__init__(6)
+        self.rew = rew
+
+    def step(self, act):
+        obs, _, *rest = super().step(act)
+        return obs, self.rew, *rest
+
+
+@pytest.mark.parametrize("rew", [np.inf, -np.inf, np.float32(np.inf), np.float64(-np.inf)], ids=str)
+@pytest.mark.parametrize("agent", [Agent, lambda: VectorAgent(2)], ids=["single", "vector"])
+@pytest.mark.parametrize("learns", [off(), lambda: OnPolicyHelper(unroll=4)], ids=["off", "on"])
+def test_an_infinite_reward_is_named_where_it_arrives(rew, agent, learns):
+    with robot_of(Recorder(), learns, env=lambda: Paid(rew), agent=agent) as robot:
+        with pytest.raises(SpecError, match="agent 0, task 'RL', field 'rew': expected a finite number, got .*inf.*mend the env"):
+            robot.run(StopAfterSteps(100))
+        assert not robot.tasks["RL"].learns
+
+
+@pytest.mark.parametrize(("name", "steps"), [("PPO", 1_000), ("A2C", 200)])
+def test_a_run_without_one_step_ends_as_diverged(name, steps):
+    """1e39 is a number for the environment and none for the network; so many steps are fewer updates than `max_skips`."""
+    with Robot.of(name, lambda: Paid(1e39), total_steps=5_000, n_agents=2) as robot, np.errstate(over="ignore"):
+        with pytest.raises(Diverged, match=r"task 'RL': all \d+ optimiser steps were left out, so nothing was learned; the last "
+                                           r"one: task 'RL': loss is (nan|inf) at optimiser step 0"):
+            robot.run(steps)
+        with pytest.raises(Diverged, match="all"):
+            for _ in robot.epochs(1, steps // 4, evaluate_episodes=1):
+                pass

@@ -196,3 +196,13 @@ def test_the_place_in_the_data_is_saved():
         again.load_state_dict(state)
         again.run(StopAfterSteps(3))
         assert again.tasks["RL"].algorithm.lessons[2]["obs"][:, 0].tolist() == [6, 7, 8]
+
+
+def test_numbers_of_environments_differ_where_agents_have_different_numbers_of_them():
+    """Three, one and two: 0 1 2, 3, 4 5; and one that joins later gets 6."""
+    sizes = iter([3, 1, 2, 1])
+    with robot_of(Asks(), on(unroll=6), env=lambda: Corridor(4), agent=lambda: VectorAgent(next(sizes)), n_agents=3) as robot:
+        robot.run(StopAfterSteps(6 * 6))
+        assert set(robot.tasks["RL"].algorithm.lessons[-1]["lane"].tolist()) == set(range(6))
+        new, = robot.add_agents(1)
+        assert [agent.first_env for agent in robot.agents] == [0, 3, 4, 6] and new.first_env == 6

@@ -428,3 +428,45 @@ def test_ones_own_environment_can_be_watched_twice():
     for _ in range(2):
         run_policy(lambda obs: 0, "CartPole-v1", None, seen, seed=4)
     assert seen.lengths[0] == seen.lengths[1]  # one seed, one start
+
+
+class Old:
+    """As environments were before gymnasium: its reset takes nothing, and a number of `rng` says how far it is."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def reset(self):
+        self.at = 0
+        return self.rng.random(), {}
+
+    def step(self, act):
+        self.at += 1
+        return self.rng.random(), 1.0, self.at == 3, False, {}
+
+
+class Seeded(Old):
+    def seed(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+
+class Shown(Hook):
+    def __init__(self):
+        self.seen = []
+
+    def post_act(self, agent):
+        self.seen.append(agent.env.last[0])
+
+
+def shown(env, seed):
+    hook = Shown()
+    run_policy(lambda obs: 0, env, StopAfterEpisodes(2), hook, seed=seed)
+    return hook.seen
+
+
+def test_an_environment_whose_reset_takes_no_seed_is_seeded_by_its_seed_or_said_to_differ():
+    first = shown(Seeded, 3)
+    assert first == shown(Seeded, 3) != shown(Seeded, 4) and len(first) == 6
+    with pytest.warns(RuntimeWarning, match=r"agent 0: reset of .*Old.* takes no seed, so no run in it can be repeated; write "
+                                            r"reset\(self, \*, seed=None"):
+        assert len(shown(Old, 3)) == 6

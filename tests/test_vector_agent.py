@@ -437,3 +437,50 @@ def test_what_a_task_says_to_an_environment_that_asks_it_is_no_failure_of_the_en
                 robot.run(StopAfterSteps(4))
         else:
             robot.run(StopAfterSteps(4))
+
+
+# --------------------------------------------------------------------------------------- environments that reuse their arrays
+
+
+class Reusing(gym.Env):
+    """Counts in one array, which it gives away again and again; an episode begins at 0 and has three steps."""
+
+    observation_space, action_space = gym.spaces.Box(0, 9, (1,), np.float32), ACT
+
+    def __init__(self):
+        self.seen = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.seen[:] = 0
+        return self.seen, {}
+
+    def step(self, act):
+        self.seen += 1
+        return self.seen, 0.0, False, bool(self.seen[0] == 3), {}
+
+
+def test_final_observations_of_environments_that_reuse_their_arrays():
+    """gymnasium resets an environment before it gives its final observation away: copies are made in time."""
+    make = lambda: SyncVectorEnv([Reusing] * 2, autoreset_mode=AutoresetMode.SAME_STEP)  # noqa: E731
+    with robot_of(Recorder(rule=by_parity), keep, env=make, agent=VectorAgent) as robot:
+        robot.run(StopAfterSteps(12))
+        stored = robot.buffers["RL"].lane_rows(0)
+    assert stored["obs_next"][:, 0].tolist() == [1, 2, 3, 1, 2, 3]
+
+
+class Resetting(SyncVectorEnv):
+    """As other vector environments, in which nobody can make copies in time: the final observations are the next first ones."""
+
+    def step(self, act):
+        obs, rew, terminated, truncated, info = super().step(act)
+        if truncated.any():
+            info["final_obs"] = np.array([*obs, None], object)[:-1]
+        return obs, rew, terminated, truncated, info
+
+
+def test_lost_final_observations_are_told_once():
+    make = lambda: Resetting([Reusing] * 2, autoreset_mode=AutoresetMode.SAME_STEP)  # noqa: E731
+    with robot_of(Recorder(rule=by_parity), keep, env=make, agent=VectorAgent) as robot:
+        with pytest.warns(RuntimeWarning, match="agent 0: final observations .* environments reuse their arrays") as told:
+            robot.run(StopAfterSteps(60))
+    assert sum("reuse" in str(one.message) for one in told) == 1

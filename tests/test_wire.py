@@ -31,7 +31,9 @@ from parl_like.wire import (
     Message,
     WireError,
     pack,
+    pack_error,
     pack_state,
+    text_of,
     unpack,
     unpack_state,
 )
@@ -665,3 +667,14 @@ def test_a_damaged_state_is_refused(arrays, text):
     with pytest.raises(WireError, match=re.escape(text)) as caught:
         unpack_state(arrays)
     assert "archive" not in str(caught.value)
+
+
+def test_long_texts_of_errors_are_cut_by_their_sender():
+    error = ValueError("begin" + "x" * 20_000_000 + "end")
+    frames = pack(Kind.FAILED, arrays=pack_error(error))
+    assert sum(len(bytes(frame)) for frame in frames) < 60_000
+    message = unpack([bytes(frame) for frame in frames])
+    for name in ("text", "trace"):
+        said = text_of(message, name)
+        assert said.endswith("end" if name == "text" else "end\n") and "characters left out" in said and len(said) < 21_000
+    assert text_of(message).startswith("begin")

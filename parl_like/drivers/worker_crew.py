@@ -186,6 +186,9 @@ class WorkerCrew(Crew):
     remote = True
     _driver: RemoteDriver
 
+    def _first_env(self, member: Agent) -> int:
+        return member.index * member.n_envs  # agents of other workers are not known here
+
     def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None]) -> None:
         self.recipe, self._report = recipe, report
         self.trace = TraceHash() if recipe.trace else None

@@ -22,6 +22,7 @@ from parl_like.data.archive import ArchiveError
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.errors import Diverged, without_trace
 from parl_like.evaluation import hold_still
+from parl_like.idle import refuse_divergence
 from parl_like.lab import config as configs
 from parl_like.lab import metrics as metrics_files
 from parl_like.lab import plots
@@ -226,6 +227,7 @@ class Session:
             self._write_row(step)
         if step != self.saved_step:
             self._save(last=True)
+        refuse_divergence(getattr(self.robot, "tasks", {}))
 
     def _roll_back(self, error: Exception) -> None:
         """Training has diverged: puts the robot back to the last checkpoint of this process; raises `error` where there is none.

@@ -835,3 +835,20 @@ def test_a_worker_is_waited_for_where_it_is_back_sooner_than_a_batch_is_served()
     assert patience([0.007] * 8, (0.009, busy), (0.001, waits)) == 0.0
     assert patience([0.0005] * 8, (0.001, busy)) == 0.0
     assert patience([], (0.001, busy)) == patience([0.007]) == 0.0
+
+
+class Talkative(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, act):
+        raise ValueError("this is what went wrong" + "x" * 20_000_000)
+
+
+def test_a_very_long_text_of_an_error_is_told_and_not_taken_for_a_silence():
+    with Robot.of("DQN", Talkative, n_agents=2, driver="processes") as robot:
+        with pytest.raises(AgentFailed, match="this is what went wrong.*characters left out") as told:
+            robot.run(100)
+    assert len(str(told.value)) < 60_000

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from agent_fakes import Corridor
 
-from parl_like.envs.make import ActionBounds, DmEnv, Layers, OldStyle, TimeLimit, make_env, plan_eval_env
+from parl_like.envs.make import ActionBounds, DmEnv, Layers, OldStyle, TimeLimit, make_env
 
 
 def wrappers_of(env):
@@ -508,19 +508,3 @@ def test_each_layer_can_be_replaced():
     layers = Layers(host="thread", stack=lambda env_fn, n, kind, **options: stacked.append((n, kind, options, env_fn().length)))
     create_env(Corridor, 3, layers=layers, length=6, seed=1)
     assert stacked == [(3, "thread", {"inline": False, "seed": 1}, 6)]
-
-
-@pytest.mark.parametrize("no_thread, evaluate, training, expected", [
-    (True, True, "process", "process"), (True, True, "sync", "process"), (True, False, "process", None),
-    (True, False, "sync", None),
-    (False, True, "process", "thread"), (False, True, "sync", "thread"), (False, False, "process", "thread"),
-    (False, False, "sync", None),
-    (False, False, "thread", None)])
-def test_the_table_of_evaluation_environments(no_thread, evaluate, training, expected):
-    assert plan_eval_env(no_thread, evaluate, training) == expected
-
-
-def test_the_table_knows_its_kinds_and_prefers_a_process():
-    assert plan_eval_env() == "process"
-    with pytest.raises(ValueError, match="expected 'sync', 'thread' or 'process'"):
-        plan_eval_env(training_kind="fork")
