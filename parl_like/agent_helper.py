@@ -27,7 +27,7 @@ from parl_like.helper_checks import check_buffer, check_explorer, check_options,
 from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
-from parl_like.settings import fixed
+from parl_like.settings import Alias, fixed
 from parl_like.spec import Array, Spec, SpecError
 
 _LAID_OUT = "the buffer's columns were laid out for it; build the helper with another"
@@ -62,6 +62,7 @@ class AgentHelper:
     extras: tuple[Spec, ...] = fixed(_LAID_OUT)
     transforms: Transforms = fixed(_LAID_OUT)
     obs_space: gym.Space[Any] | None = fixed(_LAID_OUT)
+    exp_q, store_data = Alias("buffer"), Alias("store")
     learns = False
     sends_returns = False  # of candidates, in place of rows
     acts_in_step = False  # whether acting and learning must see the same statistics, where learning waits

@@ -9,6 +9,7 @@ from typing import Any
 from parl_like.computation_task import BatchRule, ComputationTask, Mode
 from parl_like.driver import Driver
 from parl_like.queues import PredictionQueue, Ticket, TrainingQueue
+from parl_like.settings import Alias
 from parl_like.spec import Array
 
 
@@ -21,6 +22,9 @@ class ComputationWrapper:
         training_rule: The helpers' default, where the task gives none.
         lock: Of both queues; None: one of their own.
     """
+
+    ct, comms, prediction_q, training_q = Alias("task"), Alias("communicators"), Alias("predictions"), Alias("trainings")
+    model_input_specs = Alias("predictions.specs")
 
     def __init__(self, task: ComputationTask, mode: Mode = "collect", training_rule: BatchRule | None = None,
                  lock: Any = None) -> None:
@@ -38,12 +42,11 @@ class ComputationWrapper:
         Raises:
             ValueError: an agent of that name has one already.
         """
-        name = str(agent)
         communicator = Communicator(self, agent, driver)
         # setdefault is one step of the interpreter, so threads that register at the same time need no lock.
-        if self.communicators.setdefault(name, communicator) is not communicator:
-            raise ValueError(f"{name} already has a communicator of task {self.task.name!r}; close() it first, or give agents "
-                             "different ids")
+        if self.communicators.setdefault(communicator.name, communicator) is not communicator:
+            raise ValueError(f"{communicator.name} already has a communicator of task {self.task.name!r}; close() it first, or "
+                             "give agents different ids")
         return communicator
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,8 +75,12 @@ class Communicator:
     `get` waits for it; several tickets of one agent may be open, each gets its own reply.
     """
 
+    agent_id, prediction_q, training_q = Alias("name"), Alias("wrapper.predictions"), Alias("wrapper.trainings")
+    put_prediction_data, put_training_data = Alias("put_prediction"), Alias("put_training")
+    get_prediction_return, get_training_return = Alias("get"), Alias("get")
+
     def __init__(self, wrapper: ComputationWrapper, agent: Any, driver: Driver) -> None:
-        self.wrapper, self.agent, self.task = wrapper, agent, wrapper.task.name
+        self.wrapper, self.agent, self.task, self.name = wrapper, agent, wrapper.task.name, str(agent)
         self._driver, self._put = driver, driver.put
         self._predictions, self._trainings = wrapper.predictions, wrapper.trainings
         self._ticket = self._new_ticket()  # reused: a blocking prediction is never open twice
@@ -171,6 +178,5 @@ class Communicator:
 
     def close(self) -> None:
         """Frees the agent's name; where another has taken it since, nothing happens."""
-        name = str(self.agent)
-        if self.wrapper.communicators.get(name) is self:
-            del self.wrapper.communicators[name]
+        if self.wrapper.communicators.get(self.name) is self:
+            del self.wrapper.communicators[self.name]

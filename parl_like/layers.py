@@ -153,6 +153,16 @@ class LayerFunc(nn.Module, metaclass=Brief):
         """Process-wide names of the parameters; a shared one bears its owner's name."""
         return tuple(f"{self._owner(key).name}.{key}" for key in self._parameters)
 
+    @property
+    def param_attr(self) -> str:
+        """Name of the weight, as PARL's document has it: layers of one name share it."""
+        return next((name for name in self.param_names if name.endswith(".w")), "")
+
+    @property
+    def bias_attr(self) -> str:
+        """Name of the bias, as PARL's document has it; empty: there is none."""
+        return next((name for name in self.param_names if name.endswith(".b")), "")
+
     def build(self, in_size: int, device: torch.device | None = None) -> None:
         """Makes and initialises the parameters for inputs of `in_size`; a second build is an error of shape or does nothing.
 

@@ -39,6 +39,7 @@ from torch import nn
 from parl_like.batch import Batch
 from parl_like.layers import Brief, has_unbuilt, require_built
 from parl_like.layers import sync as sync
+from parl_like.settings import Alias
 from parl_like.spec import Array, Spec, nest, specs_of
 
 
@@ -80,6 +81,12 @@ class Model(nn.Module, metaclass=Brief):
                                 "(env.observation_space, env.action_space)")
         self.obs_space, self.act_space = obs, act
         self.obs_specs, self.act_specs = specs_of(obs, "obs"), specs_of(act, "act")
+
+    get_input_specs, get_state_specs = Alias("inputs"), Alias("state_specs")
+
+    def get_action_specs(self) -> dict[str, Spec]:
+        """Return `act_specs`, as PARL's document reads them."""
+        return self.act_specs
 
     def state_specs(self) -> dict[str, Spec]:
         """The recurrent memory of one row, by name (`h`); empty for a feed-forward model."""

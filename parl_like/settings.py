@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Iterator
 from numbers import Integral, Real
@@ -104,6 +105,26 @@ class _Fixed:
             raise AttributeError(f"{helper.where}: {self.name} of {type(helper).__name__} cannot be assigned once it has joined "
                                  f"its task: {self.why}")
         helper.__dict__[self.name] = value
+
+
+class Alias:
+    """A read-only second name of an attribute: the one that PARL's design document prints for it (docs/from-parl.md).
+
+    Args:
+        path: The attribute's own name, dotted where it is a part's: `wrapper.trainings`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self._read = path, operator.attrgetter(path)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else self._read(instance)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError(f"{type(instance).__name__}.{self.name} is PARL's name for {self.path} and is read-only")
 
 
 def _ours(kind: type) -> bool:
