@@ -12,6 +12,7 @@ from parl_like.algorithms.c51 import C51, Rainbow
 from parl_like.algorithms.crossq import CrossQ
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
@@ -35,5 +36,6 @@ from parl_like.algorithms.world_model import WorldModel
 __all__ = [
     "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MBPO", "MDQN", "MPO", "NPG",
     "OAC", "PPG", "PPO", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO",
-    "ActorCritic", "BootstrappedDQN", "CrossQ", "DroQ", "EnsembleLearner", "QLearning", "Rainbow", "Stream", "WorldModel",
+    "ActorCritic", "BootstrappedDQN", "CrossQ", "DroQ", "DynamicsLearner", "EnsembleLearner", "QLearning", "Rainbow", "Stream",
+    "WorldModel",
 ]  # fmt: skip

@@ -31,6 +31,7 @@ from parl_like.explorer import (
 )
 from parl_like.model import Model, one_step
 from parl_like.spec import Array, leaf_spaces, nest
+from parl_like.takes import Takes
 
 
 class ActorCritic(Algorithm):
@@ -58,6 +59,7 @@ class ActorCritic(Algorithm):
         "head": "head: log_prob(out, act) -> [N], entropy(out) -> [N], explorer ('categorical' …),",
     }
     fitting_models = "MLPActorCritic, ConvActorCritic and RecurrentActorCritic"
+    takes = Takes(memory="yes")
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, lam: float = 0.95, entropy: float | Schedule = 0.0,

@@ -13,6 +13,7 @@ from parl_like.algorithm import Algorithm, Loss
 from parl_like.algorithms.targets import legal_actions, row_mean
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, answer, check_methods, check_shape
+from parl_like.takes import taken_by
 
 
 def actor_and_critics(algorithm: Algorithm, delay: int | str = 1) -> dict[str, Loss]:
@@ -44,7 +45,7 @@ def box_only(algorithm: Algorithm) -> None:
     """That actions are a Box; raises TypeError."""
     act = algorithm.model.act_space
     if not isinstance(act, gym.spaces.Box):
-        raise TypeError(f"{type(algorithm).__name__}: actions are {act}; expected a Box (else use SAC)")
+        raise TypeError(f"{type(algorithm).__name__}: actions are {act}; expected a Box{taken_by(act)}")
 
 
 def critic_terms(error: Tensor, batch: Batch) -> dict[str, Tensor]:

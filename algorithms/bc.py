@@ -9,6 +9,7 @@ from parl_like.algorithm import Schedule, Window, value_of
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.batch import Batch
 from parl_like.model import Model
+from parl_like.takes import Takes
 
 
 class BC(ActorCritic):
@@ -26,6 +27,8 @@ class BC(ActorCritic):
         lr, max_grad_norm: Of Adam, and the norm above which gradients are scaled down; None: never.
     """
 
+    fitting_models = "MLPActorCritic and ConvActorCritic"
+    takes = Takes()
     window, one_reward, takes_priorities = Window(), False, False
     calls = {name: ActorCritic.calls[name] for name in ("policy", "head")}
 

@@ -17,6 +17,7 @@ from parl_like.batch import Batch
 from parl_like.explorer import BootstrappedHeads, Explorer
 from parl_like.model import Model
 from parl_like.spec import Array
+from parl_like.takes import Takes
 
 
 class BootstrappedDQN(DQN):
@@ -37,6 +38,7 @@ class BootstrappedDQN(DQN):
 
     calls = {"q": "q(obs) -> [N, A], the mean value of every action,", "values": "values(obs) -> [N, A, heads], its values,",
              "out_shape": "out_shape, (A, heads),"}
+    takes = Takes(("Discrete",), images=False)
     fitting_models = "MLPBootstrappedQ, and MLPQ and ConvQ with `heads`"
 
     def __init__(

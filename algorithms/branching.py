@@ -14,6 +14,7 @@ from parl_like.algorithms.targets import row_mean
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, answer, check_shape
 from parl_like.explorer import Explorer, MultiEpsilonGreedy
+from parl_like.takes import Takes, taken_by
 
 
 class BDQ(DQN):
@@ -32,12 +33,13 @@ class BDQ(DQN):
 
     calls = {"q": "q(obs) -> [N, Σ nvec], the value of every alternative of every choice,"}
     fitting_models = "MLPBranchingQ"
+    takes = Takes(("MultiDiscrete",), images=False)
 
     def check_model(self, inputs: Batch) -> None:
         act = self.model.act_space
         if not isinstance(act, gym.spaces.MultiDiscrete):
-            raise ContractError(f"BDQ needs MultiDiscrete actions; {type(self.model).__name__} has {act}; for Discrete take "
-                                "DQN")
+            raise ContractError(f"BDQ needs MultiDiscrete actions; {type(self.model).__name__} has {act}"
+                                f"{taken_by(act)}")
         check_shape(self, "q", answer(self, "q", inputs.obs), (2, int(act.nvec.sum())))
 
     def explorer(self) -> Explorer:

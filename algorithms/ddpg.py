@@ -15,6 +15,7 @@ from parl_like.contract import answer, check_shape
 from parl_like.explorer import Explorer, Noisy
 from parl_like.model import Model
 from parl_like.settings import explorers_have
+from parl_like.takes import Takes
 
 
 class TD3(Algorithm):
@@ -37,6 +38,7 @@ class TD3(Algorithm):
     calls = {"act": "act(obs) -> [N, *shape], the actions in [−1, 1],", "q": "q(obs, act) -> [critics, N], their values,",
              "actor": "actor, the module of the policy's own layers,"}
     fitting_models = "MLPActorQ with policy='deterministic'"
+    takes = Takes(("Box",), images=False, masks=False)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,

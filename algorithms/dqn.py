@@ -22,6 +22,7 @@ from parl_like.explorer import EpsilonGreedy, Explorer
 from parl_like.model import Model
 from parl_like.noisy import draw_noise, noisy_layers, without_noise
 from parl_like.settings import explorers_have
+from parl_like.takes import Takes, taken_by
 
 
 class DQN(Algorithm):
@@ -49,6 +50,7 @@ class DQN(Algorithm):
     one_reward = True
     calls = {"q": "q(obs) -> [N, A], the value of every action,"}
     fitting_models = "MLPQ and ConvQ"
+    takes = Takes(("Discrete",))
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, target_period: int = 500,
@@ -79,7 +81,8 @@ class DQN(Algorithm):
     def check_model(self, inputs: Batch) -> None:
         act = self.model.act_space
         if not isinstance(act, gym.spaces.Discrete):
-            raise ContractError(f"DQN needs Discrete actions, one value each; {type(self.model).__name__} has {act}")
+            raise ContractError(f"DQN needs Discrete actions, one value each; {type(self.model).__name__} has {act}"
+                                f"{taken_by(act)}")
         check_shape(self, "q", answer(self, "q", inputs.obs), (2, int(act.n)))
 
     def explorer(self) -> Explorer:

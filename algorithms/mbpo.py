@@ -87,6 +87,8 @@ class MBPO(SAC):
         The others: see `SAC`. How many lessons there are for each step of the environment is the helper's `updates`.
     """
 
+    takes = None  # it needs a second task
+
     def __init__(
         self, model: Model | Callable[[], Model], *, model_task: str = "model", horizon: int = 1, real: float = 0.05,
         imagine_every: int = 10, imagined_size: int = 50_000, gamma: float = 0.99, tau: float = 0.005, alpha: float = 1.0,

@@ -19,6 +19,7 @@ from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
 from parl_like.explorer import Categorical, Explorer, SquashedGaussian
 from parl_like.model import Model
+from parl_like.takes import Takes
 
 Out = Mapping[str, Tensor]
 
@@ -114,6 +115,7 @@ class MPO(Algorithm):
     calls = {**SAC.calls, "head": "head: log_probs(out) -> [N, A], or draw and log_prob; kl(out, other) -> [N], "
              "entropy(out) -> [N],"}
     fitting_models = "MLPActorQ"
+    takes = Takes(("Discrete", "Box"), images=False)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 5, target_period: int = 100,

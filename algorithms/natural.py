@@ -16,6 +16,7 @@ from parl_like.algorithms.unrolls import dealt
 from parl_like.batch import Batch
 from parl_like.model import Model
 from parl_like.spec import Array, Spec, leaves, nest
+from parl_like.takes import Takes
 
 
 class NPG(ActorCritic):
@@ -38,6 +39,8 @@ class NPG(ActorCritic):
     """
 
     compares = True
+    fitting_models = "MLPActorCritic and ConvActorCritic"
+    takes = Takes()
     calls = {**ActorCritic.calls, "head": f"{ActorCritic.calls['head']} kl(out, other) -> [N],"}
 
     def __init__(
@@ -119,6 +122,10 @@ class NPG(ActorCritic):
 class TRPO(NPG):
     """Trust region policy optimisation (Schulman et al. 2015): NPG's step, shortened by `shrink` until it brings a gain and a
     divergence of at most δ; after `backtracks` times there is none.
+
+    The divergence of a Box of d numbers is that of their joint distribution, the sum over them. sb3-contrib (2.9) takes the mean
+    over them, so its δ allows d times the divergence, and steps about √d times as long: for its steps give d · δ. With one
+    number, and with Discrete actions, both are equal.
 
     Args:
         backtracks: Times that it is shortened; None: the whole step is taken, as by NPG.

@@ -12,6 +12,7 @@ from parl_like.algorithms.actor_q import box_only
 from parl_like.algorithms.sac import SAC
 from parl_like.batch import Batch
 from parl_like.model import Model
+from parl_like.takes import Takes
 
 
 class OAC(SAC):
@@ -30,6 +31,8 @@ class OAC(SAC):
         shift: How far the mean is moved, in standard deviations; 6.86 as published.
         The others: As for `SAC`.
     """
+
+    takes: Takes | None = Takes(("Box",), images=False, masks=False)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,

@@ -15,6 +15,7 @@ from parl_like.contract import answer, check_shape
 from parl_like.leaf import to_numpy
 from parl_like.model import Model
 from parl_like.spec import leaves, nest
+from parl_like.takes import Takes
 
 
 class PPG(PPO):
@@ -37,6 +38,7 @@ class PPG(PPO):
 
     calls = {**PPO.calls, "auxiliary": "auxiliary(obs) -> (out, value, second): as evaluate, and one more value [N],"}
     fitting_models = "MLPActorCritic and ConvActorCritic with auxiliary=True"
+    takes = Takes()
 
     def __init__(
         self, model: Model | Callable[[], Model], *, policy_lessons: int = 32, aux_epochs: int = 6, aux_minibatches: int = 16,

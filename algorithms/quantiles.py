@@ -14,7 +14,7 @@ from parl_like.algorithms.distributions import check_values, midpoints, of_actio
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import row_mean
 from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape
+from parl_like.contract import answer, check_methods, check_shape
 from parl_like.model import Model
 
 
@@ -137,6 +137,7 @@ class FQF(QRDQN):
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, target_period=target_period, tau=tau, double=double, kappa=kappa,
                          epsilon=epsilon, lr=lr, max_grad_norm=max_grad_norm, adam_eps=adam_eps)
+        check_methods(self)  # the module that is read below, among them
         self.entropy, self.fraction_lr = entropy, fraction_lr
         own = {id(parameter) for parameter in self.model.proposal.parameters()}
         rest = [parameter for parameter in self.model.parameters() if id(parameter) not in own]

@@ -16,6 +16,7 @@ from parl_like.algorithms.targets import along, powers, rescale, rescale_inverse
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, answer, check_shape, refuse
 from parl_like.model import Model
+from parl_like.takes import Takes, taken_by
 
 
 class R2D2(DQN):
@@ -41,6 +42,7 @@ class R2D2(DQN):
 
     calls = {"q": "q(obs, state) -> (q [N, A], state), the value of every action and the memory after it,"}
     fitting_models = "RecurrentQ"
+    takes = Takes(("Discrete",), images=False, memory="always")
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 5, sequence: int = 80, burn_in: int = 40,
@@ -64,7 +66,8 @@ class R2D2(DQN):
         act, specs = self.model.act_space, self.model.state_specs()
         if not isinstance(act, gym.spaces.Discrete) or not specs:
             raise ContractError(f"R2D2 needs a memory and Discrete actions, one value each; {type(self.model).__name__} has "
-                                f"{', '.join(specs) or 'no state'} and {act}; RecurrentQ has one")
+                                f"{', '.join(specs) or 'no state'} and {act}; RecurrentQ has one"
+                                f"{'' if isinstance(act, gym.spaces.Discrete) else taken_by(act)}")
         for obs, shape in ((inputs.obs, (2,)), (each(lambda obs: torch.stack([obs] * 3), inputs.obs), (3, 2))):
             out = answer(self, "q", obs, inputs.state)
             pair = isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], (Mapping, Batch))

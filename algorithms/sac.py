@@ -16,6 +16,7 @@ from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
 from parl_like.explorer import Categorical, Explorer, SquashedGaussian
 from parl_like.model import Model
+from parl_like.takes import Takes
 
 
 class SAC(Algorithm):
@@ -42,6 +43,7 @@ class SAC(Algorithm):
     calls = {"policy": "policy(obs) -> what its head reads,", "q": "q(obs, act) -> [critics, N], for Discrete q(obs) -> "
              "[critics, N, A],", "head": "head, which draws actions and knows log π,", "actor": "actor, the policy's own layers,"}
     fitting_models = "MLPActorQ"
+    takes: Takes | None = Takes(("Discrete", "Box"), images=False)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, alpha: float = 1.0,

@@ -13,6 +13,7 @@ from parl_like.batch import Batch
 from parl_like.explorer import EpsilonGreedy, Explorer
 from parl_like.model import Model
 from parl_like.settings import explorers_have
+from parl_like.takes import Takes
 
 
 class QLearning(Algorithm):
@@ -31,6 +32,7 @@ class QLearning(Algorithm):
 
     calls = {"q": "q(obs) -> [N, A], the value of every action,", "table": "the array [S, A] that it reads,"}
     fitting_models = "QTable"
+    takes = Takes(("Discrete",), ("Discrete",), images=False, masks=False)
     one_reward, takes_priorities = True, False
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,

@@ -15,6 +15,7 @@ from parl_like.algorithms.targets import rewards_and_discount, row_mean
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape, refuse
 from parl_like.model import Model
+from parl_like.takes import Takes
 
 
 class TQC(SAC):
@@ -39,6 +40,7 @@ class TQC(SAC):
     calls = {**SAC.calls, "q": "q(obs, act) -> [critics, N], the means,",
              "values": "values(obs, act) -> [critics, N, K], quantiles of the returns,"}
     fitting_models = "MLPActorQ with `heads`"
+    takes: Takes | None = Takes(("Box",), images=False, masks=False)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, drop: int = 2,

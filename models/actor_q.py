@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from parl_like.model import Model
 from parl_like.models.heads import CategoricalHead, Linear, SquashedGaussianHead, mask_key
 from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, perception
+from parl_like.takes import taken_by
 
 
 class MLPActorQ(Model):
@@ -45,9 +46,9 @@ class MLPActorQ(Model):
             raise ValueError(f"MLPActorQ: policy is {policy!r}; expected 'squashed' or 'deterministic'")
         self.discrete = isinstance(act, gym.spaces.Discrete)
         if not self.discrete and not (isinstance(act, gym.spaces.Box) and np.isfinite([act.low, act.high]).all()):
-            raise TypeError(f"MLPActorQ: act is {act}; expected Discrete, or a Box with finite bounds")
+            raise TypeError(f"MLPActorQ: act is {act}; expected Discrete, or a Box with finite bounds{taken_by(act)}")
         if self.discrete and policy == "deterministic":
-            raise TypeError(f"MLPActorQ: act is {act}; a deterministic policy needs a Box")
+            raise TypeError(f"MLPActorQ: act is {act}; a deterministic policy needs a Box{taken_by(act)}")
         if heads < 1:
             raise ValueError(f"MLPActorQ: heads is {heads}; expected at least 1")
         self.heads, self.mask = heads, mask_key(obs, act)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from parl_like.model import Model
 from parl_like.models.heads import mask_key, masked
 from parl_like.models.mlp import EnsembleMLP, perception
+from parl_like.takes import taken_by
 
 
 class MLPBootstrappedQ(Model):
@@ -35,7 +36,7 @@ class MLPBootstrappedQ(Model):
     ) -> None:
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.Discrete):
-            raise TypeError(f"MLPBootstrappedQ: act is {act}; expected Discrete, for one value per action")
+            raise TypeError(f"MLPBootstrappedQ: act is {act}; expected Discrete, for one value per action{taken_by(act)}")
         if heads < 1 or not prior >= 0.0:
             raise ValueError(f"MLPBootstrappedQ: heads is {heads} and prior {prior}; expected at least 1 head, and prior ≥ 0")
         self.out_shape, self.prior = (int(act.n), heads), prior

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from parl_like.model import Model
 from parl_like.models.heads import mask_key, masked
 from parl_like.models.mlp import MLP, EnsembleMLP, perception
+from parl_like.takes import taken_by
 
 
 class MLPBranchingQ(Model):
@@ -33,7 +34,7 @@ class MLPBranchingQ(Model):
     ) -> None:
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.MultiDiscrete):
-            raise TypeError(f"MLPBranchingQ: act is {act}; expected MultiDiscrete, several choices (for one take MLPQ)")
+            raise TypeError(f"MLPBranchingQ: act is {act}; expected MultiDiscrete, several choices{taken_by(act)}")
         self.nvec: list[int] = act.nvec.ravel().tolist()
         self.mask = mask_key(obs, act)
         self.perception = perception(obs, act, trunk)

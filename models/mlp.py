@@ -19,6 +19,7 @@ from parl_like.model import Model
 from parl_like.models.heads import Distribution, Linear, make_head, mask_key, mask_names, masked
 from parl_like.noisy import NoisyLinear
 from parl_like.spec import leaf_spaces, nest
+from parl_like.takes import taken_by
 
 RELU_GAIN = math.sqrt(2.0)
 
@@ -287,9 +288,8 @@ class MLPQ(Model):
     ) -> None:
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.Discrete):
-            several = ", or BDQ with MLPBranchingQ" if isinstance(act, gym.spaces.MultiDiscrete) else ""
             raise TypeError(f"{type(self).__name__}: act is {act}; expected Discrete, for one value per action (use an "
-                            f"actor-critic{several})")
+                            f"actor-critic){taken_by(act)}")
         if heads < 1:
             raise ValueError(f"{type(self).__name__}: heads is {heads}; expected at least 1")
         self.dueling, self.out_shape = dueling, (int(act.n), heads)

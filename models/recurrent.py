@@ -15,6 +15,7 @@ from parl_like.models.heads import Distribution, make_head, mask_key, masked
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, perception
 from parl_like.spec import Spec
+from parl_like.takes import taken_by
 
 Memory = Literal["gru", "lstm", "attention"]
 
@@ -78,7 +79,8 @@ class RecurrentQ(Recurrent):
     ) -> None:
         super().__init__(obs, act, hidden, memory, size, keep, activation, False, trunk)
         if not isinstance(act, gym.spaces.Discrete):
-            raise TypeError(f"RecurrentQ: act is {act}; expected Discrete, for one value per action (use RecurrentActorCritic)")
+            raise TypeError(f"RecurrentQ: act is {act}; expected Discrete, for one value per action (use "
+                            f"RecurrentActorCritic){taken_by(act)}")
         self.v = MLP([size, 1]) if dueling else None
         self.net = MLP([size, int(act.n)])
 

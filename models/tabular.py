@@ -9,6 +9,7 @@ import numpy as np
 
 from parl_like.model import ArrayModel
 from parl_like.spec import Array
+from parl_like.takes import taken_by
 
 
 class QTable(ArrayModel):
@@ -34,7 +35,8 @@ class QTable(ArrayModel):
         super().__init__(obs, act)
         if not (isinstance(obs, gym.spaces.Discrete) and isinstance(act, gym.spaces.Discrete)) or obs.start:
             raise ValueError(f"QTable: spaces are {obs} and {act}; expected Discrete ones, of states from 0 on. Number the "
-                             "states of your environment (gymnasium.wrappers.TransformObservation)")
+                             "states of your environment (gymnasium.wrappers.TransformObservation)"
+                             f"{'' if isinstance(act, gym.spaces.Discrete) else taken_by(act)}")
         self.start = start
         self.add_array("table", np.full((int(obs.n), int(act.n)), start))
 

@@ -22,6 +22,7 @@ from parl_like.optim import Linear as Linear
 from parl_like.optim import Schedule as Schedule
 from parl_like.optim import value_of as value_of
 from parl_like.settings import check, check_every, check_rates, guarded, setting
+from parl_like.takes import Takes
 from parl_like.task_state import Attributes
 
 FIELDS = ("first", "lane", "episode", "next_act", "number")
@@ -166,6 +167,7 @@ class Algorithm:
         torch_rng: The same for torch.
         calls: What the algorithm calls of its model: name → signature, and what it returns. A model without it is refused when
             the task is built. fitting_models: Which have it, for that message.
+        takes: Which spaces it learns with; None: it does not say, or is no algorithm of a task that learns alone.
         one_reward: Whether each row has one number as its reward; where an environment gives several, the robot is refused.
         takes_priorities: Whether its rows may come from a `PrioritizedReplayBuffer`: they count by their `weight`, and `learn`
             returns their `priority`. If not, the robot is refused.
@@ -189,6 +191,7 @@ class Algorithm:
     acts_with: tuple[str, ...] = ()
     calls: Mapping[str, str] = {}
     fitting_models = ""
+    takes: Takes | None = None
     losses: Mapping[str, Loss] | None = None
     moves: Sequence[torch.nn.Parameter] = ()
     _guarded: frozenset[str] = frozenset()  # settings, once the task is built

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-from parl_like import Algorithm, algorithms
+from parl_like import Algorithm, algorithms, takes
 from parl_like.lab import experiment as experiments
 from parl_like.lab import families, marks
 
@@ -18,7 +18,19 @@ HEAD = """# Algorithms
 What [algorithms/](../algorithms/) has, a file a family, from its docstrings and from [marks](marks.md)
 (`make algorithms`). `parl-like train NAME` trains one; the arguments of the class are settings of it
 (`parl-like train sac-pendulum SAC.alpha=0.1 hidden=[256,256]`). Scores are medians, over all seeds, of the
-evaluation after training; where none is given, none was measured yet."""
+evaluation after training; where there is no mark, a link says which page tells of it."""
+
+ROBOTS = {"DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"], "PPO": ["hierarchy"]}
+"""Class → the robots of several tasks that it is part of, where these have other names."""
+
+
+SPACES = """## Which algorithm takes what
+
+With the networks of this house that fit it (`parl-like list --spaces`; a test builds every combination). *Box*: with finite
+bounds; *any*: that, an unbounded Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these. *images*: a convolutional
+network reads observations that have one, else it is one long row of numbers. *masks*: the observation's `mask` says which choices
+are legal, see [own.md](own.md#masks). *memory*: with a recurrent network (`model=Recurrent`), or always.
+"""
 
 
 def classes() -> dict[str, list[type[Algorithm]]]:
@@ -32,7 +44,7 @@ def classes() -> dict[str, list[type[Algorithm]]]:
 
 
 def trained() -> dict[str, list[str]]:
-    """Class, or robot of its own, in small letters → lines about the experiments that train it."""
+    """Class in small letters, or robot of several tasks → lines about the experiments that train it."""
     scores = defaultdict(list)
     for mark in marks.load(ROOT / "docs" / "marks.json"):
         if not mark.differs:
@@ -41,18 +53,29 @@ def trained() -> dict[str, list[str]]:
     for path in sorted((ROOT / "robots" / "experiments").glob("*.yaml")):
         one = experiments.get(path.stem)
         seen = scores[one.name]
-        told = f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen else ""
-        lines[str(one.config.get("algorithm", one.robot)).lower()].append(f"`{one.name}`{told}")
+        pages = [name for name in ("robots.md", "thinker.md", "thinker-published.md")
+                 if f"`{one.name}`" in (PAGE.parent / name).read_text(encoding="utf-8")]
+        told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen else
+                f": see [{pages[0]}]({pages[0]})" if pages else "")
+        lines[one.config["algorithm"].lower() if one.robot == "single" else one.robot].append(f"`{one.name}`{told}")
     return lines
 
 
+def spaces() -> str:
+    """Which algorithm takes what."""
+    rows = takes.in_words()
+    lines = ["| " + " | ".join(row.values()) + " |" for row in rows]
+    return "\n".join([SPACES, "| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines])
+
+
 def page() -> str:
-    parts, seen = [HEAD], trained()
+    parts, seen = [HEAD, spaces()], trained()
     for file, members in classes().items():
         parts.append(f"## {families.title(file)}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
         for one in members:
             known = [f"Models: {one.fitting_models}." if one.fitting_models else "",
-                     f"Experiments: {'; '.join(told)}." if (told := seen[one.__name__.lower()]) else ""]
+                     f"Experiments: {'; '.join(told)}." if (told := [
+                         line for name in (one.__name__.lower(), *ROBOTS.get(one.__name__, ())) for line in seen[name]]) else ""]
             parts.append("\n\n".join(filter(None, [f"### {one.__name__}", " ".join(filter(None, known)),
                                                     f"```text\n{inspect.getdoc(one)}\n```"])))
     return "\n\n".join(parts) + "\n"

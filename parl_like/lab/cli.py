@@ -111,6 +111,11 @@ def _play(args: argparse.Namespace) -> None:
 
 
 def _list(args: argparse.Namespace) -> None:
+    if args.spaces:
+        from parl_like import takes
+
+        _show(args, {"algorithms": takes.table()}, _table(takes.in_words()))
+        return
     from parl_like.lab import families, rundir
 
     if args.source:
@@ -328,7 +333,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
          option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
          checkpoint("latest"), best, source)
     verb("list", _list, "list the experiments, and the runs in runs/",
-         option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"), source)
+         option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"),
+         option("--spaces", "instead: which algorithm takes which actions, observations, masks, memory", action="store_true"),
+         source)
     verb("plot", _plot, "draw the learning curve of one or several runs", runs,
          option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
          option("--metric", "column of metrics.csv (default: return/mean)", metavar="KEY"))

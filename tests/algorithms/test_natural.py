@@ -107,6 +107,14 @@ def test_a_step_by_hand():
 # -------------------------------------------------------------------------------------------------------------- trust region
 
 
+def test_the_divergence_of_several_numbers_is_the_sum_over_them():
+    """Of three numbers, of which each is moved by one standard deviation: 3 · ½, that of the joint distribution."""
+    space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    head = MLPActorCritic(OBS, space, hidden=[8]).head
+    out = {"mean": torch.zeros(1, 3), "log_std": torch.zeros(1, 3)}
+    assert head.kl(out, out | {"mean": torch.ones(1, 3)}).tolist() == [1.5]
+
+
 def kl_after(task, given, before):
     """The divergence from the policy of before, of the same rows, by a copy."""
     model = task.algorithm.model

@@ -1,0 +1,181 @@
+"""What algorithms say that they take is what they take: every combination is built, acts and learns, or is refused."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from parl_like import Robot, algorithms, create_algorithm_func, takes
+from parl_like.lab.cli import main
+from parl_like.models import MLPQ, MLPActorQ, RecurrentQ
+from parl_like.robots.single import USUAL
+
+TABLE = {row["algorithm"]: row for row in takes.table()}
+INF = np.inf
+NUMBERS, IMAGE = Box(-1, 1, (3,), np.float32), Box(0, 255, (3, 12, 12), np.uint8)
+ACTIONS = {
+    "Discrete": [Discrete(3, start=1)],
+    "MultiDiscrete": [MultiDiscrete([2, 3]), MultiDiscrete([[2], [3]], start=[[1], [4]])],
+    "MultiBinary": [MultiBinary(2), MultiBinary((2, 1))],
+    "Box": [Box(-2, 2, (2,), np.float32), Box(0, 5, (), np.float64), Box(0, 5, (2, 1), np.int64)],
+    "unbounded Box": [Box(-INF, INF, (2,), np.float32), Box(np.float32([0, -1]), np.float32([INF, 1]))],
+    "Dict, Tuple": [Dict({"a": Discrete(2), "b": Tuple((Box(-1, 1, (1,), np.float32), MultiBinary(2)))})],
+}
+OBSERVATIONS = {
+    "Discrete": [Discrete(4)], "MultiDiscrete": [MultiDiscrete([2, 3])], "MultiBinary": [MultiBinary(3)], "Box": [NUMBERS],
+    "unbounded Box": [Box(-INF, INF, (2,), np.float64)],
+    "Dict, Tuple": [Dict({"a": NUMBERS, "b": Tuple((Discrete(2, start=3), MultiBinary(2)))})],
+}
+
+
+class Any(gym.Env):
+    """Episodes of five steps. Observations are any, but for a `mask`, of which one choice is illegal: to take it is an error."""
+
+    def __init__(self, obs, act):
+        self.observation_space, self.action_space = obs, act
+        obs.seed(0)
+
+    def obs(self):
+        obs = self.observation_space.sample()
+        if isinstance(obs, dict) and "mask" in obs:
+            obs["mask"] = np.ones_like(obs["mask"])  # of several choices the last one has an illegal alternative
+            before = int(self.action_space.nvec[0]) if isinstance(self.action_space, MultiDiscrete) else 0
+            self.illegal = int(self.np_random.integers(len(obs["mask"]) - before))
+            obs["mask"][before + self.illegal] = 0
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left, self.illegal = 5, None
+        return self.obs(), {}
+
+    def step(self, act):
+        assert self.action_space.contains(act), act
+        assert self.illegal is None or np.ravel(act)[-1] != self.illegal, "an illegal choice"
+        self.left -= 1
+        return self.obs(), 1.0, False, self.left == 0, {}
+
+
+def robot(name, obs, act, **more):
+    helper = USUAL[name]["helper"]
+    small = {"OffPolicyHelper": {"warmup": 8, "batch_size": 8, "learn_every": 4, "OffPolicyHelper.size": 400},
+             "OnPolicyHelper": {"unroll": 8}, "PopulationHelper": {"population": 8}}.get(helper, {})
+    one = {"R2D2": {"sequence": 3, "burn_in": 1}, "REDQ": {"updates": 1}, "DroQ": {"updates": 1}, "PPO": {"minibatches": 1},
+           "PPG": {"minibatches": 1, "policy_lessons": 1}}.get(name, {})
+    return Robot.of(name, lambda: Any(obs, act), seed=0, total_steps=400, n_agents=2, **{**small, **one, **more})
+
+
+def learns(name, obs, act, **more):
+    """Builds it, lets it act and learn. Returns the algorithm."""
+    with robot(name, obs, act, **more) as made:
+        algorithm = made.tasks["RL"].algorithm
+        for _ in range(20):
+            made.run(20)
+            if algorithm.updates:
+                break
+        assert algorithm.updates, name
+        return algorithm
+
+
+def usual(row):
+    """Observations and actions that this algorithm takes."""
+    kind = "Discrete" if "Discrete" in row["actions"] else row["actions"][0]
+    return NUMBERS if "Box" in row["observations"] else Discrete(4), ACTIONS[kind][0]
+
+
+def test_every_algorithm_of_one_task_is_in_the_table():
+    assert TABLE.keys() == USUAL.keys()
+    assert {name for row in TABLE.values() for key in ("actions", "observations") for name in row[key]} <= set(takes.ALL)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_actions(name):
+    """Of each kind all variants, or none; a refusal names who takes them."""
+    for kind, spaces in ACTIONS.items():
+        for space in spaces:
+            assert takes.kind_of(space) == kind
+            if kind in TABLE[name]["actions"]:
+                learns(name, usual(TABLE[name])[0], space)
+                continue
+            with pytest.raises(ValueError) as refused:
+                robot(name, usual(TABLE[name])[0], space)
+            others = [other for other, row in TABLE.items() if kind in row["actions"]]
+            assert f"{kind} actions are taken by {', '.join(others)} (parl-like list --spaces)" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_observations(name):
+    row = TABLE[name]
+    for kind, spaces in OBSERVATIONS.items():
+        for space in spaces:
+            if kind in row["observations"]:
+                learns(name, space, usual(row)[1])
+            else:
+                with pytest.raises(ValueError, match="expected Discrete"):
+                    robot(name, space, usual(row)[1])
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_images(name):
+    row = TABLE[name]
+    if "Box" not in row["observations"]:
+        with pytest.raises(ValueError, match="expected Discrete"):
+            robot(name, IMAGE, usual(row)[1])
+        return
+    for space in (IMAGE, Dict({"i": IMAGE, "x": NUMBERS})):
+        with robot(name, space, usual(row)[1]) as made:
+            model = made.tasks["RL"].algorithm.model
+            assert type(model).__name__.startswith("Conv") == row["images"]
+            made.run(4)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_masks(name):
+    """No illegal choice is taken while agents explore and learn; where masks mean nothing, they are numbers like others."""
+    row = TABLE[name]
+    act = ACTIONS["MultiDiscrete"][0] if name == "BDQ" else Discrete(3)
+    masked = Dict({"mask": MultiBinary(5 if name == "BDQ" else 3), "x": NUMBERS})
+    if row["masks"]:
+        learns(name, masked, act)
+    elif "Discrete" in row["actions"]:
+        with pytest.raises(ValueError, match="expected Discrete"):
+            robot(name, masked, act)
+    else:
+        with robot(name, Dict({"mask": Box(0, 1, (2,)), "x": NUMBERS}), usual(row)[1]) as made:
+            assert made.tasks["RL"].algorithm.model.mask is None
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_memory(name):
+    row = TABLE[name]
+    obs, act = usual(row)
+    if row["memory"] == "no":
+        for model in ("RecurrentActorCritic", "RecurrentQ"):
+            with pytest.raises((ValueError, TypeError)):
+                learns(name, obs, act, model=model)
+        return
+    more = {"model": "Recurrent"} if row["memory"] == "yes" else {}
+    assert learns(name, obs, act, **more).model.state_specs()
+    if row["memory"] == "always":
+        with pytest.raises(ValueError, match="memory"):
+            robot(name, obs, act, model="MLPQ")
+
+
+@pytest.mark.parametrize("build", [
+    lambda act: MLPQ(NUMBERS, act), lambda act: MLPActorQ(NUMBERS, act), lambda act: RecurrentQ(NUMBERS, act),
+    create_algorithm_func(MLPActorQ, dict(obs=NUMBERS, act=MultiDiscrete([2, 3])), algorithms.SAC, {}),
+])
+def test_networks_refuse_with_what_fits(build):
+    with pytest.raises(TypeError, match=r"MultiDiscrete actions are taken by A2C, .*BDQ, .*PPO, .*\(parl-like list --spaces\)"):
+        build() if isinstance(build, create_algorithm_func) else build(MultiDiscrete([2, 3]))
+
+
+def test_the_command_shows_the_table(capsys):
+    assert main(["list", "--spaces", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["algorithms"] == json.loads(json.dumps(takes.table()))
+    assert main(["list", "--spaces"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["ALGORITHM", "ACTIONS", "OBSERVATIONS", "IMAGES", "MASKS", "MEMORY"]
+    assert "SAC              Discrete, Box  any           as numbers    yes    no" in lines and len(lines) == len(USUAL) + 1
