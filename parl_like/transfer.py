@@ -53,7 +53,7 @@ def _order(values: Mapping[str, torch.Tensor]) -> list[str]:
 def _join(values: Mapping[str, torch.Tensor], pin: bool = False) -> torch.Tensor:
     """The bytes of all values side by side."""
     parts = [values[name].contiguous().reshape(-1).view(torch.uint8) for name in _order(values)]
-    return torch.cat(parts, out=torch.empty(sum(map(len, parts)), dtype=torch.uint8, pin_memory=pin))
+    return torch.cat(parts, out=torch.empty(sum(map(len, parts)), dtype=torch.uint8, device=parts[0].device, pin_memory=pin))
 
 
 def _split(block: torch.Tensor, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -43,6 +43,12 @@ def test_tensors_are_joined_and_split():
     assert all(value.untyped_storage().data_ptr() == joined.untyped_storage().data_ptr() for value in split.values())
 
 
+def test_tensors_are_joined_where_they_are():
+    """`meta` stands for a device of its own: what is fetched from a GPU is joined there and copied once."""
+    afar = {name: torch.zeros(3, dtype=kind, device="meta") for name, kind in (("act", torch.int64), ("q", torch.float32))}
+    assert _join(afar).device.type == "meta" and _join(afar).shape == (36,)
+
+
 def test_on_the_cpu_nothing_is_copied_in_and_nothing_is_shared_out():
     arrays = rows()
     sent = send(arrays, CPU)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,9 @@ from parl_like.spec import Array
 
 if TYPE_CHECKING:
     import torch
+
+
+log = logging.getLogger(__name__)
 
 
 class Borrowed:
@@ -48,19 +53,36 @@ def set_rng_state(generator: np.random.Generator, state: Mapping[str, Any]) -> N
     generator.bit_generator.state = {"bit_generator": "PCG64", **state, **own}
 
 
+STATE_BYTES = {"cpu": 5056, "cuda": 16}
+"""Length of a torch generator's state by its device."""
+
+
 def torch_rng_state(generator: torch.Generator) -> Array:
     """The state of a torch generator as a uint8 array: [5056] on the CPU, [16] on CUDA."""
     return np.array(generator.get_state().numpy())
 
 
 def set_torch_rng_state(generator: torch.Generator, state: Array) -> None:
-    """Puts a torch generator into a state of `torch_rng_state`. Raises ArchiveError where its dtype, length or content differ."""
+    """Put a torch generator into a state of `torch_rng_state`.
+
+    A state of another device cannot be continued: the generator begins with a seed that is made of it, and a warning says so.
+
+    Raises:
+        ArchiveError: dtype, length or content are those of no state.
+    """
     import torch
 
     length = len(generator.get_state())
     got = f"{getattr(state, 'dtype', type(state).__name__)} {getattr(state, 'shape', '')}"
     try:
-        if not isinstance(state, np.ndarray) or state.dtype != np.uint8 or state.shape != (length,):
+        if not isinstance(state, np.ndarray) or state.dtype != np.uint8 or state.ndim != 1:
+            raise RuntimeError(got)
+        if len(state) != length and len(state) in STATE_BYTES.values():
+            log.warning("the saved random state is that of another device than %s; draws go on from a seed that is made of it, "
+                        "so the run is not the one that would have been", generator.device)
+            generator.manual_seed(int.from_bytes(hashlib.sha256(state.tobytes()).digest()[:8], "little") >> 1)
+            return
+        if len(state) != length:
             raise RuntimeError(got)
         generator.set_state(torch.from_numpy(state.copy()))
     except RuntimeError as error:

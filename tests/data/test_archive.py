@@ -878,8 +878,19 @@ def test_a_torch_generator_continues_where_it_was(tmp_path):
     assert torch.equal(torch.randn(100, generator=generator), torch.randn(100, generator=other))
 
 
+def test_a_state_of_another_device_becomes_a_seed_and_is_told(caplog):
+    """A checkpoint of a GPU is evaluated, and goes on, where there is none."""
+    drawn = []
+    for state in (np.arange(16, dtype=np.uint8), np.arange(16, dtype=np.uint8), np.zeros(16, np.uint8)):
+        generator = torch.Generator()
+        set_torch_rng_state(generator, state)
+        drawn.append(torch.randn(4, generator=generator).tolist())
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert "that of another device than cpu" in caplog.text
+
+
 @pytest.mark.parametrize("state",
-                         [np.zeros(16, np.uint8), np.zeros(5056, np.int8), np.zeros((1, 5056), np.uint8), [0] * 5056,
+                         [np.zeros(17, np.uint8), np.zeros(5056, np.int8), np.zeros((1, 5056), np.uint8), [0] * 5056,
                           np.full(5056, 255, np.uint8)])
 def test_a_torch_state_that_is_none_is_refused(state):
     generator = torch.Generator().manual_seed(5)
