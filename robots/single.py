@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 ON_POLICY = {"models": ("MLPActorCritic", "ConvActorCritic", "RecurrentActorCritic"), "helper": "OnPolicyHelper"}
 OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyHelper.batch_size": 256,
-              "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.warmup": 1_000, "total_steps": 20_000}
+              "OffPolicyHelper.learn_every": 1, "total_steps": 20_000,
+              # before the first lesson the policy alone explores little, a deterministic one hardly
+              "OffPolicyHelper.warmup": 256, "OffPolicyHelper.random_steps": 256}
 
 NATURAL = {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128}
 TABLE: dict[str, Any] = {"models": ("QTable",), "helper": "OnlineHelper", "n_agents": 1}
@@ -59,8 +61,7 @@ USUAL: dict[str, dict[str, Any]] = {
              "OffPolicyHelper.buffer": "PrioritizedReplayBuffer", "PrioritizedReplayBuffer.alpha": 0.9,
              "PrioritizedReplayBuffer.beta": 0.6},
     "BootstrappedDQN": {"models": ("MLPBootstrappedQ",), "helper": "OffPolicyHelper", "n_agents": 2,
-                        "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.batch_size": 32, "OffPolicyHelper.warmup": 128,
-                        "BootstrappedDQN.target_period": 4},
+                        "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.batch_size": 32, "OffPolicyHelper.warmup": 128},
     "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
     "PPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPG.policy_lessons": 8, "MLPActorCritic.auxiliary": True,
             "ConvActorCritic.auxiliary": True},
@@ -83,7 +84,8 @@ USUAL: dict[str, dict[str, Any]] = {
     "CrossQ": {**OFF_POLICY, "models": ("MLPCrossQ",)},
     "OAC": {**OFF_POLICY, "OAC.lr": 1e-3},
     "MPO": {**OFF_POLICY, "MPO.lr": 1e-3, "MLPActorQ.critics": 1},
-    "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
+    "TD3": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "OffPolicyHelper.warmup": 1_000,
+            "OffPolicyHelper.random_steps": 1_000},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
     "ES": EVOLUTION, "CEM": EVOLUTION, "ARS": {**EVOLUTION, "MLPActorCritic.hidden": []},
     "QLearning": TABLE, "SARSA": TABLE,
