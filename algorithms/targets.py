@@ -12,11 +12,13 @@ from torch import Tensor
 from parl_like.batch import Batch
 from parl_like.explorer import legal
 
+MAX_N_STEP = 10_000  # rewards in each row of an update
+
 
 def powers(gamma: float, n_step: int) -> list[float]:
     """γ⁰ … γⁿ."""
-    if not 0.0 <= gamma <= 1.0 or n_step < 1:
-        raise ValueError(f"gamma is {gamma} and n_step {n_step}; expected gamma in [0, 1] and n_step ≥ 1")
+    if not 0.0 <= gamma <= 1.0 or not 1 <= n_step <= MAX_N_STEP:
+        raise ValueError(f"gamma is {gamma} and n_step {n_step}; expected gamma in [0, 1] and n_step 1 to {MAX_N_STEP}")
     return [gamma**k for k in range(n_step + 1)]
 
 

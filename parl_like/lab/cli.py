@@ -212,6 +212,8 @@ def _doctor(args: argparse.Namespace) -> int:
 
     import psutil
 
+    from parl_like.lab import sizes
+
     packages: dict[str, str] = {}
     for requirement in metadata.requires("parl_like") or []:
         if "extra ==" not in requirement:
@@ -224,7 +226,7 @@ def _doctor(args: argparse.Namespace) -> int:
     machine = {
         "parl_like": metadata.version("parl_like"),
         "python": platform.python_version(), "system": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": sizes.machine_cores(),
         "memory_gb": round(memory.total / 1e9, 1), "memory_free_gb": round(memory.available / 1e9, 1),
     }
     extras = {extra: importlib.util.find_spec(module) is not None for extra, module in _EXTRAS.items()}

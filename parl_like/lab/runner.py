@@ -16,7 +16,7 @@ from parl_like.errors import unknown
 from parl_like.evaluation import SCORES
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import own, stored
+from parl_like.lab import own, sizes, stored
 from parl_like.lab.checkpoint import Checkpoints, Loaded
 from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
@@ -100,7 +100,8 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
             if finished and loaded.meta.step >= config.total_steps:
                 raise UsageError(f"{run.path} has finished its {kept.total_steps} steps; to train longer: "
                                  f"`parl-like resume {run.path} total_steps={2 * max(loaded.meta.step, kept.total_steps)}`")
-            _restore(robot, loaded)
+            with sizes.bounded(config):
+                _restore(robot, loaded)
             run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
             run.save_config(configs.to_dict(config))
             stored.remember(run, config)
@@ -187,10 +188,12 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
     """The experiment's robot. What its parts refuse with a ValueError is a configuration that does not fit together."""
     module = experiment.module()
     _refuse_odd_files(config)
+    sizes.check(config)
     if "torch" in sys.modules:  # a robot without torch needs no threads of it
         sys.modules["torch"].set_num_threads(config.torch_threads)
     try:
-        robot: Robot = module.build(config)
+        with sizes.bounded(config):
+            robot: Robot = module.build(config)
     except UsageError:
         raise
     except (TypeError, ValueError) as error:
@@ -235,7 +238,8 @@ def _loaded(run: RunDir, experiment: Experiment, config: ExperimentConfig, which
         if WORKERS in loaded.tree:  # whose agents and buffers this robot, which has none of them, leaves where they are
             acts = robot.acting_state().keys()
             loaded = loaded._replace(tree={key: part for key, part in loaded.tree.items() if key in acts})
-        _restore(robot, loaded)
+        with sizes.bounded(config):
+            _restore(robot, loaded)
         cleanup.pop_all()
     return robot
 

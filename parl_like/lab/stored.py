@@ -25,7 +25,7 @@ RESUMABLE = frozenset({
                                      "period")),
 })
 """What may differ when a run is continued: nothing here changes what happens at a step of training."""
-EVALUABLE = RESUMABLE | {"eval_score"}
+EVALUABLE = RESUMABLE | {"eval_score", "torch_threads"}
 """What may differ when it is evaluated."""
 
 MACHINES = ("driver", "workers")

@@ -1,0 +1,122 @@
+"""What a robot takes of this machine: a number in a configuration costs nothing to write, and may come from somebody else.
+
+Numbers of agents, threads and workers are held against the machine before anything is built; while it is built, the operating
+system gives this process no more memory than there is. So what is too large is an error, and no end of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from parl_like.data.disk import read_file
+from parl_like.lab import config as configs
+from parl_like.lab.config import ConfigError, ExperimentConfig
+
+AGENTS_PER_CORE = 8192  # each is Python of its own; building one takes a millisecond
+ENV_BYTES = 16 << 10  # at least, of an environment with what its agent knows of it
+WORKER_BYTES = 32 << 20  # at least, of a worker process
+THREADS_PER_CORE, LEAST_THREADS = 16, 64
+_SPANS = ("seed", "total_steps", "checkpoint_every", "metrics_every", "eval_every", "keep_checkpoints", "eval_episodes")
+
+
+def machine_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or of the control group that this process is in."""
+    total = int(psutil.virtual_memory().total)
+    with suppress(OSError, ValueError):
+        total = min(total, int(_group_limit()))
+    return total
+
+
+def check(config: ExperimentConfig) -> None:
+    """Raises ConfigError where agents, environments, threads or workers are more than this machine could ever have."""
+    memory, cores = machine_memory(), machine_cores()
+    threads = max(LEAST_THREADS, THREADS_PER_CORE * cores)
+    if config.torch_threads > threads:
+        raise ConfigError(f"Config: key 'torch_threads' is {config.torch_threads}; expected at most {threads} on this machine of "
+                          f"{cores} cores; give torch_threads=1 (a run goes on with those that it began with)")
+    if config.n_agents > (most := AGENTS_PER_CORE * cores):
+        raise ConfigError(f"Config: key 'n_agents' is {config.n_agents}; expected at most {most} on this machine of {cores} "
+                          "cores; lower it, and give each of them more environments (env.vector)")
+    several = {"n_agents": config.n_agents, "env_n": getattr(config, "env_n", 1),
+               "env.vector": getattr(getattr(config, "env", None), "vector", 0) or 1}
+    lanes = several["n_agents"] * several["env_n"] * several["env.vector"]
+    if lanes * ENV_BYTES > memory:
+        named = " × ".join(f"{key}={n}" for key, n in several.items() if n > 1)
+        raise ConfigError(f"Config: {named} are {lanes} environments; expected at most {memory // ENV_BYTES}, for each takes "
+                          f"at least {in_words(ENV_BYTES)} of the {in_words(memory)} of this machine; lower them")
+    workers = min(config.workers.count, config.n_agents)
+    if workers * WORKER_BYTES > memory:
+        raise ConfigError(f"Config: key 'workers.count' is {config.workers.count}; expected at most {memory // WORKER_BYTES} "
+                          f"processes on this machine of {in_words(memory)}; give workers.count=0, one per core")
+
+
+@contextmanager
+def bounded(config: ExperimentConfig) -> Iterator[None]:
+    """Meanwhile this process gets no more memory than is free now. Raises ConfigError where that is not enough."""
+    free = min(int(psutil.virtual_memory().available), machine_memory())
+    before = _limit(free)
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "DefaultCPUAllocator: can't allocate" not in str(error):  # so torch says it
+            raise
+        tree = {key: value for key, value in configs.to_dict(config).items() if key not in _SPANS}
+        raise ConfigError(f"Config: this robot takes more than the {in_words(free)} of memory that are free here"
+                          f"{_largest(tree)}") from None
+    finally:
+        if before is not None:
+            _set_limit(before)
+
+
+def in_words(size: int) -> str:
+    """A number of bytes for people: `24.0 GiB`."""
+    value, unit = float(size), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value >= 1024:
+            value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
+
+
+def _largest(tree: Mapping[str, Any]) -> str:
+    """The way out: which numbers are the largest ones."""
+    numbers = {key: value for key, value in configs.flat(tree).items() if type(value) is int and value > 1000}
+    found = sorted(numbers, key=lambda key: -numbers[key])[:3]
+    return f"; its largest numbers are {', '.join(f'{key}={numbers[key]}' for key in found)}; lower them" if found else ""
+
+
+def _group_limit() -> str:
+    return read_file(Path("/sys/fs/cgroup/memory.max"), limit=100).decode("ascii").strip()
+
+
+def _limit(more: int) -> tuple[int, int] | None:
+    """Allows this process `more` bytes of data than it has; the limit before, None where there is no such thing."""
+    try:
+        import resource
+
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        has = int(psutil.Process().memory_info().data)
+        soft = has + more
+        if before[0] != resource.RLIM_INFINITY and before[0] <= soft:
+            return None
+        _set_limit((soft, before[1]))
+        return before
+    except (ImportError, AttributeError, OSError, ValueError):
+        return None
+
+
+def _set_limit(limit: tuple[int, int]) -> None:
+    import resource
+
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, limit)

@@ -1,0 +1,137 @@
+"""Numbers in a configuration that no machine has room for: refused before memory is taken, by name."""
+
+import resource
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from lab_fakes import MODULE, Config
+
+from parl_like.lab import runner, sizes
+from parl_like.lab.cli import main
+from parl_like.lab.config import ConfigError, dump_yaml, load_yaml, resolve
+from parl_like.lab.sizes import bounded, check, in_words
+
+HUGE = 10_000_000_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trained") / "run"
+    assert main(["train", "dqn-cartpole", f"run_dir={path}", "total_steps=40", "eval_episodes=1", "n_agents=1",
+                 "tensorboard=false"]) == 0  # fmt: skip
+    return path
+
+
+def changed(run, path, key, value):
+    shutil.copytree(run, path)
+    file = path / "config.yaml"
+    tree = inside = load_yaml(file.read_text())
+    *above, last = [int(name) if name.isdigit() else name for name in key.split(".")]
+    for name in above:
+        inside = inside[name]
+    assert last in inside or isinstance(inside, list)
+    inside[last] = value
+    file.write_text(dump_yaml(tree))
+
+
+SIZES = {"n_agents": "key 'n_agents' is 10000000000; expected at most",
+         "torch_threads": "key 'torch_threads' is 10000000000; expected",
+         "env.vector": "env.vector=10000000000 are 10000000000 environments; expected at most",
+         "robot.tasks.RL.OffPolicyHelper.size": "robot.tasks.RL.OffPolicyHelper.size=10000000000",
+         "robot.tasks.RL.ReplayBuffer.stack_num": "smaller than a stack of 10000000000 frames",
+         "robot.tasks.RL.DQN.n_step": "n_step 10000000000; expected",
+         "robot.tasks.RL.MLPQ.hidden.0": "hidden[0]=10000000000", "robot.tasks.RL.MLPQ.heads": "MLPQ.heads=10000000000"}
+
+
+@pytest.mark.parametrize("verb", ["eval", "play", "resume", "load_run"])
+@pytest.mark.parametrize("key", SIZES)
+def test_a_run_directory_takes_no_more_than_there_is(key, verb, run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changed(run, tmp_path / "run", key, HUGE)
+    limits, threads = resource.getrlimit(resource.RLIMIT_DATA), torch.get_num_threads()
+    before = psutil.Process().memory_info().rss
+    capsys.readouterr()
+    if verb == "load_run":
+        with pytest.raises(ConfigError) as error:
+            runner.load_run("run")
+        said = str(error.value)
+    else:
+        assert main([verb, "run"] + ["total_steps=80"] * (verb == "resume")) == 2
+        said = capsys.readouterr().err
+    assert SIZES[key] in said
+    assert psutil.Process().memory_info().rss - before < 500e6
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits and torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("word", ["n_agents=10_000_000_000", "torch_threads=10_000_000_000", "env.vector=10_000_000_000",
+                                  "MLPQ.hidden=[10_000_000_000]", "size=10_000_000_000",
+                                  "driver=processes workers.count=10_000_000_000 n_agents=16384"])
+def test_the_user_s_own_configuration_is_told_the_same(word, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sizes, "WORKER_BYTES", 1 << 32)
+    assert main(["train", "dqn-cartpole", *word.split(), "run_dir=new"]) == 2
+    error = capsys.readouterr().err
+    assert "lower" in error or "give" in error
+    assert not Path("new").exists()
+
+
+def test_a_run_of_a_larger_machine_is_looked_at_with_fewer_threads(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changed(run, tmp_path / "run", "torch_threads", 5000)
+    assert main(["eval", "run"]) == 2 and "give torch_threads=1" in capsys.readouterr().err
+    assert main(["eval", "run", "torch_threads=1"]) == 0
+
+
+def test_usual_sizes_are_no_matter():
+    check(Config(n_agents=256, torch_threads=64))
+    check(Config(n_agents=8192))
+    with bounded(Config()):
+        assert np.zeros(1 << 20).sum() == 0
+
+
+def test_a_smaller_machine_has_smaller_limits(monkeypatch):
+    config = resolve(MODULE.Config, {"n_agents": 1000})
+    check(config)
+    monkeypatch.setattr(sizes, "machine_memory", lambda: 8 << 20)
+    with pytest.raises(ConfigError, match=r"n_agents=1000 are 1000 environments; expected at most 512, .* 16 KiB of the 8 MiB"):
+        check(config)
+    monkeypatch.setattr(sizes, "AGENTS_PER_CORE", 100)
+    monkeypatch.setattr(sizes, "machine_cores", lambda: 2)
+    with pytest.raises(ConfigError, match=r"'n_agents' is 1000; expected at most 200 on this machine of 2 cores; lower it"):
+        check(config)
+
+
+def test_what_grows_slowly_ends_too(monkeypatch):
+    """Many small pieces: none of them is large."""
+    monkeypatch.setattr(sizes, "machine_memory", lambda: 200 << 20)
+    held = []
+    with pytest.raises(ConfigError, match="more than the 200 MiB of memory that are free here; its largest numbers are"):
+        with bounded(resolve(MODULE.Config, {"options": {"n": 5000}})):
+            while len(held) < 2000:
+                held.append(bytearray(1 << 20))
+    assert len(held) < 400
+    del held
+    assert np.zeros(300 << 17).nbytes, "afterwards there is no limit"
+
+
+def test_tensors_are_no_exception(monkeypatch):
+    monkeypatch.setattr(sizes, "machine_memory", lambda: 200 << 20)
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match="this robot takes more than the 200 MiB"), bounded(Config()):
+        torch.nn.Linear(20_000, 20_000)
+    tracemalloc.stop()
+
+
+def test_other_errors_are_as_they_were():
+    with pytest.raises(RuntimeError, match="^mine$"), bounded(Config()):
+        raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize(("size", "text"), [(1, "1 bytes"), (1024, "1 KiB"), (24 << 30, "24 GiB"), (1 << 60, "1.049e+06 TiB")])
+def test_bytes_in_words(size, text):
+    assert in_words(size) == text
