@@ -154,7 +154,7 @@ class ActorCritic(Algorithm):
             value, boot = values[:n], values[n:]
             out = {k: v[:n] if len(v) == len(values) else v for k, v in out.items()}
         # Rows of an asynchronous run carry the log-probability they were taken with; in a synchronous run it is this one.
-        batch.log_prob = batch.policy.log_prob if "policy" in batch else self.model.head.log_prob(out, batch.act)
+        batch.log_prob = batch.policy.log_prob if has_log_prob(batch) else self.model.head.log_prob(out, batch.act)
         batch.advantage, batch.returns = self.estimates(batch, out, value, boot)
         if self.normalize and not self.normalizes_minibatches:
             batch.advantage = normalized(batch.advantage)
@@ -200,6 +200,11 @@ class A2C(ActorCritic):
         value_loss, entropy = self.value_and_entropy(out, value, batch)
         loss = self.total_loss(policy_loss, value_loss, entropy)
         return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
+
+
+def has_log_prob(batch: Batch) -> bool:
+    """Whether the rows have the log-probability that they were taken with; `policy` may have other outputs of `predict`, too."""
+    return "policy" in batch and "log_prob" in batch.policy
 
 
 def explorer_of(head: Any, act: gym.Space[Any]) -> Explorer:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithm import Schedule, value_of
-from parl_like.algorithms.actor_critic import ActorCritic
+from parl_like.algorithms.actor_critic import ActorCritic, has_log_prob
 from parl_like.algorithms.unrolls import discounts, normalized, sequences
 from parl_like.batch import Batch
 from parl_like.data.returns import next_values, vtrace
@@ -200,7 +200,7 @@ class IMPALA(ActorCritic):
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         out, value, boot = self.unroll(batch)
         log_prob = self.model.head.log_prob(out, batch.act)
-        log_ratio = log_prob.detach() - batch.policy.log_prob if "policy" in batch else torch.zeros_like(log_prob)
+        log_ratio = log_prob.detach() - batch.policy.log_prob if has_log_prob(batch) else torch.zeros_like(log_prob)
         share = 1.0 / len(log_prob) if self.reduction == "mean" else 1.0
         weights = torch.full_like(log_ratio, value_of(self.entropy, self.updates))
         loss = log_prob.new_zeros(())

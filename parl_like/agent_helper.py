@@ -19,11 +19,12 @@ from parl_like.computation_wrapper import Communicator
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.row_specs import is_part
-from parl_like.data.transforms import Hindsight, Source, Transform, Transforms
+from parl_like.data.transforms import Source, Transform, Transforms
 from parl_like.env_source import REWARD_WEIGHTS, reward_shape
-from parl_like.errors import Dropped, NotEnoughRows, unknown
+from parl_like.errors import Dropped, NotEnoughRows
 from parl_like.explorer import Explorer, Noise, random_actions
 from parl_like.helper_checks import check_buffer, check_explorer, check_options, check_outputs, check_reward, check_rows
+from parl_like.kept_columns import KeptColumns, Wanted, info_specs, read
 from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
@@ -39,13 +40,17 @@ class AgentHelper:
     Args:
         explorer: How predictions become actions; None: the algorithm's default.
         store_policy: Whether the explorer's `log_prob` is stored with each row; needed when rows are learned from after the
-            parameters have changed. None: where that may happen (`OnPolicyHelper`) and the explorer has log-probabilities.
+            parameters have changed. None: where that may happen (`OnPolicyHelper`) and the explorer has log-probabilities. What
+            `predict` itself gives as `policy` is stored, too, unless this is False.
         extras: Further columns of the buffer, for values that the agent gives to `store` by name. One of them the algorithms
             know: `DURATION`, the steps that a row's action took; its next state is discounted by γ to that power.
         transforms: What is done to raw observations and rewards on their way to the model (`parl_like.data.transforms`), on
             rollout and again on replay. The buffer keeps raw rows; statistics are shared by all helpers of the task. Build the
             model for `Transforms(transforms).space(space)`. With a `FrameStacker`, predict once per step.
         obs_space: The space of the raw observations, where transforms get others than the environment's.
+        store_info: Keys of the environment's `info` that are stored with each row, and which algorithms read as `batch.info.x`:
+            `("x",)`, one number in every step, as float64; or with what stands for it in steps that lack it, which says its
+            shape and dtype, too: `{"x": 0.0, "position": np.zeros(3, np.float32)}`.
 
     Attributes:
         name: The task's name.
@@ -62,6 +67,7 @@ class AgentHelper:
     extras: tuple[Spec, ...] = fixed(_LAID_OUT)
     transforms: Transforms = fixed(_LAID_OUT)
     obs_space: gym.Space[Any] | None = fixed(_LAID_OUT)
+    store_info: dict[str, tuple[Spec, Any]] = fixed(_LAID_OUT)
     exp_q, store_data = Alias("buffer"), Alias("store")
     learns = False
     sends_returns = False  # of candidates, in place of rows
@@ -69,7 +75,7 @@ class AgentHelper:
 
     def __init__(
         self, *, explorer: Explorer | None = None, store_policy: bool | None = None, extras: Sequence[Spec] = (),
-        transforms: Iterable[Transform] = (), obs_space: gym.Space[Any] | None = None,
+        transforms: Iterable[Transform] = (), obs_space: gym.Space[Any] | None = None, store_info: Wanted = (),
         **more: Any,
     ) -> None:
         check_options(self, explorer, more)
@@ -78,6 +84,7 @@ class AgentHelper:
         self.extras = tuple(extras)
         self.transforms = Transforms(transforms)
         self.obs_space = obs_space
+        self.store_info = info_specs(type(self).__name__, store_info)
         self.name = self.where = ""
         self.buffer: ReplayBuffer | None = None
         self.steps = self._random_steps = 0
@@ -146,9 +153,16 @@ class AgentHelper:
         self._keeps_policy = bool(self.store_policy)
         numbers = range(agent.first_env, agent.first_env + len(lanes))  # `lanes` of workers begin at 0 in each
         self._marks = Marks([name for name in self.window.fields if name in MARKS], numbers)
-        self._has_more = bool(self._state_specs or self._keeps_policy or self._versioned or self._marks.names or self.extras)
+        if self.store_info and mode != "test" and self.task.train and type(self).make_buffer is AgentHelper.make_buffer:
+            raise ValueError(f"{self.where}: {type(self).__name__} keeps no rows, so it cannot store_info; use a helper with a "
+                             "buffer, such as OffPolicyHelper")
+        policy = self.task.policy_specs if buffer is not None and (self._may_give_up or self.store_policy) else ()
+        self._kept = KeptColumns(self.where, policy, self.store_info, len(lanes) if agent.vector else 0)
+        self._has_more = bool(self._state_specs or self._keeps_policy or self._versioned or self._marks.names or self.extras
+                              or self._kept.specs)
         if buffer is not None:
-            columns = self.format.columns(self._keeps_policy, self._versioned, self._marks.names, self.extras)
+            columns = self.format.columns(self._keeps_policy, self._versioned, self._marks.names,
+                                          (*self._kept.specs, *self.extras))
             self.allocate(buffer, [spec.owned_by(f"task {name!r}") for spec in columns])
             self._check_buffer(buffer)
         self.bound = True
@@ -388,7 +402,7 @@ class AgentHelper:
         Args:
             obs, act, rew, obs_next, terminated, truncated: One step; `obs_next` is what the environment returned with `rew`,
                 at an episode's end the true final observation.
-            info: Not stored; here for the plain call with what `env.step` returned.
+            info: What `env.step` returned with them; of it `store_info` is stored.
             mask: [n] bool, rows that are real transitions; None: all.
             extra: Values of the helper's `extras`, by name.
 
@@ -407,7 +421,7 @@ class AgentHelper:
         check_reward(self.where, rew)
         values: tuple[Any, ...] = (*head, *acts, rew, terminated, truncated, *tail)
         if self._has_more or extra is not None:
-            values += self._more(act, extra or {})
+            values += self._more(act, extra or {}, info, terminated, truncated)
         try:
             if self._vector:
                 lanes, ends = self._lane_numbers, np.logical_or(terminated, truncated)
@@ -445,15 +459,17 @@ class AgentHelper:
             return tuple([out[name][row] if row >= 0 else out[name] for name in names])
         return to_env.inverse(act) if type(to_env) is Structured else (to_env.inverse(np.asarray(act)),)
 
-    def _more(self, act: Any, extra: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Memory before the action, its log-probability, the version of the parameters, the marks, and the extras: the columns
-        after `obs_next`."""
+    def _more(self, act: Any, extra: Mapping[str, Any], info: Any, terminated: Any, truncated: Any) -> tuple[Any, ...]:
+        """Memory before the action, its log-probability, the version of the parameters, the marks, what else is kept, and the
+        extras: the columns after `obs_next`."""
         values: tuple[Any, ...] = self._stored_state
         if self._keeps_policy:
             values += (self._log_prob(act),)
         if self._versioned:
             values += (self._version if not self._vector else np.full(len(self.lanes), self._version),)
         values += self._marks.values(slice(None) if self._vector else 0)
+        if self._kept.specs:
+            values += self._kept.values(act, self._last, info, np.logical_or(terminated, truncated))
         if extra.keys() != {s.name for s in self.extras}:
             raise ValueError(f"{self.where}: store got extra {sorted(extra)}; expected {[s.name for s in self.extras]}, as the "
                              "helper's `extras` say")
@@ -548,20 +564,7 @@ class AgentHelper:
             index, key: As for `ReplayBuffer.get`.
             transformed: False: in the environment's units.
         """
-        buffer = self.buffer
-        if buffer is None:
-            raise NotEnoughRows(f"{self.where}: {type(self).__name__} keeps no rows to read")
-        if not transformed or not self._changes:
-            return buffer.get(index, key)
-        positions = np.asarray(buffer.positions(index))
-        chain = Transforms(t for t in self.transforms.for_helper(1, "test") if not isinstance(t, Hindsight))
-        with buffer.lock:
-            rows = chain.replay(buffer.gather(positions.ravel()), Source(buffer, positions.ravel(), self.rng, positions.ravel()))
-        rows["done"] = rows["terminated"] | rows["truncated"]
-        flat = {n: c.reshape((*positions.shape, *c.shape[1:]))[()] for n, c in rows.items() if is_part(n, key)}
-        if not flat:
-            raise KeyError(f"{self.where}: " + unknown("field", key, rows))
-        return flat[key] if key in flat else Batch.nest({name[len(key) + 1 :]: column for name, column in flat.items()})
+        return read(self, index, key, transformed)
 
     def _replayed(self, rows: dict[str, Array], indices: Array, last_index: Array, real: Array | None = None) -> dict[str, Array]:
         """Raw rows of the buffer as the algorithm gets them; the caller holds the buffer's lock."""

@@ -21,11 +21,12 @@ from parl_like.batch import Batch
 from parl_like.contract import ContractError, check_rows, flat_outputs, try_out
 from parl_like.data.generators import Borrowed
 from parl_like.errors import Diverged, unknown
+from parl_like.kept_columns import policy_specs
 from parl_like.model import ArrayModel
 from parl_like.optimization import ROW, Optimization, Step, claim, has_modes, lesson_return, own_parameters, set_mode
 from parl_like.places import Places
 from parl_like.span import move_ends
-from parl_like.spec import Array, SpecError, leaves
+from parl_like.spec import Array, Spec, SpecError, leaves
 from parl_like.task_state import load_task_state, load_what_fits, task_state
 from parl_like.transfer import fetch, send
 
@@ -101,7 +102,7 @@ class ComputationTask:
             learn.
         learns: Lessons given. rows_learned: Their rows.
         skipped: Optimiser steps that were left out so far. skips: Lessons in a row, up to now, in which all were.
-        output_shapes: Of one row of each output of `predict`.
+        output_shapes: Of one row of each output of `predict`. policy_specs: those of `policy`, which helpers store.
         sharers: The tasks that share parameters with this one.
     """
 
@@ -144,6 +145,7 @@ class ComputationTask:
         self.fault = ""  # of the last step that was left out
         self.version = self.learns = self.rows_learned = self.skipped = self.skips = 0
         self.output_shapes: dict[str, tuple[int, ...]] = {}
+        self.policy_specs: tuple[Spec, ...] = ()
         self._source = algorithm
         self._algorithm: Algorithm | None = None
         self._optimization: Optimization | None = None
@@ -189,7 +191,8 @@ class ComputationTask:
             raise ValueError(f"{self.owner()}: device is {str(self.device)!r}, and {type(algorithm.model).__name__} is a model "
                              "of NumPy arrays; use device='cpu'")
         try:
-            self.output_shapes = try_out(self.name, algorithm)
+            tried = try_out(self.name, algorithm)
+            self.output_shapes, self.policy_specs = {n: value.shape[1:] for n, value in tried.items()}, policy_specs(tried)
         except ContractError as error:
             raise ContractError(f"{self.owner()}: {error}") from error.__cause__
         for network in networks.values():

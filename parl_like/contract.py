@@ -18,9 +18,9 @@ class ContractError(TypeError):
     """A model does not offer what the algorithm calls, or returns something else."""
 
 
-def try_out(task: str, algorithm: Algorithm) -> dict[str, tuple[int, ...]]:
+def try_out(task: str, algorithm: Algorithm) -> dict[str, Array]:
     """Predicts two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that does
-    not fit. Returns the shapes of one row of each output; puts the networks into eval mode."""
+    not fit. Returns the outputs, [2, ...] each; puts the networks into eval mode."""
     check_methods(algorithm)
     for network in algorithm.networks().values():
         network.eval()
@@ -36,8 +36,9 @@ def try_out(task: str, algorithm: Algorithm) -> dict[str, tuple[int, ...]]:
             raise ContractError(f"{type(algorithm).__name__}.predict returned {type(predicted).__name__}; expected a mapping, "
                                 "such as {'q': …}")
         out = flat_outputs(predicted)
-    check_rows(task, fetch(out), 2)
-    return {name: tuple(value.shape[1:]) for name, value in out.items()}
+    arrays = fetch(out)
+    check_rows(task, arrays, 2)
+    return arrays
 
 
 def flat_outputs(out: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from parl_like.data.transforms import Transforms
 from parl_like.driver import Driver
 from parl_like.env_source import EnvSource, is_made, make_one, note_of
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
+from parl_like.helper_checks import check_kind
 from parl_like.row_counts import RowCounts
 from parl_like.schedules import OnPolicyHelper
 from parl_like.spec import SpecError
@@ -274,6 +275,7 @@ class Crew:
             seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
             buffer = helper.make_buffer(n_lanes, np.random.default_rng(seed))
             if buffer is not None:
+                check_kind(f"task {name!r}: make_buffer of {type(helper).__name__}", buffer)
                 self.buffers[name] = buffer = _for_policy(name, buffer, task.algorithm.model.act_space)
                 if lock is not None:
                     buffer.make_threadsafe()

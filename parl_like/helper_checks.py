@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from parl_like.data.episodes import CachedReplayBuffer
+from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.errors import unknown
 from parl_like.explorer import Beta, Candidates, Explorer, Gaussian, Noisy
 from parl_like.explorer.base import lacks
@@ -93,3 +95,22 @@ def check_reward(where: str, rew: Any) -> None:
         if np.isinf(rew).any():
             raise SpecError(f"{where}, field 'rew': expected a finite number, got {rew!r:.200}; mend the environment, or let its "
                             "agent drop or replace what is not finite (on_bad_value)")
+
+
+def made_buffer(helper: Any, make: Callable[..., Any], n_lanes: int, rng: np.random.Generator) -> ReplayBuffer:
+    """The buffer of an off-policy helper. Raises TypeError where `make` makes none, or none whose rows can be drawn."""
+    owner = f"{type(helper).__name__}: buffer"
+    try:
+        buffer = make(helper.size, n_lanes, rng)
+    except TypeError as error:
+        raise TypeError(f"{owner} could not be made: {error}; expected what takes size, lanes and a generator, such as "
+                        "ReplayBuffer or partial(PrioritizedReplayBuffer, alpha=0.6)") from error
+    check_kind(owner, buffer)
+    return buffer  # type: ignore[no-any-return]
+
+
+def check_kind(owner: str, buffer: Any) -> None:
+    """Raises TypeError for what is no buffer that helpers share."""
+    if not isinstance(buffer, (ReplayBuffer, CachedReplayBuffer)):
+        raise TypeError(f"{owner} gives {type(buffer).__name__}; expected a ReplayBuffer or PrioritizedReplayBuffer, of which "
+                        "rows can be drawn while their episodes go on; fill others by hand, from an agent of your own")

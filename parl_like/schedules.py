@@ -15,6 +15,7 @@ from parl_like.computation_task import BatchRule
 from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.errors import NotEnoughRows
+from parl_like.helper_checks import made_buffer
 from parl_like.row_format import MARKS
 from parl_like.settings import fixed
 from parl_like.spec import Array, Spec
@@ -65,7 +66,7 @@ class OffPolicyHelper(AgentHelper):
         return BatchRule(max_rows=self.batch_size)
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
-        return self._make(self.size, n_lanes, rng)
+        return made_buffer(self, self._make, n_lanes, rng)
 
     def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
         super().allocate(buffer, specs)
@@ -79,7 +80,7 @@ class OffPolicyHelper(AgentHelper):
                              f"{type(self).__name__} sends random ones; use OnPolicyHelper or EpisodicHelper")
         if self.mode != "test" and not getattr(self.task.algorithm, "takes_priorities", True):
             # Where agents are in other processes their buffer is not here; one like it tells before these are started.
-            buffer = self._make(self.size, len(self.lanes), np.random.default_rng(0)) if self.buffer is None else self.buffer
+            buffer = self.make_buffer(len(self.lanes), np.random.default_rng(0)) if self.buffer is None else self.buffer
             if isinstance(buffer, PrioritizedReplayBuffer):
                 raise ValueError(f"{self.where}: {type(self.task.algorithm).__name__} has no priorities for its rows; use a "
                                  "ReplayBuffer")
@@ -393,7 +394,8 @@ class EpisodicHelper(OnPolicyHelper):
 
 
 class OfflineHelper(OffPolicyHelper):
-    """Learns from a buffer that was filled elsewhere; stores nothing.
+    """Learns from a buffer that was filled elsewhere; stores nothing. Where its agent has an environment it acts there, and
+    learns from the data every `learn_every` steps.
 
     Args:
         data: The buffer, or the directory that `buffer.save(path)` wrote. Its columns must have the names, shapes and dtypes of
@@ -413,6 +415,9 @@ class OfflineHelper(OffPolicyHelper):
             raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or "
                              "give more data")
         super().__init__(size=len(data), batch_size=batch_size, **options)
+        if self.store_info:
+            raise ValueError("OfflineHelper: store_info says what to store, and it stores nothing; leave it out (columns "
+                             "`info.x` of the data are read as they are)")
         self.data, self.in_order = data, in_order
         self._at = 0  # in that order
 
@@ -454,15 +459,22 @@ class OfflineHelper(OffPolicyHelper):
         """Checks the columns that are there."""
         for spec in specs:
             column = buffer.columns.get(spec.name)
-            if column is None and spec.name.split(".")[0] in ("obs", "act", *MARKS):
+            if column is None and spec.name.split(".")[0] in ("obs", "act", "state", *MARKS):
                 raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field",
                                  True)
             if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):
                 raise spec.error(f"{('N', *buffer.read_shape(spec.name))} {column.dtype}",
                                  "convert the data, or build the model for its spaces", True)
 
-    def store(self, *args: Any, **kwargs: Any) -> None:
-        """Offline data does not grow."""
+    def store(
+        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
+        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Offline data does not grow; the step counts for `learn_every`."""
+        if self.mode != "test" and self.buffer is not None:
+            n = 1 if not self._vector else len(self.lanes) if mask is None else int(mask.sum())
+            self.steps += n
+            self._after_store(n, int(np.sum(np.logical_or(terminated, truncated))))
 
     def interrupt(self, rows: Array | None = None) -> None:
         """Offline data does not change."""

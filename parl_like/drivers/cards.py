@@ -66,7 +66,7 @@ class TaskCard:
     def __init__(self, task: ComputationTask) -> None:
         self.name, self.helper, self.train, self.on_error = task.name, task.helper, task.train, task.on_error
         self.predict_rule, self.training_rule = task.predict_rule, task.training_rule
-        self.output_shapes = dict(task.output_shapes)
+        self.output_shapes, self.policy_specs = dict(task.output_shapes), task.policy_specs
         self.version, self.learns = task.version, task.learns
         self.algorithm = AlgorithmCard(task.algorithm)
         self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect

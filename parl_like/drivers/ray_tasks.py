@@ -42,7 +42,8 @@ class TaskActor:
             task.name = name
             task.build(seed)
             self.task = task
-        return {"card": AlgorithmCard(self.task.algorithm, IN_ACTOR), "output_shapes": self.task.output_shapes, **self.facts()}
+        return {"card": AlgorithmCard(self.task.algorithm, IN_ACTOR), "output_shapes": self.task.output_shapes,
+                "policy_specs": self.task.policy_specs, **self.facts()}
 
     def meet(self, asked: Mapping[str, tuple[bytes, Any]]) -> None:
         """The tasks that this one asks: what builds each, and its actor."""
@@ -141,6 +142,7 @@ class RayTask(ComputationTask):
         options = {"device": str(self.device), "train": self.train, "max_skips": self.max_skips}
         known = self._get(self._actor.build.remote(payload, self.name, options, seed))
         self._card, self.output_shapes = self._face(known["card"]), known["output_shapes"]
+        self.policy_specs = known["policy_specs"]
         self._note(known)
 
     def meet(self, asked: Mapping[str, ComputationTask]) -> None:
