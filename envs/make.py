@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from parl_like import env_ids
 from parl_like.errors import unknown
 
 
@@ -320,7 +321,8 @@ def load(id_or_factory: str | Callable[..., Any] | Any, **options: Any) -> tuple
         TypeError: None of these, or options for an environment that is there already.
     """
     if isinstance(id_or_factory, (str, gym.envs.registration.EnvSpec)):
-        env = gym.make(id_or_factory, max_episode_steps=-1, disable_env_checker=True, **options)
+        which = env_ids.known(id_or_factory) if isinstance(id_or_factory, str) else id_or_factory
+        env = gym.make(which, max_episode_steps=-1, disable_env_checker=True, **options)
         while isinstance(env, gym.wrappers.OrderEnforcing):
             env = env.env  # costs a call per step
         if isinstance(id_or_factory, str):

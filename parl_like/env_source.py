@@ -16,6 +16,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from parl_like import env_ids
 from parl_like.spec import Array
 from parl_like.stages import Hook
 
@@ -38,7 +39,12 @@ def is_made(env: Any) -> bool:
 
 def factory_of(source: Any) -> Callable[..., Any]:
     """Ids are made without gymnasium's checker: ours checks each step."""
-    return partial(gym.make, source, disable_env_checker=True) if isinstance(source, str) else source
+    return partial(env_ids.make, source, disable_env_checker=True) if isinstance(source, str) else source
+
+
+def known(source: EnvSource) -> EnvSource:
+    """A source that may be made later: an id is looked at now, by the rule that is in force now (`env_ids.known`)."""
+    return env_ids.known(source) if isinstance(source, str) else source
 
 
 def make_one(source: EnvSource) -> Any:

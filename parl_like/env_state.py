@@ -87,6 +87,8 @@ def restore_state(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any], state: Mapp
         elif name not in BARE and name not in WRAPPERS:
             cast(Any, layer).restore_state(part)
         else:
+            if set(part["values"]) != (known := {*BARE.get(name, ()), *WRAPPERS.get(name, ())}):  # and no other attribute
+                raise ValueError(f"restore_state: the state of {name} has {sorted(part['values'])}; expected {sorted(known)}")
             for key, value in copy.deepcopy(part["values"]).items():
                 now = getattr(layer, key, None)  # a checkpoint knows no longest length
                 setattr(layer, key, deque(value, now.maxlen) if isinstance(now, deque) else value)

@@ -16,7 +16,7 @@ from parl_like.agent import Agent
 from parl_like.computation_task import ComputationTask, introduce
 from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
-from parl_like.env_source import EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, write_gif
+from parl_like.env_source import EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, known, write_gif
 from parl_like.errors import AgentFailed, unknown
 from parl_like.evaluation import SCORES, Episodes, epochs, gather, greedy_action, scored
 from parl_like.idle import refuse_divergence, unless_nobody_asks, why_never_learned
@@ -89,7 +89,7 @@ class Robot(Crew):
                              "or an id")
         if not callable(score) and score not in SCORES:
             raise ValueError(f"Robot: {unknown('score', score, SCORES)}; or give a function of the robot and its Episodes")
-        self.seed, self.eval_env, self.eval_explore, self.score = seed, eval_env, eval_explore, score
+        self.seed, self.eval_env, self.eval_explore, self.score = seed, known(eval_env), eval_explore, score
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
         self.trace = TraceHash() if trace else None

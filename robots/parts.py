@@ -28,6 +28,7 @@ from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transform
 from parl_like.errors import nearest, our_name, unknown
 from parl_like.explorer import Explorer
+from parl_like.lab import foreign
 from parl_like.lab.config import ConfigError, ends_with, fit, flat, nested, overruled, show
 from parl_like.lab.own import candidates
 from parl_like.optim import Linear, Schedule
@@ -91,7 +92,7 @@ def named(kind: str, name: str) -> Any:
     """The class of this name among the parts of a kind; `module:Name` is one of the user's own.
 
     Raises:
-        ConfigError: there is none; the nearest is named.
+        ConfigError: there is none, the nearest is named; or a run directory may not ask for it.
     """
     inside, there = candidates(name, SHELVES[kind])
     found = _of_kind(kind, there)
@@ -99,6 +100,8 @@ def named(kind: str, name: str) -> Any:
         raise ConfigError(f"Config: no {kind} {name!r}; what has this name is no class made from {kind}")
     if inside not in found:
         raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
+    if kind == "Wrapper" and (rule := foreign.rule()) is not None:
+        rule.check_wrapper(name, found[inside])
     return found[inside]
 
 

@@ -140,7 +140,7 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     parts = Parts(config.parts, usual, config.__struct_fields__, span)
     source = env_of(config.env, parts) if env is None else env
     if eval_env is None and config.eval_env is not None:
-        eval_env = env_of(config.eval_env.over(config.env), parts)
+        eval_env = env_of(config.eval_env.over(config.env), parts, "eval_env")
     spaces, agent = probed(source)
     if eval_env is not None:
         check_eval_env(eval_env, spaces)

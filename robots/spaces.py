@@ -17,6 +17,7 @@ from parl_like.computation_task import ComputationTask
 from parl_like.env_source import EnvSource, factory_of, is_made, make_one
 from parl_like.envs.vector import make_vector_env
 from parl_like.idle import too_short
+from parl_like.lab import foreign
 from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.lab.own import candidates
 from parl_like.robot import Robot
@@ -123,9 +124,15 @@ class PartsConfig(ExperimentConfig, frozen=True, kw_only=True):
     parts: dict[str, Any] = {}
 
 
-def env_of(env: Env, parts: Parts) -> EnvSource:
-    """The id alone where that says it all, so that whoever makes the environment knows it; else a factory."""
+def env_of(env: Env, parts: Parts, key: str = "env") -> EnvSource:
+    """The id alone where that says it all, so that whoever makes the environment knows it; else a factory.
+
+    Raises:
+        ConfigError: the id is not known, or may not be looked for; `key` is that of the configuration.
+    """
     import_module_in(env.id)
+    if (rule := foreign.rule()) is not None:
+        rule.check_options(f"{key}.options", env.id, env.options)
     wrappers = [named("Wrapper", name) for name in env.wrappers]
     made = [partial(one, **parts.args("env", one, skip=list(arguments_of(one))[:1], whole=True)) for one in wrappers]
     if not (env.options or made or env.vector):
@@ -135,7 +142,8 @@ def env_of(env: Env, parts: Parts) -> EnvSource:
 
 
 def import_module_in(id: str) -> None:
-    """Of `module:Id`; gymnasium would not look for it in the working directory. Raises ConfigError where there is none."""
+    """Of `module:Id`; gymnasium would not look for it in the working directory. Raises ConfigError: there is none, or it may not
+    be imported."""
     if ":" in id:
         candidates(id)
 

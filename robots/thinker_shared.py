@@ -26,7 +26,7 @@ from parl_like.lab.config import to_dict
 from parl_like.robot import Robot
 from parl_like.robots import thinker
 from parl_like.robots.spaces import Weight
-from parl_like.robots.thinker.build import actor
+from parl_like.robots.thinker.build import actor, check_env
 from parl_like.robots.thinker.config import OPTIONS, refuse
 from parl_like.robots.thinker.ray import NOBODY, SharedModel
 from parl_like.spec import Array
@@ -112,6 +112,7 @@ def build(config: Config) -> Robot:
     Raises:
         ConfigError: the environment does not exist, or does not fit. ImportError: Ray is not installed.
     """
+    check_env(config)
     shared = ray_init(config.workers.address or None, **config.options())
 
     def envs(options: dict[str, Any], **more: Any) -> VectorEnv[Any, Any, Any]:

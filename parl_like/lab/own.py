@@ -3,7 +3,8 @@ have imported again.
 
 A run directory is not trusted, so its run.json can name a file and that file's hash, but neither says that the file is the
 user's: whoever made the one may have made the other. What does is that the user has named this file, with this content, on a
-command line before. The hashes of these are kept in the user's own directory (`$XDG_STATE_HOME/parl_like/imported`).
+command line before. The hashes of these are kept in the user's own directory (`$XDG_STATE_HOME/parl_like/imported`), and beside
+them those of the configurations that he has run (`ran`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 
 import cloudpickle
 
-from parl_like.data.disk import read_named
+from parl_like import names
+from parl_like.data.disk import read_named, replace_file
 from parl_like.errors import unknown
 from parl_like.lab import experiment as experiments
 from parl_like.lab.config import ConfigError
@@ -94,9 +96,11 @@ def candidates(name: str, shelves: Sequence[str] = ()) -> tuple[str, dict[str, A
     the modules of the user's experiments, and in these.
 
     Raises:
-        ConfigError: the module cannot be imported.
+        ConfigError: the module cannot be imported, or may not (`parl_like.names`).
     """
     module, colon, inside = name.rpartition(":")
+    if colon and not is_own(module):
+        names.check(name)
     try:
         modules = [module_of(module)] if colon else [importlib.import_module(one) for one in shelves]
     except ImportError as error:
@@ -205,19 +209,22 @@ def _content(path: str) -> bytes:
 # ------------------------------------------------------------------------------------------------ what the user has run
 
 
+MAX_RUNS = 10_000  # of which hashes are kept, the newest
+
+
 def remember_run(config: bytes) -> None:
     """The user runs this configuration, `config.yaml` of a run directory."""
-    _remember(_CONFIG, config)
+    marks = _marks("ran")
+    if (mark := hashlib.sha256(config).hexdigest()) not in marks:
+        _add("ran", mark, marks[-MAX_RUNS // 2 :] if len(marks) >= MAX_RUNS else [])
 
 
 def has_run(config: bytes) -> bool:
     """Whether he has."""
-    return _mark(_CONFIG, config) in _marks()
+    return hashlib.sha256(config).hexdigest() in _marks("ran")
 
 
 # ------------------------------------------------------------------------------------------------ importing again
-
-_CONFIG = "config.yaml"  # of whatever run; files of the user's are known by absolute paths
 
 
 def _refusal(source: Source, run: Path) -> str:
@@ -234,7 +241,7 @@ def _refusal(source: Source, run: Path) -> str:
     content = _content(path)
     if hashlib.sha256(content).hexdigest() != source.sha256:
         return "which has changed since"
-    return "" if _mark(path, content) in _marks() else "which you have not given to parl-like yet"
+    return "" if _mark(path, content) in _marks("imported") else "which you have not given to parl-like yet"
 
 
 def _run_around(path: str) -> Path | None:
@@ -246,20 +253,27 @@ def _mark(path: str, content: bytes) -> str:
     return hashlib.sha256(os.fsencode(path) + b"\0" + content).hexdigest()
 
 
-def _kept() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "parl_like" / "imported"
-
-
-def _marks() -> set[str]:
+def _marks(kind: str) -> list[str]:
+    """Hashes that are kept in the user's own directory: of files `imported`, of configurations that he `ran`."""
     with suppress(OSError, ValueError):
-        return set(read_named(_kept(), limit=MAX_BYTES).decode("ascii").split())
-    return set()
+        return read_named(_state() / kind, limit=MAX_BYTES).decode("ascii").split()
+    return []
 
 
 def _remember(path: str, content: bytes) -> None:
-    if (mark := _mark(path, content)) in _marks():
-        return
-    with suppress(OSError):  # without it, later commands ask for --from
-        _kept().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(_kept(), "a", encoding="ascii", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+    if (mark := _mark(path, content)) not in _marks("imported"):
+        _add("imported", mark)
+
+
+def _add(kind: str, mark: str, instead: Sequence[str] = ()) -> None:
+    """Adds a hash; `instead`: the others that stay."""
+    with suppress(OSError):  # without it, later commands ask for what it stands for
+        _state().mkdir(mode=0o700, parents=True, exist_ok=True)
+        if instead:
+            replace_file(_state() / kind, "".join(f"{one}\n" for one in instead).encode("ascii"))
+        with open(_state() / kind, "a", encoding="ascii", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(mark + "\n")
+
+
+def _state() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "parl_like"

@@ -55,7 +55,7 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         config = _complete(config, robot)
         run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot),
                                experiments.source_of(experiment.name))
-        stored.remember(run, config)
+        stored.remember(run)
         with RunLock(run.path):
             return Session(experiment, config, run, stream, debug, report).go(robot, None)
 
@@ -80,8 +80,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         Exception: whatever else goes wrong until the robot has the state of the checkpoint. The run is left as it was.
     """
     run = RunDir.open(run_dir)
-    with RunLock(run.path):
-        experiment, kept, config = stored.to_resume(run, overrides, source)
+    with RunLock(run.path), stored.to_resume(run, overrides, source) as (experiment, kept, config):
         session = Session(experiment, config, run, stream, debug, report)
         chosen = _choose(run, session.checkpoints, which)
         if chosen == "best" and session.checkpoints.evaluated_best() is not None:
@@ -104,7 +103,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
                 _restore(robot, loaded)
             run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
             run.save_config(configs.to_dict(config))
-            stored.remember(run, config)
+            stored.remember(run)
             return session.go(robot, loaded)
 
 
@@ -133,7 +132,8 @@ def load_run(run_dir: str | Path, *, checkpoint: str = "latest", source: str = "
         UsageError: no such run or checkpoint, or the configuration does not fit. ArchiveError: no checkpoint is good.
     """
     run = RunDir.open(run_dir)
-    return _loaded(run, *stored.to_look_at(run, overrides, source), checkpoint)
+    with stored.to_look_at(run, overrides, source) as found:
+        return _loaded(run, *found, checkpoint)
 
 
 def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest",
@@ -143,8 +143,8 @@ def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None,
     By default as after training, so the numbers of `result.json` come out again. `overrides`, `source`: as for `resume`.
     """
     run = RunDir.open(run_dir)
-    experiment, config = stored.to_look_at(run, overrides, source)
-    with contextlib.closing(_loaded(run, experiment, config, which)) as robot:
+    with (stored.to_look_at(run, overrides, source) as (experiment, config),
+          contextlib.closing(_loaded(run, experiment, config, which)) as robot):
         seed = evaluation_seed(config) if seed is None else seed
         numbers = robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed).numbers()
         where = {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed}
@@ -164,8 +164,8 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
         overrides, source: As for `resume`.
     """
     run = RunDir.open(run_dir)
-    experiment, config = stored.to_look_at(run, overrides, source)
-    with contextlib.closing(_loaded(run, experiment, config, which)) as robot:
+    with (stored.to_look_at(run, overrides, source) as (experiment, config),
+          contextlib.closing(_loaded(run, experiment, config, which)) as robot):
         folder = run.folder(run.videos)
         own = getattr(experiment.module(), "play", None)
         first = evaluation_seed(config) if seed is None else seed

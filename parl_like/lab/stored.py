@@ -1,14 +1,14 @@
 """From a run directory to a configuration that a robot is built of.
 
-The directory may come from somebody else. So what its configuration says of machines counts only where the user has said it, too:
-when the run is looked at there is no driver, and when it goes on, he has typed these options again or has run this very
-configuration before (`own.has_run`).
+The directory may come from somebody else. What its texts may name, `parl_like.lab.foreign` says. What its configuration has of
+machines counts only where the user has said it, too: when the run is looked at there is no driver, and when it goes on, he has
+typed these options again or has run this very configuration before (`own.has_run`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from parl_like.lab import config as configs
 from parl_like.lab import own
 from parl_like.lab.config import ConfigError, ExperimentConfig, Workers
 from parl_like.lab.experiment import Experiment
+from parl_like.lab.foreign import Foreign
 from parl_like.lab.rundir import RunDir
 
 RESUMABLE = frozenset({
@@ -33,10 +34,6 @@ MACHINES = ("driver", "workers")
 HERE = ("cooperative", "threads")
 """Drivers that stay in this process."""
 
-# gymnasium imports the module that an environment's id names: `module:Id`.
-_NAMES_A_MODULE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*:")
-_OWN_COLONS = frozenset({"device", "run_dir", "workers"})  # fields whose texts may have a colon and import nothing
-
 
 class Stored(NamedTuple):
     """What a run directory holds: its experiment, its configuration as it stands there, and with what the user gives anew."""
@@ -46,23 +43,32 @@ class Stored(NamedTuple):
     config: ExperimentConfig
 
 
-def to_look_at(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> tuple[Experiment, ExperimentConfig]:
-    """What `eval`, `play` and `load_run` build: always in this process, whatever driver the run had. Raises UsageError."""
-    experiment, _, config = _stored(run, overrides, source, EVALUABLE)
-    return experiment, msgspec.structs.replace(config, driver="cooperative", workers=Workers())
+@contextmanager
+def to_look_at(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> Iterator[tuple[Experiment, ExperimentConfig]]:
+    """What `eval`, `play` and `load_run` build while this lasts: always in this process, whatever driver the run had.
+
+    Args:
+        overrides, source: As for `parl_like.lab.runner.resume`.
+
+    Raises:
+        UsageError: the directory is none, or its configuration does not fit.
+    """
+    with _stored(run, overrides or {}, source, EVALUABLE) as ((experiment, _, config), _):
+        yield experiment, msgspec.structs.replace(config, driver="cooperative", workers=Workers())
 
 
-def to_resume(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> Stored:
-    """What `resume` builds, on the machines that the user has named. Raises UsageError."""
-    found = _stored(run, overrides, source, RESUMABLE)
-    _check_machines(run, found, overrides or {})
-    return found
+@contextmanager
+def to_resume(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> Iterator[Stored]:
+    """What `resume` builds and trains while this lasts, on the machines that the user has named. As `to_look_at`."""
+    with _stored(run, overrides or {}, source, RESUMABLE) as (found, ran):
+        if not ran:
+            _check_machines(run, found, overrides or {})
+        yield found
 
 
-def remember(run: RunDir, config: ExperimentConfig) -> None:
-    """The user himself runs this: he need not type its machines again."""
-    if _chosen(ExperimentConfig(), config):
-        own.remember_run(run.read("config.yaml"))
+def remember(run: RunDir) -> None:
+    """The user himself runs this: he need not type again what the configuration says of machines and to code of others."""
+    own.remember_run(run.read("config.yaml"))
 
 
 def _chosen(said: ExperimentConfig, config: ExperimentConfig) -> dict[str, Any]:
@@ -78,7 +84,7 @@ def _check_machines(run: RunDir, found: Stored, overrides: Mapping[str, Any]) ->
 
     said = configs.resolve(ExperimentConfig, named(found.experiment.config), named(overrides))
     words = " ".join(f"{key}={configs.show(value)}" for key, value in _chosen(said, found.config).items())
-    if words and not own.has_run(run.read("config.yaml")):
+    if words:
         raise ConfigError(f"{run.config_file}: {words}: machines and what is taken there, which a run directory may not choose; "
                           f"if you trust it, give {words} again")
 
@@ -99,40 +105,27 @@ def with_parts(config: Any, parts: Mapping[str, Any]) -> Any:
     return msgspec.structs.replace(config, parts=dict(parts)) if hasattr(config, "parts") else config
 
 
-def _refuse_imports(run: RunDir, *trusted: Mapping[str, Any]) -> None:
-    """Raises ConfigError if the configuration of a run names a module that none of the trusted ones has at the same key."""
-    every = configs.flat({name: part for name, part in run.config().items() if name not in _OWN_COLONS})
-    for key, value in every.items():
-        names = (key, key.removesuffix(".id"))
-        if not (found := _NAMES_A_MODULE.match(str(value))) or own.is_own(found[1]):
-            continue
-        if not any(value == again and configs.ends_with(name, end) == ""
-                   for one in trusted for end, again in one.items() for name in names):
-            name, in_list, _ = key.partition("[")
-            whole = configs.show([one for end, one in every.items() if end.startswith(f"{name}[")]) if in_list else value
-            raise ConfigError(f"{run.config_file}: {key}={value!r} would import a module, which a run directory may not ask for; "
-                              f"if you trust it, give {name}={whole} again")
-
-
-def _stored(run: RunDir, overrides: Mapping[str, Any] | None, source: str, free: Set[str]) -> Stored:
+@contextmanager
+def _stored(run: RunDir, overrides: Mapping[str, Any], source: str, free: Set[str]) -> Iterator[tuple[Stored, bool]]:
+    """With whether the user has run this configuration before; its rule is in force meanwhile."""
     info = run.info()
     experiment = own.of_run(run.path, info.experiment, info.source, source)
     config_class: type[ExperimentConfig] = experiment.module().Config
-    # As the file has it: resolving it looks up classes, which would import them already.
-    _refuse_imports(run, configs.flat(overrides or {}), configs.flat(experiment.config))
-    tree = run.config()
-    there = configs.resolve(config_class, tree)
-    stored = configs.to_dict(there)
-    config: Any = configs.resolve(config_class, tree, overrides or {})
-    if kept := getattr(there, "parts", {}):
-        if "robot" not in stored:
-            raise ConfigError(f"{run.config_file} was written by an earlier version, whose keys ({', '.join(list(kept)[:3])}, …) "
-                              "are no longer read; train anew, or use the version that its run.json names")
-        for key in config.parts.keys() - kept.keys():
-            was = [value for name, value in kept.items() if configs.ends_with(name, key) == ""]
-            if was != [config.parts[key]]:
-                raise ConfigError(f"a run keeps its configuration: {key!r} is {' or '.join(map(repr, was)) or 'nothing'} there "
-                                  f"and {config.parts[key]!r} now; for another configuration train a new run")
-        config = with_parts(config, {name: config.parts[name] for name in kept})
-    refuse_changes(stored, configs.to_dict(config), "a run keeps its configuration", free)
-    return Stored(experiment, there, config)
+    tree, ran = run.config(), own.has_run(run.read("config.yaml"))
+    with Foreign(run.config_file, tree, [overrides, experiment.config], ran).in_force():
+        there = configs.resolve(config_class, tree)
+        stored = configs.to_dict(there)
+        config: Any = configs.resolve(config_class, tree, overrides)
+        if kept := getattr(there, "parts", {}):
+            if "robot" not in stored:
+                raise ConfigError(f"{run.config_file} was written by an earlier version, whose keys "
+                                  f"({', '.join(list(kept)[:3])}, …) are no longer read; train anew, or use the version that its "
+                                  "run.json names")
+            for key in config.parts.keys() - kept.keys():
+                was = [value for name, value in kept.items() if configs.ends_with(name, key) == ""]
+                if was != [config.parts[key]]:
+                    raise ConfigError(f"a run keeps its configuration: {key!r} is {' or '.join(map(repr, was)) or 'nothing'} "
+                                      f"there and {config.parts[key]!r} now; for another configuration train a new run")
+            config = with_parts(config, {name: config.parts[name] for name in kept})
+        refuse_changes(stored, configs.to_dict(config), "a run keeps its configuration", free)
+        yield Stored(experiment, there, config), ran

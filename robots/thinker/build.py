@@ -12,6 +12,7 @@ import gymnasium as gym
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parl_like import env_ids
 from parl_like.agent_helper import AgentHelper
 from parl_like.algorithm import Linear, create_algorithm_func
 from parl_like.algorithms.impala import IMPALA, thinker_streams
@@ -24,6 +25,7 @@ from parl_like.envs.make import FiveValues, Layers, adapt, make_env
 from parl_like.envs.thinker.augmented import Curiosity, augmented_spaces, check_envs
 from parl_like.envs.thinker.tree import Tree
 from parl_like.envs.vector import EnvFailed, make_vector_env
+from parl_like.lab import foreign
 from parl_like.lab.config import ConfigError
 from parl_like.models.planner import Planner
 from parl_like.models.thinker_net import ThinkerNet
@@ -44,7 +46,8 @@ def same_step_envs(env: Any, n: int, **options: Any) -> VectorEnv[Any, Any, Any]
     published preparation, `parl_like.envs.atari.Atari`; `options` go before what their ids say, but for the game. The `step` of
     a factory's environments may return four values (`five_values`)."""
     if isinstance(env, str) and env.startswith("Sokoban-"):
-        return gym.make_vec(env, n, vectorization_mode="vector_entry_point", autoreset_mode=AutoresetMode.SAME_STEP, **options)
+        return gym.make_vec(env_ids.known(env), n, vectorization_mode="vector_entry_point",
+                            autoreset_mode=AutoresetMode.SAME_STEP, **options)
     if isinstance(env, str) and (game := named_by(env)):
         if "game" in options:
             raise ValueError(f"{env!r} names a game, and so does the option game={options['game']!r}; leave one out, or write "
@@ -212,13 +215,21 @@ def build(config: Config) -> Robot:
     return robot
 
 
+def check_env(config: Config) -> None:
+    """Raises ConfigError where a run directory names an environment, or options of one, that the user has to name himself."""
+    import_module_in(config.env)
+    if (rule := foreign.rule()) is not None:
+        rule.check_options("env_options", config.env, config.env_options)
+        rule.check_options("eval_options", config.env, config.eval_options)
+
+
 def spaces_of(config: Config, options: Mapping[str, Any]) -> tuple[tuple[gym.Space[Any], gym.Space[Any]], int]:
     """Observations and actions of one environment, and how many frames it stacks.
 
     Raises:
         ConfigError: there is no such environment; no tree fits on it; its observations are no whole number of frames.
     """
-    import_module_in(config.env)
+    check_env(config)
     probe = make_envs(config, 1, options)
     try:
         if config.planning != "none":

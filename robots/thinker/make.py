@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -31,6 +31,7 @@ from gymnasium.vector import VectorEnv
 from parl_like.data.disk import clean_partial, replace_file
 from parl_like.envs.thinker.augmented import check_envs
 from parl_like.lab.config import ConfigError, dump_yaml, resolve
+from parl_like.lab.foreign import Foreign
 from parl_like.robot import Robot
 from parl_like.robots.thinker.agent import ThinkerAgent
 from parl_like.robots.thinker.build import REFUSALS, frames_of, log, note_on_frames, same_step_envs, world_model
@@ -45,6 +46,9 @@ FREE = {
     "cur_v_cost", "cur_enc_cost", "cur_done_gate", *CLUSTER,
 }  # fmt: skip
 """Options that may change where a run goes on: nothing in a checkpoint depends on them."""
+PLACES = {"savedir", "xpid", "ckp", "preload", *CLUSTER}
+"""Options that are about files and machines: a run's own are not taken from its directory, for whoever made that may have chosen
+them."""
 
 
 def make(
@@ -81,7 +85,7 @@ def make(
     words = {key: value for key, value in (("name", name), ("env_n", env_n)) if value is not None}
     given = {**({} if ray_obj is None else ray_obj.options), **published(_plain(layer(config))), **published(options), **words}
     saved = _saved(Path(given.get("savedir", "logs"), given["xpid"])) if given.get("ckp") and given.get("xpid") else {}
-    kept = {key: value for key, value in _plain(saved).items() if key != "preload"}
+    kept = {key: value for key, value in _plain(saved).items() if key not in PLACES}
     o = resolve(ThinkerOptions, kept, given)
     for key in given:
         if key in kept and key not in FREE and (value := getattr(o, key)) != kept[key]:
@@ -109,7 +113,8 @@ def make(
             raise ConfigError(f"thinker.make: there is a run in {Path(o.savedir, o.xpid)}; ckp=True goes on with it, another "
                               "xpid begins a new one")
         again = partial(_environments, o, env_fn)
-        envs = again()
+        with Foreign(Path(o.savedir, o.xpid, "config_c.yaml"), kept, [given], False).in_force() if saved else nullcontext():
+            envs = again()
         undo.callback(envs.close)
         spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
         if saved and saved["spaces"] != spaces:

@@ -409,6 +409,17 @@ def test_a_state_of_other_layers_is_refused():
         restore_state(FrameStack(gym.make("CartPole-v1"), 4), clone_state(env))
 
 
+def test_a_state_sets_no_other_attributes():
+    env = gym.make("CartPole-v1")
+    env.reset()
+    state = clone_state(env)
+    bare = next(part for name, part in state["layers"] if name.endswith("CartPoleEnv"))
+    bare["values"]["render_mode"] = "human"
+    with pytest.raises(ValueError, match=r"CartPoleEnv has \['render_mode', 'state', 'steps_.*'\]; expected \['state', 'steps_"):
+        restore_state(env, state)
+    assert env.unwrapped.render_mode is None
+
+
 def test_the_tables_name_classes_that_exist():
     for name in collections.ChainMap(BARE, WRAPPERS):
         module, _, kind = name.rpartition(".")

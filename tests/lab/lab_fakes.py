@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy as np
 
+from parl_like import names
 from parl_like.evaluation import Episodes
 from parl_like.lab.config import ConfigError, ExperimentConfig
 from parl_like.lab.experiment import Experiment
@@ -48,6 +49,9 @@ class FakeRobot:
     parts = None
 
     def __init__(self, config: Config) -> None:
+        for name in (config.env, *config.options.get("inner", ())):
+            if ":" in name:
+                names.check(name)  # as whoever looks up a name does, before a module is imported for it
         if config.refuse:
             raise ConfigError("Config: key 'refuse' must be false; set refuse=false")
         self.config = config

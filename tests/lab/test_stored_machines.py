@@ -107,7 +107,7 @@ def test_an_actor_asks_for_resources_and_nothing_else(task, capsys):
     change(run, driver="ray", workers={"tasks": {"RL": task}})
     for words in (["eval", "run"], ["play", "run"], ["resume", "run", "total_steps=60", "driver=ray"]):
         assert main(words) == 2 and f"workers.tasks.RL.{name}" in capsys.readouterr().err
-    assert os.listdir() == ["run"]
+    assert sorted(os.listdir()) == ["run", "state"]
 
 
 def test_resources_are_typed():
@@ -136,7 +136,7 @@ def test_a_run_of_the_user_s_own_goes_on_without_a_word_and_a_changed_one_is_sai
     assert main(["resume", "run", "total_steps=800", "workers.step_limit=50"]) == 0, "its new configuration is known, too"
     assert main(["resume", "run", "total_steps=1200"]) == 0
     assert resolve(ExperimentConfig, {"workers": run.config()["workers"]}).workers == Workers(count=2, step_limit=50.0)
-    Path("state/parl_like/imported").unlink()
+    Path("state/parl_like/ran").unlink()
     capsys.readouterr()
     assert main(["resume", "run", "total_steps=1600"]) == 2
     words = capsys.readouterr().err.partition("if you trust it, give ")[2].partition(" again")[0].split()

@@ -1,0 +1,141 @@
+"""What the texts of a run directory may do, which somebody else may have made: name what is known already, and nothing else.
+
+`Foreign` is the rule by which names are resolved while such a directory is in use. Names of classes, functions and environments
+are looked up among what this process has registered; a module is imported for one only where the user has typed it again. That
+holds for whatever code asks for an import, also for that of environments and of robots of the user's own: the rule stands before
+Python's finders of modules, too. What goes to code that is neither ours nor gymnasium's is typed again as well, unless the user
+has run this very configuration before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+
+from parl_like import names
+from parl_like.lab import config as configs
+from parl_like.lab import experiment as experiments
+from parl_like.lab.config import ConfigError, ExperimentConfig
+
+CHECKED = frozenset(ExperimentConfig.__struct_fields__) - {"eval_score"}
+"""Keys whose texts have types of their own, and name nothing that could be imported."""
+
+OUTWARD = frozenset({"RecordVideo", "HumanRendering"})
+"""Wrappers of gymnasium's that write files where they are told to, or open a window."""
+
+_OURS = "parl_like"
+_KNOWN = ("gymnasium", "ale_py")  # whose environments do no more with a number than count by it
+
+
+class Foreign:
+    """The rule for one run directory.
+
+    Args:
+        file: Its configuration, for messages. tree: What that holds.
+        given: Layers of values that the user has typed, or whose module he has had imported.
+        ran: He has run this configuration before.
+    """
+
+    def __init__(self, file: Path, tree: Mapping[str, Any], given: Sequence[Mapping[str, Any]], ran: bool) -> None:
+        self.file, self.ran = file, ran
+        self._every = configs.flat({key: value for key, value in tree.items() if key not in CHECKED})
+        self._given = [(key, value) for layer in given for key, value in configs.flat(layer).items()]
+        self._typed = {value for _, value in self._given if isinstance(value, str)}
+        texts = {value for value in self._every.values() if isinstance(value, str)}
+        texts |= {end for key in self._every if ":" in key for end in _ends(key)}
+        self._texts = {text.strip(): text for text in texts - self._typed}
+
+    def typed(self, name: str) -> bool:
+        return name in self._typed
+
+    def refusal(self, name: str) -> ConfigError:
+        key = next((key for key, value in self._every.items() if value == name), "")
+        return self._refusal(key, name, "would import a module")
+
+    def check_options(self, key: str, id: str, options: Mapping[str, Any]) -> None:
+        """Raises ConfigError for options of an environment that its code could do anything with, if the user does not know them.
+
+        Our own environments check theirs.
+        """
+        maker = _maker(id)
+        for name, value in () if self.ran or maker == _OURS else configs.flat(options, key).items():
+            end = f"options.{name.removeprefix(f'{key}.')}"
+            if (maker not in _KNOWN or isinstance(value, str)) and not any(
+                    value == again and given.endswith(end) for given, again in self._given):
+                raise self._refusal(name, value, f"goes to the code of {id}")
+
+    def check_wrapper(self, name: str, wrapper: type) -> None:
+        """Raises ConfigError for a wrapper that has, or inherits, effects outside of the robot, if the user does not know it."""
+        outward = any(base.__name__ in OUTWARD and base.__module__.startswith("gymnasium.") for base in wrapper.__mro__)
+        if outward and not self.ran and name not in self._typed:
+            raise self._refusal(next((key for key, value in self._every.items() if value == name), ""), name,
+                                "would write files or open a window")
+
+    def _refusal(self, key: str, value: Any, what: str) -> ConfigError:
+        name, in_list, _ = key.partition("[")
+        whole = [one for end, one in self._every.items() if end.startswith(f"{name}[")]
+        again = f"{name}={configs.show(whole) if in_list else configs.show(value)}" if key else "it"
+        return ConfigError(f"{self.file}: {f'{key}=' if key else ''}{value!r} {what}, which a run directory may not ask for; if "
+                           f"you trust it, give {again} again")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """As a finder of modules, before all others: refuses one that is not there yet, if a text of the directory names it."""
+        if name.partition(".")[0] not in (_OURS, *_KNOWN):
+            begins = f"{name}.", f"{name}:"
+            for bare, text in self._texts.items():
+                if bare == name or bare.startswith(begins):
+                    raise self.refusal(text)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """While this lasts the working directory is not searched for modules, unless the user's own code is there."""
+        before = list(sys.path)
+        here, keep = os.path.realpath("."), {os.path.realpath(folder) for folder in map(_folder_of, _own()) if folder}
+        if here not in keep:
+            sys.path[:] = [folder for folder in before if os.path.realpath(folder or ".") != here]
+        finder: Any = self
+        sys.meta_path.insert(0, finder)
+        try:
+            with names.under(self):
+                yield
+        finally:
+            sys.meta_path.remove(finder)
+            sys.path[:] = [*before, *(folder for folder in sys.path if folder not in before)]
+
+
+def rule() -> Foreign | None:
+    """The rule of the run directory that is in use, if one is."""
+    one = names.rule()
+    return one if isinstance(one, Foreign) else None
+
+
+def _ends(key: str) -> list[str]:
+    """`a.b.c` → `a.b.c`, `b.c`, `c`."""
+    parts = key.split(".")[-configs.MAX_DEPTH :]
+    return [".".join(parts[n:]) for n in range(len(parts))]
+
+
+def _maker(id: str) -> str:
+    """The package whose code makes an environment of this id."""
+    spec = gym.registry.get(id)
+    entry = getattr(spec, "entry_point", None)
+    return (entry if isinstance(entry, str) else getattr(entry, "__module__", "")).partition(":")[0].partition(".")[0]
+
+
+def _own() -> list[ModuleType]:
+    """The user's own modules: the script that runs, and those that have registered experiments."""
+    return [sys.modules["__main__"], *experiments.own_modules()]
+
+
+def _folder_of(module: ModuleType) -> str:
+    """Where the module, or the package that it is in, was found; empty: nowhere."""
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    file = getattr(top, "__file__", None) or ""
+    return os.path.dirname(os.path.dirname(file) if hasattr(top, "__path__") else file)
