@@ -418,6 +418,7 @@ class OfflineHelper(OffPolicyHelper):
         if self.store_info:
             raise ValueError("OfflineHelper: store_info says what to store, and it stores nothing; leave it out (columns "
                              "`info.x` of the data are read as they are)")
+        self.warmup = 0  # the rows are there
         self.data, self.in_order = data, in_order
         self._at = 0  # in that order
 

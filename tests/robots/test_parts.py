@@ -336,6 +336,9 @@ def test_recorded_rows_are_given_by_their_path(tmp_path, monkeypatch, capsys):
         assert one.tasks["RL"].algorithm.updates == 60 and one.env_steps == 60, "a lesson is a step: nobody acts"
         obs = filled(None).columns["obs"][:20]
         assert (one.act(obs) == (obs[:, 2] > 0)).mean() > 0.9
+    capsys.readouterr()
+    assert main(["train", "cloned", "data=rows", "run_dir=short", "total_steps=5"]) == 0
+    assert "first lesson" not in "".join(capsys.readouterr()), "the rows are there"
     for words, message in ((["data=none"], "'none'; expected a directory"), (["data=rows.h5"], "expected a directory"),
                            ([], "data is needed: str")):
         assert main(["train", "cloned", *words]) == 2
