@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parl_like.algorithm import Loss, Schedule, value_of
 from parl_like.algorithms.actor_critic import ActorCritic
-from parl_like.algorithms.unrolls import dealt
+from parl_like.algorithms.unrolls import dealt, parts_of
 from parl_like.batch import Batch
 from parl_like.model import Model
 from parl_like.spec import Array, Spec, leaves, nest
@@ -112,7 +112,8 @@ class NPG(ActorCritic):
             after, out = self.surrogate(batch)
             result = {"kl": self.divergence(batch, out), "share": share, "improvement": after - before,
                       "entropy": self.model.head.entropy(out).mean()}
-        fields, parts = Batch(obs=batch.obs, returns=batch.returns), min(self.value_minibatches, len(batch.last))
+        fields = Batch(obs=batch.obs, returns=batch.returns)
+        parts = parts_of(self, len(batch.last), self.value_minibatches, "value_minibatches")
         for _ in range(self.value_epochs):
             for rows in dealt(fields, batch.last, parts, self.rng, whole=False):
                 yield {"critic": (self.model.value(rows.obs) - rows.returns).square().mean()}

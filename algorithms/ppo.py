@@ -10,7 +10,7 @@ import torch
 
 from parl_like.algorithm import Schedule
 from parl_like.algorithms.actor_critic import ActorCritic
-from parl_like.algorithms.unrolls import dealt, normalized
+from parl_like.algorithms.unrolls import dealt, normalized, parts_of
 from parl_like.batch import Batch
 from parl_like.model import Model
 
@@ -49,6 +49,8 @@ class PPO(ActorCritic):
                          reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
         if epochs < 1 or minibatches < 1:
             raise ValueError(f"PPO: epochs is {epochs} and minibatches {minibatches}; expected at least 1 each")
+        if minibatch_rows is not None and minibatch_rows < 1:
+            raise ValueError(f"PPO: minibatch_rows is {minibatch_rows}; expected at least 1")
         if dual_clip is not None and not dual_clip > 1.0 or value_clip is not None and not value_clip > 0.0:
             raise ValueError(f"PPO: dual_clip is {dual_clip} and value_clip {value_clip}; expected above 1 and above 0, or None")
         if kl_weight < 0.0 or adaptive_kl is not None and not (adaptive_kl > 0.0 and kl_weight):
@@ -71,8 +73,8 @@ class PPO(ActorCritic):
             self.check_kl(inputs)
 
     def minibatches(self, batch: Batch) -> Iterable[Batch]:
-        n = len(batch.last)
-        parts = min(self.n_minibatches if self.minibatch_rows is None else max(n // self.minibatch_rows, 1), n)  # none is empty
+        by_rows = self.minibatch_rows or 0
+        parts = parts_of(self, len(batch.last), self.n_minibatches, "minibatch_rows" if by_rows else "minibatches", by_rows)
         names = ["obs", "act", "advantage", "returns", "log_prob", *(("last", "state") if self.recurrent else ())]
         names += ["value"] * (self.value_clip is not None) + ["out"] * self.compares
         fields = Batch({name: batch[name] for name in names})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,27 @@ import torch
 
 from parl_like.batch import Batch
 from parl_like.spec import Array
+
+log = logging.getLogger(__name__)
+
+
+def parts_of(algorithm: Any, rows: int, parts: int, name: str, at_once: int = 0) -> int:
+    """How many minibatches an update of so many rows is dealt into: `parts`, or those of `at_once` rows; none is empty.
+
+    In an algorithm's first update the log has a warning where what was asked for cannot be: more minibatches than rows make
+    every row an optimiser step of its own, which is slow, and one of more rows than there are is all of them.
+
+    Args:
+        name: Of the option, for the warning.
+    """
+    kind = type(algorithm).__name__
+    if not algorithm.updates and parts > rows and not at_once:
+        log.warning("%s: %s is %d, and an update has %d rows: each row is an optimiser step of its own, which is slow; choose "
+                    "fewer, or learn from more rows at once (a larger unroll, more agents)", kind, name, parts, rows)
+    if not algorithm.updates and at_once > rows:
+        log.warning("%s: %s is %d, and an update has %d rows: all of them are one minibatch; choose fewer, or learn from more "
+                    "rows at once (a larger unroll, more agents)", kind, name, at_once, rows)
+    return min(max(rows // at_once, 1) if at_once else parts, rows)
 
 
 def discounts(batch: Batch, gamma: float, goes_on: torch.Tensor) -> Array:

@@ -11,7 +11,7 @@ import torch
 from parl_like.algorithm import Loss, Schedule
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.algorithms.mpo import held, metrics, multipliers, reweighted
-from parl_like.algorithms.unrolls import dealt
+from parl_like.algorithms.unrolls import dealt, parts_of
 from parl_like.batch import Batch
 from parl_like.model import Model
 
@@ -65,7 +65,8 @@ class VMPO(ActorCritic):
 
     def minibatches(self, batch: Batch) -> Iterable[Batch]:
         names = ["obs", "act", "advantage", "returns", "out", *(("last", "state") if self.recurrent else ())]
-        fields, parts = Batch({name: batch[name] for name in names}), min(self.n_minibatches, len(batch.last))
+        fields = Batch({name: batch[name] for name in names})
+        parts = parts_of(self, len(batch.last), self.n_minibatches, "minibatches")
         for _ in range(self.epochs):
             yield from dealt(fields, batch.last, parts, self.rng, self.recurrent)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parl_like.agent_helper import AgentHelper
+from parl_like.calls import Guarded
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.env_face import EnvFace, watched
 from parl_like.errors import AgentFailed, Interrupted, unknown
@@ -18,7 +19,7 @@ STUCK = 1000
 """Calls of `run_one_episode` in a row that did nothing, after which an agent is declared stuck."""
 
 
-class Agent:
+class Agent(Guarded):
     """Runs episodes in one environment as plain sequential code. Override `run_one_episode` for your own control flow.
 
     Args:

@@ -11,9 +11,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like import helper_checks
 from parl_like.action_map import Structured, action_map
 from parl_like.actor import Actor
 from parl_like.batch import Batch
+from parl_like.calls import Guarded
 from parl_like.computation_task import BatchRule
 from parl_like.computation_wrapper import Communicator
 from parl_like.data.generators import rng_state, set_rng_state
@@ -34,7 +36,7 @@ from parl_like.spec import Array, Spec, SpecError
 _LAID_OUT = "the buffer's columns were laid out for it; build the helper with another"
 
 
-class AgentHelper:
+class AgentHelper(Guarded):
     """One agent's access to one task. This base class predicts and never learns; `parl_like.schedules` has those that do.
 
     Args:
@@ -293,7 +295,7 @@ class AgentHelper:
         ticket = self.comm.predict(values)
         row = ticket.start
         if self._state_specs:
-            self._state = tuple(part[row] for part in self._new_state(ticket.out))
+            self._state = tuple(part[row] for part in helper_checks.memory_of(self, ticket.out))
         self._version = ticket.version
         if ticket.acts is None:
             return Batch.nest({name: value[row] for name, value in ticket.out.items()})
@@ -311,7 +313,8 @@ class AgentHelper:
         out = joined(tickets)
         self._version = tickets[0].version
         if self._state_specs:
-            self._state = tuple(np.array(part) for part in self._new_state(out))  # copies: an episode's begin writes zeros here
+            # Copies: an episode's begin writes zeros here.
+            self._state = tuple(np.array(part) for part in helper_checks.memory_of(self, out))
         if tickets[0].acts is None:
             return Batch.nest(out)
         if self.steps < self.random_until:
@@ -353,13 +356,6 @@ class AgentHelper:
         # Rows that wait belong to that lesson, and were made ready for it: nothing is renewed before they are learned from.
         self._lesson = -1 if self.comm.wrapper.trainings.rows else self.task.learns
         self.transforms.prepare(self._lesson)
-
-    def _new_state(self, out: Mapping[str, Array]) -> list[Array]:
-        missing = self._state_specs.keys() - out.keys()
-        if missing:
-            raise SpecError(f"{self.agent}: task {self.name!r}, field {min(missing)!r}: expected in the output of predict, got "
-                            f"{', '.join(out)}; this model has a memory, so the algorithm must return `state`")
-        return [out[name] for name in self._state_specs]
 
     def ask(self, rows: Mapping[str, Array]) -> dict[str, Array]:
         """Asks the task for any number of rows, as its model's `inputs()` name them: no exploring, no memory, no transforms.
@@ -431,6 +427,8 @@ class AgentHelper:
                 n, ended = len(lanes), int(ends.sum())
             else:
                 n, ended = 1, terminated or truncated
+                if ended or not self.steps:
+                    helper_checks.check_places(self, obs, obs_next, terminated, truncated)
                 player = self._player
                 if player is not None:
                     if head[0] is not player.end[0]:  # a call for each row would cost 1 % of a step
@@ -443,7 +441,7 @@ class AgentHelper:
                 self._marks.stored((slice(None) if mask is None else mask) if self._vector else 0,
                                    ends if self._vector else np.bool_(ended))
         except ValueError as error:
-            raise type(error)(f"{self.agent}: {error}") from None
+            raise type(error)(f"{self.agent}: {error}{helper_checks.ORDER}") from None
         self.steps += n
         if self._changes:
             self.transforms.reward(np.asarray(rew) if mask is None else np.asarray(rew)[mask])  # for statistics of the rollout

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from parl_like.batch import Batch
+from parl_like.calls import Guarded
 from parl_like.errors import unknown
 from parl_like.explorer import Explorer
 from parl_like.leaf import same
@@ -138,7 +139,7 @@ def _parameters(moves: Any) -> Iterator[torch.nn.Parameter]:
             yield from _parameters(one)
 
 
-class Algorithm:
+class Algorithm(Guarded):
     """Prediction and learning for any model that offers what the algorithm calls.
 
     A subclass sets `window`, and writes `predict` and `learn`; `process` and `post_process` are optional. The computation task

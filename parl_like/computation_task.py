@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import weakref
@@ -18,6 +19,7 @@ import torch
 from parl_like.acting import ActingCopies, acting_state, tensors_of
 from parl_like.algorithm import Algorithm
 from parl_like.batch import Batch
+from parl_like.calls import guarded
 from parl_like.contract import ContractError, check_rows, flat_outputs, try_out
 from parl_like.data.generators import Borrowed
 from parl_like.errors import Diverged, unknown
@@ -35,6 +37,7 @@ Mode = Literal["collect", "update", "test"]
 log = logging.getLogger(__name__)
 
 
+@guarded
 @dataclass(frozen=True, kw_only=True)
 class BatchRule:
     """When a queue closes a batch: at `min_rows` waiting rows, or `max_wait` seconds after the first, or when nobody is left
@@ -72,6 +75,7 @@ class BatchRule:
                 raise ValueError(f"BatchRule: min_rows ({self.min_rows}) is above {name} ({bound}); {why}")
 
 
+@guarded
 class ComputationTask:
     """One relatively independent computation of a robot.
 
@@ -147,11 +151,24 @@ class ComputationTask:
         self.output_shapes: dict[str, tuple[int, ...]] = {}
         self.policy_specs: tuple[Spec, ...] = ()
         self._source = algorithm
+        self._robot: Callable[[], Any] = lambda: None
         self._algorithm: Algorithm | None = None
         self._optimization: Optimization | None = None
         self.sharers: weakref.WeakSet[ComputationTask] = weakref.WeakSet()
         if isinstance(algorithm, Algorithm):
             self._adopt(algorithm)
+
+    @property
+    def robot(self) -> Any:
+        """The robot that has this task and is not closed; None: there is none."""
+        if self._robot() is not None and not self._robot().closed:
+            gc.collect()  # one that was only forgotten goes with this, for it is part of circles
+        robot = self._robot()
+        return None if robot is None or robot.closed else robot
+
+    @robot.setter
+    def robot(self, robot: Any) -> None:
+        self._robot = weakref.ref(robot)
 
     def owner(self) -> str:
         """How messages name it."""

@@ -90,6 +90,8 @@ class Crew:
 
     remote = False
     """Whether the tasks are in another process."""
+    closed = False
+    """Whether `close` was called: it acts no more, and its tasks are free for another robot."""
     trace: TraceHash | None = None
     """A digest of what happens to every agent; None: nobody asked for one."""
 
@@ -107,6 +109,7 @@ class Crew:
         self.cuts = 0  # episodes that interruptions have cut off
         self._bad_so_far = 0  # a worker's `bad_values` are counted off
         self.told: set[str] = set() if told is None else told  # what environments changed, and a warning has said so
+        self.idlers: list[Agent] = []  # who asks and never steps, as was told
         self.notes: list[str] = []  # what environments say of themselves, see `note_of`
         self.rows = RowCounts(warns=not self.remote)  # of workers the robot's process warns
         self.recent_returns: deque[Any] = deque(maxlen=100)
@@ -300,6 +303,10 @@ class Crew:
 
     # -------------------------------------------------------------------------------------------------- called by the agents
 
+    def tell(self, text: str) -> None:
+        """Something that the user should know while it goes on."""
+        log.warning("%s", text)
+
     def count_episode(self, episode_return: Any, length: int, parts: Any = ()) -> None:
         """An episode has ended; `parts` are the sums of the rewards that a weighted one is made of."""
         if len(parts):
@@ -315,6 +322,13 @@ class Crew:
         self._bad_so_far += 1
         if not self._bad_so_far & (self._bad_so_far - 1):
             log.warning("%s; bad values so far: %d", text, self._bad_so_far)
+
+    def take_over(self, notes: Mapping[str, Any]) -> None:
+        """What the crew of a worker has counted beside its steps, and said."""
+        self.bad_values += notes.get("bad", 0)
+        self.cuts += notes.get("cuts", 0)
+        for text in notes.get("said", "").splitlines():
+            self.tell(text)
 
     def request_stop(self) -> None:
         """Ends the run: no agent takes another step."""
@@ -353,6 +367,11 @@ class Crew:
                 raise
             self._unsound = False
         return result
+
+    def _refuse_closed(self, what: str) -> None:
+        if self.closed:
+            raise RuntimeError(f"{what}: this robot was closed, and its environments with it; make a new one (`load` takes what "
+                               "`save` wrote), and close() or leave `with` when you are done with it")
 
     def _ensure_started(self) -> None:
         if not self._started:
@@ -449,6 +468,7 @@ class Crew:
                 self._cut(DRAIN_PATIENCE)
         finally:
             self._halt()
+            self.closed = True
             for agent in self.agents:
                 if agent.env is not None and not self._borrowed:
                     agent.env.close()

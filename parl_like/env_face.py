@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -35,6 +35,8 @@ PASSED = (Stopped, TaskFailed)
 """What an environment that asks a task (`AgentHelper.ask`) may hear from it: no failure of its own."""
 
 _VECTORS = (np.ndarray, list, tuple)
+OLD_GYM = ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym "
+           "environment needs a wrapper such as shimmy's GymV21CompatibilityV0")
 DIRECTORY, CTRL_C = "the working directory", "the handler of Ctrl-C"
 TORCH = "the global generator of torch"
 _LEFT = "left so: nothing of the framework draws from it, but then reset(seed=...) does not decide what the environment does"
@@ -108,11 +110,17 @@ class EnvFace:
         agent.fresh = False
         self.seed = self.seed if seed is None else seed
         try:
-            obs, info = self._reset(seed=seed, options=options)
+            given = self._reset(seed=seed, options=options)
         except PASSED:
             raise
         except Exception as error:
             raise self._failed(f" raised in reset(seed={seed})", error) from error
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise AgentFailed(f"{agent}: reset() of its {self._name} gave {_said(given)}; expected the pair (observation, info), "
+                              f"info a dict: `return obs, {{}}`{OLD_GYM}")
+        obs, info = given
+        if info.__class__ is not dict:
+            self._check_info(info, "reset()")
         obs = own(obs)
         if self._accepts is not None:
             obs, _ = self._accepted(self._accepts, obs, 0.0, "reset")
@@ -217,9 +225,8 @@ class EnvFace:
             call(self._agent)
 
     def _failed(self, doing: str, error: Exception) -> AgentFailed:
-        old_style = isinstance(error, ValueError) and "values to unpack" in str(error)
-        way_out = ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym "
-                   "environment needs a wrapper such as shimmy's GymV21CompatibilityV0") if old_style else ""
+        old_style = isinstance(error, (ValueError, TypeError)) and "unpack" in str(error)
+        way_out = OLD_GYM if old_style else ""
         return AgentFailed(f"{self._agent}: its {self._name}{doing}: {type(error).__name__}: {error}{way_out}")
 
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -239,12 +246,14 @@ class EnvFace:
         try:
             # The action's copy is the environment's: it may clip it in place.
             obs, rew, terminated, truncated, info = env_step(act if act.__class__ is int else copied(act))
-            self.time_steps += info.get("repeats", 1) if info else 1
         except PASSED:
             raise
         except Exception as error:
             raise self._failed(f" (seed {self.seed}) raised in step({act!r}), step {self.episode_length} of the episode",
                                error) from error
+        if info.__class__ is not dict:
+            self._check_info(info, f"step({act!r}), step {self.episode_length} of the episode,")
+        self.time_steps += info.get("repeats", 1) if info else 1
         obs = own(obs)
         if rew.__class__ is not float:
             rew = own(rew)
@@ -252,13 +261,17 @@ class EnvFace:
                 self._check_rewards(rew)
         if accepts is not None:
             obs, rew = self._accepted(accepts, obs, rew, "")
-        self.episode_return += rew
+        try:
+            self.episode_return += rew
+            ended = True if terminated or truncated else False  # noqa: SIM210  a call of bool costs more
+        except (TypeError, ValueError):
+            raise self._no_outcome(rew, terminated, truncated) from None
         self.episode_length += 1
         self.last = (obs, act, rew, terminated, truncated, info)
         agent.steps += 1
         robot = agent.robot
         robot.env_steps += 1
-        if terminated or truncated:
+        if ended:
             self._over = True
             robot.count_episode(float(self.episode_return) if np.ndim(self.episode_return) == 0 else self.episode_return,
                                 self.episode_length, info.get("return_parts", ()))
@@ -280,6 +293,20 @@ class EnvFace:
             raise AgentFailed(f"{self._agent}: its environment (seed {self.seed}), after {self.episode_length} steps of the "
                               f"episode, gave a reward of shape {np.shape(rew)}, and declares {declared}; {REWARD_WEIGHTS} and "
                               "give it a `reward_space`")
+
+    def _check_info(self, info: Any, of: str) -> None:
+        """Refuses an info that is no mapping. A dict is not asked for: wrappers have kinds of their own."""
+        if not isinstance(info, Mapping):
+            raise AgentFailed(f"{self._agent}: {of} of its {self._name} (seed {self.seed}) gave the info {_said(info)}; expected "
+                              "a dict, {} where there is nothing to say")
+
+    def _no_outcome(self, rew: Any, terminated: Any, truncated: Any) -> AgentFailed:
+        """For a reward that cannot be added up, or flags that are neither true nor false."""
+        where = f"{self._agent}: its {self._name} (seed {self.seed}), after {self.episode_length} steps of the episode,"
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if np.ndim(flag):
+                return AgentFailed(f"{where} gave {name} = {_said(flag)}; expected True or False")
+        return AgentFailed(f"{where} gave the reward {_said(rew)}; expected a number")
 
     def _ask_to_go_on(self, steps: int) -> None:
         """After so many actions the run may be over, or the agent's share of a collection."""
@@ -378,6 +405,15 @@ def _contains(space: gym.Space[Any], act: Any) -> bool:
     if isinstance(space, gym.spaces.Tuple):
         return isinstance(act, (tuple, list)) and len(act) == len(space.spaces) and all(map(_contains, space.spaces, act))
     return bool(space.contains(act))
+
+
+def _said(value: Any) -> str:
+    """A value as messages show it: arrays by their shape, text quoted, anything long cut short."""
+    if isinstance(value, np.ndarray) and value.size > 1:
+        return f"an array of shape {value.shape}"
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)} values, a {type(value).__name__} ({', '.join(type(one).__name__ for one in value[:5])})"
+    return f"the text {value!r:.60}" if isinstance(value, str) else "None" if value is None else f"{value!r:.60}"
 
 
 class Acceptance:

@@ -4,13 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
+
+_cause_of: Any = BaseException.__dict__["__cause__"]  # the interpreter's own
 
 
-class TaskFailed(RuntimeError):
+class Told(RuntimeError):
+    """An error whose message tells its cause. The cause may be hidden: then it is `__cause__` as before, and the interpreter does
+    not print it at the end of a script."""
+
+    _hidden: BaseException | None = None
+
+    @property
+    def __cause__(self) -> BaseException | None:
+        return self._hidden or _cause_of.__get__(self)
+
+    @__cause__.setter
+    def __cause__(self, cause: BaseException | None) -> None:
+        self._hidden = None
+        _cause_of.__set__(self, cause)
+
+    def hide_cause(self) -> None:
+        cause = self.__cause__
+        self.__cause__ = None
+        self._hidden, self.__suppress_context__ = cause, True
+
+    @property
+    def shows_cause(self) -> bool:
+        return _cause_of.__get__(self) is not None
+
+
+class TaskFailed(Told):
     """A task raised while it served a batch. Carries the original exception as `__cause__` and its traceback in the text."""
 
 
-class AgentFailed(RuntimeError):
+class AgentFailed(Told):
     """An agent's own code, or its environment, raised. Carries the original exception as `__cause__`."""
 
 

@@ -19,6 +19,23 @@ from parl_like.explorer import Beta, Candidates, Explorer, Gaussian, Noisy
 from parl_like.explorer.base import lacks
 from parl_like.spec import SpecError
 
+ORDER = "; store takes obs, act, rew, obs_next, terminated, truncated in this order"
+
+
+def check_places(helper: Any, obs: Any, obs_next: Any, terminated: Any, truncated: Any) -> None:
+    """Raises SpecError where the observations of a row, or its flags, have changed places, which fit either field: the row's are
+    the environment's last ones, each where the other belongs."""
+    env = helper.agent.env
+    last = () if env is None else env.last
+    if not last or last[1] is None:
+        return
+    if obs is last[0] and obs_next is not obs:
+        raise SpecError(f"task {helper.name!r}, field 'obs': expected the observation that was acted on, got the one that the "
+                        "environment gave last, which is obs_next")
+    if terminated is last[4] and truncated is last[3] and bool(terminated) != bool(truncated):
+        raise SpecError(f"task {helper.name!r}, field 'terminated': expected what the environment said, {last[3]}, got what it "
+                        f"said of truncated, {last[4]}")
+
 
 def check_options(helper: Any, explorer: Any, more: Mapping[str, Any]) -> None:
     """Raises TypeError for an explorer that is none, and for options `more` that no constructor of the helper's class has."""
@@ -114,3 +131,12 @@ def check_kind(owner: str, buffer: Any) -> None:
     if not isinstance(buffer, (ReplayBuffer, CachedReplayBuffer)):
         raise TypeError(f"{owner} gives {type(buffer).__name__}; expected a ReplayBuffer or PrioritizedReplayBuffer, of which "
                         "rows can be drawn while their episodes go on; fill others by hand, from an agent of your own")
+
+
+def memory_of(helper: Any, out: Mapping[str, Any]) -> list[Any]:
+    """A recurrent model's memory after a prediction. Raises SpecError where the prediction lacks a part of it."""
+    names = helper.format.state.keys()
+    if missing := names - out.keys():
+        raise SpecError(f"{helper.agent}: task {helper.name!r}, field {min(missing)!r}: expected in the output of predict, got "
+                        f"{', '.join(out)}; this model has a memory, so the algorithm must return `state`")
+    return [out[name] for name in names]

@@ -37,6 +37,7 @@ import torch
 from torch import nn
 
 from parl_like.batch import Batch
+from parl_like.calls import guarded
 from parl_like.layers import Brief, has_unbuilt, require_built
 from parl_like.layers import sync as sync
 from parl_like.settings import Alias
@@ -63,6 +64,7 @@ class Model(nn.Module, metaclass=Brief):
     def __init_subclass__(cls, **options: Any) -> None:
         """Builds a model's lazily sized layers when its outermost constructor has returned: a model is never half there."""
         super().__init_subclass__(**options)
+        guarded(cls)
         construct = cls.__init__
 
         @functools.wraps(construct)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from parl_like.action_map import Structured, action_list, stored_specs
+from parl_like.asking import Asking
 from parl_like.computation_task import BatchRule, ComputationTask, Mode
 from parl_like.data._rows import RowBlock
 from parl_like.errors import Dropped, Stopped, TaskFailed
@@ -152,7 +153,7 @@ class RequestQueue(ABC):
     def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any) -> None:
         self.task, self.rule, self.max_rows, self.lock = task, rule, rule.max_rows, lock
         self.batches: deque[RequestBatch] = deque()
-        self.counters = Counters()
+        self.counters, self.asking = Counters(), Asking(self.kind)
         self.rows, self.passed, self.abandoned = 0, 1, 0
         self.stopped: str | None = None
         self._refusal: type[Exception] = Stopped
@@ -230,7 +231,9 @@ class RequestQueue(ABC):
                 return None
             batch = self.batches.popleft()
             self.rows -= batch.rows
-            return batch
+        if batch.born >= self.asking.next_look:
+            self.asking.look(batch.born, self.task.name, (ticket.agent for ticket in batch.tickets))
+        return batch
 
     def work(self, batch: RequestBatch) -> list[Ticket]:
         """`serve`, for a batch that was taken."""

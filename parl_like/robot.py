@@ -13,14 +13,16 @@ from typing import Any, Literal
 import numpy as np
 
 from parl_like.agent import Agent
+from parl_like.calls import public
 from parl_like.computation_task import ComputationTask, introduce
 from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
 from parl_like.env_source import EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, known, write_gif
 from parl_like.errors import AgentFailed, unknown
-from parl_like.evaluation import SCORES, Episodes, epochs, gather, greedy_action, scored
+from parl_like.evaluation import Episodes, epochs, gather, greedy_action, scored
 from parl_like.idle import refuse_divergence, unless_nobody_asks, why_never_learned
 from parl_like.model import Model
+from parl_like.robot_checks import check_arguments, check_film, check_tasks
 from parl_like.robot_state import acting_state, load_robot_state, robot_state
 from parl_like.row_counts import MANY
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
@@ -33,6 +35,7 @@ ENOUGH_EPISODES = 20
 """Episodes, with those that were cut off, after which the share of the latter says something."""
 
 
+@public
 class Robot(Crew):
     """Several computation tasks, many agents, one run loop.
 
@@ -66,29 +69,11 @@ class Robot(Crew):
         trace: bool = False, eval_env: EnvSource = None, eval_explore: bool = False,
         score: str | Callable[[Robot, Episodes], float] = "mean_return",
     ) -> None:
-        if n_agents < 1:
-            raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
-        if mode not in ("sync", "async"):
-            raise ValueError(f"Robot: mode is {mode!r}; expected 'sync' or 'async'")
-        names: dict[int, str] = {}
-        for name, task in tasks.items():
-            if not isinstance(task, ComputationTask):
-                raise TypeError(f"Robot: task {name!r} is {type(task).__name__}; expected ComputationTask(algorithm or "
-                                "function, helper=…)")
-            twin = names.setdefault(id(task), name)
-            if twin != name:
-                raise ValueError(f"Robot: tasks {twin!r} and {name!r} are one ComputationTask; make one for each (`Shared` lets "
-                                 "tasks have one network)")
+        check_arguments(env, agent, n_agents, mode, score)
+        check_tasks(tasks)
         given = tasks
         if not isinstance(driver, str):
             tasks = driver.place(tasks)
-        if not callable(agent):
-            raise TypeError(f"Robot: agent is {type(agent).__name__}; expected a function that makes one, such as its class")
-        if is_made(env) and n_agents > 1:
-            raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) "
-                             "or an id")
-        if not callable(score) and score not in SCORES:
-            raise ValueError(f"Robot: {unknown('score', score, SCORES)}; or give a function of the robot and its Episodes")
         self.seed, self.eval_env, self.eval_explore, self.score = seed, known(eval_env), eval_explore, score
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
@@ -103,6 +88,8 @@ class Robot(Crew):
                 task.build(child)
             introduce(tasks)
             super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
+            for task in given.values():
+                task.robot = self
         except BaseException:
             for name, task in tasks.items():
                 if task is not given[name]:
@@ -145,6 +132,7 @@ class Robot(Crew):
         if is_made(self._env):
             raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: "
                              "gym.make(...)`) or an id")
+        self._refuse_closed("add_agents")
         self._end_episodes_for("add_agents")
         new = self.make_agents(n)
         self.agents += new
@@ -193,6 +181,7 @@ class Robot(Crew):
         if stop is not None and not isinstance(stop, StopCondition):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
                             "StopAfterSteps(1000) of parl_like.stages")
+        self._refuse_closed("run")
         self._driver.refuse_agents()
         with self._one_thread:
             follow_run(self, None if stop is None else stop.most_steps())
@@ -257,6 +246,7 @@ class Robot(Crew):
         return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
 
     def _iterate_outside_run(self) -> bool:
+        self._refuse_closed("run")
         self._driver.refuse_agents()  # before a run's own stop condition is touched
         with self._one_thread:
             self._stop = unless_nobody_asks(self)
@@ -314,6 +304,7 @@ class Robot(Crew):
         name, n = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
         if n is not None and n < 1:
             raise ValueError(f"collect: {name} is {n}; expected at least 1")
+        self._refuse_closed("collect")
         if any(agent.env is None for agent in self.agents):
             raise ValueError("collect: this robot has no environment")
         if n_episode is not None and self._started:
@@ -451,7 +442,7 @@ class Robot(Crew):
             return total if np.ndim(total) else float(total)
 
     def play(self, path: str | Path, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
-        """One episode as `evaluate` plays them, as an animated GIF at `path`; returns its return.
+        """One episode as `evaluate` plays them, as an animated GIF (or PNG, WebP) at `path`; returns its return.
 
         The factory is called as for `evaluate`, with `render_mode="rgb_array"` where it takes a render mode; an environment that
         was made for another mode is switched to this one.
@@ -462,6 +453,7 @@ class Robot(Crew):
         Raises:
             ValueError: the environment does not draw itself, or there is none.
         """
+        check_film(path)
         source = self._evaluation_source(env)
         film = Film()
         try:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from parl_like.task_state import check_kind
+
 WORKERS = "workers"
 """The key under which drivers with worker processes keep agents and buffers."""
 
@@ -40,6 +42,11 @@ def acting_state(robot: Any) -> dict[str, Any]:
 
 def load_robot_state(robot: Any, state: Mapping[str, Any]) -> None:
     """See `Robot.load_state_dict`."""
+    tasks = {f"task.{name}": task for name, task in robot.tasks.items()}
+    if tasks.keys() == {key for key in state if key.startswith("task.")}:
+        for key, task in tasks.items():
+            if isinstance(saved := state[key], Mapping):
+                check_kind(task, saved)  # first: of another algorithm all else differs, too
     parts = _parts(robot)
     acting = {*parts, "counters"}
     expected = acting | robot._driver.state_keys()

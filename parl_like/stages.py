@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from parl_like.calls import Guarded
 from parl_like.errors import nearest
 from parl_like.spec import leaves
 
@@ -188,7 +189,7 @@ def hooks_of(given: Any) -> list[Hook]:
     return hooks
 
 
-class StopCondition:
+class StopCondition(Guarded):
     """Consulted after every act; the run ends at once when it returns True: no agent takes another step. Compose with `&` and
     `|`.
 

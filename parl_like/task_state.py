@@ -30,6 +30,7 @@ def task_state(task: Any) -> dict[str, Any]:
     """Copies of everything that learning depends on. The caller holds the task's lock."""
     algorithm = task.algorithm
     return {
+        "kind": type(algorithm).__name__,
         "networks": {name: {key: _copied(value) for key, value in network.state_dict().items()}
                      for name, network in algorithm.networks().items()},
         "optimizer": {} if task.optimizer is None else _optimizer_state(task.optimizer),
@@ -51,6 +52,7 @@ def load_task_state(task: Any, state: Any) -> None:
     parts = ("networks", "optimizer", "counters", "rng", "torch_rng")
     if not isinstance(state, Mapping) or not all(part in state for part in parts) or not isinstance(state["networks"], Mapping):
         raise ValueError(f"{owner}: expected the state of a task with {', '.join(parts)}, got {state!s:.80}")
+    check_kind(task, state)
     for name, network in algorithm.networks().items():
         _load_network(f"{owner}, network {name!r}", network, state["networks"].get(name))
     saved = {**several, "loss": state["optimizer"]} if isinstance(several := state.get("optimizers", {}), Mapping) else {}
@@ -71,6 +73,19 @@ def load_task_state(task: Any, state: Any) -> None:
     set_rng_state(algorithm.rng, state["rng"])
     set_torch_rng_state(algorithm.torch_rng, state["torch_rng"])
     algorithm.load_state_dict(state.get("algorithm", {}))
+
+
+def check_kind(task: Any, state: Any) -> None:
+    """Raises ValueError where a saved state is another algorithm's, and its networks do not fit. (Checkpoints of before say
+    nothing of whose they are.)"""
+    kind, own = state.get("kind"), type(task.algorithm).__name__
+    saved = state.get("networks")
+    if not isinstance(kind, str) or kind == own or not isinstance(saved, Mapping):
+        return
+    for name, network in task.algorithm.networks().items():
+        if not isinstance(saved.get(name), Mapping) or _differing(network, saved[name]):
+            raise ValueError(f"{task.owner()}: the checkpoint is {kind}'s, and this task has {own}, whose networks are others; "
+                             f"build the robot with {kind} to load it, or load what fits with robot.load(path, partial=True)")
 
 
 def _load_network(owner: str, network: torch.nn.Module, saved: Any) -> None:

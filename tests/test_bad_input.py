@@ -560,3 +560,76 @@ def test_a_run_without_one_step_ends_as_diverged(name, steps):
         with pytest.raises(Diverged, match="all"):
             for _ in robot.epochs(1, steps // 4, evaluate_episodes=1):
                 pass
+
+
+# ---------------------------------------------------------------------------------------- what a reset and a step give
+
+
+def gives(reset=None, **step):
+    """A Corridor whose reset gives `reset`, and whose step has these of obs, rew, terminated, truncated, info."""
+
+    class Odd(Corridor):
+        def reset(self, *, seed=None, options=None):
+            given = super().reset(seed=seed)
+            return given if reset is None else reset(given[0])
+
+        def step(self, act):
+            values = dict(zip(("obs", "rew", "terminated", "truncated", "info"), super().step(act), strict=True))
+            return tuple({**values, **step}.values())
+
+    return Odd
+
+
+@pytest.mark.parametrize(("env", "message"), [
+    (gives(lambda obs: obs), r"reset\(\) of its environment gave \[0\.\].*expected the pair \(observation, info\)|array\(\[0"),
+    (gives(lambda obs: (obs, {}, 1)), r"reset\(\) of its environment gave 3 values, a tuple \(ndarray, dict, int\); expected the "
+                                      r"pair \(observation, info\), info a dict: `return obs, \{\}`"),
+    (gives(lambda obs: {"obs": obs}), r"reset\(\) of its environment gave .* expected the pair"),
+    (gives(lambda obs: (obs, None)), r"reset\(\) of its environment .* gave the info None; expected a dict, \{\} where"),
+    (gives(info=None), r"step\([01]\), step 0 of the episode, of its environment .* gave the info None; expected a dict"),
+    (gives(info=[1]), r"gave the info 1 values, a list \(int\); expected a dict"),
+    (gives(rew="1.0"), r"after 0 steps of the episode, gave the reward the text '1\.0'; expected a number"),
+    (gives(rew={"r": 1}), r"gave the reward \{'r': 1\}; expected a number"),
+    (gives(terminated=np.array([False, False])), r"gave terminated = an array of shape \(2,\); expected True or False"),
+])
+def test_a_reset_or_step_that_gives_something_else_is_told_what_is_expected(env, message):
+    fails_cleanly(robot_of(dqn(), off(), env=env), AgentFailed, f"^agent 0: .*({message})")
+
+
+ORDERS = {  # places of obs, act, rew, obs_next, terminated, truncated
+    "act and rew": ((0, 2, 1, 3, 4, 5), "field 'act'"),
+    "rew and obs_next": ((0, 1, 3, 2, 4, 5), "field 'rew'"),
+    "obs and act": ((1, 0, 2, 3, 4, 5), "field 'obs'"),
+    "obs and obs_next": ((3, 1, 2, 0, 4, 5), "field 'obs': expected the observation that was acted on"),
+    "the flags": ((0, 1, 2, 3, 5, 4), "field 'terminated': expected what the environment said, True"),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_swapped_arguments_of_store_are_refused(name):
+    order, message = ORDERS[name]
+
+    class Swaps(Agent):
+        def run_one_episode(self):
+            obs, _ = self.env.reset()
+            over = False
+            while not over:
+                act = self.helpers["RL"].predict(obs)
+                obs_next, rew, terminated, truncated, _ = self.env.step(act)
+                row = obs, act, rew, obs_next, terminated, truncated
+                self.helpers["RL"].store(*(row[i] for i in order))
+                obs, over = obs_next, terminated or truncated
+
+    wide = gym.spaces.Box(0, 9, (2,), np.float32)
+
+    class Wide(Corridor):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = wide
+
+        def obs(self):
+            return np.array([self.at, 0], np.float32)
+
+    task = DQN(MLPQ(wide, ACT, hidden=(4,)))
+    fails_cleanly(robot_of(task, off(), env=Wide, agent=Swaps), SpecError,
+                  f"^agent 0: task 'RL', {message}.*store takes obs, act, rew, obs_next, terminated, truncated in this order")

@@ -222,6 +222,9 @@ def _opened(path: Path) -> Iterator[tuple[Path, int]]:
     except OSError as error:
         got = f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
         mend = "give an archive's directory, or use an earlier one"
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+            raise refusal(path, "the directory of an archive, as `save` writes it", "nothing: there is no such path",
+                          "look for a typing error") from None
         raise refusal(path, "a readable archive, not a link", got, mend) from error
 
 

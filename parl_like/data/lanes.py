@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.batch import Batch
+from parl_like.calls import Guarded
 from parl_like.data._rows import Ring
 from parl_like.data.files import Savable
 from parl_like.data.row_specs import FLAGS, is_part
@@ -72,7 +73,7 @@ class Buffer(Savable, ABC):
         return self._batch(indices), indices
 
 
-class Lanes(Buffer):
+class Lanes(Buffer, Guarded):
     """The reading half of `ReplayBuffer`, which says what lanes and positions are."""
 
     n_lanes: int

@@ -396,8 +396,7 @@ class HostedDriver(CooperativeDriver):
                 setattr(counters, name, getattr(counters, name) + n)
             if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
                 crew.rows.count(queue.task.name, *rows)
-        crew.bad_values += notes.get("bad", 0)
-        crew.cuts += notes.get("cuts", 0)
+        crew.take_over(notes)
         if "steps" in notes:
             if agent.env is not None:
                 agent.env.time_steps += notes["time"]

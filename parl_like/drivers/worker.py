@@ -148,6 +148,8 @@ class Worker:
             notes["cuts"], crew.cuts = crew.cuts, 0
         if crew.bad_values:
             notes["bad"], crew.bad_values = crew.bad_values, 0
+        if crew.said:
+            notes["said"], crew.said = "\n".join(crew.said), []
         for name, rows in crew.rows.take().items():
             notes[f"rows {name}"] = list(rows)
         for queue in self.driver.queues:

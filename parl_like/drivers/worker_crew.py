@@ -195,6 +195,7 @@ class WorkerCrew(Crew):
         entropy, key = recipe.seed
         seed = np.random.SeedSequence(entropy, spawn_key=key)
         self.wants_stop = False
+        self.said: list[str] = []
         self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
         self.ended: list[tuple[int, int, Any, int]] = []
         self.parts: list[Any] = []
@@ -243,6 +244,9 @@ class WorkerCrew(Crew):
         self.ended.append((-1, 0, episode_return, length))
         if len(parts):
             self.parts.append(parts)
+
+    def tell(self, text: str) -> None:
+        self.said.append(text)  # the robot's process says it
 
     def request_stop(self) -> None:
         self.wants_stop = True

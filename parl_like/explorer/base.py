@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.calls import Guarded
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.spec import Array, Spec
 
@@ -19,7 +20,7 @@ NOISE_BLOCK = 64
 """Rows of noise drawn at a time."""
 
 
-class Explorer:
+class Explorer(Guarded):
     """Base class; also the explorer of a task whose `predict` returns `act` itself.
 
     Attributes:

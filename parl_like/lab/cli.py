@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
+from parl_like.calls import users_lines, whole
 from parl_like.errors import unknown, without_trace
 from parl_like.lab import config, experiment, own, text
 from parl_like.lab.config import UsageError
@@ -30,23 +31,23 @@ First run: parl-like list; parl-like train NAME; parl-like play RUN"""
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (default: that of the process) and returns its exit code."""
     with text.printing():
-        return _run(list(sys.argv[1:] if argv is None else argv), whole=argv is None)
+        return _run(list(sys.argv[1:] if argv is None else argv), last=argv is None)
 
 
-def _run(words: list[str], whole: bool) -> int:
-    """`whole`: the process ends with this command."""
-    debug = "--debug" in words
+def _run(words: list[str], last: bool) -> int:
+    """`last`: the process ends with this command."""
+    debug = whole() or not {"--debug", "--traceback"}.isdisjoint(words)
     try:
         args = _parse(words)
         code: int = args.verb(args) or 0
         sys.stdout.flush()
-        if whole:  # from here on Python shuts down, and is not to show tracebacks of that
+        if last:  # from here on Python shuts down, and is not to show tracebacks of that
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         return code
     except SystemExit as error:  # argparse: help was printed, or the usage was wrong
         return error.code if isinstance(error.code, int) else 0
     except KeyboardInterrupt:
-        if whole:  # this process ends now; the next Ctrl-C ends it at once, without tracebacks of what is being cleaned up
+        if last:  # this process ends now; the next Ctrl-C ends it at once, without tracebacks of what is being cleaned up
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -54,10 +55,12 @@ def _run(words: list[str], whole: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
     except Exception as error:  # noqa: BLE001  the last border: whatever it is, it becomes one line and an exit code
+        ours = isinstance(error, UsageError)
         if debug:
             traceback.print_exc()
-        ours = isinstance(error, UsageError)
-        name, hint = "" if ours else f"{type(error).__name__}: ", "" if debug or ours else " (`--debug` shows where)"
+        elif not ours:
+            print("".join(f"{line}\n" for line in users_lines(error)), end="", file=sys.stderr)
+        name, hint = "" if ours else f"{type(error).__name__}: ", "" if debug or ours else " (`--traceback` shows where)"
         print(f"error: {name}{' '.join(without_trace(error).split())}{hint}", file=sys.stderr)
         return USAGE if ours else ERROR
 
@@ -291,7 +294,8 @@ class _Parser(argparse.ArgumentParser):
 def _parse(words: list[str]) -> argparse.Namespace:
     common = _Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="JSON on standard output, for machines; the rest on standard error")
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    common.add_argument("--traceback", "--debug", dest="debug", action="store_true",
+                        help="show the whole traceback of an error, as PARL_LIKE_TRACEBACK=1 does")
     parser = _Parser(prog="parl-like", description="Train robots made of computation tasks that many agents share.",
                      epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
@@ -373,7 +377,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if split:
         args.assignments = assignments + args.assignments
         args.overrides = config.parse_assignments(args.assignments, lambda line: print(line, file=args.stream, flush=True))
-    args.words = ["parl-like", *words]
+    args.words, args.debug = ["parl-like", *words], args.debug or whole()
     args.report = _print_json if args.json else None
     return args
 

@@ -45,6 +45,12 @@ def chosen(word: str, name: str = "") -> Experiment:
             module that is there.
     """
     origin, colon, inside = word.partition(":")
+    if not origin.endswith(".py") and (os.sep in origin or os.path.lexists(origin)) and origin not in experiments.names():
+        there = "a directory" if os.path.isdir(origin) else "a file" if os.path.lexists(origin) else "the path of nothing"
+        if os.path.isfile(os.path.join(origin, "run.json")):
+            there = f"a run directory, which goes on with `parl-like resume {shlex.quote(origin)}`"
+        raise ExperimentError(f"{origin} is {there}; expected an experiment: a name of `parl-like list`, or one of your own as "
+                              "FILE.py, FILE.py:NAME or package.module:NAME")
     if not (colon or "." in origin):
         return experiments.get(word)
     if inside and name not in ("", inside):

@@ -183,8 +183,7 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
 # ------------------------------------------------------------------------------------------------ from a directory to a robot
 
 
-@contextlib.contextmanager
-def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
+def _built(experiment: Experiment, config: ExperimentConfig) -> Robot:
     """The experiment's robot. What its parts refuse with a ValueError is a configuration that does not fit together."""
     module = experiment.module()
     _refuse_odd_files(config)
@@ -198,9 +197,19 @@ def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Config: {error}") from error
-    with contextlib.closing(robot):
-        if config.eval_score:
+    if config.eval_score:
+        try:
             robot.score = _score(config.eval_score)
+        except BaseException:
+            robot.close()
+            raise
+    return robot
+
+
+@contextlib.contextmanager
+def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
+    """`_built`, and closed in the end."""
+    with contextlib.closing(_built(experiment, config)) as robot:
         yield robot
 
 
@@ -232,15 +241,17 @@ def _loaded(run: RunDir, experiment: Experiment, config: ExperimentConfig, which
     """The robot in the state of a checkpoint, for the caller to close."""
     checkpoints = Checkpoints(run.checkpoints)
     chosen = _choose(run, checkpoints, which)
-    with contextlib.ExitStack() as cleanup:
-        robot = cleanup.enter_context(_robot(experiment, config))
+    robot = _built(experiment, config)
+    try:
         loaded = checkpoints.load(chosen, _expected_by(robot))
         if WORKERS in loaded.tree:  # whose agents and buffers this robot, which has none of them, leaves where they are
             acts = robot.acting_state().keys()
             loaded = loaded._replace(tree={key: part for key, part in loaded.tree.items() if key in acts})
         with sizes.bounded(config):
             _restore(robot, loaded)
-        cleanup.pop_all()
+    except BaseException:
+        robot.close()
+        raise
     return robot
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import msgspec
 import numpy as np
 
+from parl_like.calls import users_lines
 from parl_like.data.archive import ArchiveError
 from parl_like.data.generators import rng_state, set_rng_state
 from parl_like.errors import Diverged, without_trace
@@ -415,6 +416,9 @@ class Session:
             there = ""  # a deleted run has neither log nor checkpoint
         if self.debug and self.stream is not None:
             traceback.print_exception(error, file=self.stream)
+        else:
+            for line in users_lines(error):
+                show(self.stream, line)
         show(self.stream, f"error: {' '.join(reason.split())}{there}")
         return DIVERGED if _diverged(error) else FAILED
 

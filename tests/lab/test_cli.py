@@ -289,10 +289,16 @@ def test_an_unexpected_error_is_one_line_unless_debugged(command, monkeypatch):
         raise RuntimeError("two\nlines")
 
     monkeypatch.setattr(experiments, "names", broken)
-    assert command("list") == (1, "", "error: RuntimeError: two lines (`--debug` shows where)\n")
-    code, _, err = command("list --debug")
-    assert code == 1
-    assert "Traceback" in err
+    code, out, err = command("list")
+    assert (code, out, err.splitlines()[-1]) == (1, "", "error: RuntimeError: two lines (`--traceback` shows where)")
+    shown = err.splitlines()[:-1]  # the lines of whoever wrote what failed, and none of ours
+    assert len(shown) <= 10 and shown[0] == "your own lines, most recent call last:" and "in broken" in shown[1]
+    assert not any("parl_like/lab" in line for line in shown)
+    for whole in ("--traceback", "--debug"):
+        code, _, err = command(f"list {whole}")
+        assert code == 1 and "Traceback (most recent call last):" in err and "cli.py" in err
+    monkeypatch.setenv("PARL_LIKE_TRACEBACK", "1")
+    assert "cli.py" in command("list")[2]
 
 
 LEAVING = """
@@ -322,4 +328,16 @@ def test_the_traceback_that_an_error_brings_along_is_not_shown(command, monkeypa
     failed = TaskFailed("task 'RL': predict failed\nTraceback (most recent call last):\n  File \"mine.py\", line 7")
     monkeypatch.setattr(FakeRobot, "evaluate", lambda *_, **__: (_ for _ in ()).throw(failed))
     code, _, err = command("eval run")
-    assert (code, err.splitlines()[-1]) == (1, "error: TaskFailed: task 'RL': predict failed (`--debug` shows where)")
+    assert (code, err.splitlines()[-1]) == (1, "error: TaskFailed: task 'RL': predict failed (`--traceback` shows where)")
+
+
+@pytest.mark.parametrize(("word", "message"), [
+    ("README.md", "README.md is a file; expected an experiment"), ("./README.md", "./README.md is a file; expected"),
+    (".", ". is a directory; expected an experiment"), ("no/where", "no/where is the path of nothing; expected an experiment"),
+    ("run", "run is a run directory, which goes on with `parl-like resume run`"),
+])
+def test_a_path_that_is_no_experiment_is_told_what_it_is(command, word, message, tmp_path):
+    (tmp_path / "README.md").write_text("words")
+    command("train fake run_dir=run total_steps=100")
+    code, _, err = command(f"train {word}")
+    assert code == 2 and err.startswith(f"error: {message}") and "FILE.py:NAME" in err

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 import gymnasium as gym
 import numpy as np
 
+from parl_like.calls import Guarded
 from parl_like.data.lanes import Positions
 from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.spec import Array, specs_of
@@ -55,7 +56,7 @@ class Source:
     relabelled: dict[str, Array] = field(default_factory=dict)
 
 
-class Transform:
+class Transform(Guarded):
     """One step of a chain; this class changes nothing. No method writes into its arguments, arrays included.
 
     Attributes:

@@ -1,0 +1,45 @@
+"""Notices agents that ask a task again and again, and take no step of their environment: a run of these never ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+LOOK_S = 1.0
+"""Seconds between two looks."""
+PATIENCE_S = {"predict": 5.0, "learn": 60.0}
+"""Seconds after which it is said; lessons may take long, and several may belong to one step."""
+LOOKS = 4
+"""How often an agent is found asking in that time, at least: one that waits long for a single answer is not meant."""
+
+
+class Asking:
+    """Looks now and then at who asks one queue, for a comparison per batch.
+
+    Args:
+        kind: 'predict' or 'learn'.
+
+    Attributes:
+        next_look: Of `perf_counter()`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.next_look = kind, 0.0
+        self._seen: dict[int, list[Any]] = {}  # agent's id → steps, since when they are so many, how often it was found
+
+    def look(self, now: float, task: str, agents: Iterable[Any]) -> None:
+        """Notes who asks; tells the agent's robot, once, of one that has not stepped for too long."""
+        self.next_look = now + LOOK_S
+        for agent in agents:
+            if getattr(agent, "env", None) is None or not hasattr(agent, "learned_at"):
+                continue  # it only learns, or stands for a worker, which looks itself
+            seen = self._seen.get(id(agent))
+            if seen is None or seen[0] != agent.steps:
+                self._seen[id(agent)] = [agent.steps, now, 1]
+                continue
+            seen[2] += 1
+            if now - seen[1] >= PATIENCE_S[self.kind] and seen[2] >= LOOKS and agent not in agent.robot.idlers:
+                agent.robot.idlers.append(agent)
+                agent.robot.tell(f"{agent} has asked task {task!r} ({self.kind}) for {now - seen[1]:.0f} s without a step of its "
+                                 "environment, and goes on; a run ends after steps, so let run_one_episode call "
+                                 "self.env.step(action) and end with the episode")
