@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
 from parl_like.data.replay_buffer import OWNER, ReplayBuffer
 from parl_like.data.row_specs import FLAGS, as_array, in_units, is_part
 from parl_like.spec import Array, Spec, SpecError, as_space, leaves, nest, specs_of
@@ -80,16 +81,26 @@ def from_arrays(
     return buffer
 
 
-def to_arrays(buffer: ReplayBuffer) -> dict[str, Any]:
+def to_arrays(buffer: ReplayBuffer | EpisodeBuffer | CachedReplayBuffer) -> dict[str, Any]:
     """All rows in time order, lane after lane, as nested dicts of arrays [N, …]: copies, which `from_arrays(**…)` takes back.
 
     Actions are the environment's, as it took them: inside the bounds. (`buffer[:]` has the policy's.) Frames are stacked and
     obs_next is looked up. The newest row of a lane is truncated if its episode is not over, for the row after it here is of
-    another lane.
+    another lane. Of an EpisodeBuffer and a CachedReplayBuffer these are the rows of finished episodes.
+
+    Raises:
+        TypeError: a buffer without time order.
     """
-    rows = buffer.sample_indices(0)
-    flat = buffer.gather(rows, names=[spec.name for spec in buffer.specs])
-    flat["truncated"][np.isin(rows, buffer.unfinished_index())] = True
+    if not isinstance(buffer, (ReplayBuffer, EpisodeBuffer, CachedReplayBuffer)):
+        raise TypeError(f"to_arrays: {buffer!r} keeps single rows in no order; give a ReplayBuffer, or take buffer[:]")
+    names = [spec.name for spec in buffer.specs]
+    if isinstance(buffer, EpisodeBuffer):
+        whole = buffer[:].leaves()
+        flat = {name: whole[name] for name in names}
+    else:
+        rows = buffer.sample_indices(0)
+        flat = buffer.gather(rows, names=names)
+        flat["truncated"][np.isin(rows, buffer.unfinished_index())] = True
     return nest(in_units(flat, buffer.act_space, None, repr(buffer)))
 
 
@@ -134,7 +145,8 @@ def from_minari(dataset: Any, *, size: int | None = None) -> ReplayBuffer:
 
 
 def to_minari(
-    buffer: ReplayBuffer, dataset_id: str, *, env: Any = None, observation_space: gym.Space[Any] | None = None,
+    buffer: ReplayBuffer | EpisodeBuffer | CachedReplayBuffer, dataset_id: str, *, env: Any = None,
+    observation_space: gym.Space[Any] | None = None,
     action_space: gym.Space[Any] | None = None, **metadata: Any,
 ) -> Any:  # fmt: skip
     """Writes all rows as the new Minari dataset `dataset_id` and returns it. An episode's last obs_next is its last observation.

@@ -16,7 +16,7 @@ from parl_like.algorithms import BC
 from parl_like.data.archive import read_components, write_archive
 from parl_like.data.datasets import from_arrays, from_minari, to_arrays, to_minari
 from parl_like.data.encoding import ArchiveError
-from parl_like.data.episodes import CachedReplayBuffer
+from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
 from parl_like.data.files import load_buffer
 from parl_like.data.reservoir import ReservoirBuffer
 from parl_like.data.row_specs import loaded_space, saved_space
@@ -156,6 +156,29 @@ def sampled(space, n, seed=0):
     rows = [dict(leaves(space.sample(), "act")) for _ in range(n)]
     flat = {name: np.array([row[name] for row in rows], part.dtype) for name, part in part_spaces(space)}
     return as_space(space, flat, "act")
+
+
+@pytest.mark.parametrize("kind", [EpisodeBuffer, CachedReplayBuffer])
+def test_buffers_of_whole_episodes_go_out_as_well(minari, kind):
+    buffer = EpisodeBuffer() if kind is EpisodeBuffer else CachedReplayBuffer(ReplayBuffer(20), 1)
+    buffer.act_space = SPACES["box"]
+    for i in range(8):  # the last two are of an open episode
+        buffer.add({"obs": np.full(2, i, np.float32), "act": np.float32([0.1 * i]), "rew": 0.0, "terminated": i % 3 == 2,
+                    "truncated": False, "obs_next": np.full(2, i + 1, np.float32)})
+    assert to_arrays(buffer)["act"][:, 0] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    saved = to_minari(buffer, "test/whole-v0", observation_space=Box(0, 9, (2,), np.float32))
+    assert [len(episode.actions) for episode in saved.iterate_episodes()] == [3, 3] and saved.action_space == SPACES["box"]
+    with pytest.raises(TypeError, match="to_arrays: ReservoirBuffer.*keeps single rows in no order"):
+        to_arrays(ReservoirBuffer(4))
+
+
+def test_offline_data_beside_an_environment_is_converted():
+    """Whoever acts there: rows of the environment's torque are cloned as they are."""
+    x = np.random.default_rng(0).uniform(-1, 1, (256, 3)).astype(np.float32)
+    data = from_arrays(x, np.full((256, 1), 0.8, np.float32), np.zeros(256), np.ones(256, bool), obs_next=x)
+    with Robot.of("BC", "Pendulum-v1", helper="OfflineHelper", data=data, seed=0, lr=0.02, hidden=[16]) as robot:
+        robot.run(150)
+        assert robot.act(x[0]) == pytest.approx(0.8, abs=0.05)
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["arrays", "arrays-with-space"])
