@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from parl_like import env_ids
+from parl_like.action_map import Unclipped
 from parl_like.errors import unknown
 
 
@@ -81,15 +82,19 @@ class ActionBounds(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
 def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Space[Any], Callable[[Any], Any] | None]:
     """The space outside, and the way of an action inwards; None: as it is."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        subs: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        subs: Any = list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
         parts = {name: _bounded(sub, clip, rescale) for name, sub in subs}
         ways = {name: way for name, (_, way) in parts.items() if way is not None}
-        if not ways:
+        if not ways and all(part is sub for (part, _), (_, sub) in zip(parts.values(), subs, strict=True)):
             return space, None
+        outer: Any = (spaces.Dict({name: sub for name, (sub, _) in parts.items()}) if isinstance(space, spaces.Dict) else
+                      spaces.Tuple([sub for sub, _ in parts.values()]))
+        if not ways:
+            return outer, None
         if isinstance(space, spaces.Dict):
-            return (spaces.Dict({name: sub for name, (sub, _) in parts.items()}),
+            return (outer,
                     lambda action: {name: ways[name](value) if name in ways else value for name, value in action.items()})
-        return (spaces.Tuple([sub for sub, _ in parts.values()]),
+        return (outer,
                 lambda action: tuple(ways[i](value) if i in ways else value for i, value in enumerate(action)))
     if not isinstance(space, spaces.Box):
         return space, None
@@ -99,10 +104,14 @@ def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Spac
     if rescale and np.issubdtype(space.dtype, np.floating):
         scaled = bounded & ~((low == -1) & (high == 1))
     if not scaled.any():
-        if not clip or not (np.isfinite(low) | np.isfinite(high)).any():
+        if not (np.isfinite(low) | np.isfinite(high)).any() or not clip and not np.issubdtype(space.dtype, np.floating):
             return space, None
+        if not clip:
+            return space if isinstance(space, Unclipped) else Unclipped(space), None
         return space, lambda action: np.clip(np.asarray(action), low, high).astype(dtype, copy=False)
-    outside = spaces.Box(np.where(scaled, -1, low), np.where(scaled, 1, high), space.shape, dtype)
+    outside: spaces.Box = spaces.Box(np.where(scaled, -1, low), np.where(scaled, 1, high), space.shape, dtype)
+    if not clip:
+        outside = Unclipped(outside)
     # In float64, and from the middle outwards: −1, 0 and 1 are then exactly low, middle and high.
     safe_low, safe_high = np.where(bounded, low, 0.0).astype(np.float64), np.where(bounded, high, 0.0).astype(np.float64)
     middle, half = (safe_low + safe_high) / 2, (safe_high - safe_low) / 2
@@ -377,6 +386,8 @@ def wrap(env: gym.Env[Any, Any], clip: bool, rescale: bool,
     """Layer 2, wrappers of the environment: bounds of actions, where there are any, then the caller's, the last one outermost."""
     if ActionBounds.changes(env.action_space, clip, rescale):
         env = ActionBounds(env, clip, rescale)
+    elif not clip and (space := _bounded(env.action_space, clip, rescale)[0]) is not env.action_space:
+        env.action_space = space  # which says that nobody else is to clip, either
     for wrapper in wrappers:
         env = wrapper(env)
     return env
@@ -416,6 +427,7 @@ def make_env(
         time_limit: Steps of the bare environment after which an episode is truncated. None: the registered limit, where there is
             one; −1: no limit.
         clip_actions: Continuous actions are clipped to their bounds. It helps early in training, and may hurt the final result.
+            False: nobody clips them; the action space is then `Unclipped`, which agents and explorers' maps know.
         rescale_actions: Bounded continuous actions are [−1, 1] outside.
         wrappers: Put around it in turn, each a function of an environment.
         render_mode: For the constructor; None is not passed on.

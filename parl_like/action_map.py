@@ -108,11 +108,27 @@ class Choices:
         return np.asarray(act - self.start, np.int64).reshape((*leading, *size))
 
 
+class Unclipped(gym.spaces.Box):
+    """A Box whose bounds say how actions are scaled, and are not kept: what lies outside reaches the environment
+    (`make_env(clip_actions=False)`)."""
+
+    def __init__(self, like: gym.spaces.Box) -> None:
+        super().__init__(like.low, like.high, like.shape, like.dtype)
+
+    def __reduce__(self) -> Any:
+        return Unclipped, (gym.spaces.Box(self.low, self.high, self.shape, self.dtype),)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray) and x.shape == self.shape and np.can_cast(x.dtype, self.dtype)
+
+
 class Bounded:
-    """Real numbers, in [−1, 1] where they are `scaled` ↔ the space's dtype, inside its bounds; methods as those of `Choices`."""
+    """Real numbers, in [−1, 1] where they are `scaled` ↔ the space's dtype, inside its bounds unless it is `Unclipped`; methods
+    as those of `Choices`."""
 
     def __init__(self, space: Any, scaled: bool) -> None:
         self.low, self.high, self.dtype, self.scaled = space.low, space.high, space.dtype, scaled
+        self.clips = not isinstance(space, Unclipped)
         self.raw = np.dtype(self.dtype if self.dtype.kind == "f" else np.float32)
         if scaled:
             # In the raw dtype: the width of an integer space may not fit its own (255 − 0 in int8 terms), nor that of a float32
@@ -123,6 +139,8 @@ class Bounded:
     def __call__(self, act: Array) -> Array:
         if self.scaled:
             act = self.middle + act * self.half
+        if not self.clips:
+            return np.asarray(act, self.dtype)
         # Rounding may have passed the bounds.
         return np.clip(np.rint(act) if self.dtype.kind != "f" else act, self.low, self.high).astype(self.dtype)
 

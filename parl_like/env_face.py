@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from parl_like.action_map import Unclipped
 from parl_like.batch import Batch
 from parl_like.data.generators import Borrowed
 from parl_like.data.timestep import TimeStep, first_step, next_step
@@ -55,10 +56,12 @@ class EnvFace:
     """
 
     env_index = 0
+    cut_short = 0  # episodes that `limit` has ended
     _name, _of_one = "environment", ""  # what the environment is called, and how the names of one's spaces begin
 
     def __init__(self, env: gym.Env[Any, Any], agent: Any) -> None:
-        self._env, self._agent, self._step = env, agent, env.step
+        self._env, self._agent = env, agent
+        self._step: Any = env.step
         self._lacks = [name for name in ("seed", "options") if not _takes(env.reset, name)]
         self._known = False  # whether it was reset once
         self._accepts = None if agent.on_bad_value == "raise" else Acceptance(env, agent.on_bad_value == "replace")
@@ -92,6 +95,20 @@ class EnvFace:
             for stage in ("pre_episode", "pre_act", "post_act", "post_episode"))
         # What `step` reads, in one look: a class with `__getattr__` pays 30 ns more for each.
         self._for_step = self._step, self._n, self._start, self._accepts, self._pre_act, self._post_act
+
+    def limit(self, steps: int) -> None:
+        """From now on an episode that does not end within so many actions is truncated there."""
+        step = self._step
+
+        def limited(act: Any) -> Any:
+            out = step(act)
+            if self.episode_length + 1 < steps or len(out) != 5 or out[2] or out[3]:
+                return out
+            self.cut_short += 1
+            return (*out[:3], True, out[4])
+
+        self._step = limited
+        self._for_step = limited, *self._for_step[1:]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
@@ -399,7 +416,8 @@ def _contains(space: gym.Space[Any], act: Any) -> bool:
     """As `space.contains`, but a number is an array of shape (), and only shape and bounds of arrays count."""
     if isinstance(space, gym.spaces.Box):
         value = np.asarray(act)
-        return value.shape == space.shape and bool((value >= space.low).all() and (value <= space.high).all())
+        return value.shape == space.shape and (isinstance(space, Unclipped) or bool(
+            (value >= space.low).all() and (value <= space.high).all()))
     if isinstance(space, gym.spaces.Dict):
         return act.keys() == space.spaces.keys() and all(_contains(part, act[name]) for name, part in space.spaces.items())
     if isinstance(space, gym.spaces.Tuple):

@@ -15,13 +15,18 @@ from parl_like.action_map import Structured
 from parl_like.agent import Agent
 from parl_like.crew import Crew
 from parl_like.data.archive import write_archive
+from parl_like.env_source import is_made
 from parl_like.idle import refuse_divergence
 from parl_like.span import follow_run
 from parl_like.spec import SpecError, leaves, specs_of
-from parl_like.stages import Hook, overridden
+from parl_like.stages import Hook, StopCondition, overridden
 
 SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
 """Numbers of an evaluation that a robot's score may be, by name."""
+
+
+EPISODE_LIMIT, FILM_LIMIT = 100_000, 10_000
+"""Steps after which an episode of an evaluation, or one that is filmed, is cut off: policies may stand still for ever."""
 
 
 @dataclass(repr=False)
@@ -34,6 +39,7 @@ class Episodes:
         n_steps: Environment steps, unfinished episodes included.
         seconds: Wall time.
         infos: Of an evaluation: what the environment said with the last step of each episode.
+        cut: Of an evaluation: how many of the episodes were truncated by its limit of steps, not by the environment.
         score: What the robot's `score` makes of them; None: they are of no evaluation, or there are none.
         mean_return, std_return, min_return, max_return: Over the episodes: a number, of vectors one per component; NaN without
             episodes.
@@ -47,6 +53,7 @@ class Episodes:
     seconds: float = 0.0
     infos: list[dict[str, Any]] = field(default_factory=list)
     score: float | None = None
+    cut: int = 0
 
     def __repr__(self) -> str:
         both = (self.mean_return, self.std_return)
@@ -78,7 +85,7 @@ class Episodes:
         plain = Episodes([float(np.mean(value)) for value in self.returns], self.lengths)
         names = ("mean_return", "std_return", "min_return", "max_return", "mean_length") if self.returns else ()
         out = {"n_steps": self.n_steps, "episodes": len(self.returns), **{name: getattr(plain, name) for name in names}}
-        more = {"success_rate": self.success_rate, "score": self.score}
+        more = {"success_rate": self.success_rate, "score": self.score, "episodes_cut": self.cut or None}
         return out | {name: value for name, value in more.items() if value is not None and (name == "score" or value == value)}
 
 
@@ -133,7 +140,36 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) 
             crew._observe()
         seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
         returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
-        return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin, infos)
+        cut = sum(getattr(agent.env, "cut_short", 0) for agent in agents)
+        if cut:
+            warnings.warn(f"{cut} of {len(returns)} episodes did not end within max_episode_steps, and were truncated there; "
+                          "give the environment a time limit (gymnasium.wrappers.TimeLimit), or the evaluation another bound",
+                          RuntimeWarning, stacklevel=3)
+        return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin, infos, cut=cut)
+
+
+def evaluators(robot: Any, n: int, seed: int | None, source: Any, stop: StopCondition | None, limit: int | None) -> Crew:
+    """Agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the caller
+    (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"evaluate: max_episode_steps is {limit}; expected at least 1, or None for no bound")
+    root = robot._evaluation_seed if seed is None else np.random.SeedSequence(seed)
+    # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
+    root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
+    crew = Crew(robot.tasks, source, robot._make_agent, 1 if is_made(source) else n, root, "cooperative", True, "test",
+                "evaluator", robot.transforms, robot.told)
+    robot.notes += [note for note in (f"evaluation: {text}" for text in crew.notes if text not in robot.notes)
+                    if note not in robot.notes]
+    crew._borrowed, crew._stop = is_made(source), stop
+    if stop is not None:
+        stop.begin(crew)
+    for agent in crew.agents:
+        if limit is not None and agent.env is not None:
+            agent.env.limit(limit)
+        if robot.eval_explore:
+            for helper in agent.helpers.values():
+                helper.explore()
+    return crew
 
 
 def final_info(env: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
 from parl_like.env_source import EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, known, write_gif
 from parl_like.errors import AgentFailed, unknown
-from parl_like.evaluation import Episodes, epochs, gather, greedy_action, scored
+from parl_like.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, epochs, evaluators, gather, greedy_action, scored
 from parl_like.idle import refuse_divergence, unless_nobody_asks, why_never_learned
 from parl_like.model import Model
 from parl_like.robot_checks import check_arguments, check_film, check_tasks
@@ -379,7 +379,8 @@ class Robot(Crew):
         return greedy_action(self, name, obs)
 
     def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None,
-                 n_agents: int | None = None, stop: StopCondition | None = None) -> Episodes:
+                 n_agents: int | None = None, stop: StopCondition | None = None,
+                 max_episode_steps: int | None = EPISODE_LIMIT) -> Episodes:
         """Episodes in test mode, greedy unless `eval_explore`, with agents, environments and queues of their own; nothing is
         stored or counted.
 
@@ -390,33 +391,17 @@ class Robot(Crew):
                 closed.
             n_agents: How many evaluate at once; None: as many as train, at most `episodes`.
             stop: Asked after every act; ends the evaluation at once, with the episodes that are over by then.
+            max_episode_steps: Steps after which an episode is truncated that does not end by itself, with a warning; `cut` of
+                what is returned counts those. None: no bound.
 
         Raises:
             ValueError: there is no environment, or the robot was given one that cannot be made a second time.
         """
         if episodes < 1:
             raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
-        with self._evaluators(min(n_agents or len(self.agents), episodes), seed, env, stop) as crew:
+        n = min(n_agents or len(self.agents), episodes)
+        with evaluators(self, n, seed, self._evaluation_source(env), stop, max_episode_steps) as crew:
             return scored(self, gather(crew, None, episodes))
-
-    def _evaluators(self, n: int, seed: int | None, env: EnvSource = None, stop: StopCondition | None = None) -> Crew:
-        """Agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the caller
-        is used by one agent, and not closed."""
-        source = self._evaluation_source(env)
-        root = self._evaluation_seed if seed is None else np.random.SeedSequence(seed)
-        # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
-        root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
-        crew = Crew(self.tasks, source, self._make_agent, 1 if is_made(source) else n, root, "cooperative", True, "test",
-                    "evaluator", self.transforms, self.told)
-        self.notes += [note for note in (f"evaluation: {text}" for text in crew.notes if text not in self.notes)
-                       if note not in self.notes]
-        crew._borrowed, crew._stop = is_made(source), stop
-        if stop is not None:
-            stop.begin(crew)
-        if self.eval_explore:
-            for helper in (helper for agent in crew.agents for helper in agent.helpers.values()):
-                helper.explore()
-        return crew
 
     def _evaluation_source(self, env: EnvSource) -> Any:
         """Of what evaluations make their environments: a factory, or an environment of the caller that is theirs for the time."""
@@ -428,27 +413,30 @@ class Robot(Crew):
         # The training environment itself is in the middle of an episode.
         return again(source) if is_made(source) else factory_of(source)
 
-    def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
+    def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0,
+              max_episode_steps: int | None = EPISODE_LIMIT) -> float:
         """One episode as `evaluate` plays them, before the eyes of a hook, with an agent and environment of its own; returns its
         return.
 
         Args:
-            seed, env: As for `evaluate`.
+            seed, env, max_episode_steps: As for `evaluate`.
             max_steps: Environment steps after which it stops, with the return so far; 0: at the end of the episode.
         """
-        with self._evaluators(1, seed, env, StopAfterSteps(max_steps) if max_steps else None) as crew:
+        stop = StopAfterSteps(max_steps) if max_steps else None
+        with evaluators(self, 1, seed, self._evaluation_source(env), stop, max_episode_steps) as crew:
             seen = gather(crew, None, 1, hook)
             total = seen.returns[0] if seen.returns else crew.agents[0].env.episode_return
             return total if np.ndim(total) else float(total)
 
-    def play(self, path: str | Path, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0) -> float:
+    def play(self, path: str | Path, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0,
+             max_episode_steps: int | None = FILM_LIMIT) -> float:
         """One episode as `evaluate` plays them, as an animated GIF (or PNG, WebP) at `path`; returns its return.
 
         The factory is called as for `evaluate`, with `render_mode="rgb_array"` where it takes a render mode; an environment that
         was made for another mode is switched to this one.
 
         Args:
-            seed, env, max_steps: As for `watch`. An environment itself must draw pictures already.
+            seed, env, max_steps, max_episode_steps: As for `watch`. An environment itself must draw pictures already.
 
         Raises:
             ValueError: the environment does not draw itself, or there is none.
@@ -457,7 +445,8 @@ class Robot(Crew):
         source = self._evaluation_source(env)
         film = Film()
         try:
-            total = self.watch(film, seed=seed, env=source if is_made(source) else drawable(source), max_steps=max_steps)
+            total = self.watch(film, seed=seed, env=source if is_made(source) else drawable(source), max_steps=max_steps,
+                               max_episode_steps=max_episode_steps)
         except AgentFailed as error:
             if isinstance(error.__cause__, NotDrawable):
                 raise error.__cause__ from None

@@ -56,7 +56,12 @@ class VectorFace(EnvFace):
         self._reset_now = np.zeros(self.n, bool)  # reset by the last step
         self._begins = False  # hooks hear of the beginning of episodes
         self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
+        self._limit: int | None = None
         self._ends_alike: int | None = 0 if self._mode is AutoresetMode.SAME_STEP else None  # see `_look_at_ends`
+
+    def limit(self, steps: int) -> None:
+        """As of `EnvFace`; where an episode is cut off, the next one begins with a reset of all."""
+        self._limit = steps
 
     def _look_at_ends(self, obs: Any, done: Array) -> None:
         """A warning where final observations are those of the next episode's beginning: so they are of environments that write
@@ -157,6 +162,12 @@ class VectorFace(EnvFace):
         self._returns += np.where(self.valid, np.asarray(rew, np.float64), 0.0)
         counted = self.valid & ~info["imagined"] if "imagined" in info else self.valid
         self._lengths += counted
+        if self._limit is not None and self.quotas is not None:
+            over = self._running & self.valid & ~done & (self._lengths >= self._limit)
+            if over.any():  # the environment goes on there, and is asked for nothing more until it is reset
+                truncated, self._ended = np.asarray(truncated, bool) | over, self._ended | over
+                self.cut_short += int(over.sum())
+                self.quotas[over] = 1
         self.last = (obs, act, rew, terminated, truncated, info)
         robot, k = agent.robot, int(counted.sum())
         agent.steps += k

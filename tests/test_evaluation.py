@@ -149,3 +149,62 @@ def test_evaluations_of_an_async_cooperative_robot_cut_nothing():
             return robot.trace_hash(), robot.counters()
 
     assert trace(True) == trace(False)
+
+
+# ----------------------------------------------------------------------------------------------------------- episodes without end
+
+
+class Endless(Corridor):
+    """Every second episode never ends; the others have three steps."""
+
+    def reset(self, **options):
+        self.tried = getattr(self, "tried", 0) + 1
+        return super().reset(**options)
+
+    def step(self, act):
+        self.at += 1
+        return self.obs(), 1.0, self.tried % 2 == 1 and self.at == 3, False, {}
+
+    def obs(self):
+        return np.full(1, min(self.at, 5), np.float32)
+
+    def render(self):
+        return np.zeros((4, 4, 3), np.uint8)
+
+
+def test_an_episode_without_end_is_truncated_counted_and_told(tmp_path):
+    with robot_of(Recorder(), env=Endless) as robot:
+        with pytest.warns(RuntimeWarning, match="2 of 4 episodes did not end within max_episode_steps.*truncated.*time limit"):
+            seen = robot.evaluate(4, max_episode_steps=7)
+        assert seen.lengths == [3, 7, 3, 7] and seen.returns == [3.0, 7.0, 3.0, 7.0] and seen.cut == 2
+        assert seen.numbers()["episodes_cut"] == 2 and "episodes_cut" not in robot.evaluate(1, max_episode_steps=7).numbers()
+        assert robot.evaluate(1, max_episode_steps=None).cut == 0
+        with pytest.raises(ValueError, match="max_episode_steps is 0"):
+            robot.evaluate(1, max_episode_steps=0)
+
+
+def test_an_exact_end_is_no_cut():
+    with robot_of(Recorder(), env=lambda: Corridor(5)) as robot:
+        assert robot.evaluate(3, max_episode_steps=5).cut == 0
+
+
+def test_films_end_too(tmp_path):
+    class Still(Endless):
+        def reset(self, **options):
+            self.tried = 1
+            return super().reset(**options)
+
+    with robot_of(Recorder(), env=Still) as robot:
+        with pytest.warns(RuntimeWarning, match="1 of 1 episodes did not end"):
+            assert robot.play(tmp_path / "film.gif", max_episode_steps=6) == 6.0
+        assert robot.play(tmp_path / "film.gif", max_steps=4) == 4.0
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_vector_environment_that_goes_on_for_ever_is_reset(mode):
+    """Its first episodes end in three steps, its second ones never do; the third ones begin with a reset of all."""
+    make = lambda: SyncVectorEnv([Endless] * 2, autoreset_mode=mode)  # noqa: E731
+    with robot_of(Recorder(), env=make, agent=VectorAgent) as robot:
+        with pytest.warns(RuntimeWarning, match="2 of 6 episodes did not end"):
+            seen = robot.evaluate(6, max_episode_steps=7)
+    assert sorted(seen.lengths) == [3, 3, 3, 3, 7, 7] and seen.cut == 2

@@ -46,6 +46,7 @@ from parl_like.algorithms import A2C, DQN
 from parl_like.computation_task import BatchRule
 from parl_like.envs.wrappers import ActionRepeat
 from parl_like.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
+from parl_like.evaluation import evaluators
 from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
 from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
@@ -536,7 +537,7 @@ def test_the_training_environment_is_made_again_for_an_evaluation_or_refused():
     made = gym.make("FrozenLake-v1", is_slippery=False, map_name="8x8")
     model = dqn(lambda: made)
     with robot_of(model, env=made) as robot:
-        crew = robot._evaluators(1, None)
+        crew = evaluators(robot, 1, None, robot._evaluation_source(None), None, None)
         assert crew.agents[0].env.unwrapped is not made.unwrapped
         assert crew.agents[0].env.unwrapped.desc.shape == (8,
                                                            8) and len(crew.agents[0].env.unwrapped.P[0][1]) == 1  # not slippery

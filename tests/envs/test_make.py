@@ -1,16 +1,21 @@
-"""make_env: limits, bounds of actions, environments of other styles, layers, and the table of evaluation environments."""
+"""make_env: limits, bounds of actions, environments of other styles, layers, and what reaches the environment of a robot."""
 
 import copy
 import dataclasses
 import pickle
 import sys
 import types
+from functools import partial
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from agent_fakes import Corridor
 
+from parl_like import Agent, Algorithm, ComputationTask, Model, Robot, VectorAgent
+from parl_like.action_map import Unclipped
 from parl_like.envs.make import ActionBounds, DmEnv, Layers, OldStyle, TimeLimit, make_env
 
 
@@ -508,3 +513,44 @@ def test_each_layer_can_be_replaced():
     layers = Layers(host="thread", stack=lambda env_fn, n, kind, **options: stacked.append((n, kind, options, env_fn().length)))
     create_env(Corridor, 3, layers=layers, length=6, seed=1)
     assert stacked == [(3, "thread", {"inline": False, "seed": 1}, 6)]
+
+
+# ------------------------------------------------------------------------------------------------------- unclipped, in a robot
+
+
+class Far(Algorithm):
+    """Wants 3 where the bounds are −1 and 1."""
+
+    def predict(self, inputs):
+        return {"act": torch.full((len(inputs.obs), 1), 3.0)}
+
+
+class Noted(Push):
+    seen: ClassVar[list] = []
+
+    def step(self, action):
+        self.seen.append(float(np.asarray(action)[0]))
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("clip", "rescale", "given"), [(True, True, 10.0), (False, True, 20.0), (True, False, 10.0),
+                                                        (False, False, 20.0)])
+@pytest.mark.parametrize("vector", [False, True])
+def test_actions_reach_the_environment_of_a_robot_as_clip_actions_says(clip, rescale, given, vector):
+    """A Box from 0 to 10: 3 in the policy's units is 5 + 3 · 5 = 20; whatever rescales it, nobody clips it."""
+    make = partial(make_env, lambda: Noted(gym.spaces.Box(0, 10, (1,), np.float32)), clip_actions=clip, rescale_actions=rescale)
+    env = make()
+    Noted.seen.clear()
+    task = ComputationTask(Far(Model(env.observation_space, env.action_space)), train=False)
+    with Robot(make, tasks={"RL": task}, agent=partial(VectorAgent, 2) if vector else Agent) as robot:
+        robot.run(4)
+    assert set(Noted.seen) == {given}
+
+
+def test_an_unclipped_space_travels_and_is_nested():
+    box = gym.spaces.Box(0, 10, (1,), np.float32)
+    space = make_env(lambda: Push(gym.spaces.Dict(a=box, b=gym.spaces.Discrete(2))), clip_actions=False,
+                     rescale_actions=False).action_space
+    again = pickle.loads(pickle.dumps(space["a"]))
+    assert isinstance(again, Unclipped) and again == box == space["a"] and again.contains(np.full(1, 99, np.float32))
+    assert not again.contains(np.zeros(2, np.float32)) and box.low == 0
