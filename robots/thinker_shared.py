@@ -4,7 +4,7 @@ own, `thinker.make(…, ray_obj=…)`, in whatever process it is; all of them pl
 
 `robots.thinker` has the same two tasks in one robot, and resumes exactly. Here the model's replays are its makers'; checkpoints
 hold its networks, optimiser and counters, and after a resume the replays are filled anew. Evaluations plan with the model and
-teach it nothing.
+teach it nothing. Where a run is only looked at, the model is in this process, and there is no Ray.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from parl_like.computation_task import ComputationTask
 from parl_like.drivers.ray_tasks import RayTask
 from parl_like.envs.make import make_env
 from parl_like.envs.thinker import make, ray_init
+from parl_like.lab import foreign
 from parl_like.lab.config import to_dict
 from parl_like.robot import Robot
 from parl_like.robots import thinker
 from parl_like.robots.spaces import Weight
 from parl_like.robots.thinker.build import actor, check_env
 from parl_like.robots.thinker.config import OPTIONS, refuse
-from parl_like.robots.thinker.ray import NOBODY, SharedModel
+from parl_like.robots.thinker.ray import NOBODY, SharedModel, model_here
 from parl_like.spec import Array
 from parl_like.vector_agent import VectorAgent
 
@@ -113,7 +114,11 @@ def build(config: Config) -> Robot:
         ConfigError: the environment does not exist, or does not fit. ImportError: Ray is not installed.
     """
     check_env(config)
-    shared = ray_init(config.workers.address or None, **config.options())
+    rule = foreign.rule()
+    if rule is not None and rule.alone:
+        shared = model_here(config.device, **config.options())
+    else:
+        shared = ray_init(config.workers.address or None, **config.options())
 
     def envs(options: dict[str, Any], **more: Any) -> VectorEnv[Any, Any, Any]:
         known = {**config.env_options, **options}

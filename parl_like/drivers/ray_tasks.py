@@ -6,10 +6,10 @@ A call is an actor call, arrays travel through Ray's object store. An actor that
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -72,6 +72,35 @@ def start(kind: type[TaskActor], resources: ActorResources) -> Any:
     """A new actor of this kind. It is not restarted: it would have new weights."""
     asked = {**resources.asked(), "num_cpus": CONNECTION.cpus(1.0 if resources.num_cpus is None else resources.num_cpus)}
     return the_ray().remote(max_restarts=0, concurrency_groups={LESSONS: 1}, **asked)(kind).remote()
+
+
+class Here:
+    """What would be an actor, in this process and without Ray: a call is made at once. For runs that are only looked at."""
+
+    def __init__(self, kind: type[TaskActor]) -> None:
+        self._inside = kind()
+
+    def __getattr__(self, method: str) -> _Call:
+        return _Call(getattr(self._inside, method))
+
+
+class _Call(NamedTuple):
+    method: Callable[..., Any]
+
+    def options(self, **_: Any) -> _Call:
+        return self
+
+    def remote(self, *arguments: Any, **options: Any) -> _Done:
+        return _Done(self.method(*arguments, **options))
+
+
+class _Done(NamedTuple):
+    value: Any
+
+
+def result_of(reference: Any) -> Any:
+    """What a call of an actor, or of `Here`, returns."""
+    return reference.value if isinstance(reference, _Done) else the_ray().get(reference)
 
 
 def _on_cpu(value: Any) -> Any:
@@ -171,6 +200,8 @@ class RayTask(ComputationTask):
             vars(self._card).update(facts["algorithm"])
 
     def _get(self, reference: Any) -> Any:
+        if isinstance(reference, _Done):
+            return reference.value
         exceptions = the_ray().exceptions
         try:
             return the_ray().get(reference)

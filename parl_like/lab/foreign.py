@@ -41,10 +41,12 @@ class Foreign:
         file: Its configuration, for messages. tree: What that holds.
         given: Layers of values that the user has typed, or whose module he has had imported.
         ran: He has run this configuration before.
+        alone: The run is only looked at, so its robot needs no other process.
     """
 
-    def __init__(self, file: Path, tree: Mapping[str, Any], given: Sequence[Mapping[str, Any]], ran: bool) -> None:
-        self.file, self.ran = file, ran
+    def __init__(self, file: Path, tree: Mapping[str, Any], given: Sequence[Mapping[str, Any]], ran: bool,
+                 alone: bool = False) -> None:
+        self.file, self.ran, self.alone = file, ran, alone
         self._every = configs.flat({key: value for key, value in tree.items() if key not in CHECKED})
         self._given = [(key, value) for layer in given for key, value in configs.flat(layer).items()]
         self._typed = {value for _, value in self._given if isinstance(value, str)}

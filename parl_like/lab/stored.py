@@ -112,7 +112,7 @@ def _stored(run: RunDir, overrides: Mapping[str, Any], source: str, free: Set[st
     experiment = own.of_run(run.path, info.experiment, info.source, source)
     config_class: type[ExperimentConfig] = experiment.module().Config
     tree, ran = run.config(), own.has_run(run.read("config.yaml"))
-    with Foreign(run.config_file, tree, [overrides, experiment.config], ran).in_force():
+    with Foreign(run.config_file, tree, [overrides, experiment.config], ran, free == EVALUABLE).in_force():
         there = configs.resolve(config_class, tree)
         stored = configs.to_dict(there)
         config: Any = configs.resolve(config_class, tree, overrides)

@@ -23,7 +23,7 @@ from gymnasium.vector import VectorEnv
 
 from parl_like.computation_task import ComputationTask
 from parl_like.drivers.ray_connection import CONNECTION, STORE, the_ray
-from parl_like.drivers.ray_tasks import LESSONS, RayTask, TaskActor, start
+from parl_like.drivers.ray_tasks import LESSONS, Here, RayTask, TaskActor, result_of, start
 from parl_like.drivers.resources import ActorResources
 from parl_like.lab.config import ConfigError, resolve
 from parl_like.places import Owner, Places
@@ -151,7 +151,7 @@ class Maker:
     def __init__(self, model: SharedModel, o: ThinkerOptions, own: SharedModel | None = None) -> None:
         self.model, self._own = model, own
         mine = {key: value for key, value in o.given().items() if key not in OWN}
-        self.rank, first = the_ray().get(model.actor.enter.remote(mine))
+        self.rank, first = result_of(model.actor.enter.remote(mine))
         for key, value in mine.items():
             if value != first[key] and (key, value) != ("train_model", False):
                 self.leave()
@@ -173,12 +173,22 @@ class Maker:
 
     def leave(self) -> None:
         """Gives the place back; where the model is gone, nothing happens."""
+        if isinstance(self.model.actor, Here):
+            self.model.actor.leave.remote(self.rank)
+            return
         ray = the_ray()
         with suppress(ray.exceptions.RayError):
             if ray.is_initialized():
                 ray.get(self.model.actor.leave.remote(self.rank))
         if self._own is not None:
             self._own.close()
+
+
+def model_here(device: str, **options: Any) -> SharedModel:
+    """As `ray_init`, but the model is in this process, as its makers are, and there is no Ray."""
+    given = published(options)
+    resolve(ThinkerOptions, given)
+    return SharedModel(Here(ModelActor), device, given)
 
 
 def ray_init(

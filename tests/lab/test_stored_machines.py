@@ -4,6 +4,7 @@ import os
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from parl_like import ComputationTask, load_run
@@ -11,10 +12,13 @@ from parl_like.drivers.ray_cluster import Ray
 from parl_like.drivers.ray_connection import CONNECTION
 from parl_like.drivers.ray_tasks import RayTask
 from parl_like.drivers.resources import ActorResources
-from parl_like.lab import runner
+from parl_like.lab import experiment as experiments
+from parl_like.lab import foreign, runner
+from parl_like.lab.checkpoint import Checkpoints
 from parl_like.lab.cli import main
 from parl_like.lab.config import ConfigError, ExperimentConfig, Workers, dump_yaml, load_yaml, resolve, to_dict
 from parl_like.lab.rundir import RunDir
+from parl_like.robots import thinker_shared
 from parl_like.robots.thinker import ray as thinker_ray
 
 SMALL = ["total_steps=40", "n_agents=2", "eval_episodes=2", "tensorboard=false", "checkpoint_every=20"]
@@ -162,3 +166,33 @@ def test_an_instance_of_ray_has_typed_sizes(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             thinker_ray.ray_init(**given)
         assert tuple(asked.values()) == seen
+
+
+def test_a_run_with_a_shared_model_is_looked_at_without_ray(nothing_starts, monkeypatch):
+    """Whose robot has its model in an actor where it trains. As a stranger's directory may have it: another experiment's name."""
+    monkeypatch.setattr("parl_like.drivers.ray_tasks.the_ray", lambda: 1 / 0)
+    monkeypatch.setattr(thinker_ray, "the_ray", lambda: 1 / 0)
+    config = experiments.get("thinker-sokoban-shared").config
+    small = {"env_options": {"size": 5, "n_boxes": 1, "obs": "planes", "max_steps": 12}, "eval_options": {}, "n_agents": 1,
+             "env_n": 1, "rec_t": 2, "max_depth": 1, "total_steps": 100, "actor_unroll_len": 4, "actor_batch_size": 1,
+             "widths": [2, 2, 2], "tree_rep_rnn": False, "model_downscale_c": 64, "model_batch_size": 4, "model_unroll_len": 2,
+             "model_return_n": 1, "model_warm_up_n": 10, "model_buffer_n": 100, "max_replay_ratio": 1.0, "eval_episodes": 1,
+             "driver": "cooperative"}
+    one = resolve(thinker_shared.Config, config, small)
+    with foreign.Foreign(Path("config.yaml"), {}, [config, small], False, alone=True).in_force():
+        robot = thinker_shared.build(one)
+    with robot:
+        for _ in robot.iterate(16):
+            pass
+        saved = robot.state_dict()
+        assert robot.counters()["updates/model"] >= 1
+    run = RunDir.create("thinker-sokoban-shared", {**to_dict(one), "run_dir": "run", "driver": "ray",
+                                                   "workers": {"address": "10.0.0.1:6379"}})
+    Checkpoints(run.checkpoints).save(16, saved, {"config": to_dict(one)})
+    run.update(state="finished")
+    assert runner.evaluate("run")["episodes"] == 1
+    with load_run("run") as loaded:
+        here = loaded.tasks["model"].state_dict()["networks"]["model"]
+        assert here and all(np.array_equal(value, here[name]) for name, value in saved["task.model"]["networks"]["model"].items())
+    with pytest.raises(ConfigError, match="workers.address='10.0.0.1:6379': machines"):
+        runner.resume("run", {"total_steps": 200})
