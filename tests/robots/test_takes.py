@@ -179,3 +179,44 @@ def test_the_command_shows_the_table(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ALGORITHM", "ACTIONS", "OBSERVATIONS", "IMAGES", "MASKS", "MEMORY"]
     assert "SAC              Discrete, Box  any           as numbers    yes    no" in lines and len(lines) == len(USUAL) + 1
+
+
+class Guarded(gym.Env):
+    """Each step one alternative of one choice is illegal; to take it is an error. `legal` says it of an action and a number."""
+
+    def __init__(self, act, size, legal, key):
+        self.action_space, self.size, self.legal, self.key = act, size, legal, key
+        mask = MultiBinary(size)
+        self.observation_space = Dict({"mask": Dict({key: mask}) if key else mask, "x": NUMBERS})
+
+    def obs(self):
+        self.shut = int(self.np_random.integers(self.size))
+        mask = (np.arange(self.size) != self.shut).astype(np.int8)
+        return {"mask": {self.key: mask} if self.key else mask, "x": np.zeros(3, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 9
+        return self.obs(), {}
+
+    def step(self, act):
+        assert self.legal(act, self.shut), (act, self.shut)
+        self.left -= 1
+        return self.obs(), 1.0, False, self.left == 0, {}
+
+
+@pytest.mark.parametrize(("name", "more"), [("PPO", {}), ("BC", {"random_steps": 1_000}), ("BC", {})],
+                         ids=["PPO", "random", "BC"])
+@pytest.mark.parametrize(("act", "size", "legal", "key"), [
+    (Discrete(3, start=5), 3, lambda act, shut: act != 5 + shut, ""),
+    (MultiDiscrete([2, 3], start=[1, 1]), 5, lambda act, shut: [act[0] - 1, 2 + act[1] - 1][shut > 1] != shut, ""),
+    (MultiBinary(2), 4, lambda act, shut: act[shut // 2] != shut % 2, ""),
+    (Dict({"a": Discrete(3), "b": Box(-1, 1, (1,))}), 3, lambda act, shut: act["a"] != shut, "a"),
+    (Tuple((Box(-1, 1, (1,)), Discrete(3, start=1))), 3, lambda act, shut: act[1] - 1 != shut, "1"),
+], ids=["Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple"])
+def test_masks_are_laid_out_as_the_documents_say(name, more, act, size, legal, key):
+    """docs/own.md, Masks: no illegal alternative is ever taken, by the policy or at random, before, while and after learning."""
+    small = {"unroll": 16, "minibatches": 1} if name == "PPO" else {"warmup": 16, "batch_size": 16, "learn_every": 4}
+    with Robot.of(name, lambda: Guarded(act, size, legal, key), seed=0, total_steps=400, n_agents=2, **small, **more) as made:
+        made.run(400)
+        assert made.tasks["RL"].algorithm.updates and made.tasks["RL"].algorithm.model.mask == "mask"
