@@ -106,13 +106,15 @@ class Agent(Guarded):
 
     def run_one_episode(self) -> None:
         """Acts until the episode ends: the first task acts, and the helpers of all tasks store every step."""
-        robot, helpers = self.robot, list(self.helpers.values())
+        helpers = list(self.helpers.values())
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
         if self.env is None:
+            robot = self.robot
             robot.env_steps += 1  # a round of learning counts as a step, so that stop conditions work
             if robot._stop is not None and robot._stop(robot):
                 robot.request_stop()
+            del robot  # an agent that waits must not hold it
             for helper in helpers:
                 if helper.learns:
                     helper.learn()
@@ -177,10 +179,7 @@ class Agent(Guarded):
         clone its state, the next reset goes on with the episode."""
         self.fresh = True
         if self.env is not None:
-            if carry:
-                self.robot.cuts += self.env.carry()
-            else:
-                self.env.carried = None
+            self.robot.episodes_cut += self.env.carry() if carry else self.env.n_open() if self.signal == "stop" else 0
             self.env.end_episode()
 
     def cut(self, rows: Array | None = None) -> None:

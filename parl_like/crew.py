@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from parl_like.driver import Driver
 from parl_like.env_source import EnvSource, is_made, make_one, note_of
 from parl_like.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.helper_checks import check_kind
-from parl_like.row_counts import RowCounts
+from parl_like.row_counts import RowCounts, cut_remark
 from parl_like.schedules import OnPolicyHelper
 from parl_like.spec import SpecError
 from parl_like.stages import Hook, TraceHash
@@ -42,6 +43,9 @@ DRIVERS = {
 }
 """Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users
 only."""
+
+STOP_PATIENCE = 5.0
+"""Seconds that the end of a run waits for agents that are busy in their environments."""
 
 DRAIN_PATIENCE = 10.0
 """Seconds that `close(drain=True)` waits for agents that are busy in their environments."""
@@ -75,10 +79,12 @@ class OneThread:
                                "it. To end the run from another one call request_stop()")
         here = threading.current_thread()
         if crew._started and crew.driver_name == "cooperative" and self._runner is not here:
-            self._runs.release()
-            raise RuntimeError(f"thread {self._runner.name!r} has begun with the agents of this robot, and greenlets cannot "
-                               "change threads; go on, or close() it, there. A run that came to its end, by run(stop), may "
-                               "be followed by one in another thread")
+            if not crew._waits:
+                self._runs.release()
+                raise RuntimeError(f"thread {self._runner.name!r} has begun with the agents of this robot, and greenlets cannot "
+                                   "change threads; go on, or close() it, there. A run that came to its end, by run(stop), may "
+                                   "be followed by one in another thread")
+            crew._leave_waiting()
         self._runner = here
 
     def __exit__(self, *exception: object) -> None:
@@ -106,7 +112,8 @@ class Crew:
         # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`.
         # The value of a call (next() of a counter) could be stored late, over a larger one.
         self.env_steps = self.episodes = self.bad_values = 0
-        self.cuts = 0  # episodes that interruptions have cut off
+        self.episodes_cut = 0  # that interruptions have cut off
+        self._told_cuts = False
         self._bad_so_far = 0  # a worker's `bad_values` are counted off
         self.told: set[str] = set() if told is None else told  # what environments changed, and a warning has said so
         self.idlers: list[Agent] = []  # who asks and never steps, as was told
@@ -118,6 +125,8 @@ class Crew:
         self._stop: Callable[[Any], bool] | None = None
         self._learners: dict[str, AgentHelper] = {}  # of tasks whose helpers learn, the first one
         self._run_hooks: list[Hook] = []
+        self._last_hooks: list[Hook] = []  # of the run before
+        self._new_hooks: list[Hook] = []
         self._error: BaseException | None = None
         self.stop_requested = False
         self.buffers: dict[str, ReplayBuffer] = {}
@@ -128,6 +137,9 @@ class Crew:
         self._started = False
         self._one_thread = OneThread(self)
         self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
+        self._waits = False  # whether the agents wait since the end of a run
+        self._paused = False  # whether the driver was paused and has not gone on
+        self._forsaken: weakref.finalize[Any, Any] | None = None
         self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
         self._n_envs = 0  # of all agents so far
         self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
@@ -139,16 +151,30 @@ class Crew:
 
     def _observe(self, *more: Hook) -> None:
         """Hooks hear of the agents' stages: those of the run, the trace, and `more` for now."""
-        hooks = [*self._run_hooks, *([] if self.trace is None else [self.trace]), *more]
+        hooks = [] if self._waits else [*self._run_hooks, *([] if self.trace is None else [self.trace]), *more]
         for agent in self.agents:
             if agent.env is not None:
                 agent.env.observe(hooks)
 
+    def _hear(self, hooks: Sequence[Hook]) -> None:
+        """Sets the hooks of a run."""
+        known, self._last_hooks = self._last_hooks, list(hooks)
+        self._new_hooks = [hook for hook in hooks if all(hook is not other for other in known)]
+        self._run_hooks = list(hooks)
+        self._observe()
+
+    def _introduce(self) -> None:
+        """Hooks that the run before did not have hear PRE_EPISODE of the episodes that go on."""
+        new, self._new_hooks = self._new_hooks, []
+        for agent in self.agents:
+            if new and agent.env is not None:
+                agent.env.introduce(new)
+
     @contextmanager
     def hooked(self, hooks: Sequence[Hook]) -> Iterator[None]:
         """Inside it these are the hooks of the run."""
-        self._run_hooks = list(hooks)
-        self._observe()
+        self._hear(hooks)
+        self._introduce()
         try:
             yield
         finally:
@@ -179,7 +205,13 @@ class Crew:
             raise ValueError(unknown("driver", self.driver_name, DRIVERS))
         module, name = DRIVERS[self.driver_name].split(":")
         make: Callable[..., Driver] = getattr(import_module(module), name)
-        return make(self.sync, self._agent_failed, *options)
+        failed = weakref.WeakMethod(self._agent_failed)
+
+        def agent_failed(agent: Agent, error: BaseException) -> None:
+            if (call := failed()) is not None:  # else the robot is gone, and its agents end
+                call(agent, error)
+
+        return make(self.sync, agent_failed, *options)
 
     @property
     def n_agents(self) -> int:
@@ -286,7 +318,8 @@ class Crew:
         if self.sync and wrapper.trainings.rule.when_full == "drop_oldest":
             raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent "
                              "waits for its own; use when_full='block', or mode='async'")
-        wrapper.trainings.env_steps = lambda: self.env_steps
+        known = weakref.proxy(self)
+        wrapper.trainings.env_steps = lambda: known.env_steps
         self.wrappers[name] = wrapper
 
     def _new_lanes(self, name: str, n: int) -> int:
@@ -326,15 +359,20 @@ class Crew:
     def take_over(self, notes: Mapping[str, Any]) -> None:
         """What the crew of a worker has counted beside its steps, and said."""
         self.bad_values += notes.get("bad", 0)
-        self.cuts += notes.get("cuts", 0)
+        self.episodes_cut += notes.get("cuts", 0)
         for text in notes.get("said", "").splitlines():
             self.tell(text)
 
+    def _tell_cuts(self) -> None:
+        if not self._told_cuts and (text := cut_remark(self.episodes_cut, self.episodes)):
+            self._told_cuts = True
+            log.warning(text)
+
     def request_stop(self) -> None:
-        """Ends the run: no agent takes another step."""
+        """Ends the run: no agent takes another step, each waits where it is."""
         self.stop_requested = True
         for agent in self.agents:
-            agent.signal = "stop"
+            agent.signal = agent.signal or "park"
         self._driver.request_stop()
 
     def _agent_failed(self, agent: Agent, error: BaseException) -> None:
@@ -360,6 +398,8 @@ class Crew:
             if self._unsound:
                 self._halt()
             self._unsound = True
+            if self._waits:
+                self._end_wait()
             try:
                 result = call()
             except Exception:
@@ -378,6 +418,45 @@ class Crew:
             self._started = True  # first: what has started when Ctrl-C strikes must be halted
             self._driver.start(self.agents, list(self.wrappers.values()))
 
+    def _rest(self) -> None:
+        """A run is over: its agents wait where they are for the next one. Meanwhile nothing that they hold holds the robot, for
+        no garbage collector sees what a greenlet or a thread holds that waits."""
+        if self._uninterrupted(self._pause):
+            self._halt(patience=1.0)  # who is late does not wait, so nobody does
+            return
+        self._waits = self._paused = True
+        self._known_as(weakref.proxy(self))
+        self._observe()
+        if self._forsaken is None:
+            self._forsaken = weakref.finalize(self, self._driver.forsake)
+
+    def _pause(self) -> list[Any]:
+        self.request_stop()  # also where a rule between two iterations has ended the run
+        late = self._driver.pause(STOP_PATIENCE)
+        self.stop_requested = False
+        return late
+
+    def _end_wait(self) -> None:
+        self._waits = False
+        self._known_as(self)
+        self._observe()
+
+    def _known_as(self, crew: Any) -> None:
+        """Sets what the agents and the driver know this crew by: itself, or a weak proxy."""
+        self._driver.crew = crew
+        for agent in self.agents:
+            agent.robot = crew
+
+    def _leave_waiting(self) -> None:
+        """Agents that wait in greenlets of another thread cannot go on in this one: their episodes end here, as at a
+        checkpoint, and begin anew."""
+        self._end_wait()
+        self._started = self._paused = False
+        self._driver.forsake()
+        for agent in self.agents:
+            agent.interrupt(carry=True)
+        self._settle()
+
     def _advance(self) -> bool:
         """One iteration of the driver; raises what an agent or a task raised."""
         went_on = self._uninterrupted(self._go_on)
@@ -387,9 +466,13 @@ class Crew:
     def _go_on(self) -> bool:
         self._ensure_started()
         driver = self._driver
+        if self._paused:
+            self._paused = False
+            driver.go_on()
         able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
         # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
-        driver.resume(sorted(able, key=lambda agent: agent.index))
+        if not driver.stopping:
+            driver.resume(sorted(able, key=lambda agent: agent.index))
         return driver.iterate()
 
     def _raise(self) -> None:
@@ -424,18 +507,21 @@ class Crew:
                 self._agent_failed(agent, error)
             agent.fresh = True
 
-    def _halt(self) -> None:
-        """All agents end; open requests are answered with `Stopped`. The crew may start again."""
+    def _halt(self, carry: bool = False, patience: float = STOP_PATIENCE) -> None:
+        """All agents end; open requests are answered with `Stopped`. The crew may start again, and with `carry` go on with the
+        episodes that are held."""
         with self._one_thread:
             late: list[Any] = []
             self._unsound = True
+            if self._waits:
+                self._end_wait()
             if self._started:
                 self._driver.halt(self.agents, "stop")
-                late = self._driver.join(5.0)
+                late = self._driver.join(patience)
             for agent in self.agents:
                 agent.signal = "stop" if agent in late else None
                 agent.quota_steps = agent.quota_episodes = None
-                if agent.env is not None:
+                if agent.env is not None and not carry:
                     agent.env.carried = None
                 for helper in agent.helpers.values():
                     helper.forget_pending()
@@ -443,9 +529,10 @@ class Crew:
             self._driver.parked.clear()
             self._driver.reopen()
             self.stop_requested = False
-            self._started = self._unsound = False  # last: until here the next call begins once more
+            self._started = self._unsound = self._paused = False  # last: until here the next call begins once more
         if late:  # last, for the user may have made an error of warnings
-            warnings.warn(f"still busy 5 s after the stop: {', '.join(map(str, late))}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"still busy {STOP_PATIENCE:g} s after the stop: {', '.join(map(str, late))}", RuntimeWarning,
+                          stacklevel=3)
 
     def __enter__(self) -> Self:
         return self
@@ -463,11 +550,13 @@ class Crew:
             RuntimeError: with `drain`, an environment that does not come back within 10 s. All is closed then all the same.
             TaskFailed: with `drain`, what a task raised.
         """
+        cut = self.episodes_cut
         try:
             if drain:
                 self._cut(DRAIN_PATIENCE)
         finally:
             self._halt()
+            self.episodes_cut = cut  # the end of everything says nothing of the returns
             self.closed = True
             for agent in self.agents:
                 if agent.env is not None and not self._borrowed:

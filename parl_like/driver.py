@@ -126,6 +126,22 @@ class Driver(Protocol):
             RuntimeError: called from inside an agent or a hook, which would wait for itself.
         """
 
+    def pause(self, patience: float) -> list[Any]:
+        """After a stop: returns when no agent runs any more, and leaves them, and the requests that are open, where they are, for
+        the next `iterate`.
+
+        Returns:
+            Agents, and names of tasks' threads, that are still busy after `patience` seconds.
+        """
+
+    def go_on(self) -> None:
+        """After `pause`: the next `iterate` goes on with everything."""
+        return
+
+    def forsake(self) -> None:
+        """The agents that wait will not go on: their robot is gone, or in another thread. Nothing is waited for."""
+        return
+
     def join(self, timeout: float | None = None) -> list[Any]:
         """After a stop: whoever has not ended within so many seconds."""
 

@@ -76,6 +76,9 @@ class EnvFace:
         self.episode_length = self.time_steps = 0
         self.seed: int | None = None
         self.carried: dict[str, Any] | None = None
+        self._left = False  # whether other episodes were played since that one was held
+        self._pre_act: list[Any] = []
+        self._post_act: list[Any] = []
         self._open = False  # an episode is running, or ended without its POST_EPISODE yet
         self._over = True
         self.observe([])
@@ -90,9 +93,10 @@ class EnvFace:
     def observe(self, hooks: list[Hook]) -> None:
         """Sets who hears of the stages: the agent's helpers, then `hooks`."""
         in_turn, helpers = self._agent.robot.in_turn, list(self._agent.helpers.values())
-        self._pre_episode, self._pre_act, self._post_act, self._post_episode = (
+        self._pre_episode, pre_act, post_act, self._post_episode = (
             [*overridden(helpers, stage), *map(in_turn, overridden(hooks, stage))]
             for stage in ("pre_episode", "pre_act", "post_act", "post_episode"))
+        self._pre_act[:], self._post_act[:] = pre_act, post_act  # in place: an agent may wait in the middle of a step
         # What `step` reads, in one look: a class with `__getattr__` pays 30 ns more for each.
         self._for_step = self._step, self._n, self._start, self._accepts, self._pre_act, self._post_act
 
@@ -110,6 +114,12 @@ class EnvFace:
         self._step = limited
         self._for_step = limited, *self._for_step[1:]
 
+    def introduce(self, hooks: list[Hook]) -> None:
+        """Hooks that come in the middle of an episode hear that it has begun."""
+        if self.n_open():
+            for call in map(self._agent.robot.in_turn, overridden(hooks, "pre_episode")):
+                call(self._agent)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
         given. The first reset after a start or an interruption is seeded from the agent's generator,
@@ -119,9 +129,13 @@ class EnvFace:
         agent.before_episode()
         if seed is None:
             seed = next((one for helper in agent.helpers.values() if (one := helper.episode_seed()) is not None), None)
-        carried, self.carried = self.carried, None
-        if carried is not None and seed is None and options is None and agent.quota_episodes is None:
-            return self._go_on(carried)
+        carried = self.carried
+        if agent.quota_episodes is not None:  # whole episodes are collected; the one that is held goes on afterwards
+            self._left = self._left or carried is not None
+        else:
+            self.carried = None
+            if carried is not None and seed is None and options is None:
+                return self._go_on(carried)
         if seed is None and agent.fresh:
             seed = int(agent.rng.integers(2**31))
         agent.fresh = False
@@ -175,10 +189,10 @@ class EnvFace:
         Returns:
             Episodes that are open and cannot be held: they will be cut.
         """
-        n = self._n_open()
+        n = self.n_open()
         if not n:
             return 0  # and what was held before is still to be gone on with
-        self.carried = None
+        self.carried, self._left = None, False
         try:
             info = {key: value for key, value in self.last[5].items() if can_hold(value)}
             memory = {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
@@ -189,7 +203,8 @@ class EnvFace:
             raise self._failed(" raised in clone_state", error) from error
         return 0
 
-    def _n_open(self) -> int:
+    def n_open(self) -> int:
+        """Episodes that are running."""
         return int(self._open and not self._over)
 
     def _observed(self) -> Any:
@@ -217,6 +232,12 @@ class EnvFace:
             self.carried = carried
 
     def _go_on(self, carried: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if self._left:
+            self._left = False
+            try:
+                restore_state(self._env, unhold(carried["env"]))
+            except Exception as error:
+                raise self._failed(" raised in restore_state", error) from error
         obs, info, memory, counted = unhold(carried["rest"])
         obs, info = self._again(obs, info)
         self._agent.fresh = False
@@ -249,9 +270,9 @@ class EnvFace:
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Takes one action."""
         agent = self._agent
-        env_step, n, start, accepts, pre_act, post_act = self._for_step
         if agent.signal is not None:
             agent.obey()
+        env_step, n, start, accepts, pre_act, post_act = self._for_step  # after a wait perhaps those of another run
         if agent.paced is not None:
             agent.paced = agent.pace()
         if not (act.__class__ is int and 0 <= act - start < n):

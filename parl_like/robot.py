@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
@@ -24,15 +25,12 @@ from parl_like.idle import refuse_divergence, unless_nobody_asks, why_never_lear
 from parl_like.model import Model
 from parl_like.robot_checks import check_arguments, check_film, check_tasks
 from parl_like.robot_state import acting_state, load_robot_state, robot_state
-from parl_like.row_counts import MANY
+from parl_like.row_counts import cut_remark
 from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
 from parl_like.span import follow_run
 from parl_like.stages import Hook, StopAfterSteps, StopCondition, TraceHash, hooks_of, overridden
 
 log = logging.getLogger(__name__)
-
-ENOUGH_EPISODES = 20
-"""Episodes, with those that were cut off, after which the share of the latter says something."""
 
 
 @public
@@ -78,8 +76,7 @@ class Robot(Crew):
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
         self.trace = TraceHash() if trace else None
-        self.iterations = self.episodes_cut = 0
-        self._told_cuts = False
+        self.iterations = 0
         self._saves: list[Path] = []
         self._departed_time_steps = 0
         try:
@@ -161,17 +158,23 @@ class Robot(Crew):
 
     def _end_episodes_for(self, what: str) -> None:
         self._driver.need_local(what, "the agents are divided over the workers once; make the robot with as many as are needed")
-        self._cut()
-        self._halt()
+        self._leave_episodes()
 
     # ------------------------------------------------------------------------------------------------------------- running
 
     def run(self, stop: StopCondition | int | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
-        """Runs until `stop` says so, or for that many environment steps; without it, until interrupted. Begins with new episodes
-        (after `load` or `save` perhaps with those that were carried over), and ends those that are open then.
+        """Runs until `stop` says so, or for that many environment steps; without it, until interrupted.
 
-        Training requests that are open at the end are still served (not under the threads driver, where that could mean to wait
-        for an environment): with `OnPolicyHelper(unroll=5)`, 20 steps are learned from in 4 lessons.
+        At the end the agents wait where they are, in the middle of their episodes, and go on there in the next run: `run(40)`
+        sixty times is `run(2400)`. So leave their environments alone in between. Training requests that are open at the end are
+        still served: with `OnPolicyHelper(unroll=5)`, 20 steps are learned from in 4 updates. Those that wait for other agents
+        wait with them.
+
+        Agents cannot wait where an error or Ctrl-C has ended a run, and under the cooperative driver outside of the main thread
+        (greenlets cannot change threads). Their open episodes end as at a checkpoint, see `checkpoint_boundary`.
+
+        Args:
+            hooks: Those that were not hooks of the run before hear PRE_EPISODE of the episodes that go on.
 
         Raises:
             What an agent, an environment or a task raised, named. POST_EXPERIMENT fires all the same.
@@ -197,30 +200,38 @@ class Robot(Crew):
         if self._unsound:
             self._halt()
         self._saves.clear()
-        self._run_hooks = hooks
-        self._observe()
         try:
+            self._hear(hooks)
             if stop is not None:
                 stop.begin(self)
             self._stop = None if stop is None else self.in_turn(stop)
             for call in overridden(hooks, "pre_experiment"):
                 call(self)
+            self._introduce()
             while not self.stop_requested and self._iterate():
                 if stop is not None and stop.after_iteration(self):
                     break
             self._stop = None
+            while self._driver.stopping and self._iterate():
+                pass
             self._save_as_asked()
-            if self.driver_name != "threads":
-                self._cut()
-            self._halt()
+            if self.driver_name == "cooperative" and threading.current_thread() is not threading.main_thread():
+                self._leave_episodes()
+            elif self._driver.agents:
+                self._rest()
+            else:  # whose code has ended begin anew
+                self._halt()
             self._raise()
             refuse_divergence(self.tasks)
-        finally:
+        except BaseException:
             self._stop = None
             self._halt()
             self._error = None
+            raise
+        finally:
             self._run_hooks = []
             self._observe()
+            self._tell_cuts()
             for call in overridden(hooks, "post_experiment"):
                 call(self)
 
@@ -308,7 +319,7 @@ class Robot(Crew):
         if any(agent.env is None for agent in self.agents):
             raise ValueError("collect: this robot has no environment")
         if n_episode is not None and self._started:
-            self._cut()
+            self.checkpoint_boundary()
         acting: list[Any] = [self._driver, *(helper for agent in self.agents for helper in agent.helpers.values())]
         for one in acting:
             one.collecting = "random" if random else True
@@ -487,7 +498,7 @@ class Robot(Crew):
 
     def remarks(self) -> list[str]:
         """What a user should know at the end of a run and may not have seen: a sentence each; usually none."""
-        cuts = self._cut_remark()
+        cuts = cut_remark(self.episodes_cut, self.episodes)
         idle = (f"task {name!r} never learned: {why}" for name, why in self.never_learned().items())
         return [*self.rows.remarks(), *[cuts] * bool(cuts), *idle]
 
@@ -513,21 +524,13 @@ class Robot(Crew):
         what was to be acted on next, and return, length and a recurrent memory go on. Others are cut off and seeded anew from the
         agents' generators; they count in 'episodes_cut', not in the returns.
         """
-        before = self.cuts
         self._cut()
-        self.episodes_cut += self.cuts - before
-        if not self._told_cuts and (text := self._cut_remark()):
-            self._told_cuts = True
-            log.warning(text)
+        self._tell_cuts()
 
-    def _cut_remark(self) -> str:
-        total = self.episodes_cut + self.episodes
-        if total < ENOUGH_EPISODES or self.episodes_cut <= MANY * total:
-            return ""
-        return (f"{100 * self.episodes_cut / total:.0f} % of the episodes ({self.episodes_cut:,} of {total:,}) were cut off by "
-                "checkpoints, long ones more often than short ones; return/mean is that of the others, so it says too much of "
-                "short episodes. Save less often, train for longer (a run ends with a save), or give the environment "
-                "clone_state and restore_state (parl_like.env_state), so that its episodes are carried over")
+    def _leave_episodes(self) -> None:
+        """All agents end, as at a checkpoint; when they begin anew they go on with the episodes that are carried over."""
+        self.checkpoint_boundary()
+        self._halt(carry=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""

@@ -15,6 +15,20 @@ log = logging.getLogger(__name__)
 MANY, ENOUGH = 0.05, 200
 """Share of dropped rows above which there is a warning, and rows after which that share says something."""
 
+ENOUGH_EPISODES = 20
+"""Episodes, with those that were cut off, after which the share of the latter says something."""
+
+
+def cut_remark(cut: int, ended: int) -> str:
+    """What a user should know of `cut` episodes that were cut off, beside as many that have `ended`; usually nothing."""
+    total = cut + ended
+    if total < ENOUGH_EPISODES or cut <= MANY * total:
+        return ""
+    return (f"{100 * cut / total:.0f} % of the episodes ({cut:,} of {total:,}) were cut off by checkpoints, or where agents "
+            "could not wait for the next run, long ones more often than short ones; return/mean is that of the others, so it "
+            "says too much of short episodes. Save less often, train for longer (a run ends with a save), or "
+            "give the environment clone_state and restore_state (parl_like.env_state), so that its episodes are carried over")
+
 
 class RowCounts:
     """Rows of on-policy tasks, by task: learned from, and dropped as too old.

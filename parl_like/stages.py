@@ -116,7 +116,9 @@ class TimePerStep(Hook):
         self._begin[agent.index] = perf_counter()
 
     def post_act(self, agent: Any) -> None:
-        self.seconds.append(perf_counter() - self._begin[agent.index])
+        begin = self._begin.pop(agent.index, None)
+        if begin is not None:  # else it came in the middle of a step
+            self.seconds.append(perf_counter() - begin)
 
 
 class TraceHash(Hook):

@@ -17,6 +17,7 @@ from parl_like.env_source import REWARD_WEIGHTS, reward_shape
 from parl_like.errors import AgentFailed
 from parl_like.owned import copied, own
 from parl_like.spec import Array, as_space, leaf_spaces, leaves, nest, parts_of
+from parl_like.stages import Hook, overridden
 
 ALIKE = 3
 """Episodes after which final observations that are those of the next beginnings are no chance."""
@@ -81,7 +82,7 @@ class VectorFace(EnvFace):
                           "next episodes: its environments reuse their arrays, so what an episode led to is lost; let step and "
                           "reset return copies", RuntimeWarning, stacklevel=4)
 
-    def _n_open(self) -> int:
+    def n_open(self) -> int:
         return int(self._running.sum())
 
     def _observed(self) -> Any:
@@ -110,6 +111,14 @@ class VectorFace(EnvFace):
             self.env_index, self._running[i] = i, True
             self._returns[i], self._lengths[i] = 0.0, 0
             for call in self._pre_episode:
+                call(self._agent)
+        self._begins = False
+
+    def introduce(self, hooks: list[Hook]) -> None:
+        self._begins = True
+        for i in np.flatnonzero(self._running).tolist():
+            self.env_index = i
+            for call in map(self._agent.robot.in_turn, overridden(hooks, "pre_episode")):
                 call(self._agent)
         self._begins = False
 

@@ -222,9 +222,10 @@ def test_an_abandoned_episode_is_interrupted_and_gets_a_seam():
         assert robot.episodes == 1
 
 
-def test_a_stop_ends_every_open_episode_with_a_seam():
+def test_a_save_ends_every_open_episode_with_a_seam(tmp_path):
     log = Log()
     with robot_of(Recorder(), keep(), env=lambda: Corridor(100), n_agents=3) as robot:
+        log.post_act = lambda agent: agent.robot.request_save(tmp_path / "state") if agent.robot.env_steps == 20 else None
         robot.run(StopAfterSteps(20), log)
         assert log.count("PRE_EPISODE") == log.count("POST_EPISODE", True) == 3 and log.count("POST_EPISODE", False) == 0
         for lane in range(3):
@@ -251,12 +252,13 @@ def test_the_first_reset_after_a_start_is_seeded_and_the_others_are_not():
     def seeds(seed):
         with robot_of(Recorder(), keep(), seed=seed, n_agents=2) as robot:
             robot.run(StopAfterEpisodes(6))
+            robot.checkpoint_boundary()
             robot.run(StopAfterEpisodes(6))
             return [[entry[1] for entry in agent.env.log if isinstance(entry, tuple)] for agent in robot.agents]
 
     first = seeds(0)
     for log in first:
-        assert log[0] is not None and sum(seed is not None for seed in log) == 2  # one per run
+        assert log[0] is not None and sum(seed is not None for seed in log) == 2  # one per start
     assert first[0][0] != first[1][0]
     assert seeds(0) == first and seeds(1)[0][0] != first[0][0]
 

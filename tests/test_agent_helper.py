@@ -81,9 +81,8 @@ def test_the_rest_of_an_unroll_is_learned_from_in_the_next_run():
         robot.run(StopAfterSteps(5))
         robot.run(StopAfterSteps(3))
         (lesson,) = robot.tasks["RL"].algorithm.lessons
-        assert lesson["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
-        assert lesson["truncated"].tolist() == [False] * 4 + [True, False, False, False]  # a seam where the first run ended
-        assert lesson["last"].tolist() == [False] * 4 + [True, False, False, True]
+        assert lesson["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]  # the agent went on where it was
+        assert lesson["truncated"].tolist() == [False] * 8 and lesson["last"].tolist() == [False] * 7 + [True]
 
 
 def test_on_policy_rows_of_a_round_are_one_batch_with_a_cut_between_agents():
@@ -470,9 +469,13 @@ def test_memory_is_fed_back_stored_and_reset_at_the_start_of_every_episode(store
         if store:
             assert rows(robot)["state.seen"].tolist() == [0, 1, 2, 0, 1, 2, 0]  # before the action
         assert helper._state[0] in (1.0, 2.0)
+        robot.run(StopAfterSteps(2))  # each goes on where it was
+        if store:
+            assert rows(robot)["state.seen"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+        robot.checkpoint_boundary()
         robot.run(StopAfterSteps(2))  # the interrupted episode does not go on
         if store:
-            assert rows(robot)["state.seen"].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+            assert rows(robot)["state.seen"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 0]
 
 
 @pytest.mark.parametrize("mode", gym.vector.AutoresetMode)
@@ -706,7 +709,7 @@ class Twice(Recorder):
 
 
 class Asker(Agent):
-    """Asks for as many rows as its number says, tells the reply, and stops."""
+    """Asks for as many rows as its number says, and tells the reply; when all three have, they stop."""
 
     def run_one_episode(self):
         helper, n = self.helpers["RL"], self.index + 2
@@ -715,6 +718,8 @@ class Asker(Agent):
         reply = helper.ask({"obs": rows})
         np.testing.assert_array_equal(reply["twice"], 2 * rows)
         self.robot.heard[self.index] = reply["act"].shape
+        while len(self.robot.heard) < 3:
+            self.robot._driver.rest(self)
         self.robot.request_stop()
 
 

@@ -639,6 +639,7 @@ def test_a_resumed_run_goes_on_inside_and_at_the_edges_of_a_block_of_noise(steps
 
     with build(0) as whole:
         whole.run(StopAfterSteps(steps))
+        whole.checkpoint_boundary()
         whole.run(StopAfterSteps(100))
         expected = whole.trace_hash()
     with build(0) as first:
@@ -654,6 +655,7 @@ def test_a_resumed_run_goes_on_inside_and_at_the_edges_of_a_block_of_noise(steps
 def test_two_runs_are_resumed_as_two_runs(kind):
     with BUILD[kind](seed=2, n_agents=2) as whole:
         whole.run(StopAfterSteps(77))
+        whole.checkpoint_boundary()
         whole.run(StopAfterSteps(77))
         expected = whole.trace_hash()
     with BUILD[kind](seed=2, n_agents=2) as first:
@@ -931,7 +933,7 @@ def test_closing_drains_the_queues_or_answers_stopped(driver, drain):
     robot = Robot(lambda: Corridor(3), tasks={"RL": task}, agent=Sender, driver=driver)
     robot._advance()
     if driver == "threads":
-        until(lambda: not robot._driver.agents)  # nobody is left who could still come
+        until(lambda: robot._driver.parked)  # nobody is left who could still come
     robot.close(drain=drain)
     try:
         answers.append(robot.agents[0].helpers["RL"].comm.get(tickets[0])["loss"])

@@ -940,7 +940,7 @@ def test_a_lesson_waits_for_an_agent_whose_own_is_being_made(learn_every):
 
 @each_running_driver
 def test_a_run_goes_on_after_a_collection_and_a_checkpoint(driver, tmp_path):
-    """The collection leaves the agents parked in mid-episode; the checkpoint ends their episodes; the run begins new ones."""
+    """The collection leaves the agents parked in mid-episode, as the run does; the checkpoint ends their episodes."""
     task = ComputationTask(Elementwise(), lambda: OffPolicyHelper(size=900, batch_size=4, learn_every=5))
     with Robot(Drift, tasks={"RL": task}, n_agents=3, driver=driver) as robot:
         for i in range(3):
@@ -953,7 +953,7 @@ def test_a_run_goes_on_after_a_collection_and_a_checkpoint(driver, tmp_path):
             robot.save(tmp_path / f"{i}b")
             robot.run(StopAfterSteps(40))
             assert robot.env_steps >= before + 21 + 40
-            assert not framework_threads()
+    assert not framework_threads()
 
 
 @each_local_driver

@@ -13,7 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from parl_like.driver import CALLED_BY_AGENT, Driver, foreign
 from parl_like.errors import Interrupted
@@ -140,10 +140,13 @@ class CooperativeDriver(Driver):
     def _main(self, agent: Agent) -> None:
         try:
             agent.run()
+        except GreenletExit:
+            pass
         except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported, also Ctrl-C
             self._failed(agent, error)
         finally:
-            self.agents.remove(agent)
+            if self._fibers.get(id(agent)) is getcurrent():  # else it was forsaken
+                self.agents.remove(agent)
 
     def request_stop(self) -> None:
         self.stopping = True
@@ -157,10 +160,8 @@ class CooperativeDriver(Driver):
     def _run_ready(self) -> None:
         self._hub = getcurrent()
         ready = self.ready
-        while ready:
+        while ready and not self.stopping:
             ready.popleft().switch()
-            if self.stopping:
-                return
 
     def _rouse(self) -> None:
         """Those who rest go on."""
@@ -188,7 +189,7 @@ class CooperativeDriver(Driver):
         while True:
             self._run_ready()
             if self.stopping:
-                return False
+                return self._end_round()
             queue = self._choose()
             if queue is None and self._resting and (not self.sync or self._lessons_wait()):
                 self._rouse()
@@ -264,6 +265,59 @@ class CooperativeDriver(Driver):
                 if self.stopping:
                     return False
         return served
+
+    def _end_round(self) -> bool:
+        """At a stop: serves a round of training requests that wait for nobody, as if the run went on, and those who wait for them
+        go on until they would act; whether there was one."""
+        while not self.sync:  # where no order is promised
+            while self.ready:
+                self.ready.popleft().switch()
+            if not self._train_all():
+                return False
+        served = not (self.ready or self.parked) and self._serve_at_end()
+        while served and self.ready:
+            self.ready.popleft().switch()
+        return served
+
+    def _serve_at_end(self) -> bool:
+        """One round of `_end_round`."""
+        passed = [queue.passed for queue in self.queues]
+        queue = self._choose()
+        if queue is not None and queue.kind == "learn":
+            self._serve(queue)
+            return True
+        if queue is None and not (self._resting and self._lessons_wait()):
+            return self._train_all()
+        for each, times in zip(self.queues, passed, strict=True):
+            each.passed = times  # what was chosen and not served is chosen anew
+        return False
+
+    def _train_all(self) -> bool:
+        served = False
+        for queue in self.trainings:
+            while queue.batches:
+                self._serve(queue)
+                served = True
+        return served
+
+    def pause(self, patience: float) -> list[Any]:
+        """See `Driver.pause`. Greenlets wait wherever they are; who has parked was running, and comes first."""
+        self.stopping = False
+        self.ready.extendleft(self._fibers[id(agent)] for agent in reversed(self.parked))
+        self.parked.clear()
+        for agent in self.agents:
+            agent.signal = None
+        return []
+
+    def forsake(self) -> None:
+        """Greenlets to which nothing refers end by themselves, in their own thread."""
+        for queue in self.queues:
+            for ticket in queue.fail_all("the robot is gone"):
+                ticket.waiter = SERVED
+        self.reopen()
+        self._resting.clear()
+        for held in (self.agents, self.parked, self.ready, self._fibers):
+            held.clear()
 
     def refuse_agents(self) -> None:
         current = getcurrent()

@@ -19,22 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.driver import CALLED_BY_AGENT, same_agents
+from parl_like.driver import CALLED_BY_AGENT
 from parl_like.drivers.cards import RemoteAgent, TaskCard
-from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.lessons import Lessons
 from parl_like.drivers.requests import put_request, replies
 from parl_like.drivers.shared import Publication, Publisher
 from parl_like.drivers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
 from parl_like.drivers.worker_crew import COUNTS, Recipe
+from parl_like.drivers.worker_states import WorkerStates
 from parl_like.env_source import for_elsewhere
 from parl_like.errors import AgentFailed
 from parl_like.places import Owner, Places
 from parl_like.process.child import RestartBudget, readable
 from parl_like.queues import INFINITE, RequestQueue, Ticket
-from parl_like.robot_state import WORKERS
 from parl_like.stages import overridden
-from parl_like.wire import ERRORS, Kind, Message, RemoteError, pack_state, text_of
+from parl_like.wire import ERRORS, Kind, Message, RemoteError, text_of
 
 STOP_PATIENCE = 3.0
 """Seconds that a stop waits for a worker that is busy in an environment; then it is ended, and replaced at the next start."""
@@ -48,7 +47,7 @@ def _end_all() -> None:
         driver.close()
 
 
-class HostedDriver(CooperativeDriver):
+class HostedDriver(WorkerStates):
     """Agents in other processes, the tasks here. See `CooperativeDriver` for the other arguments.
 
     Args:
@@ -76,13 +75,10 @@ class HostedDriver(CooperativeDriver):
         self._calling = False  # a hook or a stop condition is being called
         self._known_collecting: bool | str = False  # what the workers know of `collecting`
         self._robots_turn = False  # before paused workers go on
-        self._lesson_replies: list[Ticket] = []  # sync: given when the run goes on
+        self._lesson_replies: list[Ticket] = []  # sync, or between two runs: given when the run goes on
+        self._waiting = False  # for the next run
         self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
         self._post_steps: Sequence[Callable[..., None]] = ()
-
-    @property
-    def workers(self) -> list[WorkerHandle]:
-        return self.supervisor.workers
 
     @property
     def restarts(self) -> int:
@@ -204,7 +200,7 @@ class HostedDriver(CooperativeDriver):
     def _run_ready(self) -> None:
         """Waits until all workers wait (sync), or something has waited long enough for them (async); then it is in the queues."""
         had, self._robots_turn = self._robots_turn, False
-        if self._lesson_replies:
+        if self._lesson_replies and not self.stopping:
             replies, self._lesson_replies = self._lesson_replies, []
             self._publish(self._unpublished())  # before the replies, after which the agents act
             self._reply(replies)
@@ -454,7 +450,7 @@ class HostedDriver(CooperativeDriver):
             if ticket.queue is not None:
                 ticket.queue.counters.requests += ticket.waiter.agents
                 ticket.waiter.agents = 0
-        if self.sync and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
+        if (self.sync or self._waiting) and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
             self._lesson_replies += tickets
         else:
             self._reply(tickets)
@@ -467,7 +463,7 @@ class HostedDriver(CooperativeDriver):
 
     def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
         self.refuse_agents()
-        self.stopping = False
+        self.stopping = self._waiting = False
         if signal == "stop":
             for queue in self.queues:
                 queue.fail_all("the robot stopped")
@@ -498,6 +494,41 @@ class HostedDriver(CooperativeDriver):
             self._until_quiet(60.0, again=True)
             self._take_in(requests=False)
         return []
+
+    def _end_round(self) -> bool:
+        """Async, `pause` does it."""
+        if not self.sync or any(worker.paused or not worker.quiet for worker in self.workers):
+            return False
+        return self._serve_at_end()  # the replies are given in the next run
+
+    def pause(self, patience: float) -> list[Any]:
+        """See `Driver.pause`. Workers come to rest by themselves, for nobody answers them. Those that take longer are heard
+        in the next run."""
+        self.stopping = False
+        for agent in self.agents:
+            agent.signal = None
+        self._waiting, end = True, monotonic() + patience
+        self.supervisor.order("pause", [worker for worker in self.workers if worker.running])
+        while any(w.owing if w.running else w.taken and not w.up for w in self.workers) and monotonic() < end:
+            self._pump(max(end - monotonic(), 0.0))
+        self._take_in()
+        if not self.sync:
+            for queue in self.trainings:
+                while queue.batches:
+                    self._serve(queue)
+            while self.lessons:
+                self._pump()
+            for task in self._tasks():
+                task.acting = None  # nothing learns beside predictions now
+        self.stopping = False
+        return []
+
+    def go_on(self) -> None:
+        self._waiting = False
+        if not self.sync:
+            self._lessons.make_copies(self._tasks())
+        # Somebody may have changed them meanwhile. Those that lag are sent when their time has come.
+        self._publish(self._unpublished(always=all(task.sync_every == 1 for task in self._tasks())))
 
     def _until_quiet(self, seconds: float, again: bool = False) -> None:
         """Waits until the workers have obeyed; one that does not in time is ended, and replaced at once (`again`) or at the next
@@ -537,49 +568,3 @@ class HostedDriver(CooperativeDriver):
         self.link.close()
         self._owner = 0
         _open.discard(self)
-
-    # ------------------------------------------------------------------------------------------------------------------- state
-
-    def _ask(self, order: str, states: Sequence[Any] | None = None) -> list[Any]:
-        """Every worker's answer to an order, while no agent runs. Workers are started where there are none."""
-        self._open()
-        for worker in self.workers:
-            if not worker.taken:
-                self.supervisor.begin(worker)
-        self._await_hello()
-        for worker in self.workers:
-            worker.states.clear()
-        asked: dict[WorkerHandle, int] = {}
-        while not all(worker.states for worker in self.workers):
-            for worker in self.workers:
-                if worker.up and asked.get(worker) != worker.incarnation:  # again, where another has taken its place meanwhile
-                    asked[worker] = worker.incarnation
-                    self.supervisor.order(order, [worker], None if states is None else pack_state(states[worker.number]))
-            self._pump()
-            self.crew._raise()
-        return [worker.states.popleft() for worker in self.workers]
-
-    def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
-        return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of every worker: 'agents', 'buffers', 'trace'."""
-        return {WORKERS: {str(number): state for number, state in enumerate(self._ask("state"))}}
-
-    def state_keys(self) -> set[str]:
-        return {WORKERS}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        saved = state[WORKERS]
-        same_agents([index for part in saved.values() for index in part["agents"]], self.crew.agents)
-        if len(saved) != len(self.workers):
-            raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.workers)}; set "
-                             f"Processes(workers={len(saved)})")
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        learns = {name: task.learns for name, task in self.crew.tasks.items()}
-        states = [{**state[WORKERS][str(worker.number)], "learns": learns} for worker in self.workers]
-        self._ask("load", states)
-        for worker, part in zip(self.workers, states, strict=True):
-            if worker.agents[0].env is not None:
-                worker.agents[0].env.time_steps = sum(agent.get("time_steps", 0) for agent in part["agents"].values())

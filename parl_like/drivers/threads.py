@@ -123,6 +123,7 @@ class ThreadsDriver(Driver):
         self._trained = False  # sync: a round is done, or a batch was closed by its own rule, and `iterate` has not said so
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
         self.stopping = False
+        self._closing = False  # at a stop: trainings that wait for nobody are still served
 
     # --------------------------------------------------------------------------------------------------- the agents' side
 
@@ -255,13 +256,13 @@ class ThreadsDriver(Driver):
 
     def _look(self) -> None:
         """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock."""
-        if self._asked and self._phase == "unroll" and not self._lessons_wait():
+        if self._asked and self._phase == "unroll" and (self._closing or not self.stopping) and not self._lessons_wait():
             self._phase, self._asked = "train", False
         for server in self._servers:
             left = self._due(server)
             if left <= 0 or (left < INFINITE and server.asleep):
                 _release(server.bell)
-        if self._idle():
+        if self._idle() or (self.stopping and self._acting <= 0):
             _release(self._news)
 
     def _idle(self) -> bool:
@@ -273,7 +274,7 @@ class ThreadsDriver(Driver):
     def _due(self, server: _Server) -> float:
         """Seconds until the queue's oldest batch closes (`RequestQueue.due`). The caller holds the lock."""
         queue = server.queue
-        if not queue.rows or server.busy or self.stopping:
+        if not queue.rows or server.busy or (self.stopping and not (self._closing and server.training)):
             return INFINITE
         if not server.training:
             can_still_come = self._acting > 0
@@ -322,7 +323,7 @@ class ThreadsDriver(Driver):
                 self._failed(tickets[0].agent, tickets[0].error)
             with self.lock:
                 server.busy = False
-                if server.training and self._phase == "train" and not self.stopping:
+                if server.training and self._phase == "train" and (self._closing or not self.stopping):
                     self._held += tickets
                     tickets = []
                     if not any(other.busy or other.queue.rows for other in self._servers if other.training):
@@ -486,6 +487,59 @@ class ThreadsDriver(Driver):
         with self.lock:
             trained, self._trained = self._trained, False
             return not self.stopping and (trained or not self._idle())
+
+    def pause(self, patience: float) -> list[Any]:
+        """See `Driver.pause`. Nothing is served until `go_on`."""
+        end = monotonic() + patience
+        going = True
+        while going:
+            while self._busy() and monotonic() < end:
+                self._news.acquire(timeout=0.05)  # ended by the last agent that parks or waits, or by the clock
+            with self.lock:
+                self._closing = not (self.sync and any(agent.learns for agent in self.parked))  # who would have gone on
+                self._look()
+            while self._busy(trainings=True) and monotonic() < end:
+                self._news.acquire(timeout=0.05)
+            self._closing = False
+            with shielded():
+                with self.lock:
+                    going = self._phase == "done" and monotonic() < end
+                    first = self._next_unroll() if going else []
+                self._wake(first)  # who waited for them goes on until it would act
+        with self.lock:
+            waiting = [ticket for server in self._servers for batch in server.queue.batches for ticket in batch.tickets]
+            still = {*self.parked, *(ticket.agent for ticket in waiting + self._held if ticket.state != OPEN)}
+            late = [agent for agent in self.agents if agent not in still]
+            return late + [server.thread.name for server in self._servers if server.busy]
+
+    def _busy(self, trainings: bool = False) -> bool:
+        """Whether agents act, or anything is served; or only whether a training is, or will be."""
+        with self.lock:
+            if trainings:
+                return any(server.busy or self._due(server) <= 0 for server in self._trainings)
+            return self._acting > 0 or any(server.busy for server in self._servers)
+
+    def go_on(self) -> None:
+        self._owner = threading.get_ident()
+        with shielded(), self.lock:
+            for agent in self.agents:
+                agent.signal = None
+            self.stopping = False
+            self._open_gates(list(self.parked))
+            self._look()
+
+    def forsake(self) -> None:
+        for agent in self.agents:
+            agent.signal = "stop"
+        failed = [ticket for server in self._servers for ticket in server.queue.fail_all("the robot is gone")]
+        with self.lock:
+            self._run, self.stopping = None, True
+            first = self._next_unroll() + self._count_in(failed)
+            self._open_gates(list(self.parked))
+            for server in self._servers:
+                server.queue.server = None
+                _release(server.bell)
+        self._wake(first)
 
     def _go_on(self) -> None:
         """The next unroll begins, where a round is done that `iterate` has told of."""

@@ -47,6 +47,7 @@ class Worker:
         self.turned = -1  # how many of them at the last turn
         self.rounds = 0  # served here since then
         self.more = False  # another reply comes with the last one
+        self.resting = False  # the run is over, and no replica is asked until there is another
         self.steps = self.time_steps = 0  # reported so far
         self.told: Any = (0, 0)  # how many parked and living agents the robot knows of
         self.tell_steps = False
@@ -100,7 +101,7 @@ class Worker:
             return False  # only parameters have come, or some of several replies
         driver._run_ready()
         here, batches = driver.waiting_here(), driver.batches()
-        paused = bool(here) and self.rounds == ROUNDS
+        paused = bool(here) and (self.rounds == ROUNDS or self.resting)
         held = bool(here) and not paused and not self.recipe.sync and driver.answers_come()
         if here and not paused and not held:
             self.rounds += 1
@@ -144,8 +145,8 @@ class Worker:
             time_steps = self._time_steps()
             notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
             self.steps, self.time_steps = crew.env_steps, time_steps
-        if crew.cuts:
-            notes["cuts"], crew.cuts = crew.cuts, 0
+        if crew.episodes_cut:
+            notes["cuts"], crew.episodes_cut = crew.episodes_cut, 0
         if crew.bad_values:
             notes["bad"], crew.bad_values = crew.bad_values, 0
         if crew.said:
@@ -159,6 +160,8 @@ class Worker:
                 queue.counters.load_state_dict(dict.fromkeys(COUNTS, 0))
         if crew.wants_stop:
             notes["stop"], crew.wants_stop = True, False
+            for agent in crew.agents:
+                agent.signal = None if agent.quota_steps is None else agent.signal  # all wait for the robot, which knows now
         return notes
 
     def _events(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -191,6 +194,7 @@ class Worker:
         if self.seen == self.turned:
             self.woken = monotonic()
         self.seen += 1
+        self.resting = False
         self.more = "more" in message.notes
         if message.kind is not Kind.ORDER:
             self.driver.answer(message)
@@ -232,6 +236,10 @@ class Worker:
 
     def _go(self, message: Message) -> None:
         """After a pause."""
+
+    def _pause(self, message: Message) -> None:
+        """A run is over: all wait for the next one."""
+        self.resting = self.tell_steps = True
 
     def _limit(self, message: Message) -> list[Any]:
         """Sets how far the agents named go, -1 for no bound, and returns them."""

@@ -251,7 +251,7 @@ class WorkerCrew(Crew):
     def request_stop(self) -> None:
         self.wants_stop = True
         for agent in self.agents:
-            agent.signal = "stop"
+            agent.signal = agent.signal or "park"
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(CALLED_BY_AGENT)

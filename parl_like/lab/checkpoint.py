@@ -29,7 +29,8 @@ _ENTRY = re.compile(r"(?:\.replaced\.)?(\d{9,18})(?:\.[0-9a-f]{8})?")
 
 class Meta(msgspec.Struct, frozen=True):
     """What a checkpoint says about itself: step, score and parent of `Checkpoints.save`, and what the run added: seconds of
-    training so far, its complete configuration, and whether it was saved at a step that no schedule knows."""
+    training so far, its complete configuration, whether it was saved at a step that no schedule knows, and whether a failure
+    was why."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     score: float | None = None
@@ -37,6 +38,7 @@ class Meta(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     config: dict[str, Any] = {}
     interrupted: bool = False
+    failed: bool = False
 
 
 class Loaded(NamedTuple):
@@ -168,15 +170,19 @@ class Checkpoints:
         found = self._made([])  # `load` reports what is bad, where it matters
         if not found:
             return None
-        return next((step for step, interrupted in found if not interrupted), found[0][0]), found[0][0]
+        return next((step for step, meta in found if not meta.interrupted), found[0][0]), found[0][0]
 
-    def _made(self, bad: list[tuple[str, str]]) -> list[tuple[int, bool]]:
-        """Steps up to LATEST, newest first, and whether an interruption made them; without a good manifest they go to `bad`."""
+    def newest(self) -> int | None:
+        """Step from which a run goes on: of the newest checkpoint that no failure made, where there is one."""
+        return next((step for step, _ in sorted(self._made([]), key=_failures_last)), None)
+
+    def _made(self, bad: list[tuple[str, str]]) -> list[tuple[int, Meta]]:
+        """Steps up to LATEST, newest first, and what they say of themselves; without a good manifest they go to `bad`."""
         latest, found = self.latest(), []
         for step in reversed(self.steps()):
             if latest is not None and step <= int(latest.name):
                 try:
-                    found.append((step, _meta_of(self._path(step), read_manifest(self._path(step))).interrupted))
+                    found.append((step, _meta_of(self._path(step), read_manifest(self._path(step)))))
                 except ArchiveError as error:
                     bad.append((f"{step:09d}", str(error)))
         return found
@@ -185,19 +191,20 @@ class Checkpoints:
         """Loads a checkpoint completely, or says which one it loaded instead.
 
         Args:
-            which: 'latest', 'best', or 'exact' (the newest that no interruption made): where that one is damaged, or too large
-                for the memory, the newest good one before it, and each one passed over gets a warning and a place in `skipped`.
+            which: 'latest', 'best', 'newest' (that no failure made), or 'exact' (the newest that no interruption made): where
+                that one is damaged, or too large for the memory, the newest good one before it, and each one passed over gets a
+                warning and a place in `skipped`.
                 Or the path of an archive: that one only.
             check: Looks at the manifest before anything else is read; raises ArchiveError where it is not what is expected.
 
         Raises:
             ArchiveError: none is good. Starting from scratch is a decision for the user.
         """
-        if which not in ("latest", "best", "exact"):
+        if which not in ("latest", "best", "newest", "exact"):
             return _read(Path(which), check, [])
         skipped: list[tuple[str, str]] = []
-        if which == "exact":  # those of the schedule, newest first, and then those that interruptions made
-            made = sorted(self._made(skipped), key=lambda one: (one[1], -one[0]))
+        if which in ("newest", "exact"):  # newest first, and then those that failures, or all interruptions, made
+            made = sorted(self._made(skipped), key=_failures_last if which == "newest" else _interruptions_last)
             paths = iter([self._path(step) for step, _ in made])
         else:
             paths = self._candidates(str(which).upper(), skipped)
@@ -265,10 +272,19 @@ class Checkpoints:
     def _prune(self, saved: int) -> None:
         """Removes all but the newest `keep`, BEST, and the newest that no interruption made, from which an interrupted run goes
         on; first those of later steps, which this run left behind when it resumed earlier."""
-        protected = {saved, *(self.exact() or ()), *(int(self._pointer(which)[0] or saved) for which in ("LATEST", "BEST"))}
+        protected = {saved, self.newest(), *(self.exact() or ()),
+                     *(int(self._pointer(which)[0] or saved) for which in ("LATEST", "BEST"))}
         for step in sorted(self.steps(), key=lambda step: (step <= saved, step))[: -self.keep]:
             if step not in protected:
                 remove_folder(self._path(step))
+
+
+def _failures_last(made: tuple[int, Meta]) -> tuple[bool, int]:
+    return made[1].failed, -made[0]
+
+
+def _interruptions_last(made: tuple[int, Meta]) -> tuple[bool, int]:
+    return made[1].interrupted, -made[0]
 
 
 def _meta_of(path: Path, manifest: Manifest) -> Meta:

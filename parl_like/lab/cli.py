@@ -317,7 +317,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
     best = option("--best", "the same as --checkpoint best", dest="checkpoint", action="store_const", const="best")
 
-    exact = "exact (the newest of the schedule, so that the run equals an uninterrupted one), "
+    newest = "newest (the last that no failure made), exact (see --exact), "
+    exact = option("--exact", "the same as --checkpoint exact: the newest of the schedule; what came after it is done again, and "
+                              "the run's trace is that of one that was never interrupted", dest="checkpoint",
+                   action="store_const", const="exact")
     run, runs = option("run", metavar="RUN"), option("runs", nargs="+", metavar="RUN")
     again = words_of("what names a module, given again (env=module:Id); another eval_score=")
     source = option("--from", "file or module that registers the run's experiment, where that is your own", dest="source",
@@ -330,7 +333,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
          option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
          option("--show-config", "print all that can be set, as it is, and stop", action="store_true"))
     verb("resume", _resume, "continue a run from its last checkpoint", run, words_of("e.g. total_steps=40000"),
-         checkpoint("exact", exact), source)
+         checkpoint("newest", newest), exact, source)
     verb("eval", _eval, "evaluate a trained run without exploration", run, again,
          option("--episodes", after, type=_whole(1), default=0, metavar="N"),
          option("--seed", after, type=_whole(0), metavar="N"), checkpoint("latest"), best, source)

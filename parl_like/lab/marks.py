@@ -101,7 +101,8 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, f
         if not _finished(folder):
             go_on = (folder / "checkpoints").is_dir()
             again = ["--from", name] if {":", "."} & {*name} else []
-            command = ["resume", str(folder), *again] if go_on else ["train", name, f"run_dir={folder}", f"seed={key[1]}", *words]
+            fresh = ["train", name, f"run_dir={folder}", f"seed={key[1]}", *words]
+            command = ["resume", str(folder), "--exact", *again] if go_on else fresh
             returned = (train or _in_a_process)(command)
             if returned:
                 raise RunError(f"{folder}: exit code {returned}, see its log.txt")

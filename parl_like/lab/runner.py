@@ -60,18 +60,20 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
             return Session(experiment, config, run, stream, debug, report).go(robot, None)
 
 
-def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "exact", command: Sequence[str] = (),
+def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "newest", command: Sequence[str] = (),
            stream: TextIO | None = None, debug: bool = False, report: Report | None = None, source: str = "") -> int:
     """Continues a run from a checkpoint, and returns an exit code as `train`.
 
-    A stop by a signal or an error saves at a moment that no schedule knows, and a save restarts the episodes; so a run that goes
-    on from there is a valid one, but not the one that would have been. By default the run therefore continues from the newest
-    checkpoint of its schedule, and repeats the steps after it: its trace is that of a run that was never interrupted.
+    A stop by a signal saves at a moment that no schedule knows, and the run goes on from there, so no step is lost. But a save
+    ends the unrolls and episodes that are open (episodes are carried over where environments can be cloned): such a run is a
+    valid one, and not, number for number, the one that would have been. `exact` continues from the newest checkpoint of the
+    schedule, and repeats the steps after it: its trace is that of a run that was never interrupted. What an error left is
+    neither's choice, unless there is nothing else.
 
     Args:
         overrides: May give a new `total_steps` and whatever else is in RESUMABLE; must give again what names a module
             (`env=module:Id`).
-        which: Checkpoint: `exact` (see above), `latest`, `best`, or its step.
+        which: Checkpoint: `newest` (that no failure made), `exact` (see above), `latest`, `best`, or its step.
         source: `FILE.py` or `package.module` that registers its experiment, if the run may not have it imported by itself.
 
     Raises:
@@ -85,10 +87,14 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
         chosen = _choose(run, session.checkpoints, which)
         if chosen == "best" and session.checkpoints.evaluated_best() is not None:
             raise UsageError(f"the best checkpoint of {run.path} has what acts, but neither buffers nor agents to go on with; "
-                             "resume from exact, latest or a step (`eval` and `play` take the best)")
-        if which == "exact" and (steps := session.checkpoints.exact()) and steps[0] != steps[1]:
-            session.say(f"continuing from step {steps[0]:,}, the last scheduled checkpoint, so that the run equals one that was "
-                        f"never interrupted; `--checkpoint latest` continues from step {steps[1]:,}")
+                             "resume from newest, exact, latest or a step (`eval` and `play` take the best)")
+        exact, newest = session.checkpoints.exact(), session.checkpoints.newest()
+        if which in ("newest", "exact") and exact and newest is not None and exact[0] != newest:
+            session.say(f"continuing from step {newest:,}, where the run was stopped; `--exact` would repeat the "
+                        f"{newest - exact[0]:,} steps since the last scheduled checkpoint, for the trace of a run that was never "
+                        "interrupted" if which == "newest" else
+                        f"continuing from step {exact[0]:,}, the last scheduled checkpoint, and repeating {newest - exact[0]:,} "
+                        "steps, so that the run equals one that was never interrupted")
         with _robot(experiment, config) as robot:
             loaded = session.checkpoints.load(chosen, _expected_by(robot))
             stored.refuse_changes(loaded.meta.config, configs.to_dict(kept), f"{run.config_file} is not that of the checkpoint")
@@ -298,7 +304,7 @@ def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:
     """The checkpoint `latest`, `best`, `exact`, or of a step, as `Checkpoints.load` takes it. Raises UsageError."""
     if checkpoints.latest() is None and not (which == "best" and checkpoints.evaluated_best()):
         raise UsageError(f"{run.path} has no checkpoint yet; start a new run with `parl-like train {run.info().experiment}`")
-    if which in ("latest", "best", "exact"):
+    if which in ("latest", "best", "newest", "exact"):
         return which
     if not which.isascii() or not which.isdigit():
         raise UsageError(f"checkpoint {which!r}: expected latest, best, or an env step")

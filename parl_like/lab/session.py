@@ -359,7 +359,7 @@ class Session:
         """What a checkpoint says of its run."""
         return {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config)}
 
-    def _save(self, *, last: bool, interrupted: bool = False) -> int:
+    def _save(self, *, last: bool, interrupted: bool = False, failed: bool = False) -> int:
         """Brings the robot to a boundary and saves it. Returns the env step of the checkpoint.
 
         A disk that refuses is survived while training goes on, for a full disk is often emptied in time. At the end it is waited
@@ -367,7 +367,7 @@ class Session:
         """
         self.run.outbox.check()
         self.robot.checkpoint_boundary()
-        step, meta = self.step(), {**self._meta(), "interrupted": interrupted}
+        step, meta = self.step(), {**self._meta(), "interrupted": interrupted, "failed": failed}
         score = None if self.config.eval_every else self.robot.metrics().get("return/mean", math.nan)
         patience = END_PATIENCE_S if last else 0.0
         if self.checkpoints.save(step, self.robot.state_dict(), meta, score, patience=patience) is not None:
@@ -410,8 +410,8 @@ class Session:
             self.run.outbox.flush(END_PATIENCE_S)
         try:
             self.run.outbox.check()
-            if (steps := self.checkpoints.exact()) is not None:
-                there += f"; continue from step {steps[0]} with `parl-like resume {self.run.path}`"
+            if (step := self.checkpoints.newest()) is not None:
+                there += f"; continue from step {step} with `parl-like resume {self.run.path}`"
         except (OSError, UsageError):
             there = ""  # a deleted run has neither log nor checkpoint
         if self.debug and self.stream is not None:
@@ -425,7 +425,7 @@ class Session:
     def _rescue(self) -> None:
         """The last row, and a checkpoint of this moment. Whatever broke the run may break this too, and must not hide it."""
         for done, save in ((self.last_row, self._write_row),
-                           (self.saved_step, lambda _: self._save(last=True, interrupted=True))):
+                           (self.saved_step, lambda _: self._save(last=True, interrupted=True, failed=True))):
             try:
                 self.run.outbox.check()
                 if (step := self.step()) != done:

@@ -559,6 +559,17 @@ def test_of_many_at_once_one_gets_it(tmp_path):
     assert sorted(codes) == [0] + [1] * 7
 
 
+def test_a_run_goes_on_from_the_newest_that_no_failure_made(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(100, state(100))
+    checkpoints.save(136, state(136), {"interrupted": True})
+    assert checkpoints.newest() == 136 == step_of(checkpoints.load("newest"))
+    assert step_of(checkpoints.load("exact")) == 100
+    checkpoints.save(150, state(150), {"interrupted": True, "failed": True})
+    assert checkpoints.newest() == 136 == step_of(checkpoints.load("newest"))  # and it was kept
+    assert step_of(checkpoints.load("latest")) == 150 and step_of(checkpoints.load("exact")) == 100
+
+
 def test_an_exact_resume_falls_back_along_the_schedule(tmp_path):
     """The newest is an interruption's; of the scheduled ones the newest has a damaged array, which its manifest does not show."""
     checkpoints, warnings = filled(tmp_path, [100, 200, 300])

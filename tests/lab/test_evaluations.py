@@ -66,7 +66,7 @@ def test_the_best_is_kept_beside_the_last(monkeypatch):
     assert [name for name, good, _ in verify(run.checkpoints) if good] == ["000000400", "best"]
     row = _run_row(run)
     assert (row["score"], row["best"], row["best_step"]) == (2, 5, 100)
-    with pytest.raises(UsageError, match="has what acts, but neither buffers nor agents to go on with; resume from exact"):
+    with pytest.raises(UsageError, match="has what acts, but neither buffers nor agents to go on with; resume from newest"):
         resume(overrides={"total_steps": 800}, which="best")
 
 
@@ -107,7 +107,7 @@ def test_training_ends_at_the_first_evaluation_that_reaches_the_score(monkeypatc
     with pytest.raises(UsageError, match="has finished: an evaluation reached stop_score=4; to train longer: `parl-like resume "
                                          "run stop_score=...` with a higher one, or null"):
         resume()
-    code, run, _ = resume(overrides={"stop_score": None})
+    code, run, _ = resume(overrides={"stop_score": None}, which="exact")
     assert code == 0 and rows(run) == rows(whole) and run.result()["trace_hash"] == whole.result()["trace_hash"]
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_a_signal_stops_goes_on_with_the_same_evaluations(monkeypatch
     monkeypatch.setattr(FakeRobot, "at_step", {at: signal_here(signal.SIGTERM)})
     assert train(eval_every=every)[0] == 3
     monkeypatch.setattr(FakeRobot, "at_step", {})
-    code, run, _ = resume()
+    code, run, _ = resume(which="exact")
     assert code == 0
     same(whole, run)
 
@@ -158,7 +158,7 @@ def test_a_signal_ends_an_evaluation_at_its_next_step(monkeypatch, number, after
         code, run, _ = train(eval_every=75)
     assert (code, run.state()) == (3, "stopped")
     assert [step for step, _ in evaluations(run)] == [0, 76, 150, 226, 300, 376][:number], "what was cut leaves nothing"
-    code, run, _ = resume()
+    code, run, _ = resume(which="exact")
     assert code == 0
     same(whole, run)
 

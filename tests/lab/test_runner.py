@@ -331,7 +331,8 @@ def test_a_signal_stops_after_the_iteration_and_a_save(monkeypatch, number, capf
     monkeypatch.setattr(FakeRobot, "at_step", {})
     code, run, screen = resume()
     assert (code, run.state(), state(run).env_steps) == (0, "finished", 400)
-    assert "continuing from step 100, the last scheduled checkpoint" in screen
+    assert "continuing from step 136, where the run was stopped; `--exact` would repeat the 36 steps since the last" in screen
+    assert next(event["step"] for event in events(run, "resumed")) == 136
     assert [row["step"] for row in rows(run)] == ["50", "100", "150", "200", "250", "300", "350", "400"]
 
 
@@ -342,7 +343,8 @@ def test_a_run_stopped_between_checkpoints_equals_an_uninterrupted_one(monkeypat
     monkeypatch.setattr(FakeRobot, "at_step", {135: signal_here(signal.SIGTERM)})
     train()
     monkeypatch.setattr(FakeRobot, "at_step", {})
-    _, run, _ = resume()
+    _, run, screen = resume(which="exact")
+    assert "continuing from step 100, the last scheduled checkpoint, and repeating 36 steps" in screen
     assert run.result()["trace_hash"] == whole
 
 
