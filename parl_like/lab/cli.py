@@ -72,7 +72,10 @@ def _train(args: argparse.Namespace) -> int:
     chosen = own.chosen(args.experiment)
     file = config.load_yaml_file(Path(args.config)) if args.config else {}
     # Before torch: seconds matter here.
-    print(f"{chosen.name}: {chosen.description or 'loading'} ...", file=args.stream, flush=True)
+    from parl_like.lab.progress import width_of, wrapped
+
+    line = f"{chosen.name}: {chosen.description or 'loading'} ..."
+    print(wrapped(line, width_of(args.stream)), file=args.stream, flush=True)
     from parl_like.lab import runner
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
-import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from parl_like.lab.text import escaped, printer, unescaped
+from parl_like.lab.screen import Screen, can_draw, size_of
+from parl_like.lab.text import escaped, printer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,10 +23,12 @@ log = logging.getLogger("parl_like.lab")
 REFRESH_S = 0.5  # of the live table
 RATE_WINDOW_S = 10.0  # steps/s is that of now, not of the whole run
 MAX_LINES = 12
+WIDTH = 120  # of a plain line
+COUNTS = 4  # see `rows_of`
 _WRONG = ("errors", "late", "dropped", "skipped", "bad_values")  # counters that are shown only where they are not 0
-# What a plain line shows of a robot's metrics; the live table has room for more.
-_BEGINNINGS = ("return/", "episode/")
-_ENDS = ("loss", "/mean_batch", "/queue_depth")
+# What a plain line shows of a robot's metrics, in this order and as far as there is room; the live table has more.
+_FIRST = ("return/mean", "evaluation/last", "evaluation/best", "episode/length")
+_BEGINNINGS, _ENDS = ("return/", "episode/"), ("/loss",)
 
 
 def show(stream: TextIO | None, text: str) -> None:
@@ -32,6 +36,20 @@ def show(stream: TextIO | None, text: str) -> None:
     if stream is not None:
         with suppress(OSError):
             print(text, file=printer(stream), flush=True)
+
+
+def wrapped(text: str, width: int = WIDTH) -> str:
+    """A text in lines of at most `width` columns, where words end: long paths stay whole. Later lines are indented.
+
+    Args:
+        width: That of the terminal; at most `WIDTH`.
+    """
+    return textwrap.fill(text, min(width, WIDTH), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def width_of(stream: TextIO | None) -> int:
+    """How wide a line may be: of a terminal what it has, else `WIDTH`."""
+    return size_of(stream)[0] - 1 if stream is not None and stream.isatty() else WIDTH
 
 
 class Progress:
@@ -52,15 +70,7 @@ class Progress:
         self.started = self._next_table = self._next_sample = clock()
         self._recent = deque([(self.started, start_step)])
         self._next_line = self.started + log_every_s
-        self._live: Any = None
-        if stream is not None and stream.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            # No refresh thread: a table is drawn between two iterations, when nothing else writes.
-            self._live = Live(console=Console(file=unescaped(stream)), auto_refresh=False)
-            self._live.start()
-            sys.stdout, sys.stderr = printer(sys.stdout), printer(sys.stderr)  # it has put its own in their place, until its stop
+        self._screen = Screen(stream) if stream is not None and can_draw(stream) else None
 
     def tick(self, step: int, metrics: Callable[[], Mapping[str, float]]) -> None:
         """Called after every iteration; asks for the metrics only when it is time to show something."""
@@ -75,12 +85,20 @@ class Progress:
             self._next_line = time_now + self.log_every_s
             line = self.line(step, metrics())
             log.info(line)
-            if self._live is None:
+            if self._screen is None:
                 show(self.stream, line)
-        if self._live is not None and time_now >= self._next_table:
+        if self._screen is not None and time_now >= self._next_table:
             self._next_table = time_now + REFRESH_S
-            with suppress(OSError):  # the terminal is gone; the run is not
-                self._live.update(self._table(step, metrics(), self._live.console.width), refresh=True)
+            self._screen.draw(self.drawn(step, metrics(), self._screen.size()[0] - 1))
+
+    def say(self, text: str) -> None:
+        """A line for whoever reads along, above the table."""
+        if self.stream is not None and self.stream.isatty():  # a file keeps one line of what is one, to be searched
+            text = wrapped(text, width_of(self.stream))
+        if self._screen is not None:
+            self._screen.above(text)
+        else:
+            show(self.stream, text)
 
     def steps_per_s(self) -> float:
         """Environment steps per second over the last ten seconds; NaN at the start."""
@@ -92,20 +110,35 @@ class Progress:
         return max(0, self.total_steps - step) / rate if rate > 0 else math.nan  # the last iteration may go beyond the end
 
     def line(self, step: int, metrics: Mapping[str, float]) -> str:
-        shown = {key: value for key, value in metrics.items() if key.startswith(_BEGINNINGS) or key.endswith(_ENDS)}
-        fields = {"step": step, "steps_per_s": self.steps_per_s(), **shown}
-        text = [f"{key}={_number(value)}" for key, value in fields.items() if not math.isnan(value)]
-        return " ".join([*text, f"left={_time(self.seconds_left(step))}"])
+        """One line of at most `WIDTH` columns: how far it is, returns, evaluations and losses; what has no room is left out
+        whole."""
+        shown = {key: metrics[key] for key in _FIRST if key in metrics}
+        shown |= {key: value for key, value in metrics.items() if key.startswith(_BEGINNINGS) or key.endswith(_ENDS)}
+        fields = {"step": step, **shown}
+        end = [f"steps_per_s={_number(self.steps_per_s())}"] * (not math.isnan(self.steps_per_s()))
+        end += [f"left={_time(self.seconds_left(step))}"]
+        text, *rest = [escaped(f"{key}={_number(value)}") for key, value in fields.items() if not math.isnan(value)]
+        for one in rest:
+            if len(text) + len(one) + sum(map(len, end)) + 1 + len(end) <= WIDTH:
+                text = f"{text} {one}"
+        return " ".join([text, *end])
 
     def close(self) -> None:
-        if self._live is not None:
-            with suppress(OSError):
-                self._live.stop()
-            self._live = None
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
+
+    def drawn(self, step: int, metrics: Mapping[str, float], width: int) -> list[str]:
+        """The table as lines of text."""
+        from rich.console import Console
+
+        out = io.StringIO()
+        console = Console(file=out, width=width, force_terminal=False, color_system=None, emoji=False)
+        console.print(self._table(step, metrics, width))
+        return [line.rstrip() for line in out.getvalue().splitlines()]
 
     def _table(self, step: int, metrics: Mapping[str, float], width: int = 80) -> Table:
         """At most MAX_LINES lines of at most `width` columns: what matters most first, and what has no room left out whole."""
-        from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
@@ -113,44 +146,53 @@ class Progress:
         speed = f"{step:,} of {self.total_steps:,} env steps, {_number(self.steps_per_s())}/s,"
         times = f"{_time(self.clock() - self.started)} gone,", f"{_time(self.seconds_left(step))} left"
         rows = [("run", self.title.replace(", ", ",\0").split("\0")), ("steps", [speed, *times])]
-        metric_rows = [(label, [f"{name} {_number(value)}" for name, value in items]) for label, items in rows_of(metrics)]
-        room = max(20, width - max(len(escaped(label)) for label, _ in [*rows, *metric_rows]) - 2)
+        found = [(kind, label, [f"{name} {_number(value)}" for name, value in items]) for kind, label, items in rows_of(metrics)]
+        head, tail = ([(label, words) for kind, label, words in found if (kind < COUNTS) == first] for first in (True, False))
+        room = max(20, width - max(len(escaped(label)) for label, _ in [*rows, *head, *tail]) - 2)
 
         def lines(rows: list[tuple[str, list[str]]], gap: str) -> list[tuple[str, str]]:
             return [(escaped(label) * (i == 0), line) for label, words in rows
                     for i, line in enumerate(_lines([*map(escaped, words)], room, gap))]
 
-        for cells in lines(rows, " "):
+        run = lines(rows, " ")
+        for cells in [*lines(head, "  ")[: MAX_LINES - len(run) - 1], *run]:
             table.add_row(*map(Text, cells))
-        table.add_row("", ProgressBar(total=self.total_steps, completed=step, width=min(40, room)))
-        for cells in lines(metric_rows, "  ")[: MAX_LINES - table.row_count]:
-            table.add_row(*map(Text, cells))
+        size = min(40, room)
+        done = min(size * step // max(self.total_steps, 1), size)
+        table.add_row("", "━" * done + "─" * (size - done))
+        for row in tail:
+            for cells in lines([row], "  ")[: None if row[0] == "counts" else 1]:  # of a queue what fits a line
+                if table.row_count < MAX_LINES:
+                    table.add_row(*map(Text, cells))
+        return table
         return table
 
 
-def rows_of(metrics: Mapping[str, float]) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Label and (name, value) of every row of the live table, in its order: returns, what went wrong (if anything did), each
-    task's losses and other numbers, counters, queues."""
+def rows_of(metrics: Mapping[str, float]) -> list[tuple[int, str, list[tuple[str, float]]]]:
+    """Kind, label and (name, value) of every row of the live table, in its order: returns, evaluations, what went wrong (if
+    anything did), each task's losses and other numbers; then, from the kind `COUNTS` on, counters and queues."""
     rows: dict[tuple[int, str], list[tuple[str, float]]] = {}
     for key, value in metrics.items():
         group, _, name = key.rpartition("/")
-        if math.isnan(value) or (name in _WRONG and not value):
-            continue
+        if math.isnan(value) or (name in _WRONG or group in ("updates", "rows")) and not value:
+            continue  # before the first update its counters say nothing
         if group in ("return", "episode"):
             row, name = (0, "return"), name if group == "return" else f"{group} {name}"
+        elif group == "evaluation":
+            row = (1, group)
         elif name in _WRONG:
-            row, name = (1, "wrong"), key
+            row, name = (2, "wrong"), key
         elif group in ("updates", "rows") or key == "episodes":
-            row, name = (3, "counts"), key
+            row, name = (COUNTS, "counts"), key
         else:
-            row = (5, "more") if not group else (4 if "/" in group else 2, group)
+            row = (COUNTS + 2, "more") if not group else (COUNTS + 1 if "/" in group else 3, group)
         rows.setdefault(row, []).append((name, value))
     for (kind, _), items in rows.items():  # stable: what is alike keeps its order
-        if kind == 2:
+        if kind == 3:
             items.sort(key=lambda item: (not item[0].endswith("loss"), item[0] != "loss"))
-        elif kind == 4:
+        elif kind == COUNTS + 1:
             items.sort(key=lambda item: item[0] not in ("mean_batch", "queue_depth"))
-    return [(label, items) for (_, label), items in sorted(rows.items(), key=lambda row: row[0][0])]
+    return [(*row, items) for row, items in sorted(rows.items(), key=lambda row: row[0][0])]
 
 
 def _lines(items: Sequence[str], width: int, gap: str) -> list[str]:

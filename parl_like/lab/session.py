@@ -31,7 +31,7 @@ from parl_like.lab.checkpoint import Checkpoints, Loaded
 from parl_like.lab.config import ExperimentConfig, UsageError
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.outbox import RunError
-from parl_like.lab.progress import Progress, show
+from parl_like.lab.progress import Progress, show, width_of, wrapped
 from parl_like.lab.rundir import RunDir, State, logged
 from parl_like.lab.text import escaped, printer
 from parl_like.stages import StopWhen
@@ -148,7 +148,10 @@ class Session:
     def say(self, text: str) -> None:
         """One line, for those who read along and for the log."""
         log.info(line := escaped(text))
-        show(self.stream, line)
+        if hasattr(self, "progress"):
+            self.progress.say(line)
+        else:
+            show(self.stream, wrapped(line, width_of(self.stream)))
 
     def step(self) -> int:
         return int(self.robot.counters()["env_steps"])
@@ -209,7 +212,7 @@ class Session:
                 step = self.step()
                 if step // self.config.metrics_every > self.last_row // self.config.metrics_every:
                     self._write_row(step)
-                self.progress.tick(step, self._metrics)
+                self.progress.tick(step, self._shown)
                 self.run.outbox.tend()
                 if step < stop:
                     self._evaluate_if_due(step, signals)
@@ -346,6 +349,13 @@ class Session:
         metrics = {**dict.fromkeys(STANDARD, math.nan), **self.robot.metrics(), **self.robot.counters()}
         metrics.pop("env_steps")  # `step` everywhere
         return metrics
+
+    def _shown(self) -> dict[str, float]:
+        """What the progress shows: evaluations while training, too."""
+        if not (found := self._evaluated()):
+            return self._metrics()
+        steps = {"at step": found["step"], "best": found["best"], "best at step": found["best_step"]}
+        return self._metrics() | {"evaluation/last": found["score"]} | {f"evaluation/{key}": one for key, one in steps.items()}
 
     def _write_row(self, step: int) -> None:
         self.last_row = step

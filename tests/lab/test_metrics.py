@@ -35,8 +35,9 @@ from parl_like.lab.plots import (
     settings,
     thinned,
 )
-from parl_like.lab.progress import Progress
+from parl_like.lab.progress import Progress, wrapped
 from parl_like.lab.rundir import RunDir
+from parl_like.lab.screen import Screen, can_draw
 
 NAN = math.nan
 
@@ -343,9 +344,63 @@ def test_a_plain_line_every_few_seconds():
         clock.now = 100.0 + second
         progress.tick(second * 10, lambda: METRICS)
     first, second = stream.getvalue().splitlines()
-    assert first == ("step=100 steps_per_s=10 return/mean=12.35 episode/length=20 RL/loss=1e-07 RL/predict/mean_batch=63.5 "
-                     "RL/predict/queue_depth=0 left=1m30s")
+    assert first == "step=100 return/mean=12.35 episode/length=20 RL/loss=1e-07 steps_per_s=10 left=1m30s"
     assert second.startswith("step=200 ")
+
+
+def test_a_plain_line_has_at_most_120_columns_and_learning_comes_first():
+    progress = Progress("run", 1_000_000, 0, 10.0, io.StringIO(), Clock())
+    many = OF_A_HIERARCHY | {"evaluation/last": 0.5, "evaluation/best": 0.75, **{f"task{i}/loss": 1.0 for i in range(50)}}
+    line = progress.line(250_000, many)
+    assert len(line) <= 120 and line.startswith("step=250000 return/mean=0.8123 evaluation/last=0.5 evaluation/best=0.75 ")
+    assert line.endswith(" left=?") and all("=" in word for word in line.split())
+
+
+def test_long_texts_are_wrapped_between_words():
+    path = "runs/" + "x" * 130
+    text = f"train hierarchy-doorkey (robot hierarchy, 16 agents, cooperative, seed 0): 100,000 env steps -> {path}"
+    lines = wrapped(text).split("\n")
+    assert " ".join(" ".join(lines).split()) == text and len(lines) == 2 and len(lines[0]) <= 120
+
+
+def test_of_nothing_learned_no_counter_is_shown():
+    progress = Progress("run", 1_000, 0, 1e9, io.StringIO(), Clock())
+    shown = progress.drawn(10, {"updates/goal": 0.0, "rows/goal": 0.0, "updates/RL": 3.0, "episodes": 0.0}, 80)
+    assert "updates/goal" not in " ".join(shown) and "rows/goal" not in " ".join(shown) and "updates/RL 3" in " ".join(shown)
+
+
+def test_returns_and_evaluations_come_first_and_a_queue_has_one_line():
+    progress = Progress("run", 100_000, 0, 1e9, io.StringIO(), Clock())
+    lines = progress.drawn(10, OF_A_HIERARCHY | {"evaluation/last": 0.5, "evaluation/best": 0.75}, 80)
+    begins = [line.split()[0] for line in lines]
+    assert begins[:2] == ["return", "evaluation"] and begins.index("RL") < begins.index("run") < begins.index("goal/predict")
+    assert all(begins.count(name) <= 1 for name in begins if "/" in name) and max(map(len, lines)) <= 80
+
+
+def test_a_screen_writes_what_has_changed_and_begins_anew_at_another_size(monkeypatch):
+    stream, size = Terminal(), [(40, 10)]
+    monkeypatch.setattr(Screen, "size", lambda self: size[0])
+    screen = Screen(stream)
+    try:
+        screen.draw(["one", "two", "three"])
+        stream.seek(0), stream.truncate()
+        screen.draw(["one", "TWO", "three"])
+        assert "TWO" in stream.getvalue() and "one" not in stream.getvalue() and stream.getvalue().startswith("\x1b[3A")
+        print("from an environment")
+        assert "from an environment" in stream.getvalue().split("TWO")[1]
+        stream.seek(0), stream.truncate()
+        size[0] = (20, 3)
+        screen.draw(["one", "x" * 30, "three"])
+        assert stream.getvalue().startswith("\x1b[2J\x1b[H") and "one" in stream.getvalue()
+        assert "x" * 19 in stream.getvalue() and "x" * 20 not in stream.getvalue() and "three" not in stream.getvalue()
+    finally:
+        screen.close()
+
+
+@pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False), ("", False)])
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(term, draws, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    assert can_draw(Terminal()) is draws and not can_draw(io.StringIO())
 
 
 def test_the_rate_is_that_of_the_last_ten_seconds():

@@ -1,0 +1,101 @@
+"""The part of a terminal that a run draws anew again and again, with what others print above it."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+from parl_like.lab.text import lines as of_lines
+from parl_like.lab.text import printer, unescaped
+
+HIDE, SHOW, CLEAR_BELOW, CLEAR_LINE, CLEAR_ALL = "\x1b[?25l", "\x1b[?25h", "\x1b[J", "\x1b[K", "\x1b[2J\x1b[H"
+
+
+def can_draw(stream: Any) -> bool:
+    """Whether it is a terminal that can move its cursor."""
+    return bool(stream.isatty()) and os.environ.get("TERM", "xterm") not in ("", "dumb", "unknown")
+
+
+def size_of(stream: Any) -> tuple[int, int]:
+    """Columns and rows of a terminal; (80, 24) where it does not say."""
+    with suppress(OSError, ValueError, AttributeError):
+        found = os.get_terminal_size(stream.fileno())
+        if found.columns and found.lines:
+            return found.columns, found.lines
+    return 80, 24
+
+
+class Screen:
+    """Draws lines at the end of what a terminal shows. Only those that have changed are written again, so a recording stays
+    small. After a change of the terminal's size, where nobody knows how it has broken old lines, it is cleared.
+
+    While it is there standard output and standard error are printed above the lines.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream: Any = unescaped(stream)
+        self._shown: list[str] = []
+        self._size = self.size()
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = (printer(_Above(self)) for _ in self._before)  # type: ignore[arg-type]
+        self._write(HIDE)
+
+    def size(self) -> tuple[int, int]:
+        return size_of(self.stream)
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Shows these lines, of which none may be wider than the terminal, in place of the ones before."""
+        columns, rows = size = self.size()
+        lines = [line[: columns - 1] for line in lines[: rows - 1]]
+        if size != self._size:
+            self._size, self._shown = size, []
+            self._write(CLEAR_ALL)
+        text = f"\x1b[{len(self._shown)}A\r" if self._shown else ""
+        for i, line in enumerate(lines):
+            same = i < len(self._shown) and self._shown[i] == line
+            text += "\n" if same else f"{line}{CLEAR_LINE}\n"
+        self._shown = lines
+        self._write(f"{text}{CLEAR_BELOW}")
+
+    def above(self, text: str) -> None:
+        """Prints whole lines above."""
+        shown, self._shown = self._shown, []
+        begin = f"\x1b[{len(shown)}A\r{CLEAR_BELOW}" if shown else ""
+        self._write(f"{begin}{of_lines(text)}\n" + "".join(f"{line}\n" for line in shown))
+        self._shown = shown
+
+    def close(self) -> None:
+        """The lines stay; what is printed from now on comes below."""
+        sys.stdout, sys.stderr = self._before
+        self._write(SHOW)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # the terminal is gone; the run is not
+            code = getattr(self.stream, "encoding", None) or "utf-8"
+            self.stream.write(text.encode(code, "replace").decode(code))
+            self.stream.flush()
+
+
+class _Above(io.TextIOBase):
+    """A stream whose lines are printed above a screen."""
+
+    encoding = "utf-8"
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen, self._open = screen, ""
+
+    def write(self, text: str) -> int:
+        whole, newline, self._open = (self._open + text).rpartition("\n")
+        if newline:
+            self._screen.above(whole)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return int(self._screen.stream.fileno())
