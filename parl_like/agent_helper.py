@@ -588,6 +588,7 @@ class AgentHelper(Guarded):
         return {"steps": self.steps, **noise, **marks, "rng": rng_state(self.rng)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.format.check_choices(state)
         self.forget_pending()  # a lesson of before has nothing to say to these rows
         self.steps = state["steps"]
         if self._marks.names and "first" in state:

@@ -176,7 +176,10 @@ class Driver(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`, which may stand among other keys."""
+        formats = {name: helper.format for agent in self.crew.agents for name, helper in agent.helpers.items()}
         for name, buffer in self.crew.buffers.items():
+            if name in formats:
+                formats[name].check_choices(state[f"buffer.{name}"])
             buffer.load_state_dict(state[f"buffer.{name}"])
         for agent in self.crew.agents:
             agent.load_state_dict(state["agents"][str(agent.index)])

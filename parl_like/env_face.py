@@ -21,6 +21,7 @@ import torch
 
 from parl_like.action_map import Unclipped
 from parl_like.batch import Batch
+from parl_like.carried import try_out
 from parl_like.data.generators import Borrowed
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.env_source import REWARD_WEIGHTS, reward_shape
@@ -216,13 +217,15 @@ class EnvFace:
 
     def put_back(self, carried: dict[str, Any]) -> None:
         """Makes the environment what it was when the episode was held; the next reset goes on with it. Where it is another
-        environment now (`restore_state` raises ValueError), the log says so and the next reset begins an episode.
+        environment now (`restore_state` raises ValueError), or none can go on from there, the log says so and the next reset
+        begins an episode.
 
         Raises:
             AgentFailed: the environment raised something else.
         """
         try:
-            unhold(carried["rest"])
+            memory = {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
+            try_out(self._env, carried, memory, self._counted())
             restore_state(self._env, unhold(carried["env"]))
         except ValueError as error:
             log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)

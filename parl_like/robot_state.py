@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from parl_like.data.encoding import Count
+from parl_like.errors import AgentFailed
+from parl_like.saved_state import check_alike
 from parl_like.task_state import check_kind
 
 WORKERS = "workers"
@@ -40,38 +45,102 @@ def acting_state(robot: Any) -> dict[str, Any]:
     return out
 
 
+class _Queue(msgspec.Struct):
+    requests: Count = 0
+    rows: Count = 0
+    batches: Count = 0
+    errors: Count = 0
+    late: Count = 0
+    dropped: Count = 0
+
+
+class _Wrapper(msgspec.Struct):
+    predict: _Queue
+    learn: _Queue
+    last_result: dict[str, float]
+
+
+class _Counters(msgspec.Struct):
+    """What is saved under `counters`; the defaults are for checkpoints of before."""
+
+    env_steps: Count
+    episodes: Count
+    iterations: Count
+    returns: list[float | list[float]]
+    lengths: list[Count]
+    trace: dict[str, str]
+    parts: list[list[float]] = []
+    rows: dict[str, tuple[Count, Count]] = {}
+    episodes_cut: Count = 0
+    departed_time_steps: Count = 0
+    wrappers: dict[str, _Wrapper] = {}
+
+
 def load_robot_state(robot: Any, state: Mapping[str, Any]) -> None:
     """See `Robot.load_state_dict`."""
+    if isinstance(state, Mapping):
+        _check_kinds(robot, state)
+    acting = {*_parts(robot), "counters"}
+    expected = acting | robot._driver.state_keys()
+    if not isinstance(state, Mapping) or state.keys() not in (acting, expected):
+        there = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(f"Robot: the saved state has {there}; expected {sorted(expected)}: build the robot as it was saved")
+    state_of = robot_state if state.keys() == expected else acting_state
+    try:
+        if state_of is robot_state:
+            robot._driver.check_state(state)
+        check_alike({**state, "counters": None}, {**state_of(robot), "counters": None}, "")
+        msgspec.convert(state["counters"], _Counters)
+    except _NO_STATE as error:
+        raise _no_state(error) from error
+    robot._halt()
+    before = state_of(robot)
+    try:
+        _take_over(robot, state)
+    except Exception as error:
+        with suppress(Exception):
+            _take_over(robot, before)
+        if isinstance(error, _NO_STATE) and not isinstance(error, AgentFailed):
+            raise _no_state(error) from error
+        raise
+
+
+def _check_kinds(robot: Any, state: Mapping[str, Any]) -> None:
+    """Refuses other algorithms; first, since of another one all else differs, too."""
     tasks = {f"task.{name}": task for name, task in robot.tasks.items()}
     if tasks.keys() == {key for key in state if key.startswith("task.")}:
         for key, task in tasks.items():
             if isinstance(saved := state[key], Mapping):
-                check_kind(task, saved)  # first: of another algorithm all else differs, too
-    parts = _parts(robot)
-    acting = {*parts, "counters"}
-    expected = acting | robot._driver.state_keys()
-    if state.keys() not in (acting, expected):
-        raise ValueError(f"Robot: the saved state has {sorted(state)}; expected {sorted(expected)}: build the robot as it was "
-                         "saved")
-    whole = state.keys() == expected
-    if whole:
-        robot._driver.check_state(state)
-    robot._halt()
+                check_kind(task, saved)
+
+
+_NO_STATE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+"""What the parts of a robot raise where they are given what was never their state."""
+
+
+def _no_state(error: Exception) -> ValueError:
+    if isinstance(error, ValueError) and not isinstance(error, (msgspec.ValidationError, UnicodeError)):
+        return error
+    kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
+    return ValueError(f"Robot: the saved state does not fit, and nothing was changed: {kind}{error}")
+
+
+def _take_over(robot: Any, state: Mapping[str, Any]) -> None:
     if robot.span is not None and "span" in state["counters"]:
         robot.span.load_state_dict(robot, state["counters"]["span"])
-    for key, part in parts.items():
+    for key, part in _parts(robot).items():
         part.load_state_dict(state[key])
-    if whole:
+    if robot._driver.state_keys() <= state.keys():
         robot._driver.load_state_dict(state)
-    counters = state["counters"]
-    robot.env_steps, robot.episodes, robot.iterations = counters["env_steps"], counters["episodes"], counters["iterations"]
-    robot.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters["returns"]), maxlen=100)
-    robot.recent_lengths = deque(counters["lengths"], maxlen=100)
-    robot.recent_parts = deque(map(np.asarray, counters.get("parts", ())), maxlen=100)
-    robot.rows.load_state_dict(counters.get("rows", {}))
-    robot.episodes_cut = counters.get("episodes_cut", 0)
-    robot._departed_time_steps = counters.get("departed_time_steps", 0)
-    for name, counted in counters.get("wrappers", {}).items():
-        robot.wrappers[name].load_state_dict(counted)
+    counters = msgspec.convert(state["counters"], _Counters)
+    robot.env_steps, robot.episodes, robot.iterations = counters.env_steps, counters.episodes, counters.iterations
+    np.array(counters.returns, np.float64)  # refuses those of different lengths
+    robot.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters.returns), maxlen=100)
+    robot.recent_lengths = deque(counters.lengths, maxlen=100)
+    robot.recent_parts = deque(map(np.asarray, counters.parts), maxlen=100)
+    robot.rows.load_state_dict({task: list(counts) for task, counts in counters.rows.items()})
+    robot.episodes_cut, robot._departed_time_steps = counters.episodes_cut, counters.departed_time_steps
+    for name, counted in counters.wrappers.items():
+        robot.wrappers[name].load_state_dict(msgspec.to_builtins(counted))
     if robot.trace is not None:
-        robot.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters["trace"].items()}
+        robot.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters.trace.items()}

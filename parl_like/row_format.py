@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +12,7 @@ from parl_like.action_map import stored_specs
 from parl_like.data.row_specs import FLAGS, is_part
 from parl_like.data.transforms import Transforms
 from parl_like.env_source import reward_shape
-from parl_like.spec import Spec, SpecError, leaves, specs_of
+from parl_like.spec import Spec, SpecError, leaf_spaces, leaves, specs_of
 
 DURATION = Spec("duration", (), np.dtype(np.int64), 1)
 """For `AgentHelper(extras=…)`: the time that the action of a row took, in steps. Without it every action takes one."""
@@ -75,6 +75,7 @@ class RowFormat:
         self.agent, self.task, self._model, self._env = agent, task, model, env
         self.inputs = [n for n in inputs if is_part(n, "obs")]
         self.state = {n: s for n, s in inputs.items() if n.startswith("state")}
+        self._obs_space: gym.Space[Any] | None = None  # of raw observations, where it is not the model's
         self.raw = self._raw(transforms, obs_space, inputs) if len(transforms) else {n: inputs[n] for n in self.inputs}
         self.raw_names = list(self.raw)
         self.plain = self.inputs == ["obs"] and not len(transforms)
@@ -86,6 +87,7 @@ class RowFormat:
         if space is None:
             raise ValueError(f"{where}: transforms need the space of raw observations, and there is no environment; give the "
                              "helper obs_space=")
+        self._obs_space = space
         made = specs_of(transforms.space(space), "obs")
         if made.keys() != set(self.inputs):
             raise SpecError(f"{where}, transforms: the model takes {', '.join(self.inputs)}, the transforms make "
@@ -109,6 +111,31 @@ class RowFormat:
                             f"{', '.join(flat) or 'nothing'} (missing {missing}, unexpected {extra}); give the keys of the "
                             "model's observation space")
         return tuple([flat[name] for name in names])
+
+    def choices(self) -> dict[str, Spec]:
+        """The columns whose numbers choose one of several things, with bounds: what lies outside would be looked up in vain."""
+        space: Any = getattr(self._model, "obs_space", None) if self._obs_space is None else self._obs_space
+        out: dict[str, Spec] = {}
+        for name, part in leaf_spaces(space, "obs") if space is not None else ():
+            if isinstance(part, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+                out |= {name: self.raw[name], f"obs_next{name[3:]}": self.raw[name]}
+        for name, part in leaf_spaces(space, "act") if (space := self._model.act_space) is not None else ():
+            if isinstance(part, gym.spaces.Discrete):
+                out[name] = Spec(name, (), np.dtype(np.int64), 0, int(part.n) - 1)
+            elif isinstance(part, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
+                high = part.nvec.ravel() - 1 if isinstance(part, gym.spaces.MultiDiscrete) else np.ones(part.shape, int).ravel()
+                out[name] = Spec(name, high.shape, np.dtype(np.int64), np.zeros_like(high), high)
+        return out
+
+    def check_choices(self, state: Any, specs: Mapping[str, Spec] | None = None) -> None:
+        """Raises SpecError where a saved state of rows, however nested, holds a choice that there is not."""
+        specs = self.choices() if specs is None else specs
+        parts: Any = state.items() if isinstance(state, Mapping) else enumerate(state) if isinstance(state, list) else ()
+        for name, part in parts:
+            if name in specs and isinstance(part, np.ndarray):
+                specs[name].owned_by(f"task {self.task!r}, saved rows").check_bounds(part)
+            elif isinstance(part, (Mapping, list)):
+                self.check_choices(part, specs)
 
     def columns(self, policy: bool, version: bool, marks: Sequence[str], extras: Sequence[Spec]) -> list[Spec]:
         """Everything that a row has, in the order in which a helper stores it.

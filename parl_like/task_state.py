@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +21,7 @@ import torch
 
 from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 from parl_like.leaf import same
+from parl_like.saved_state import check_alike
 
 COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "rows": "rows_learned", "skipped": "skipped",
             "skips": "skips"}
@@ -161,14 +163,40 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
             if like and isinstance(value, torch.Tensor) and value.ndim and value.shape != (shape := parameters[int(key)].shape):
                 raise ValueError(f"optimizer, state {key}, {name}: expected {tuple(shape)}, got {tuple(value.shape)}")
             _check_numbers(f"optimizer, state {key}, {name}", value)
-    for group in groups:
-        for name, value in group.items() if isinstance(group, Mapping) else [("groups", group)]:
+    numbers = []
+    for group, mine in zip(groups, own["param_groups"], strict=True):
+        if not isinstance(group, Mapping):
+            raise ValueError(f"optimizer, groups: expected numbers by name, got {group!s:.80}")
+        check_alike(group, {name: value for name, value in mine.items() if isinstance(value, (bool, int, float))}, "optimizer")
+        for name, value in group.items():
             if not isinstance(value, (int, float)):
                 raise ValueError(f"optimizer, {name}: expected a number, got {value!s:.80}")
-            _check_numbers(f"optimizer, {name}", torch.tensor(value))
-    own["state"] = {int(k): {name: _copied(v) for name, v in values.items()} for k, values in states.items()}
-    own["param_groups"] = [{**mine, **theirs} for mine, theirs in zip(own["param_groups"], groups, strict=True)]
-    optimizer.load_state_dict(own)
+            _check_numbers(f"optimizer, {name}", torch.tensor(float(value)))
+        numbers.append({name: value for name, value in group.items() if not isinstance(value, bool)})  # switches stay as built
+
+    def filled() -> dict[str, Any]:
+        return {"state": {int(k): {name: _copied(v) for name, v in values.items()} for k, values in states.items()},
+                "param_groups": [{**mine, **theirs} for mine, theirs in zip(own["param_groups"], numbers, strict=True)]}
+
+    _try_step(optimizer, filled())
+    optimizer.load_state_dict(filled())
+
+
+def _try_step(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Makes a step without gradients on a copy in this state; raises ValueError where that fails, or gives no numbers."""
+    if any(one.default is one.empty for one in signature(optimizer.step).parameters.values()):
+        return  # it makes its steps from losses
+    trial = copy.deepcopy(optimizer)
+    try:
+        trial.load_state_dict(state)
+        for parameter in (parameters := [p for group in trial.param_groups for p in group["params"]]):
+            parameter.grad = torch.zeros_like(parameter)
+        trial.step()
+    except Exception as error:  # noqa: BLE001  whatever it is, it is better raised now than in the next lesson
+        raise ValueError(f"optimizer, state: none that {type(optimizer).__name__} can go on from: {type(error).__name__}: "
+                         f"{error!s:.200}") from None
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+        raise ValueError(f"optimizer, state: a step of {type(optimizer).__name__} from it makes weights that are no numbers")
 
 
 class Attributes:
@@ -191,14 +219,18 @@ class Attributes:
     def _packed(self, algorithm: Any) -> Iterator[tuple[str, Any]]:
         """Every attribute with its packed value, or the error that says why it has none."""
         known = frozenset(id(t) for network in algorithm.networks().values() for t in (*network.parameters(), *network.buffers()))
-        left_out = {"model", "mode", "updates", "rng", "torch_rng", "_attributes", "_asks", "_guarded", *algorithm.transient,
-                    *algorithm.remembers}
+        left_out = self._left_out(algorithm)
         for name, value in vars(algorithm).items():
             if name not in left_out:
                 try:
                     yield name, pack(value, f"{type(algorithm).__name__}.{name}", known)
                 except TypeError as error:
                     yield name, error
+
+    def _left_out(self, algorithm: Any) -> set[str]:
+        """Attributes that are no part of this state."""
+        return {"model", "mode", "updates", "rng", "torch_rng", "_attributes", "_asks", "_guarded", *algorithm.transient,
+                *algorithm.remembers}
 
     def changed(self, algorithm: Any) -> dict[str, Any]:
         """Those that are not as they were at the start, packed; so what learning does not change stays the new robot's own."""
@@ -221,14 +253,29 @@ class Attributes:
             raise ValueError(f"{self.owner()}, algorithm: expected attributes by name, got {type(state).__name__}")
         now, kind = vars(algorithm), type(algorithm)
         for name in state:
-            if not name.isidentifier() or callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property):
+            of_class, other = getattr(kind, name, None), name in self._left_out(algorithm)
+            if other or not name.isidentifier() or callable(of_class) or isinstance(of_class, property):
                 raise ValueError(f"{self.owner()}, algorithm, {name!r}: no attribute of {kind.__name__} that learning changes")
         back = {name: self.start[name] for name, packed in self._packed(algorithm)
                 if name in self.start and not same(packed, self.start[name])}
         for name in [name for name in now if name not in self.start and name not in state and hasattr(kind, name)]:
             delattr(algorithm, name)  # what the class says, again
+        for name, saved in state.items():
+            check_attribute(saved, self.start.get(name), f"{self.owner()}, algorithm, {name!r}")
         for name, saved in {**back, **state}.items():
             now[name] = unpack(saved, now.get(name), f"{self.owner()}, algorithm, {name!r}")
+
+
+def check_attribute(saved: Any, start: Any, at: str) -> None:
+    """Raises ValueError where a packed attribute has another type than at the start; None says nothing, numbers are alike."""
+    number = isinstance(start, (int, float)) and not isinstance(start, bool)
+    if number and isinstance(saved, (torch.Tensor, np.ndarray)):
+        return  # what began as a number
+    if isinstance(start, torch.Tensor):
+        if not isinstance(saved, torch.Tensor) or saved.dtype != start.dtype:
+            raise ValueError(f"{at}: expected a tensor of {start.dtype}, got {saved!s:.80}")
+    elif start is not None and saved is not None:
+        check_alike(saved, float(start) if number else start, at)
 
 
 _CONSTANTS: tuple[type, ...] = (

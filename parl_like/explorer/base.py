@@ -212,7 +212,11 @@ class Noise:
     @memory.setter
     def memory(self, value: Sequence[Array]) -> None:
         if (kept := self.explorer.kept) is not None and value:
-            self.explorer.memory = np.array(value[0], kept.dtype)
+            memory = np.array(value[0], kept.dtype)
+            if memory.shape != self.explorer.memory.shape:
+                raise ValueError(f"{type(self.explorer).__name__}: expected a memory of {self.explorer.memory.shape}, got "
+                                 f"{memory.shape}")
+            self.explorer.memory = memory
 
     def begin(self, lane: int) -> None:
         """An episode begins there."""
@@ -253,8 +257,9 @@ class Noise:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Draws the block again; the caller sets the generator afterwards."""
         self.left = []
+        set_rng_state(self.rng, state["noise_rng"])
+        self._before = rng_state(self.rng)
         if state["noise_size"] and self.drawn:
-            set_rng_state(self.rng, state["noise_rng"])
             self._acted = state["acted"] - NOISE_BLOCK
             self.draw()
             del self.left[NOISE_BLOCK - state["noise_at"] :]
