@@ -25,7 +25,7 @@ from parl_like.data.generators import Borrowed
 from parl_like.errors import Diverged, unknown
 from parl_like.kept_columns import policy_specs
 from parl_like.model import ArrayModel
-from parl_like.optimization import ROW, Optimization, Step, claim, has_modes, lesson_return, own_parameters, set_mode
+from parl_like.optimization import ROW, Optimization, Step, Stepper, claim, has_modes, lesson_return, own_parameters, set_mode
 from parl_like.places import Places
 from parl_like.span import move_ends
 from parl_like.spec import Array, Spec, SpecError, leaves
@@ -229,6 +229,11 @@ class ComputationTask:
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Loss → the optimiser of those of its parameters which this task owns."""
         return {} if self._optimization is None else self._optimization.optimizers
+
+    def steppers(self) -> list[Stepper]:
+        """Those that have an optimiser."""
+        steppers = () if self._optimization is None else self._optimization.steppers.values()
+        return [stepper for stepper in steppers if stepper.optimizer is not None]
 
     @property
     def rates(self) -> dict[str, float]:

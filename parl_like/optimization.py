@@ -39,7 +39,7 @@ class Stepper:
 
     Args:
         mine: Those of the loss's parameters that its task owns.
-        others: Optimisers of the tasks that own the rest; they step what has a gradient here.
+        others: Those of the tasks that own the rest, whose optimisers step what has a gradient here.
         adam_eps: ε of Adam, where the loss brings no other optimiser.
         algorithm: Has the attributes that the loss names.
 
@@ -48,15 +48,17 @@ class Stepper:
         rate: The learning rate by which the optimiser's groups were set last; None: a schedule sets them at each step.
     """
 
-    def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[torch.optim.Optimizer],
-                 adam_eps: float, algorithm: Any = None) -> None:
+    def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[Stepper], adam_eps: float,
+                 algorithm: Any = None) -> None:
         self.owner, self.loss, self.algorithm, self.parameters = owner, loss, algorithm, loss.parameters
         make = loss.optimizer or partial(FusedAdam, eps=adam_eps)
         lr = rate(algorithm, loss.lr)
         self._first = value_of(lr, 0)
         self.rate: float | None = None if callable(lr) else lr
         self.optimizer = make(mine, lr=self._first) if mine else None
-        self.optimizers = others if self.optimizer is None else [self.optimizer, *others]
+        self._others = others
+        self.optimizers: list[torch.optim.Optimizer] = [one for one in (self.optimizer, *(other.optimizer for other in others))
+                                                        if one is not None]
         # Rate of each group of parameters as a share of the algorithm's: so groups keep rates of their own.
         self._shares: list[float] = []
         if self.optimizer is not None:
@@ -78,16 +80,31 @@ class Stepper:
     def step(self, updates: int) -> None:
         """With the rate that goes with so many updates."""
         lr = rate(self.algorithm, self.loss.lr)
-        # A number that has not changed is not written again: whoever assigns `lr` of a group of the optimiser means that.
-        if callable(lr) or lr != self.rate:
+        if callable(lr):
             self._check_shares()
-            self.rate, now = (None, lr(updates)) if callable(lr) else (lr, lr)
-            for group, share in zip(self.optimizer.param_groups if self._shares else (), self._shares,  # type: ignore[union-attr]
-                                    strict=True):
-                group["lr"] = now * share
+            self._set(lr(updates))
+            self.rate = None
+        else:
+            self.follow(lr)
         # An owner's optimiser steps only what has a gradient here: the shared parameters.
+        for other in self._others:
+            if not callable(theirs := rate(other.algorithm, other.loss.lr)):
+                other.follow(theirs)
         for optimizer in self.optimizers:
             step(optimizer)
+
+    def follow(self, lr: float) -> None:
+        """Takes over a number as learning rate. One that has not changed is not written again: whoever assigns `lr` of a group of
+        the optimiser means that."""
+        if lr != self.rate:
+            self._check_shares()
+            self._set(lr)
+            self.rate = lr
+
+    def _set(self, lr: float) -> None:
+        for group, share in zip(self.optimizer.param_groups if self._shares else (), self._shares,  # type: ignore[union-attr]
+                                strict=True):
+            group["lr"] = lr * share
 
 
 class Optimization:
@@ -323,8 +340,8 @@ def claim(task: Any) -> Optimization:
             if owner is task:
                 mine.append(parameter)
         shared = {id(p) for p in loss.parameters} - {id(p) for p in mine}
-        others = [optimizer for owner in of_loss for optimizer in owner.optimizers.values()
-                  if any(id(p) in shared for group in optimizer.param_groups for p in group["params"])]
+        others = [stepper for owner in of_loss for stepper in owner.steppers()
+                  if any(id(p) in shared for group in stepper.optimizer.param_groups for p in group["params"])]
         steppers[name] = Stepper(task.owner(), loss, mine, others, algorithm.adam_eps, algorithm)
         owners += [owner for owner in of_loss if owner not in owners]
     optimization = Optimization(task.owner, algorithm, steppers)

@@ -14,6 +14,7 @@ from parl_like.algorithm import Loss
 from parl_like.algorithms import DQN, MBPO, EnsembleLearner
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.world_model import WorldModel
+from parl_like.drivers.cards import AlgorithmCard
 from parl_like.model import ArrayModel
 from parl_like.models import MLPQ, MLPActorQ
 from parl_like.models.dynamics import Dynamics, EnsembleDynamics, Trunk
@@ -357,6 +358,27 @@ def test_members_of_several_tasks_read_what_can_be_assigned(kind):
 
 
 # ------------------------------------------------------------------------------------------------------------ drivers, helpers
+
+
+def test_the_owner_of_shared_parameters_is_stepped_by_its_own_rate_of_now():
+    """The second task steps the first one's optimiser, which learns nothing itself meanwhile."""
+    first = Plain(lr=0.5)
+    second = Plain(lr=0.5)
+    second.model = first.model
+    tasks = ComputationTask(first), ComputationTask(second)
+    assert moved(tasks[1]) == 0.5
+    first.lr = 0.25
+    assert moved(tasks[1]) == 0.25
+    second.lr = 4.0  # it owns none of them
+    assert moved(tasks[1]) == 0.25
+
+
+def test_an_algorithm_that_is_elsewhere_takes_no_settings():
+    card = AlgorithmCard(Plain(lr=0.5))
+    assert card.lr == 0.5
+    with pytest.raises(AttributeError, match=r"Plain\.lr cannot be assigned here: the task is in the robot's process"):
+        card.lr = 0.0
+    assert card.lr == 0.5
 
 
 @pytest.mark.parametrize(("driver", "mode", "serve"), [("cooperative", "sync", "central"), ("cooperative", "async", "central"),
