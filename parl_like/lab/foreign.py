@@ -64,13 +64,13 @@ class Foreign:
     def check_options(self, key: str, id: str, options: Mapping[str, Any]) -> None:
         """Raises ConfigError for options of an environment that its code could do anything with, if the user does not know them.
 
-        Our own environments check theirs.
+        Our own environments check theirs, but for the render mode, with which gymnasium opens windows.
         """
         maker = _maker(id)
-        for name, value in () if self.ran or maker == _OURS else configs.flat(options, key).items():
+        for name, value in () if self.ran else configs.flat(options, key).items():
             end = f"options.{name.removeprefix(f'{key}.')}"
-            if (maker not in _KNOWN or isinstance(value, str)) and not any(
-                    value == again and given.endswith(end) for given, again in self._given):
+            free = maker == _OURS and end != "options.render_mode" or maker in _KNOWN and not isinstance(value, str)
+            if not free and not any(value == again and given.endswith(end) for given, again in self._given):
                 raise self._refusal(name, value, f"goes to the code of {id}")
 
     def check_wrapper(self, name: str, wrapper: type) -> None:
@@ -132,8 +132,8 @@ def _maker(id: str) -> str:
 
 
 def _own() -> list[ModuleType]:
-    """The user's own modules: the script that runs, and those that have registered experiments."""
-    return [sys.modules["__main__"], *experiments.own_modules()]
+    """The user's own modules: the script that runs, those that have registered experiments, and this package."""
+    return [sys.modules["__main__"], sys.modules[_OURS], *experiments.own_modules()]
 
 
 def _folder_of(module: ModuleType) -> str:

@@ -101,9 +101,9 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, f
         if not _finished(folder):
             go_on = (folder / "checkpoints").is_dir()
             again = ["--from", name] if {":", "."} & {*name} else []
-            fresh = ["train", name, f"run_dir={folder}", f"seed={key[1]}", *words]
-            command = ["resume", str(folder), "--exact", *again] if go_on else fresh
-            returned = (train or _in_a_process)(command)
+            begin = ["train", name, f"run_dir={folder}", f"seed={key[1]}"]
+            command = ["resume", str(folder), "--exact", *again] if go_on else begin
+            returned = (train or _in_a_process)([*command, *words])
             if returned:
                 raise RunError(f"{folder}: exit code {returned}, see its log.txt")
         return _mark(folder, key, code)

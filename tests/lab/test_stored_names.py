@@ -1,6 +1,7 @@
 """What the texts of a run directory may name: what is known already. Nothing is imported for them, whatever they look like, and
 nothing outside of the robot is done, unless the user has typed them again."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -191,6 +192,14 @@ def test_gymnasium_s_environments_take_numbers_but_no_texts(run, capsys):
     assert main(["eval", "run"]) == 0
     change("env.options", {"render_mode": "human"})
     assert "env.options.render_mode='human' goes to the code of CartPole-v1" in refused(capsys, run)[0]
+    for id, options, free in (("DeepSea-v0", {"render_mode": "human"}, False), ("Atari-v0", {"game": "pong"}, True),
+                              ("FrozenLake-v1", {"desc": ["SFFF", "FHFH"]}, False),
+                              ("FrozenLake-v1", {"is_slippery": False}, True)):
+        rule = Foreign(Path("config.yaml"), {}, [], False)
+        with contextlib.nullcontext() if free else pytest.raises(ConfigError, match=f"goes to the code of {id}"):
+            rule.check_options("env.options", id, options)
+        Foreign(Path("config.yaml"), {}, [{"env": {"options": options}}], False).check_options("env.options", id, options)
+        Foreign(Path("config.yaml"), {}, [], True).check_options("env.options", id, options)
 
 
 @pytest.mark.parametrize("wrapper", sorted(foreign.OUTWARD))
