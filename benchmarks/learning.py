@@ -2,7 +2,7 @@
 other on one torch thread.
 
 Ours are shipped experiments, some with other settings; theirs have the settings of RL Baselines3 Zoo, or of Tianshou's examples,
-whose value learners get as many lessons as ours.
+whose value learners get as many lessons as ours. Out of the box, ours is `Robot.of(name, env)`, theirs has its classes' defaults.
 A run is evaluated greedily at `--points` places, whose time does not count, and all contestants in the same episodes, as far as
 their first states go, for in some tasks these are worth more than what was learned: `score` is the mean return of `--episodes`
 at the end (no best checkpoint), with the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the
@@ -55,18 +55,22 @@ class Case:
     Attributes:
         env: Id of the task. inner: Id of what is inside of the wrappers that our experiment has of its own; None: it has none.
         steps: Environment steps of a run. mark: Mean return that counts as solved.
-        ours: Experiment that trains for us. changes: Settings on top of it. peer: Who else trains.
+        ours: Experiment that trains for us; empty: `Robot.of` does, out of the box, by this `algorithm`. changes: Settings on top
+            of it. peer: Who else trains.
     """
 
     env: str
     steps: int
     mark: float
-    ours: str
     peer: Sb3 | Tianshou
+    ours: str = ""
+    algorithm: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     inner: str | None = None
 
     def robot(self, steps: int, seed: int) -> Robot:
+        if self.algorithm:
+            return Robot.of(self.algorithm, self.env, total_steps=steps, seed=seed, **self.changes)
         experiment = experiments.get(self.ours)
         module = experiment.module()
         own = {"env": self.inner or self.env, "total_steps": steps, "seed": seed}
@@ -194,6 +198,11 @@ CASES = {
     "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, ours="sac-pendulum", changes={
         "hidden": [256, 256], "lr": 3e-4, "size": 1_000_000, "warmup": 10_000, "random_steps": 10_000}, peer=Sb3(
             name="SAC", settings={"learning_starts": 10_000})),
+    **{f"{name.lower()} {task}, out of the box": Case(env=env, steps=steps, mark=mark, algorithm=name, peer=Sb3(
+        name=name, library=library))
+        for name, library in (("DQN", "stable-baselines3"), ("QRDQN", "sb3-contrib"))
+        for task, env, steps, mark in (("cartpole", "CartPole-v1", 40_000, 400), ("acrobot", "Acrobot-v1", 30_000, -100),
+                                       ("lunar lander", "LunarLander-v3", 50_000, 150))},
 }
 
 

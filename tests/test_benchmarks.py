@@ -184,6 +184,16 @@ def test_other_settings_of_the_peer_are_run_anew(tmp_path, monkeypatch):
     assert trained == ["ours", "theirs", "theirs"]
 
 
+def test_out_of_the_box_is_what_robot_of_makes_where_nobody_says_anything():
+    from benchmarks.learning import CASES
+
+    case = CASES["dqn acrobot, out of the box"]
+    with case.robot(1000, 7) as ours, Robot.of("DQN", "Acrobot-v1", total_steps=1000, seed=7) as plain:
+        assert ours.parts.complete() == plain.parts.complete() and (ours.seed, ours.span.steps) == (7, 1000)
+    assert (case.peer.name, dict(case.peer.settings), CASES["qrdqn cartpole, out of the box"].peer.module) == (
+        "DQN", {}, "sb3_contrib")
+
+
 def test_ours_is_evaluated_in_the_episodes_of_the_peers():
     """An environment for each, so that the first states of stable-baselines3's are those of these seeds, too."""
     from benchmarks.learning import starts
