@@ -414,6 +414,8 @@ class OfflineHelper(OffPolicyHelper):
         if len(data) < batch_size:
             raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or "
                              "give more data")
+        if "warmup" in options:  # of whatever it learned online; here all rows are there
+            options["warmup"] = min(options["warmup"], len(data))
         super().__init__(size=len(data), batch_size=batch_size, **options)
         if self.store_info:
             raise ValueError("OfflineHelper: store_info says what to store, and it stores nothing; leave it out (columns "

@@ -61,7 +61,9 @@ USUAL: dict[str, dict[str, Any]] = {
              "OffPolicyHelper.buffer": "PrioritizedReplayBuffer", "PrioritizedReplayBuffer.alpha": 0.9,
              "PrioritizedReplayBuffer.beta": 0.6},
     "BootstrappedDQN": {"models": ("MLPBootstrappedQ",), "helper": "OffPolicyHelper", "n_agents": 2,
-                        "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.batch_size": 32, "OffPolicyHelper.warmup": 128},
+                        "OffPolicyHelper.learn_every": 2, "OffPolicyHelper.batch_size": 32, "OffPolicyHelper.warmup": 128,
+                        # with single steps, or a faster target, values of short truncated tasks grow on their own errors
+                        "BootstrappedDQN.n_step": 3, "BootstrappedDQN.target_period": 200},
     "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
     "PPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPG.policy_lessons": 8, "MLPActorCritic.auxiliary": True,
             "ConvActorCritic.auxiliary": True},

@@ -24,6 +24,17 @@ def test_a_warmup_of_the_users_own_counts():
         assert robot.tasks["RL"].learns == 17 and robot.agents[0].helpers["RL"].random_until == 0
 
 
+def test_rows_of_a_data_set_wait_for_no_warmup():
+    """`parl-like train sac-pendulum helper=OfflineHelper data=rows`, whose experiment says when it learns online."""
+    with Robot.of("SAC", "Pendulum-v1", hidden=[8], batch_size=16, n_agents=1) as robot:
+        robot.collect(n_step=100)
+        data = robot.buffers["RL"]
+    options = {"helper": "OfflineHelper", "data": data, "warmup": 1000, "random_steps": 0}
+    with Robot.of("SAC", "Pendulum-v1", hidden=[8], batch_size=16, **options) as robot:
+        robot.run(10)
+        assert robot.tasks["RL"].learns == 10
+
+
 class Clock(gym.Env):
     """Truncated after 5 steps. The observation is the time, and nobody acts at the last one, whose value is bootstrapped."""
 
