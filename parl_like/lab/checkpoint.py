@@ -187,6 +187,14 @@ class Checkpoints:
                     bad.append((f"{step:09d}", str(error)))
         return found
 
+    def size(self) -> int | None:
+        """Bytes of the largest of the newest checkpoints, as their manifests say; None where none can be read."""
+        found = [0]
+        for step in self.steps()[-10:]:
+            with suppress(ArchiveError):
+                found.append(sum(read_manifest(self._path(step)).sizes().values()))
+        return max(found) or None
+
     def load(self, which: str | Path = "latest", check: Callable[[Manifest], None] | None = None) -> Loaded:
         """Loads a checkpoint completely, or says which one it loaded instead.
 

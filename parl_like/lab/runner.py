@@ -95,7 +95,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
                         "interrupted" if which == "newest" else
                         f"continuing from step {exact[0]:,}, the last scheduled checkpoint, and repeating {newest - exact[0]:,} "
                         "steps, so that the run equals one that was never interrupted")
-        with _robot(experiment, config) as robot:
+        with _robot(experiment, config, session.checkpoints.size()) as robot:
             loaded = session.checkpoints.load(chosen, _expected_by(robot))
             stored.refuse_changes(loaded.meta.config, configs.to_dict(kept), f"{run.config_file} is not that of the checkpoint")
             finished, goal = run.info().state == "finished", config.stop_score
@@ -189,15 +189,16 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
 # ------------------------------------------------------------------------------------------------ from a directory to a robot
 
 
-def _built(experiment: Experiment, config: ExperimentConfig) -> Robot:
-    """The experiment's robot. What its parts refuse with a ValueError is a configuration that does not fit together."""
+def _built(experiment: Experiment, config: ExperimentConfig, saved: int | None = None) -> Robot:
+    """The experiment's robot. What its parts refuse with a ValueError is a configuration that does not fit together. `saved`:
+    bytes of its checkpoints, far above which it is not that of its directory."""
     module = experiment.module()
     _refuse_odd_files(config)
     sizes.check(config)
     if "torch" in sys.modules:  # a robot without torch needs no threads of it
         sys.modules["torch"].set_num_threads(config.torch_threads)
     try:
-        with sizes.bounded(config):
+        with sizes.bounded(config, None if saved is None else STATE_FACTOR * saved + STATE_ROOM):
             robot: Robot = module.build(config)
     except UsageError:
         raise
@@ -213,9 +214,9 @@ def _built(experiment: Experiment, config: ExperimentConfig) -> Robot:
 
 
 @contextlib.contextmanager
-def _robot(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
+def _robot(experiment: Experiment, config: ExperimentConfig, saved: int | None = None) -> Iterator[Robot]:
     """`_built`, and closed in the end."""
-    with contextlib.closing(_built(experiment, config)) as robot:
+    with contextlib.closing(_built(experiment, config, saved)) as robot:
         yield robot
 
 
@@ -247,7 +248,7 @@ def _loaded(run: RunDir, experiment: Experiment, config: ExperimentConfig, which
     """The robot in the state of a checkpoint, for the caller to close."""
     checkpoints = Checkpoints(run.checkpoints)
     chosen = _choose(run, checkpoints, which)
-    robot = _built(experiment, config)
+    robot = _built(experiment, config, checkpoints.size())
     try:
         loaded = checkpoints.load(chosen, _expected_by(robot))
         if WORKERS in loaded.tree:  # whose agents and buffers this robot, which has none of them, leaves where they are

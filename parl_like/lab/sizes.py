@@ -7,11 +7,13 @@ system gives this process no more memory than there is. So what is too large is 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from parl_like.data.disk import read_file
@@ -62,21 +64,60 @@ def check(config: ExperimentConfig) -> None:
 
 
 @contextmanager
-def bounded(config: ExperimentConfig) -> Iterator[None]:
-    """Meanwhile this process gets no more memory than is free now. Raises ConfigError where that is not enough."""
+def bounded(config: msgspec.Struct, tensors: int | None = None) -> Iterator[None]:
+    """Meanwhile this process gets no more memory than is free now. Raises ConfigError where that is not enough.
+
+    Args:
+        tensors: Bytes that all tensors made meanwhile may have; None: a quarter of what is free, for a weight that is learned has
+            a gradient and two moments.
+    """
+    device = getattr(config, "device", "cpu")
+    if device != "cpu" and "torch" in sys.modules:  # its driver maps memory as it likes when it begins: that is no robot's
+        with suppress(RuntimeError, AssertionError):
+            sys.modules["torch"].zeros(1, device=device)
     free = min(int(psutil.virtual_memory().available), machine_memory())
-    before = _limit(free)
+    before, more = _limit(free), f"the {in_words(free)} of memory that are free here"
     try:
-        yield
+        with _counted(free // 4 if tensors is None else tensors):
+            yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "DefaultCPUAllocator: can't allocate" not in str(error):  # so torch says it
+        if isinstance(error, TooManyTensors):
+            why = "a quarter of the memory that is free here" if tensors is None else "which its checkpoints are far below"
+            more = f"{error}, {why}"
+        elif not isinstance(error, MemoryError) and "DefaultCPUAllocator: can't allocate" not in str(error):  # so torch says it
             raise
         tree = {key: value for key, value in configs.to_dict(config).items() if key not in _SPANS}
-        raise ConfigError(f"Config: this robot takes more than the {in_words(free)} of memory that are free here"
-                          f"{_largest(tree)}") from None
+        raise ConfigError(f"Config: this robot takes more than {more}{_largest(tree)}") from None
     finally:
         if before is not None:
             _set_limit(before)
+
+
+class TooManyTensors(MemoryError):
+    """All tensors together are larger than they may be."""
+
+
+def _counted(limit: int) -> AbstractContextManager[Any]:
+    """Counts the bytes of tensors that are made meanwhile, each before it takes memory; raises TooManyTensors above `limit`."""
+    if (torch := sys.modules.get("torch")) is None:
+        return nullcontext()
+    from torch.overrides import TorchFunctionMode
+
+    makers = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye, torch.arange}
+
+    class Counted(TorchFunctionMode):
+        total = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func in makers and "out" not in kwargs:
+                asked = {key: value for key, value in kwargs.items() if key not in ("generator", "pin_memory")}
+                self.total += func(*args, **{**asked, "device": "meta"}).nbytes
+                if self.total > limit:
+                    raise TooManyTensors(f"{in_words(limit)} in tensors")
+            return func(*args, **kwargs)
+
+    return Counted()
 
 
 def in_words(size: int) -> str:

@@ -15,6 +15,7 @@ inside of step (mode 1), beside it in a thread or a Ray actor (mode 2: `parallel
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
@@ -32,6 +33,8 @@ from parl_like.data.disk import clean_partial, replace_file
 from parl_like.envs.thinker.augmented import check_envs
 from parl_like.lab.config import ConfigError, dump_yaml, resolve
 from parl_like.lab.foreign import Foreign
+from parl_like.lab.sizes import bounded
+from parl_like.lab.text import printer
 from parl_like.robot import Robot
 from parl_like.robots.thinker.agent import ThinkerAgent
 from parl_like.robots.thinker.build import REFUSALS, frames_of, log, note_on_frames, same_step_envs, world_model
@@ -113,13 +116,15 @@ def make(
             raise ConfigError(f"thinker.make: there is a run in {Path(o.savedir, o.xpid)}; ckp=True goes on with it, another "
                               "xpid begins a new one")
         again = partial(_environments, o, env_fn)
-        with Foreign(Path(o.savedir, o.xpid, "config_c.yaml"), kept, [given], False).in_force() if saved else nullcontext():
+        trust = Foreign(Path(o.savedir, o.xpid, "config_c.yaml"), kept, [given], False).in_force() if saved else nullcontext()
+        with trust, bounded(o):
             envs = again()
         undo.callback(envs.close)
         spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
         if saved and saved["spaces"] != spaces:
             raise ConfigError(_differs(o, "name" if env_fn is None else "env_fn", saved["spaces"], spaces))
-        source = envs if o.wrapper_type == 1 else _robot(o, envs, again, device, maker)
+        with bounded(o):
+            source = envs if o.wrapper_type == 1 else _robot(o, envs, again, device, maker)
         folder = _folder(o) if writes else None
         if folder is not None:
             o = msgspec.structs.replace(o, xpid=folder.name)
@@ -142,7 +147,7 @@ def _folder(o: ThinkerOptions) -> Path:
         except FileExistsError:  # another one's, of the same second
             continue
     if not o.xpid:
-        print(f"thinker.make: xpid={folder.name!r}, files in {folder}")
+        print(f"thinker.make: xpid={folder.name!r}, files in {folder}", file=printer(sys.stdout))
     with suppress(OSError):  # not every file system has links
         link = folder.with_name(f".latest.{folder.name}")
         link.symlink_to(folder.name)

@@ -122,7 +122,7 @@ def test_what_grows_slowly_ends_too(monkeypatch):
 def test_tensors_are_no_exception(monkeypatch):
     monkeypatch.setattr(sizes, "machine_memory", lambda: 200 << 20)
     tracemalloc.start()
-    with pytest.raises(ConfigError, match="this robot takes more than the 200 MiB"), bounded(Config()):
+    with pytest.raises(ConfigError, match="this robot takes more than 50 MiB in tensors, a quarter"), bounded(Config()):
         torch.nn.Linear(20_000, 20_000)
     tracemalloc.stop()
 
@@ -135,3 +135,32 @@ def test_other_errors_are_as_they_were():
 @pytest.mark.parametrize(("size", "text"), [(1, "1 bytes"), (1024, "1 KiB"), (24 << 30, "24 GiB"), (1 << 60, "1.049e+06 TiB")])
 def test_bytes_in_words(size, text):
     assert in_words(size) == text
+
+
+@pytest.mark.parametrize(("key", "value"), [("robot.tasks.RL.MLPQ.hidden.0", 2_000_000), ("robot.tasks.RL.MLPQ.heads", 500_000)])
+def test_networks_are_not_far_larger_than_those_of_the_checkpoint(key, value, run, tmp_path, capsys, monkeypatch):
+    """They would fit into the memory: 1 GB."""
+    monkeypatch.chdir(tmp_path)
+    changed(run, tmp_path / "run", key, value)
+    before = psutil.Process().memory_info().rss
+    assert main(["eval", "run"]) == 2
+    error = capsys.readouterr().err
+    assert f"in tensors, which its checkpoints are far below; its largest numbers are {key.replace('.0', '[0]')}={value}" in error
+    assert psutil.Process().memory_info().rss - before < 200e6
+
+
+def test_a_perceptron_has_a_number_of_layers(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changed(run, tmp_path / "run", "robot.tasks.RL.MLPQ.hidden", [1] * 50_000)
+    assert main(["eval", "run"]) == 2
+    assert "expected at most 1000: give fewer in hidden=" in capsys.readouterr().err
+
+
+def test_tensors_are_counted_before_they_take_memory():
+    with bounded(Config(), 4 * 1000):
+        torch.empty(10, 100)
+    with pytest.raises(ConfigError, match=r"more than 3.902 KiB in tensors"), bounded(Config(), 4 * 999):
+        torch.empty(10, 100)
+    with pytest.raises(ConfigError, match="in tensors"), bounded(Config(), 1000):
+        for _ in range(100):
+            torch.nn.Linear(2, 2)

@@ -635,3 +635,9 @@ def _stacked():
     env = Walk(True)
     env.frame_stack_n = 2
     return env
+
+
+def test_options_that_no_memory_has_room_for_are_refused(tmp_path):
+    for key in ("model_buffer_n", "rec_t"):
+        with pytest.raises(ConfigError, match=f"takes more than .* free here; its largest numbers are {key}="):
+            thinker.make("Sokoban-v0", env_n=1, gpu=False, savedir="", **{key: 10**12})
