@@ -1,5 +1,5 @@
-# make train:   venv, install, the main job on a real environment, where the results are (four minutes on two cores).
-# make test:    venv, install, lint, types, the wheel, all tests (ten minutes on two cores; marked `slow`: make test-slow).
+# make train:   venv, install of what it needs, the main job on a real environment, where the results are (four minutes on two cores).
+# make test:    venv, install of all, lint, types, the wheel, all tests (ten minutes on two cores; marked `slow`: make test-slow).
 # make thinker: Thinker learns a model of small Sokoban and plans with it (some five minutes on two cores).
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ JOBS ?= 4
 .PHONY: train thinker test test-slow lint types check wheel-check figures architecture algorithms bench clean
 
 # What `train` and `thinker` do: train, film an episode, say where everything is.
-train: $(VENV)/.installed
+train: $(VENV)/.light
 	@BIN=$(BIN) bash docs/first_run.sh $(EXPERIMENT) $(ARGS)
 
 # The whole experiment has 100,000 steps: make thinker ARGS=
@@ -56,13 +56,21 @@ figures: $(VENV)/.installed
 bench: $(VENV)/.installed
 	@for name in transport ppo-cartpole dqn-cartpole replay returns memory; do $(BIN)/parl-like bench $$name; done
 
-# Again whenever a build file or a compiled source changes; a second call with nothing new returns at once.
-$(VENV)/.installed: setup.py pyproject.toml constraints.txt $(shell find parl_like algorithms models envs robots -name '*.pyx' -o -name '*.cpp' -o -name '*.h')
+# Two stages: what `train` and `thinker` need, and on top of it all extras and the tools of `test`. Again whenever a build file or a compiled
+# source changes; a second call with nothing new returns at once.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+$(VENV)/.light: setup.py pyproject.toml constraints.txt $(shell find parl_like algorithms models envs robots -name '*.pyx' -o -name '*.cpp' -o -name '*.h')
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (torch first, in its CPU build)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 'setuptools>=77' 'cython>=3.1' wheel
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,plot,tb,grid,hdf5,minari,atari,pettingzoo,ray]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps minatar  # what it draws with is not needed
+	@$(PIP) torch==2.13.0 'setuptools>=77' 'cython>=3.1' wheel
+	@$(PIP) --no-build-isolation -e '.[plot,grid]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.light
+	@echo "installing the other extras and the tools of the tests"
+	@$(PIP) --no-build-isolation -e '.[dev,plot,tb,grid,hdf5,minari,atari,pettingzoo,ray]'
+	@$(PIP) --no-deps minatar  # what it draws with is not needed
 	@touch $@
 
 clean:

@@ -1,0 +1,50 @@
+"""`make train` installs what its run needs, `make test` the rest."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.checkout
+
+BLOCK = """
+import sys
+sys.modules.update(dict.fromkeys({modules}))  # None: it cannot be imported, and is not found
+from parl_like.lab.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def extras(stage):
+    """The extras that a stage of the Makefile installs."""
+    text = (ROOT / "Makefile").read_text()
+    recipe = re.search(rf"^\$\(VENV\)/\.{stage}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)[1]
+    return set(re.search(r"-e '\.\[([\w,]+)\]'", recipe)[1].split(","))
+
+
+def test_the_second_stage_stands_on_the_first_and_train_needs_the_first_only():
+    text = (ROOT / "Makefile").read_text()
+    assert extras("light") == {"plot", "grid"} and extras("light") < extras("installed")
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras("installed") <= known.keys()
+    needs = dict(re.findall(r"^([\w$()/.-]+): (.*)$", text, re.MULTILINE))
+    assert needs["train"] == "$(VENV)/.light" and needs["$(VENV)/.installed"] == "$(VENV)/.light"
+    assert {needs[name] for name in ("test", "lint", "types", "figures", "bench")} == {"$(VENV)/.installed"}
+
+
+@pytest.mark.parametrize(("experiment", "words"), [
+    ("hierarchy-doorkey", ["total_steps=200", "n_agents=2"]),
+    ("thinker-sokoban-mini", ["total_steps=200", "env_n=2", "n_agents=1", "model_batch_size=8", "model_warm_up_n=50"]),
+])
+def test_what_make_trains_needs_no_package_of_the_second_stage(tmp_path, experiment, words):
+    modules = {"ray", "minari", "ale_py", "pettingzoo", "tensorboard", "google", "h5py", "minatar", "pytest",
+               "hypothesis", "mypy"}
+    code = BLOCK.format(modules=sorted(modules))
+    for command in (["train", experiment, f"run_dir={tmp_path / 'run'}", "eval_episodes=1", *words],
+                    ["play", str(tmp_path / "run"), "--steps", "5"]):
+        done = subprocess.run([sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr[-2000:])
