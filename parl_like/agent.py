@@ -129,6 +129,10 @@ class Agent(Guarded):
                 store(obs, act, rew, obs_next, terminated, truncated, info)
             obs, done = obs_next, terminated or truncated
 
+    def caption(self) -> str:
+        """What is written below a picture of a film of this agent, such as its goal; empty: nothing."""
+        return ""
+
     # ------------------------------------------------------------------------------------------------------- called by drivers
 
     def run(self) -> None:

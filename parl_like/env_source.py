@@ -152,15 +152,29 @@ def _switched(env: Any) -> Any:
     return env
 
 
+USUAL_RATE = 30.0
+"""Pictures per second of environments that declare none."""
+FILM_S = 3.0
+"""Seconds that a film takes at least."""
+
+
 class NotDrawable(ValueError):
     """An environment does not draw itself."""
 
 
 class Film(Hook):
-    """`pictures` of an episode, [H, W, 3] or [H, W] uint8, from its reset on; of a vector environment those of its first one."""
+    """An episode from its reset on; of a vector environment that of its first one.
+
+    Attributes:
+        pictures: [H, W, 3] or [H, W] uint8 each.
+        texts: Of each picture the lines below it: step and return, and what the agent says of itself (`Agent.caption`).
+        rate: Pictures per second, as the environment declares them (`render_fps`).
+    """
 
     def __init__(self) -> None:
         self.pictures: list[Array] = []
+        self.texts: list[list[str]] = []
+        self.rate = USUAL_RATE
 
     def post_act(self, agent: Any) -> None:
         env = agent.env
@@ -175,19 +189,29 @@ class Film(Hook):
             what = f"{given.shape} {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__
             raise NotDrawable(f"{env.unwrapped} cannot be drawn: expected render() to give a picture (height, width, 3) uint8, "
                               f"got {what} (its render_mode is {getattr(env, 'render_mode', None)!r}); {WAY_OUT}")
+        steps = len(self.pictures)
         self.pictures.append(given.copy())
+        total = "" if agent.vector else f"   return {np.round(env.episode_return, 3)}"
+        self.texts.append([f"step {steps}{total}", *filter(None, agent.caption().splitlines())])
+        declared = (getattr(env, "metadata", None) or {}).get("render_fps")
+        if isinstance(declared, (int, float)) and declared > 0:
+            self.rate = float(declared)
 
     pre_episode = post_act
 
 
-def write_gif(path: str | Path, pictures: Sequence[Any], frames_per_second: float) -> None:
+def write_gif(path: str | Path, pictures: Sequence[Any], frames_per_second: float, at_least: float = 0.0) -> None:
     """Writes an animated GIF that repeats for ever.
 
     Args:
         pictures: At least one: arrays [H, W, 3] or [H, W] uint8, or images of Pillow.
         frames_per_second: A GIF counts hundredths of a second, and viewers slow down what is below two, so 50 is the most.
+        at_least: Seconds that it takes: the last picture is held for so long.
     """
     from PIL import Image
 
     first, *rest = [Image.fromarray(p) if isinstance(p, np.ndarray) else p for p in pictures]
-    first.save(path, save_all=True, append_images=rest, duration=10 * max(2, round(100 / frames_per_second)), loop=0)
+    each = 10 * max(2, round(100 / frames_per_second))
+    last = max(each, round(1000 * at_least) - each * len(rest))
+    durations: Any = each if last == each else [*[each] * len(rest), last]
+    first.save(path, save_all=True, append_images=rest, duration=durations, loop=0)

@@ -15,10 +15,11 @@ import numpy as np
 
 from parl_like.agent import Agent
 from parl_like.calls import public
+from parl_like.caption import captioned
 from parl_like.computation_task import ComputationTask, introduce
 from parl_like.crew import Crew, DriverOptions
 from parl_like.data.archive import read_archive, write_archive
-from parl_like.env_source import EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, known, write_gif
+from parl_like.env_source import FILM_S, EnvSource, Film, NotDrawable, again, drawable, factory_of, is_made, known, write_gif
 from parl_like.errors import AgentFailed, unknown
 from parl_like.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, epochs, evaluators, gather, greedy_action, scored
 from parl_like.idle import refuse_divergence, unless_nobody_asks, why_never_learned
@@ -441,7 +442,8 @@ class Robot(Crew):
 
     def play(self, path: str | Path, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0,
              max_episode_steps: int | None = FILM_LIMIT) -> float:
-        """One episode as `evaluate` plays them, as an animated GIF (or PNG, WebP) at `path`; returns its return.
+        """One episode as `evaluate` plays them, as an animated GIF (or PNG, WebP) at `path`; returns its return. It
+        has the environment's `render_fps`, takes 3 s at least, and says step, return and the agent's `caption` below.
 
         The factory is called as for `evaluate`, with `render_mode="rgb_array"` where it takes a render mode; an environment that
         was made for another mode is switched to this one.
@@ -462,7 +464,7 @@ class Robot(Crew):
             if isinstance(error.__cause__, NotDrawable):
                 raise error.__cause__ from None
             raise
-        write_gif(path, film.pictures, 30)
+        write_gif(path, captioned(film.pictures, film.texts), film.rate, FILM_S)
         return total
 
     # ----------------------------------------------------------------------------------------------------------- observing

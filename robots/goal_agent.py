@@ -51,10 +51,12 @@ class GoalAgent(Agent):
     a cut, too.
 
     Attributes:
+        goal: The one that is followed; None: none was chosen yet.
         goal_horizon: Steps after which a goal is aborted; None: never.
         goal_gamma: γ per step inside a goal; None: that of the goal's own algorithm, 1 where it has none. 1 sums the rewards.
     """
 
+    goal: Any = None
     goal_horizon: int | None = None
     goal_gamma: float | None = None
 
@@ -83,7 +85,15 @@ class GoalAgent(Agent):
         space = self.helpers["goal"].model.act_space
         return int(space.start) if isinstance(space, gym.spaces.Discrete) else np.zeros(space.shape, space.dtype)
 
+    def goal_name(self, goal: Any) -> str:
+        """A goal in words, for captions."""
+        return str(goal)
+
+    def caption(self) -> str:
+        return "" if self.goal is None else f"goal: {self.goal_name(self.goal)}   (chosen by task 'goal')"
+
     def run_one_episode(self) -> None:
+        self.goal = None
         obs, _ = self.env.reset()
         goal, done = self.first_goal(), False
         while not done:
@@ -93,7 +103,7 @@ class GoalAgent(Agent):
     def follow(self, start: Any, goal: Any, prev_goal: Any) -> tuple[Any, bool]:
         """Acts under one goal until it is left, and stores both levels' rows. Returns the observation then, and whether the
         episode ended."""
-        chooser, worker = self.helpers["goal"], self.helpers["RL"]
+        chooser, worker, self.goal = self.helpers["goal"], self.helpers["RL"], goal
         gamma = float(getattr(chooser.task.algorithm, "gamma", 1.0)) if self.goal_gamma is None else self.goal_gamma
         obs, rew, scale, steps, left = start, 0.0, 1.0, 0, None
         while left is None:

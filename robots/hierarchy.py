@@ -64,6 +64,9 @@ class KeyAgent(GoalAgent):
     def worker_obs(self, obs: Any, goal: Any) -> Any:
         return np.concatenate([obs, np.eye(3, dtype=np.float32)[goal], way(obs, goal)])
 
+    def goal_name(self, goal: Any) -> str:
+        return ("fetch the key", "open the door", "reach the exit")[int(goal)]
+
     def goal_achieved(self, obs: Any, goal: Any) -> bool:
         return bool(obs[9]) if goal == KEY else bool(obs[10]) if goal == DOOR else not way(obs, EXIT).any()
 

@@ -8,7 +8,7 @@ import pytest
 from agent_fakes import ACT, POSITION, Corridor, Recorder, robot_of
 
 from parl_like import Agent, Hook, Robot, VectorAgent
-from parl_like.env_source import write_gif
+from parl_like.env_source import Film, write_gif
 
 
 def frames(path):
@@ -136,3 +136,33 @@ def test_a_gif_keeps_its_pace(tmp_path):
         write_gif(tmp_path / "film.gif", pictures, rate)
         film = Image.open(tmp_path / "film.gif")
         assert film.n_frames == 3 and film.info["duration"] == milliseconds and film.info["loop"] == 0
+
+
+def test_a_film_takes_three_seconds_at_the_environments_rate(tmp_path):
+    from PIL import Image, ImageSequence
+
+    class Slow(Corridor):
+        metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    with robot_of(Recorder(), env=Slow) as robot:
+        robot.play(tmp_path / "film.gif")
+    times = [one.info["duration"] for one in ImageSequence.Iterator(Image.open(tmp_path / "film.gif"))]
+    assert times == [100] * 5 + [2500]
+
+
+def test_words_below_say_step_return_and_what_the_agent_says(tmp_path):
+    from PIL import Image
+
+    class Says(Agent):
+        def caption(self):
+            return f"goal: {self.steps}\nby task 'RL'"
+
+    film = Film()
+    with robot_of(Recorder(), env=lambda: Corridor(3, render_mode="rgb_array"), agent=Says) as robot:
+        robot.watch(film)
+        assert film.texts[0] == ["step 0   return 0.0", "goal: 0", "by task 'RL'"]
+        assert film.texts[-1] == ["step 3   return 3.0", "goal: 3", "by task 'RL'"]
+        robot.play(tmp_path / "film.gif")
+    page = Image.open(tmp_path / "film.gif").convert("RGB")
+    assert page.size[0] >= 320 and page.size[1] > 320
+    assert len(set(page.crop((0, 320, *page.size)).getdata())) > 1, "there are words below"
