@@ -11,6 +11,10 @@ import numpy as np
 MOST = 2**62  # of a count, a position or a seed; generators check their own, which are longer
 
 
+OPTIONAL = ", carried"
+"""End of the places where None may stand whatever the taker has: an agent carries an episode, or it does not."""
+
+
 def check_alike(saved: Any, own: Any, at: str) -> None:
     """Raises ValueError, which names the place, where `saved` has other types than `own`, the state of what is to take it over.
 
@@ -19,6 +23,8 @@ def check_alike(saved: Any, own: Any, at: str) -> None:
     and what is empty in `own` tell nothing of what may come there: whoever takes it looks for itself.
     """
     if isinstance(own, Mapping):
+        if saved is None and at.endswith(OPTIONAL):
+            return
         if not isinstance(saved, Mapping):
             raise _wrong(at, "values by name", saved)
         for name, value in saved.items():
