@@ -193,12 +193,18 @@ def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tupl
     names = [name for name in (metric, *also) if name in table.header]
     if metric not in names or "step" not in table.header:
         raise PlotError(f"{run.path}: {_no_metric(metric, table.header)}")
-    found = [_Curve() for _ in names]
-    for step, *cells in table.cells(["step", *names]):
-        for cell, one in zip(cells, found, strict=True):
+    found, early = [[_Curve() for _ in names] for _ in range(2)]
+    # The first episodes to end are short ones: a mean of returns begins when as many have ended as there are agents.
+    counted = ["episodes"] if metric.startswith("return/") and "episodes" in table.header else []
+    agents = number(str(run.config().get("n_agents", 1))) if counted else 0.0
+    for step, *cells in table.cells(["step", *names, *counted]):
+        ended = number(cells.pop() or "0") if counted else 0.0
+        for cell, one in zip(cells, early if ended < agents else found, strict=True):
             if cell and math.isfinite(value := number(cell)) and math.isfinite(at := number(step)):
                 one.add(at, value)
     points = {name: one.points() for name, one in zip(names, found, strict=True)}
+    if not points[metric][0].size:  # a short run has no others
+        points = {name: one.points() for name, one in zip(names, early, strict=True)}
     if not points[metric][0].size:
         raise PlotError(f"{run.path}: metric {metric!r} has no value yet; train for longer")
     return {name: of_one for name, of_one in points.items() if of_one[0].size}

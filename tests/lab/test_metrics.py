@@ -496,3 +496,13 @@ def test_a_row_that_has_no_room_is_left_out_whole():
     progress = Progress("a-very-long-name-" * 5, 1_000, 0, 1e9, None, clock)
     Console(file=out, width=80).print(progress._table(250, METRICS | {f"task{i}/loss": 1.0 for i in range(50)}))
     assert len(out.getvalue().splitlines()) == 12 and "task4 " in out.getvalue() and "task40" not in out.getvalue()
+
+
+def test_a_curve_of_returns_begins_when_as_many_episodes_have_ended_as_there_are_agents(tmp_path):
+    run = RunDir.create("fake", {"n_agents": 4, "run_dir": str(tmp_path / "run")}, [])
+    rows = "step,return/mean,episodes\n10,9,1\n20,8,3\n30,1,4\n40,2,9\n"
+    (run.path / "metrics.csv").write_text(rows)
+    assert plots.curves(run, "return/mean")["return/mean"][0].tolist() == [30, 40]
+    assert plots.curves(run, "episodes")["episodes"][0].tolist() == [10, 20, 30, 40]
+    (run.path / "metrics.csv").write_text("step,return/mean,episodes\n10,9,1\n20,8,3\n")
+    assert plots.curves(run, "return/mean")["return/mean"][1].tolist() == [9, 8], "a short run shows what it has"
