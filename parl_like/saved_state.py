@@ -45,7 +45,7 @@ def check_alike(saved: Any, own: Any, at: str) -> None:
     elif isinstance(own, Integral):
         check_count(saved, at, 0 if 0 <= int(own) < MOST else None)
     elif isinstance(own, Real):
-        if not isinstance(saved, Real) or isinstance(saved, bool):
+        if not isinstance(saved, Real) or isinstance(saved, bool) or isinstance(saved, Integral) and abs(int(saved)) >= MOST:
             raise _wrong(at, "a number", saved)
     elif isinstance(own, str) and not isinstance(saved, str):
         raise _wrong(at, "text", saved)

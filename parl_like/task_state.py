@@ -144,7 +144,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 _FUSED = (torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
-"""Whose states have the shapes of their parameters; torch's fused steps write past the end of others."""
+"""Whose states have the shapes of their parameters, `step` none; torch's fused steps write past the end of others."""
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
@@ -160,7 +160,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
             raise ValueError(f"optimizer, state: expected the states of {len(parameters)} parameters by number, got {key!r}: "
                              f"{state!s:.80}")
         for name, value in state.items():
-            if like and isinstance(value, torch.Tensor) and value.ndim and value.shape != (shape := parameters[int(key)].shape):
+            shape = () if name == "step" else parameters[int(key)].shape
+            if like and isinstance(value, torch.Tensor) and value.shape != shape:
                 raise ValueError(f"optimizer, state {key}, {name}: expected {tuple(shape)}, got {tuple(value.shape)}")
             _check_numbers(f"optimizer, state {key}, {name}", value)
     numbers = []

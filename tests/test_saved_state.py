@@ -174,6 +174,8 @@ def test_states_are_alike_where_their_types_are():
     for name, value in {"n": 1.0, "rate": True, "on": 1, "name": 3, "list": [1, "2"], "rows": np.zeros((2, 4))}.items():
         with pytest.raises(ValueError, match=f"^here, {name}"):
             check_alike({name: value}, own, "here")
+    with pytest.raises(ValueError, match="^here, rate: expected a number"):
+        check_alike({"rate": 10**400}, own, "here")  # no float is so large
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.AdamW, torch.optim.Adagrad])
@@ -200,6 +202,20 @@ def test_the_state_of_any_optimizer_comes_back_and_a_wrong_one_changes_nothing(k
     _load_optimizer(other, state)
     lesson(layer, optimizer), lesson(again, other)
     assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_moments_of_another_size_are_refused_before_a_fused_step_writes_past_their_end(kind):
+    layer = torch.nn.Linear(300, 300)
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind(layer.parameters(), lr=0.1, fused=True, **options)
+    layer(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    state = _optimizer_state(optimizer)
+    for name, value in state["state"]["0"].items():
+        for other in (torch.zeros(1), torch.zeros(()) if value.ndim else torch.zeros(300, 300), torch.zeros(0)):
+            with pytest.raises(ValueError, match=rf"optimizer, state 0, {name}: expected"):
+                _load_optimizer(optimizer, put(state, ("state", "0", name), other))
 
 
 def test_a_part_that_fails_while_it_is_loaded_leaves_all_as_it_was(saved, monkeypatch):
