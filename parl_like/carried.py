@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ def _check_memory(saved: dict[str, Any], own: dict[str, list[Any]]) -> None:
 
 def _check_counts(saved: tuple[Any, ...], own: tuple[Any, ...]) -> None:
     """Returns, of which each may be several numbers, lengths, and of several environments which of them are done."""
+    if isinstance(saved[0], bool) or not isinstance(saved[0], (Real, np.ndarray)):
+        raise ValueError(f"return: expected a number or an array of them, got {saved[0]!s:.60}")
     returns = np.asarray(saved[0], np.float64)
     if returns.shape[: np.ndim(own[0])] != np.shape(own[0]):
         raise ValueError(f"return: expected {np.shape(own[0])}, got {returns.shape}")

@@ -10,6 +10,7 @@ from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from parl_like.optim import Linear
+from parl_like.saved_state import MOST
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +90,9 @@ class Span:
         Raises:
             ValueError: the saved number is none.
         """
-        steps, settled = state.get("steps"), state.get("settled")
-        if type(steps) is not int or steps < 1 or type(settled) is not bool:
-            raise ValueError(f"Robot: the saved span is {dict(state)!r}; expected steps, a whole number of at least 1, and "
+        steps, settled = (state.get("steps"), state.get("settled")) if isinstance(state, Mapping) else (None, None)
+        if type(steps) is not int or not 1 <= steps < MOST or type(settled) is not bool:
+            raise ValueError(f"Robot: the saved span is {state!s:.80}; expected steps, a whole number of at least 1, and "
                              "settled, a truth value")
         if settled and not self.given:
             self.stretch(robot, steps)

@@ -141,6 +141,21 @@ def test_what_a_message_says(saved, robot, path, value, says):
     assert message and re.search(says, message), message
 
 
+@pytest.mark.parametrize("value", [None, "text", 7, {"steps": 10**30, "settled": True}, {"steps": 0, "settled": True}])
+def test_a_saved_span_that_is_none_is_refused_by_name(saved, value):
+    assert "the saved span is" in refused(MAKE["replay"], put(saved["replay"], ("counters", "span"), value))
+
+
+@pytest.mark.parametrize("value", [None, [], [1.0], "1.0", True])
+def test_an_open_episode_whose_return_is_no_number_is_cut_off(saved, value, caplog):
+    from parl_like.env_state import hold, unhold
+
+    obs, info, memory, counted = unhold(saved["replay"]["agents"]["0"]["carried"]["rest"])
+    rest = hold((obs, info, memory, (value, *counted[1:])))
+    assert refused(MAKE["replay"], put(saved["replay"], ("agents", "0", "carried", "rest"), rest)) is None
+    assert "return: expected a number" in caplog.text
+
+
 @pytest.mark.parametrize(("column", "n"), [("act", 4), ("obs", 16), ("obs_next", 16)])
 def test_a_choice_that_there_is_not_is_refused(saved, column, n):
     path = ("buffer.RL", "columns", column)
