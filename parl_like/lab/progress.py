@@ -91,6 +91,11 @@ class Progress:
             self._next_table = time_now + REFRESH_S
             self._screen.draw(self.drawn(step, metrics(), self._screen.size()[0] - 1))
 
+    @property
+    def draws(self) -> bool:
+        """Whether there is a table."""
+        return self._screen is not None
+
     def say(self, text: str) -> None:
         """A line for whoever reads along, above the table."""
         if self.stream is not None and self.stream.isatty():  # a file keeps one line of what is one, to be searched
@@ -164,7 +169,6 @@ class Progress:
             for cells in lines([row], "  ")[: None if row[0] == "counts" else 1]:  # of a queue what fits a line
                 if table.row_count < MAX_LINES:
                     table.add_row(*map(Text, cells))
-        return table
         return table
 
 

@@ -22,13 +22,15 @@ import math
 import os
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TextIO, TypedDict
 
 import msgspec
 
+from parl_like.calls import is_users
 from parl_like.data.disk import check_plain, open_file, open_folder, remove
 from parl_like.data.encoding import versions
 from parl_like.lab.config import dump_yaml, load_yaml
@@ -36,6 +38,8 @@ from parl_like.lab.experiment import Name, Source
 from parl_like.lab.lock import process_started
 from parl_like.lab.outbox import Outbox, RunError
 from parl_like.lab.text import lines
+
+_LOG = logging.getLogger("parl_like.warnings")
 
 PACKAGES = "parl_like", "torch", "numpy", "gymnasium"  # whose versions decide a run's numbers
 APPENDED = "events.jsonl", "log.txt", "metrics.csv"
@@ -315,29 +319,53 @@ def git_state() -> Git | None:
 
 
 class _RunLog(logging.Handler):
-    """What parl_like logs goes to the run's log; and warnings, such as that a worker was replaced, to its events, too."""
+    """What parl_like logs goes to the run's log; and warnings, such as that a worker was replaced, to its events and to whoever
+    reads along, too."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, warned: Callable[[str], None]) -> None:
         super().__init__()
-        self.run = run
+        self.run, self.warned = run, warned
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Without the lock of a handler: an outbox has its own, and warns while it holds that one."""
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().partition("\n")[0]
         with suppress(RunError):  # the directory is gone: others will say so
             self.run.outbox.append("log.txt", lines(self.format(record)).encode() + b"\n")
             if record.levelno >= logging.WARNING:
-                self.run.event("warning", source=record.name, text=record.getMessage().partition("\n")[0])
+                self.run.event("warning", source=record.name, text=text)
+        if record.levelno >= logging.WARNING:
+            self.warned(text)
 
 
 @contextlib.contextmanager
-def logged(run: RunDir) -> Iterator[None]:
-    """Keeps the log of a run, `log.txt`, while it goes on."""
-    logger, handler = logging.getLogger("parl_like"), _RunLog(run)
-    level = logger.level
+def logged(run: RunDir, warned: Callable[[str], None]) -> Iterator[None]:
+    """Keeps the log of a run, `log.txt`, while it goes on; what Python's `warnings` would print is logged.
+
+    Args:
+        warned: Gets the first line of each warning and error.
+    """
+    logger, handler = logging.getLogger("parl_like"), _RunLog(run, warned)
+    level, before = logger.level, warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+             line: str | None = None) -> None:
+        if file is not None:
+            before(message, category, filename, lineno, file, line)
+        else:
+            where = f" ({filename}:{lineno})" if is_users(filename) else ""
+            _LOG.warning("%s: %s%s", category.__name__, message, where)
+
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    warnings.showwarning = show
     try:
         yield
     finally:
+        warnings.showwarning = before
         logger.removeHandler(handler)
         logger.setLevel(level)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from parl_like.lab.text import lines as of_lines
@@ -33,12 +34,15 @@ class Screen:
     """Draws lines at the end of what a terminal shows. Only those that have changed are written again, so a recording stays
     small. After a change of the terminal's size, where nobody knows how it has broken old lines, it is cleared.
 
-    While it is there standard output and standard error are printed above the lines.
+    While it is there standard output and standard error are printed above the lines. Any thread may print, and what comes in the
+    middle of a drawing, as from the handler of a signal, waits for its end.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream: Any = unescaped(stream)
         self._shown: list[str] = []
+        self._lock = threading.RLock()
+        self._busy, self._waiting = False, list[str]()  # the handler of a signal comes in the middle, and holds the lock, too
         self._size = self.size()
         self._before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (printer(_Above(self)) for _ in self._before)  # type: ignore[arg-type]
@@ -49,6 +53,28 @@ class Screen:
 
     def draw(self, lines: Sequence[str]) -> None:
         """Shows these lines, of which none may be wider than the terminal, in place of the ones before."""
+        with self._turn() as free:
+            if free:
+                self._draw(lines)
+
+    def above(self, text: str) -> None:
+        """Prints whole lines above."""
+        with self._turn():
+            self._waiting.append(text)
+
+    @contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """One at a time writes; False for who comes in the middle. At the end what waits is printed."""
+        with self._lock:
+            free, self._busy = not self._busy, True
+            try:
+                yield free
+                while free and self._waiting:
+                    self._print_above(self._waiting.pop(0))
+            finally:
+                self._busy = not free
+
+    def _draw(self, lines: Sequence[str]) -> None:
         columns, rows = size = self.size()
         lines = [line[: columns - 1] for line in lines[: rows - 1]]
         if size != self._size:
@@ -61,8 +87,7 @@ class Screen:
         self._shown = lines
         self._write(f"{text}{CLEAR_BELOW}")
 
-    def above(self, text: str) -> None:
-        """Prints whole lines above."""
+    def _print_above(self, text: str) -> None:
         shown, self._shown = self._shown, []
         begin = f"\x1b[{len(shown)}A\r{CLEAR_BELOW}" if shown else ""
         self._write(f"{begin}{of_lines(text)}\n" + "".join(f"{line}\n" for line in shown))

@@ -52,18 +52,22 @@ STANDARD = ("return/mean", "return/last", "episode/length")
 DEFAULT_EVAL_EPISODES = 10
 EVAL_SEED = 1_000_000  # evaluation is seeded with this plus the run's seed, far from the seeds people train with
 GIVE_UP_S = 30.0  # a disk that refused every checkpoint of so many seconds (three at least) ends the run
+FAILED_LINE = "the run failed"
 END_PATIENCE_S = 5.0  # how long a run that ends waits for a disk that refuses
 
 
 class Signals:
     """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
 
+    Args:
+        show: Gets a line for people, in the middle of whatever goes on.
+
     Attributes:
         received: Name of the first signal, or empty.
     """
 
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
+    def __init__(self, run: RunDir, show: Callable[[str], None]) -> None:
+        self.run, self.show = run, show
         self.received = ""
         self._before: dict[int, Any] = {}
 
@@ -80,8 +84,7 @@ class Signals:
         name = signal.Signals(number).name
         if not self.received:
             self.received = name
-            # os.write: print is not allowed to be interrupted by itself.
-            os.write(2, f"\n{name}: stopping after this iteration and a save; once more to leave at once\n".encode())
+            self.show(f"{name}: stopping after this iteration and a save; once more to leave at once")
             return
         with contextlib.suppress(Exception):
             self.run.ended("stopped", f"{name}, second signal; nothing was saved after the last checkpoint")
@@ -118,11 +121,12 @@ class Session:
         self.saved_step = self.last_row = -1
         self.result: dict[str, Any] | None = None
         self.ended: tuple[State, str] = "running", ""
+        self._warned = {FAILED_LINE}  # texts that need not be shown any more; of a failure its last line is
 
     def go(self, robot: Robot, loaded: Loaded | None) -> int:
         """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
         self.robot = robot
-        with logged(self.run), Signals(self.run) as signals:
+        with logged(self.run, self._show_warning), Signals(self.run, self._show_amid) as signals:
             try:
                 self._open(loaded)
                 try:
@@ -148,10 +152,21 @@ class Session:
     def say(self, text: str) -> None:
         """One line, for those who read along and for the log."""
         log.info(line := escaped(text))
+        self._show(line)
+
+    def _show(self, line: str) -> None:
         if hasattr(self, "progress"):
             self.progress.say(line)
         else:
             show(self.stream, wrapped(line, width_of(self.stream)))
+
+    def _show_amid(self, line: str) -> None:
+        """A line from the handler of a signal: above the table, which knows when; else past the streams, for print is not allowed
+        to be interrupted by itself."""
+        if hasattr(self, "progress") and self.progress.draws:
+            self.progress.say(line)
+        else:
+            os.write(2, f"\n{line}\n".encode())
 
     def step(self) -> int:
         return int(self.robot.counters()["env_steps"])
@@ -388,8 +403,13 @@ class Session:
         return step
 
     def _warn(self, text: str) -> None:
-        self.run.event("warning", text=text)
-        self.say(f"warning: {text}")
+        log.warning(escaped(text))
+
+    def _show_warning(self, text: str) -> None:
+        """A warning or an error of the log, for those who read along: each once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._show(f"warning: {escaped(text)}")
 
     # ---- the ends
 
@@ -409,7 +429,7 @@ class Session:
         """Leaves what there is: the traceback in the log, the last metrics, and a checkpoint if one can be made."""
         reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {without_trace(error)}"
         self.ended = "failed", reason
-        log.error("the run failed\n%s", "".join(traceback.format_exception(error)))
+        log.error("%s\n%s", FAILED_LINE, "".join(traceback.format_exception(error)))
         there = f"; the traceback is in {self.run.log_file}"
         with contextlib.suppress(OSError, UsageError):  # a full disk must not hide what happened
             if hasattr(self, "progress"):

@@ -397,6 +397,29 @@ def test_a_screen_writes_what_has_changed_and_begins_anew_at_another_size(monkey
         screen.close()
 
 
+def test_what_comes_in_the_middle_of_a_drawing_is_printed_at_its_end():
+    """As the handler of a signal does, in the very thread that draws."""
+
+    class Struck(Terminal):
+        struck = False
+
+        def write(self, text):
+            if "one" in text and not self.struck:
+                self.struck = True
+                screen.above("SIGINT: stopping")
+                super().write("[in the middle]")
+            return super().write(text)
+
+    stream = Struck()
+    screen = Screen(stream)
+    try:
+        screen.draw(["one", "two"])
+        shown = stream.getvalue()
+        assert shown.index("[in the middle]") < shown.index("one") < shown.index("SIGINT: stopping\none\ntwo\n")
+    finally:
+        screen.close()
+
+
 @pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False), ("", False)])
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(term, draws, monkeypatch):
     monkeypatch.setenv("TERM", term)

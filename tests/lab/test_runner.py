@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -660,13 +661,34 @@ def test_a_run_without_a_checkpoint_cannot_be_used(verb, which):
         verb("run", which=which)
 
 
-def test_warnings_of_the_framework_are_events(monkeypatch):
+def test_warnings_of_the_framework_are_events_and_are_shown_once(monkeypatch):
     """F04: that a worker was replaced, and the exit code it ended with, are such a warning."""
     logger = logging.getLogger("parl_like.processes")
+    text = "worker 1 ended with exit code 3; it is replaced"
     monkeypatch.setattr(FakeRobot, "at_step", {
-        100: lambda: (logger.warning("worker 1 ended with exit code 3; it is replaced\nand more"), logger.info("this is none"))})
-    code, run, _ = train()
+        100: lambda: (logger.warning(f"{text}\nand more"), logger.info("this is none")),
+        200: lambda: logger.error("odd \x1b[2J"), 300: lambda: logger.warning(text)})
+    code, run, screen = train()
     assert code == 0
     assert [(line["source"], line["text"]) for line in events(run, "warning")] == [
-        ("parl_like.processes", "worker 1 ended with exit code 3; it is replaced")
-    ]
+        ("parl_like.processes", text), ("parl_like.processes", "odd \x1b[2J"), ("parl_like.processes", text)]
+    assert screen.count(f"warning: {text}\n") == screen.count(text) == 1
+    assert "warning: odd \\x1b[2J\n" in screen and "this is none" not in screen
+
+
+def test_warnings_of_python_are_shown_and_kept(monkeypatch):
+    monkeypatch.setattr(FakeRobot, "at_step", {100: lambda: warnings.warn("an agent never steps", RuntimeWarning, stacklevel=1)})
+    before = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, run, screen = train()
+    text = f"RuntimeWarning: an agent never steps ({__file__}:"
+    assert code == 0 and warnings.showwarning is before
+    assert screen.count(f"warning: {text}") == 1 and f"WARNING {text}" in run.log_file.read_text()
+    assert [line["text"].startswith(text) for line in events(run, "warning")] == [True]
+
+
+def test_the_failure_of_a_run_is_no_warning(monkeypatch):
+    monkeypatch.setattr(FakeRobot, "at_step", {150: lambda: 1 / 0})
+    code, _, screen = train()
+    assert code == 1 and "warning" not in screen
