@@ -1,6 +1,7 @@
 """Ids that code registers with gymnasium by a class or a function are known where an environment is sent to."""
 
 import pickle
+import subprocess
 import sys
 import threading
 from types import ModuleType
@@ -73,3 +74,31 @@ def test_a_source_is_as_it_was_where_there_is_nothing_to_say(registry):
         if not registry[id].entry_point.__module__.startswith("gymnasium"):
             del registry[id]
     assert for_elsewhere("CartPole-v1") == "CartPole-v1" and for_elsewhere(None) is None
+
+
+@pytest.mark.parametrize(("id", "module", "extra"), [
+    ("ALE/Pong-v5", "ale_py", "atari"), ("PongNoFrameskip-v4", "ale_py", "atari"),
+    ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid"), ("BabyAI-GoToObj-v0", "minigrid", "minigrid"),
+    ("HalfCheetah-v5", "mujoco", "mujoco"), ("InvertedDoublePendulum-v5", "mujoco", "mujoco"),
+    ("LunarLander-v3", "Box2D", "box2d"),
+])
+def test_an_id_of_a_package_that_is_missing_names_the_extra(id, module, extra, monkeypatch):
+    from parl_like import env_ids
+    from parl_like.envs.make import make_env
+
+    monkeypatch.setitem(sys.modules, module, None)
+    if module in ("ale_py", "minigrid"):
+        gym.registry.pop(id, None)
+    for make in (env_ids.make, make_env, lambda id: Robot.of("PPO", id)):
+        says = rf"{id}' needs the package {module}: pip install 'parl_like\[{extra}\]'"
+        with pytest.raises((ImportError, ValueError), match=says):  # the latter of Robot.of, which names its argument
+            make(id)
+
+
+@pytest.mark.parametrize(("id", "module"), [("ALE/Pong-v5", "ale_py"), ("PongNoFrameskip-v4", "ale_py"),
+                                            ("MiniGrid-Empty-5x5-v0", "minigrid")])
+def test_an_id_of_a_package_that_is_installed_is_known_without_an_import(id, module):
+    pytest.importorskip(module)
+    code = f"from parl_like.envs.make import make_env; print(make_env({id!r}).reset(seed=0)[1] is not None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split()[-1:] == ["True"], done.stderr
