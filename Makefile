@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXPERIMENT ?= hierarchy-doorkey
 ARGS ?=
+# A setting with which the experiment is trained a second time, for the picture: without its goal task.
+BESIDE ?= $(if $(filter hierarchy-doorkey,$(EXPERIMENT)),hierarchy=false)
 # Tests at a time: many of them wait, so twice the cores.
 JOBS ?= 4
 
@@ -13,7 +15,7 @@ JOBS ?= 4
 
 # What `train` and `thinker` do: train, film an episode, say where everything is.
 train: $(VENV)/.light
-	@BIN=$(BIN) bash docs/first_run.sh $(EXPERIMENT) $(ARGS)
+	@BIN=$(BIN) BESIDE=$(BESIDE) bash docs/first_run.sh $(EXPERIMENT) $(ARGS)
 
 # The whole experiment has 100,000 steps: make thinker ARGS=
 thinker: EXPERIMENT := thinker-sokoban-mini

@@ -1,9 +1,20 @@
 #!/usr/bin/env bash
-# BIN=.venv/bin bash docs/first_run.sh EXPERIMENT [key=value ...]: trains it, films an episode, and says where everything is.
+# BIN=.venv/bin BESIDE=[key=value] bash docs/first_run.sh EXPERIMENT [key=value ...]: trains it, films an episode, and says where
+# everything is. With BESIDE the same is trained with that setting too, on another core, and both stand in one picture.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-result=$("$BIN/parl-like" train "$@" --json)
-run=$("$BIN/python" -c 'import json, sys; print(json.loads(sys.argv[1])["run"])' "$result")
+run_of() { "$BIN/python" -c 'import json, sys; print(json.load(sys.stdin)["run"])'; }
+if [ -n "${BESIDE:-}" ]; then
+    other=$(mktemp)
+    trap 'rm -f "$other"' EXIT
+    "$BIN/parl-like" train "$@" "$BESIDE" --json >"$other" 2>/dev/null &
+fi
+run=$("$BIN/parl-like" train "$@" --json | run_of)
+if [ -n "${BESIDE:-}" ]; then
+    echo "waiting for the same with $BESIDE, which is trained beside it ..."
+    wait $!
+    "$BIN/parl-like" plot "$run" "$(run_of <"$other")" --out "$run/plots/learning_curve.png" >/dev/null
+fi
 film=$("$BIN/parl-like" play "$run" --json | "$BIN/python" -c 'import json, sys; print(json.load(sys.stdin)[0]["path"])')
 cat <<END
 

@@ -428,7 +428,7 @@ class AgentHelper(Guarded):
             else:
                 n, ended = 1, terminated or truncated
                 if ended or not self.steps:
-                    helper_checks.check_places(self, obs, obs_next, terminated, truncated)
+                    helper_checks.check_places(self, obs, rew, obs_next, terminated, truncated)
                 player = self._player
                 if player is not None:
                     if head[0] is not player.end[0]:  # a call for each row would cost 1 % of a step

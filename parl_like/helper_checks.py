@@ -22,9 +22,12 @@ from parl_like.spec import SpecError
 ORDER = "; store takes obs, act, rew, obs_next, terminated, truncated in this order"
 
 
-def check_places(helper: Any, obs: Any, obs_next: Any, terminated: Any, truncated: Any) -> None:
-    """Raises SpecError where the observations of a row, or its flags, have changed places, which fit either field: the row's are
-    the environment's last ones, each where the other belongs."""
+def check_places(helper: Any, obs: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any) -> None:
+    """Raise SpecError where the observations of a row, or its flags, have changed places, which fit either field.
+
+    The row is the environment's last step, each where the other belongs. A row of several steps (the one of a goal, say) may end
+    otherwise than the last of them.
+    """
     env = helper.agent.env
     last = () if env is None else env.last
     if not last or last[1] is None:
@@ -32,7 +35,8 @@ def check_places(helper: Any, obs: Any, obs_next: Any, terminated: Any, truncate
     if obs is last[0] and obs_next is not obs:
         raise SpecError(f"task {helper.name!r}, field 'obs': expected the observation that was acted on, got the one that the "
                         "environment gave last, which is obs_next")
-    if terminated is last[4] and truncated is last[3] and bool(terminated) != bool(truncated):
+    step = rew is last[2] and obs_next is last[0]
+    if step and terminated is last[4] and truncated is last[3] and bool(terminated) != bool(truncated):
         raise SpecError(f"task {helper.name!r}, field 'terminated': expected what the environment said, {last[3]}, got what it "
                         f"said of truncated, {last[4]}")
 

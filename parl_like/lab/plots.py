@@ -90,8 +90,10 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
     also = [EVALUATED] if metric == DEFAULT_METRIC else []
-    for nth, (setting, alike) in enumerate(grouped(runs).items()):
-        found = [(run.path.name, curves(run, metric, also)) for run in alike]
+    groups = grouped(runs)
+    for nth, (setting, alike) in enumerate(groups.items()):
+        title = setting if len(alike) == 1 < len(groups) else ""  # what tells it from the others; else the runs' names
+        found = [(title or run.path.name, curves(run, metric, also)) for run in alike]
         style = {"marker": "."} if metric.startswith(EVALUATION) else {}  # evaluations are few
         _draw(axes, f"C{nth % 10}", setting, [(name, *of_run[metric]) for name, of_run in found], **style)
         evaluated = [(f"{name}, evaluated", *of_run[EVALUATED]) for name, of_run in found if EVALUATED in of_run and also]
@@ -199,7 +201,8 @@ def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tupl
     agents = number(str(run.config().get("n_agents", 1))) if counted else 0.0
     for step, *cells in table.cells(["step", *names, *counted]):
         ended = number(cells.pop() or "0") if counted else 0.0
-        for cell, one in zip(cells, early if ended < agents else found, strict=True):
+        for name, cell, before, after in zip(names, cells, early, found, strict=True):
+            one = before if ended < agents and name == metric else after  # evaluations are whole from the first on
             if cell and math.isfinite(value := number(cell)) and math.isfinite(at := number(step)):
                 one.add(at, value)
     points = {name: one.points() for name, one in zip(names, found, strict=True)}
