@@ -133,6 +133,19 @@ class Agent(Guarded):
         """What is written below a picture of a film of this agent, such as its goal; empty: nothing."""
         return ""
 
+    def thread(self, function: Callable[[], Any]) -> None:
+        """Runs `function()` in a thread of its own, under driver='threads'. It may ask this agent's helpers, above all `learn`,
+        while the agent acts: the third way to learn of PARL's document. Where that function runs already, nothing happens, so
+        `run_one_episode` may begin with it.
+
+        Between two runs, and while episodes end for a checkpoint, what it asks waits. When the robot stops, its next request
+        raises Stopped, which it may leave uncaught. What else it raises ends the run, as if the agent had raised it.
+
+        Raises:
+            WrongCaller: another driver; use driver='threads', or mode='async'.
+        """
+        self.robot._driver.start_thread(self, function)
+
     # ------------------------------------------------------------------------------------------------------- called by drivers
 
     def run(self) -> None:
@@ -195,6 +208,8 @@ class Agent(Guarded):
     def obey(self) -> None:
         """Acts on the signal, at a point where the agent's data is complete."""
         self.robot._driver.check_caller(self)
+        if self.robot._driver.is_beside():  # which ends by its requests
+            return
         while self.signal is not None:
             if self.signal != "park":
                 raise Interrupted

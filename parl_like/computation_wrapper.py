@@ -110,6 +110,15 @@ class Communicator:
             raise
         return ticket
 
+    def share(self) -> None:
+        """Several threads ask from now on: each prediction has a ticket of its own."""
+        def predict(values: tuple[Any, ...]) -> Ticket:
+            ticket = self.put_prediction(values)
+            self._driver.wait(ticket)
+            return ticket
+
+        self.predict = predict  # type: ignore[method-assign]
+
     def predict_rows(self, values: tuple[Array, ...], rows: int) -> list[Ticket]:
         """The same for arrays [rows, ...]. A request above `max_rows` is split; the replies come in order."""
         if rows < 1:

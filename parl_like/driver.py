@@ -3,7 +3,7 @@ and `tests/test_transport.py` holds every driver to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import current_thread, get_ident
 from typing import Any, Protocol
 
@@ -18,7 +18,8 @@ CALLED_BY_AGENT = (
 def foreign(agent: Any) -> WrongCaller:
     """For a call from a thread that is not the agent's."""
     return WrongCaller(f"{agent}: a helper was asked from thread {current_thread().name!r}, which is not the agent's; an agent "
-                       "acts while it learns with mode='async', without threads of its own")
+                       "acts while it learns with mode='async', or with driver='threads' in a thread that it registers, "
+                       "self.thread(function)")
 
 
 class Driver(Protocol):
@@ -65,6 +66,15 @@ class Driver(Protocol):
 
     def park(self, agent: Any) -> None:
         """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
+
+    def start_thread(self, agent: Any, function: Callable[[], Any]) -> None:
+        """See `Agent.thread`. Raises WrongCaller where agents have no threads."""
+        raise WrongCaller(f"{agent}: an agent has threads of its own under driver='threads' alone; an agent acts while it learns "
+                          "with mode='async', too, under every driver")
+
+    def is_beside(self) -> bool:
+        """Whether the caller is a thread that an agent has registered."""
+        return False
 
     def rest(self, agent: Any) -> None:
         """Called now and then by an agent that asks no queue: returns when the others, and the run loop, have had their turn."""

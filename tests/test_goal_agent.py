@@ -148,9 +148,10 @@ def test_the_target_of_a_goal_is_that_of_a_semi_markov_decision():
 # ---------------------------------------------------------------------------------------------------------------- interruptions
 
 
-def test_a_goal_that_a_stop_interrupts_leaves_no_row_and_no_way_across():
+def test_a_goal_that_a_save_interrupts_leaves_no_row_and_no_way_across():
     with Robot(lambda: Corridor(20), tasks=tasks(unroll=100), agent=Walker) as robot:
         robot.run(StopAfterSteps(10))
+        robot.checkpoint_boundary()
         goal = rows(robot, "goal")
         assert goal["duration"].tolist() == [7] and goal["truncated"].tolist() == [True]
         assert rows(robot)["truncated"].tolist() == [False] * 9 + [True]

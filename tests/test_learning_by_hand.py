@@ -320,7 +320,7 @@ class Threaded(Agent):
             thread.join()
         kinds = [type(error).__name__ for error in errors]
         assert kinds == ["WrongCaller"] * 2 and "from thread 'mine', which is not the agent's" in str(errors[0]), errors
-        assert "mode='async'" in str(errors[0])
+        assert "mode='async'" in str(errors[0]) and "driver='threads'" in str(errors[0])
         assert helper.learn() is not None or not helper.wait  # and the agent itself goes on
 
 

@@ -1061,7 +1061,7 @@ def test_after_ctrl_c_in_a_start_the_next_run_is_whole(monkeypatch):
 
     with robot_of(a2c(Noisy), lambda: OnPolicyHelper(unroll=5), Noisy, n_agents=3, driver="threads") as robot:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(threads, "_Server", strike)
+            patch.setattr(threads, "Server", strike)
             robot.train_iter()
         robot.run(StopAfterSteps(120))
         assert robot.env_steps == 120

@@ -376,6 +376,7 @@ def test_a_robot_with_a_shared_trunk_is_repeatable_wherever_its_agents_are(drive
     def run(driver):
         with Robot(Noisy, tasks=with_auxiliary(), seed=3, trace=True, driver=driver) as robot:
             robot.run(StopAfterSteps(40))
+            robot.checkpoint_boundary()
             return robot.trace_hash(), robot.tasks["RL"].algorithm.model.weights_hash()
 
     assert run(driver) == run("cooperative")

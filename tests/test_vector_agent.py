@@ -148,7 +148,7 @@ def test_episodes_are_reported_by_environment(mode):
         assert robot.episodes == 3 and list(robot.recent_lengths) == [2, 2, 5 if mode is not AutoresetMode.NEXT_STEP else 5]
     first = [e for e in ends.events if e[1] == 0]
     second = [e for e in ends.events if e[1] == 1]
-    assert [e[0] for e in first] == ["begin", "end"] * (len(first) // 2)  # each begun episode ends, the last by interruption
+    assert [e[0] for e in first] == (["begin", "end"] * len(first))[: len(first)]  # the last one may be open
     assert first[:4] == [("begin", 0), ("end", 0, 2.0, 2, False)] * 2
     assert second[:2] == [("begin", 1), ("end", 1, 5.0, 5, False)]
     assert stats.lengths == [2, 2, 5]
@@ -156,8 +156,9 @@ def test_episodes_are_reported_by_environment(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stop_interrupts_the_environments_that_are_in_mid_episode(mode):
+def test_a_save_interrupts_the_environments_that_are_in_mid_episode(mode, tmp_path):
     log = Log()
+    log.post_act = lambda agent: agent.robot.episodes == 2 and agent.robot.request_save(tmp_path / "state")
     with robot_of(Recorder(), keep, env=vector(mode, 2, 100), agent=VectorAgent) as robot:
         robot.run(StopAfterEpisodes(2), log)
         assert log.count("POST_EPISODE", False) == 2 and log.count("POST_EPISODE", True) in (1, 2)

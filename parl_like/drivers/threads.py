@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parl_like.driver import CALLED_BY_AGENT, Driver, foreign
+from parl_like.drivers.beside import Beside
+from parl_like.drivers.sleep import Server, has_ended, locked, release
 from parl_like.errors import TaskFailed, WrongCaller
 from parl_like.process.child import shielded
 from parl_like.queues import INFINITE
@@ -28,7 +30,7 @@ from parl_like.queues import INFINITE
 if TYPE_CHECKING:
     from parl_like.agent import Agent
     from parl_like.computation_wrapper import ComputationWrapper
-    from parl_like.queues import RequestQueue, Ticket
+    from parl_like.queues import Ticket
 
 PATIENCE_S = 0.001
 """How long a prediction batch stays open for agents that are busy in their environments, unless the task's rule says
@@ -51,53 +53,6 @@ def _end_all() -> None:
         driver.join(5.0)
 
 
-def _has_ended(thread: threading.Thread, end: float = 0.0) -> bool:
-    """Whether a thread has ended or was never started; waits for that until the time `end`.
-
-    Ctrl-C waits meanwhile, 50 ms at most: struck by it, `Thread.join` and `is_alive` take a running thread for an ended one.
-    """
-    while thread.ident is not None:
-        with shielded():
-            thread.join(min(max(end - monotonic(), 0.0), 0.05))
-            if not thread.is_alive():
-                break
-        if monotonic() >= end:
-            return False
-    return True
-
-
-def _locked() -> threading.Lock:
-    """What a thread sleeps on until another releases it. (A Condition that Ctrl-C strikes while it takes its lock back leaves
-    with a lock that is not its own.)"""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
-def _release(lock: threading.Lock) -> None:
-    """Wakes who sleeps on it, or the next who would; the caller holds the driver's lock."""
-    if lock.locked():
-        lock.release()
-
-
-class _Server:
-    """How one queue is served in one run.
-
-    Attributes:
-        bell: What its thread sleeps on.
-        asleep: The thread sleeps until the bell, so the first request of a batch must ring; else it wakes by the clock.
-        busy: A batch is being computed, by the thread or by an agent.
-    """
-
-    __slots__ = ("asleep", "bell", "busy", "queue", "thread", "training")
-
-    def __init__(self, queue: RequestQueue, serve_forever: Callable[[_Server], None]) -> None:
-        self.queue, self.training = queue, queue.kind == "learn"
-        self.bell = _locked()
-        self.asleep = self.busy = False
-        self.thread = threading.Thread(target=serve_forever, args=(self,), name=f"{queue.task.name} {queue.kind}", daemon=True)
-
-
 class ThreadsDriver(Driver):
     """Agents as threads. See `CooperativeDriver` for the arguments."""
 
@@ -105,12 +60,12 @@ class ThreadsDriver(Driver):
         self.sync = sync
         self._failed = failed
         self.lock = threading.Lock()
-        self._news = _locked()  # what the robot's thread sleeps on
+        self._news = locked()  # what the robot's thread sleeps on
         self._run: object | None = None  # this run; agents of an earlier one that come late see another
         self._owner = 0  # the thread that started it, the robot's
         self._callers: dict[int, Agent] = {}  # threads of agents, but for one that serves a batch at the moment
-        self._servers: list[_Server] = []
-        self._trainings: list[_Server] = []  # those of them that train
+        self._servers: list[Server] = []
+        self._trainings: list[Server] = []  # those of them that train
         self.agents: list[Agent] = []
         self.parked: list[Agent] = []
         self._gates: dict[int, threading.Lock] = {}  # what parked agents sleep on
@@ -123,18 +78,22 @@ class ThreadsDriver(Driver):
         self._trained = False  # sync: a round is done, or a batch was closed by its own rule, and `iterate` has not said so
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
         self.stopping = False
+        self._beside = Beside()
         self._closing = False  # at a stop: trainings that wait for nobody are still served
 
     # --------------------------------------------------------------------------------------------------- the agents' side
 
     def waiter(self) -> Any:
-        return _locked()
+        return locked()
 
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
         mine = False
         if self.crew.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
             self.check_caller(ticket.agent)
+            if self.is_beside():
+                self._put_beside(queue, ticket, values, wait)
+                return
         with self.lock:
             dropped = queue.put(ticket, values)
             first = self._count_in(dropped) if dropped else ()
@@ -155,7 +114,7 @@ class ThreadsDriver(Driver):
                     if acting <= 0:
                         self._look()
                 elif server.asleep:
-                    _release(server.bell)
+                    release(server.bell)
                 if self._asked and acting > 0 and not server.training:
                     self._look()  # its steps may have been what a lesson waited for
             elif server is not None:
@@ -168,7 +127,22 @@ class ThreadsDriver(Driver):
         if wait:
             self.wait(ticket)
 
+    def _put_beside(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
+        """`put` in a thread that an agent has registered."""
+        self._beside.wait()
+        with self.lock:
+            first = self._count_in(queue.put(ticket, values) or [])
+            ticket.state = OPEN
+            self._asked = self._asked or (self.sync and queue.kind == "learn")
+            self._look()
+        self._wake(first)
+        if wait:
+            self.wait(ticket)
+
     def wait(self, ticket: Ticket) -> None:
+        if ticket.state != READ and self._beside.threads and self.is_beside():
+            ticket.waiter.acquire()  # ended by `_count_in`, whoever sleeps on it
+            ticket.state = READ
         if ticket.state == OPEN:
             if ticket.queue.server is None or threading.get_ident() == self._owner:
                 # No run is on; or no round would begin while the robot's thread waits: the queue is served, whatever its rule.
@@ -202,11 +176,21 @@ class ThreadsDriver(Driver):
         if self.crew.observing == me:
             raise WrongCaller(f"{agent}: a helper was asked from a hook or a stop condition, which agents in threads wait for; "
                               "ask from the agent, or use driver='cooperative'")
+        if self._beside.belongs_to(agent, self._run):
+            return
         if self._run is not None and me != self._owner and self._callers.get(me) is not agent:
             raise foreign(agent)
 
     def is_served(self, ticket: Ticket) -> bool:
         return ticket.state >= SERVED
+
+    def is_beside(self) -> bool:
+        return self._beside.is_here()
+
+    def start_thread(self, agent: Agent, function: Callable[[], Any]) -> None:
+        self.check_caller(agent)
+        if self._run is not None:
+            self._beside.start(agent, function, self._run, lambda: self._run, self._failed)
 
     def _give_up(self, ticket: Ticket) -> None:
         """The caller of `wait` was interrupted: whoever it should wake must not wait for it."""
@@ -225,7 +209,7 @@ class ThreadsDriver(Driver):
                 return  # `halt` came between the agent's last look and this
             self.parked.append(agent)
             self._leave(agent)
-            _release(self._news)
+            release(self._news)
         self._gates[id(agent)].acquire()  # ended by `resume` or `halt`
 
     def _leave(self, agent: Agent, learner: bool = True) -> None:
@@ -261,9 +245,9 @@ class ThreadsDriver(Driver):
         for server in self._servers:
             left = self._due(server)
             if left <= 0 or (left < INFINITE and server.asleep):
-                _release(server.bell)
+                release(server.bell)
         if self._idle() or (self.stopping and self._acting <= 0):
-            _release(self._news)
+            release(self._news)
 
     def _idle(self) -> bool:
         """Nothing can happen any more without the robot: every agent is parked or has ended, and no request is open."""
@@ -271,7 +255,7 @@ class ThreadsDriver(Driver):
 
     # ----------------------------------------------------------------------------------------------------- the wrappers' side
 
-    def _due(self, server: _Server) -> float:
+    def _due(self, server: Server) -> float:
         """Seconds until the queue's oldest batch closes (`RequestQueue.due`). The caller holds the lock."""
         queue = server.queue
         if not queue.rows or server.busy or (self.stopping and not (self._closing and server.training)):
@@ -285,7 +269,7 @@ class ThreadsDriver(Driver):
             can_still_come = (self._acting > 0 or predicting) and not (self._any_learns and not self._learners)
         return queue.due(perf_counter(), can_still_come)
 
-    def _serve_forever(self, server: _Server) -> None:
+    def _serve_forever(self, server: Server) -> None:
         torch.get_num_threads()  # see `_main`
         queue, served = server.queue, -1
         while True:
@@ -309,7 +293,7 @@ class ThreadsDriver(Driver):
                 # Ended by `_look`, by a request that opens a batch, by join(), or by the clock.
                 server.bell.acquire(timeout=-1 if left == INFINITE else left)
 
-    def _serve(self, server: _Server, own: Ticket | None = None) -> None:
+    def _serve(self, server: Server, own: Ticket | None = None) -> None:
         """Serves the oldest batch, in the server's thread or in that of the agent with the ticket `own`; the caller has set
         `busy`."""
         queue, me = server.queue, threading.get_ident()
@@ -328,10 +312,10 @@ class ThreadsDriver(Driver):
                     tickets = []
                     if not any(other.busy or other.queue.rows for other in self._servers if other.training):
                         self._phase, self._trained = "done", True
-                        _release(self._news)
+                        release(self._news)
                 elif server.training and self.sync:
                     self._trained = True
-                    _release(self._news)
+                    release(self._news)
                 first = self._count_in(tickets, own)
                 if queue.rows or self._acting <= 0:
                     self._look()
@@ -340,7 +324,7 @@ class ThreadsDriver(Driver):
             raise
         self._wake(first)
 
-    def _break(self, server: _Server, tickets: list[Ticket], error: BaseException) -> None:
+    def _break(self, server: Server, tickets: list[Ticket], error: BaseException) -> None:
         """Serving itself failed, not the task: nobody may wait for this queue any more, and the run ends."""
         queue = server.queue
         text = "".join(traceback.format_exception(error)).rstrip()
@@ -404,12 +388,12 @@ class ThreadsDriver(Driver):
         self._learners = {agent for agent in agents if agent.learns}
         self._any_learns = bool(self._learners)
         queues = [queue for wrapper in wrappers for queue in (wrapper.predictions, wrapper.trainings)]
-        self._servers = [_Server(queue, self._serve_forever) for queue in queues]
+        self._servers = [Server(queue, self._serve_forever) for queue in queues]
         self._trainings = [server for server in self._servers if server.training]
         for server in self._servers:
             server.queue.server = server
             server.queue.begin(self.sync, PATIENCE_S)
-        self._gates = {id(agent): _locked() for agent in agents}
+        self._gates = {id(agent): locked() for agent in agents}
         for agent in agents:
             agent.signal = None
             self._tell(agent)
@@ -433,13 +417,13 @@ class ThreadsDriver(Driver):
             with self.lock:
                 self.agents.remove(agent)
                 self._leave(agent)
-                _release(self._news)
+                release(self._news)
 
     def request_stop(self) -> None:
         self.stopping = True
         # Called by agents and by hooks in agents' threads, never with the lock held.
         with self.lock:
-            _release(self._news)
+            release(self._news)
 
     def resume(self, agents: Sequence[Agent]) -> None:
         with shielded(), self.lock:
@@ -471,6 +455,7 @@ class ThreadsDriver(Driver):
     def iterate(self) -> bool:
         """Where no round of training ends it, it takes 50 ms. A training batch that its own rule closed before everybody came
         ends it, too."""
+        self._beside.go()
         self._go_on()
         end = monotonic() + 0.05
         while True:
@@ -491,6 +476,7 @@ class ThreadsDriver(Driver):
     def pause(self, patience: float) -> list[Any]:
         """See `Driver.pause`. Nothing is served until `go_on`."""
         end = monotonic() + patience
+        self._beside.hold()
         going = True
         while going:
             while self._busy() and monotonic() < end:
@@ -538,8 +524,9 @@ class ThreadsDriver(Driver):
             self._open_gates(list(self.parked))
             for server in self._servers:
                 server.queue.server = None
-                _release(server.bell)
+                release(server.bell)
         self._wake(first)
+        self._beside.go()
 
     def _go_on(self) -> None:
         """The next unroll begins, where a round is done that `iterate` has told of."""
@@ -551,6 +538,7 @@ class ThreadsDriver(Driver):
 
     def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
         self.refuse_agents()
+        self._beside.hold()
         end = INFINITE if patience is None else monotonic() + patience
         with shielded():
             self.stopping = signal == "stop"
@@ -564,6 +552,8 @@ class ThreadsDriver(Driver):
                 self._open_gates(list(self.parked))
                 self._look()  # also at what waited while `stopping` was set
             self._wake(first)
+            if signal == "stop":
+                self._beside.go()  # and hear of it
         while signal == "interrupt":
             self._trained = False
             self._go_on()
@@ -585,8 +575,9 @@ class ThreadsDriver(Driver):
 
     def _late(self) -> list[Any]:
         """Agents, and names of the wrappers' threads, that are alive."""
-        agents: list[Any] = [agent for agent, thread in self._threads if not _has_ended(thread)]
-        return agents + [server.thread.name for server in self._servers if not _has_ended(server.thread)]
+        agents: list[Any] = [agent for agent, thread in self._threads if not has_ended(thread)]
+        agents += self._beside.late()
+        return agents + [server.thread.name for server in self._servers if not has_ended(server.thread)]
 
     def join(self, timeout: float | None = None) -> list[Any]:
         """Ends the wrappers' threads once the agents have ended.
@@ -595,13 +586,13 @@ class ThreadsDriver(Driver):
             The agents, and the names of the wrappers' threads, that have not ended within `timeout` seconds.
         """
         end = monotonic() + (timeout if timeout is not None else threading.TIMEOUT_MAX / 2)
-        for _, thread in self._threads:
-            _has_ended(thread, end)
+        for thread in [*(thread for _, thread in self._threads), *self._beside.threads.values()]:
+            has_ended(thread, end)
         with self.lock:
             self._run = None
             for server in self._servers:
                 server.queue.server = None
-                _release(server.bell)
+                release(server.bell)
         for server in self._servers:
-            _has_ended(server.thread, max(end, monotonic() + 0.1))
+            has_ended(server.thread, max(end, monotonic() + 0.1))
         return self._late()
