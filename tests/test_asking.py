@@ -160,6 +160,7 @@ def run(n_steps, tmp_path=None, **options):
 
     with robot() as first:
         first.run(StopAfterSteps(n_steps // 2))
+        first.checkpoint_boundary()
         if tmp_path is not None:
             first.save(tmp_path / "half")
         else:

@@ -157,6 +157,7 @@ def test_sarsa_learns_with_the_next_action_bit_for_bit_as_a_plain_loop(kind, n_a
     task = ComputationTask(sarsa_func(kind, epsilon=0.3), OnlineHelper)
     with Robot(walk, agent=Here, n_agents=n_agents, tasks={"RL": task}) as robot:
         robot.run(StopAfterSteps(3 * TURN + 20))
+        robot.checkpoint_boundary()  # the last row waits for the action after it
         q, before = np.zeros((7, 2)), {}
         for agent, s, a, r, _, ends in Here.rows:
             if agent in before:
