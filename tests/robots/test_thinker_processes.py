@@ -33,6 +33,7 @@ def robot(**options):
 def run(steps=96, **options):
     with robot(**options) as made:
         made.run(StopAfterSteps(steps))
+        made.checkpoint_boundary()  # until here agents in workers have imagined more than those that were told of the stop
         counters = made.counters()
         return made.trace_hash(), counters["env_steps"], counters.get("updates/model")
 
