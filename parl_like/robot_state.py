@@ -114,8 +114,9 @@ def _check_kinds(robot: Any, state: Mapping[str, Any]) -> None:
                 check_kind(task, saved)
 
 
-_NO_STATE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""What the parts of a robot raise where they are given what was never their state."""
+_NO_STATE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SystemError)
+"""What the parts of a robot raise where they are given what was never their state; SystemError:
+ale_py, of bytes that are no state of the emulator."""
 
 
 def _no_state(error: Exception) -> ValueError:

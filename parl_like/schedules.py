@@ -344,6 +344,9 @@ class OnPolicyHelper(AgentHelper):
         vars(self)["store_policy"] = state.get("store_policy", self.store_policy)
         self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
         self._renewed = (0, 0, *state["renewed"])[-2:]
+        if not self._renewed[0] <= self._renewed[1] <= self._unrolled:
+            raise ValueError(f"{self.where}: renewed is {state['renewed']}; expected two rising counts, at most the "
+                             f"{self._unrolled} rows of the unroll")
         self._context = {int(lane): rows for lane, rows in state.get("context", {}).items()}
 
 

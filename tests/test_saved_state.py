@@ -141,6 +141,13 @@ def test_what_a_message_says(saved, robot, path, value, says):
     assert message and re.search(says, message), message
 
 
+@pytest.mark.parametrize("renewed", [[0, 10**6], [5, 3], [10**6, 10**6]])
+def test_rows_that_were_not_stored_yet_cannot_be_renewed(saved, renewed):
+    wrong = put(saved["unroll"], ("agents", "0", "helpers", "RL", "renewed"), renewed)
+    with MAKE["unroll"]() as robot, pytest.raises(ValueError, match="renewed is .* rising counts"):
+        robot.load_state_dict(wrong)
+
+
 @pytest.mark.parametrize("value", [None, "text", 7, {"steps": 10**30, "settled": True}, {"steps": 0, "settled": True}])
 def test_a_saved_span_that_is_none_is_refused_by_name(saved, value):
     assert "the saved span is" in refused(MAKE["replay"], put(saved["replay"], ("counters", "span"), value))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from parl_like import names
 from parl_like.data.archive import ArchiveError, Manifest
 from parl_like.data.disk import check_named
 from parl_like.data.encoding import Plan, refusal
@@ -204,6 +205,10 @@ def _built(experiment: Experiment, config: ExperimentConfig, saved: int | None =
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Config: {error}") from error
+    except (LookupError, AttributeError, ArithmeticError, OSError) as error:
+        if names.rule() is None:
+            raise  # of code that the user knows, and wants to see the place in
+        raise ConfigError(f"Config: {type(error).__name__}: {error}") from error
     if config.eval_score:
         try:
             robot.score = _score(config.eval_score)
