@@ -299,7 +299,7 @@ class MLPQ(Model):
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.Discrete):
             raise TypeError(f"{type(self).__name__}: act is {act}; expected Discrete, for one value per action (use an "
-                            f"actor-critic){taken_by(act)}")
+                            f"actor-critic, or BDQ with MLPBranchingQ){taken_by(act)}")
         if heads < 1:
             raise ValueError(f"{type(self).__name__}: heads is {heads}; expected at least 1")
         self.dueling, self.out_shape = dueling, (int(act.n), heads)

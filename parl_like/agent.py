@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -159,7 +159,9 @@ class Agent(Guarded):
         while True:
             try:
                 self.before_episode()
-                self.run_one_episode()
+                given: object = self.run_one_episode()  # type: ignore[func-returns-value]
+                if given is not None:
+                    self._refuse_unrun(given)
                 if self.env is not None:
                     self.env.end_episode()
             except Interrupted:
@@ -185,6 +187,16 @@ class Agent(Guarded):
                     f"{self}: run_one_episode returned {STUCK} times without an environment step or a request; "
                     "it should begin with self.env.reset() and step until the episode ends"
                 ) from self.fault
+
+    def _refuse_unrun(self, given: object) -> None:
+        """Raises AgentFailed where `run_one_episode` is a generator or a coroutine: a call of it runs nothing."""
+        if isinstance(given, (Generator, Coroutine)):
+            given.close()
+        elif not isinstance(given, AsyncGenerator):
+            return
+        what = "a generator, for it has a `yield`" if isinstance(given, Generator) else "asynchronous (`async def`)"
+        raise AgentFailed(f"{self}: run_one_episode is {what}, so a call of it runs nothing; write it as a plain method, which "
+                          "calls self.env.reset() and self.env.step(action) until the episode ends")
 
     def _doings(self) -> int:
         """Steps and requests so far, also other agents'."""

@@ -1,13 +1,14 @@
-"""Notices agents that ask a task again and again, and take no step of their environment: a run of these never ends."""
+"""Notices agents that ask a task or reset their environment again and again, and take no step: a run of these never ends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from time import perf_counter
 from typing import Any
 
 LOOK_S = 1.0
 """Seconds between two looks."""
-PATIENCE_S = {"predict": 5.0, "learn": 60.0}
+PATIENCE_S = {"predict": 5.0, "learn": 60.0, "reset": 5.0}
 """Seconds after which it is said; lessons may take long, and several may belong to one step."""
 LOOKS = 4
 """How often an agent is found asking in that time, at least: one that waits long for a single answer is not meant."""
@@ -38,8 +39,30 @@ class Asking:
                 self._seen[id(agent)] = [agent.steps, now, 1]
                 continue
             seen[2] += 1
-            if now - seen[1] >= PATIENCE_S[self.kind] and seen[2] >= LOOKS and agent not in agent.robot.idlers:
-                agent.robot.idlers.append(agent)
-                agent.robot.tell(f"{agent} has asked task {task!r} ({self.kind}) for {now - seen[1]:.0f} s without a step of its "
-                                 "environment, and goes on; a run ends after steps, so let run_one_episode call "
-                                 "self.env.step(action) and end with the episode")
+            if now - seen[1] >= PATIENCE_S[self.kind] and seen[2] >= LOOKS:
+                tell(agent, f"asked task {task!r} ({self.kind})", now - seen[1])
+
+
+class Resets:
+    """Looks at the resets of one environment, for a comparison each."""
+
+    def __init__(self) -> None:
+        self._steps, self._since, self._found = -1, 0.0, 0
+
+    def look(self, agent: Any) -> None:
+        """Tells the agent's robot, once, of one that resets for too long without a step."""
+        if agent.steps != self._steps:
+            self._steps, self._since, self._found = agent.steps, 0.0, 0
+            return
+        now = perf_counter()
+        self._since, self._found = self._since or now, self._found + 1
+        if now - self._since >= PATIENCE_S["reset"] and self._found >= LOOKS:
+            tell(agent, "reset its environment again and again", now - self._since)
+
+
+def tell(agent: Any, what: str, seconds: float) -> None:
+    """Tells the agent's robot, once, what the agent has done for so long without a step."""
+    if agent not in agent.robot.idlers:
+        agent.robot.idlers.append(agent)
+        agent.robot.tell(f"{agent} has {what} for {seconds:.0f} s without a step of its environment, and goes on; a run ends "
+                         "after steps, so let run_one_episode call self.env.step(action) and end with the episode")

@@ -10,8 +10,10 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 from parl_like.errors import Told, our_name, unknown
 
@@ -29,6 +31,7 @@ _ROOTS = tuple({os.path.realpath(os.path.join(os.path.dirname(__file__), room)) 
                 for room in (".", "algorithms", "models", "envs", "robots")})
 _LIBRARIES = tuple({os.path.realpath(path) + os.sep for name, path in sysconfig.get_paths().items() if "lib" in name})
 _PLAIN = {"int": int, "float": (int, float), "bool": bool, "str": str}
+_SEVERAL = {f"Sequence[{kind}]": kind for kind in _PLAIN}
 _FRAME = re.compile(r'  File "(.*)", line \d+, in ')
 _TRACE = "Traceback (most recent call last):\n"
 
@@ -122,29 +125,41 @@ def explained(error: TypeError, name: str, made: Callable[..., Any], kinds: tupl
     """
     makers = [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)] or [made]
     known: dict[str, inspect.Parameter] = {}
+    anything = True  # whether it takes any option
     for maker in makers:
         parameters = list(inspect.signature(maker).parameters.values())[bool(kinds) :]
         known |= {one.name: one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
                   and one.name not in known}
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            anything = False
             break
     for option in options:
-        if option not in known:
+        if option not in known and not anything:
             own = our_name(option, known)
             return TypeError(f"{name}: {unknown('option', option, known)}{', as it is called here' if own else ''}")
     positional = [one.name for one in known.values() if one.kind is not one.KEYWORD_ONLY]
     for option, value in {**dict(zip(positional, args, strict=False)), **options}.items():
-        expected = [part.strip() for part in str(known[option].annotation).split("|")]
-        plain = [_PLAIN[part] for part in expected if part in _PLAIN]
-        others = [part for part in expected if part not in _PLAIN and part != "None"]
-        if plain and not others and not (value is None and "None" in expected) and not isinstance(value, _flat(plain)):
-            if not hasattr(value, "__index__") and not hasattr(value, "__float__"):  # NumPy's numbers are numbers
-                return TypeError(f"{name}: {option} is {value!r:.60} ({type(value).__name__}); expected {' or '.join(expected)}")
+        expected = [part.strip() for part in str(known[option].annotation).split("|")] if option in known else []
+        if f"{option} is " in str(error):
+            return None  # which says it better
+        if expected and not any(_may_be(value, part) for part in expected):
+            return TypeError(f"{name}: {option} is {value!r:.60} ({type(value).__name__}); expected {' or '.join(expected)}")
     return None
 
 
-def _flat(kinds: list[Any]) -> tuple[type, ...]:
-    return tuple(kind for one in kinds for kind in (one if isinstance(one, tuple) else (one,)))
+def _may_be(value: Any, kind: str) -> bool:
+    """Whether a value may be of this annotation; yes where it is none that we know."""
+    if kind == "None":
+        return value is None
+    if kind == "Schedule":
+        return callable(value)
+    if kind in _SEVERAL:
+        several = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+        return several and all(_may_be(one, _SEVERAL[kind]) for one in value)
+    if kind not in _PLAIN:
+        return True
+    number = hasattr(value, "__index__") or hasattr(value, "__float__") and kind != "int"  # NumPy's numbers are numbers
+    return isinstance(value, _PLAIN[kind]) or number and kind != "str"  # type: ignore[arg-type]
 
 
 def guarded(kind: C) -> C:

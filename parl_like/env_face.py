@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from parl_like.action_map import Unclipped
+from parl_like.asking import Resets
 from parl_like.batch import Batch
 from parl_like.carried import try_out
 from parl_like.data.generators import Borrowed
@@ -64,6 +65,7 @@ class EnvFace:
         self._env, self._agent = env, agent
         self._step: Any = env.step
         self._lacks = [name for name in ("seed", "options") if not _takes(env.reset, name)]
+        self._resets = Resets()
         self._known = False  # whether it was reset once
         self._accepts = None if agent.on_bad_value == "raise" else Acceptance(env, agent.on_bad_value == "replace")
         # Spaces are for tasks; a plain function can act in anything with reset and step.
@@ -128,6 +130,7 @@ class EnvFace:
         agent = self._agent
         self.end_episode()
         agent.before_episode()
+        self._resets.look(agent)
         if seed is None:
             seed = next((one for helper in agent.helpers.values() if (one := helper.episode_seed()) is not None), None)
         carried = self.carried

@@ -58,7 +58,8 @@ class VectorFace(EnvFace):
         self._begins = False  # hooks hear of the beginning of episodes
         self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
         self._limit: int | None = None
-        self._ends_alike: int | None = 0 if self._mode is AutoresetMode.SAME_STEP else None  # see `_look_at_ends`
+        kept = type(env.unwrapped) is SyncVectorEnv  # whose environments give copies (`_owning`)
+        self._ends_alike: int | None = 0 if self._mode is AutoresetMode.SAME_STEP and not kept else None  # see `_look_at_ends`
 
     def limit(self, steps: int) -> None:
         """As of `EnvFace`; where an episode is cut off, the next one begins with a reset of all."""
@@ -161,6 +162,11 @@ class VectorFace(EnvFace):
         if self._mode is AutoresetMode.NEXT_STEP:  # this step has reset what ended before it
             self._reset_now = self._done
             self.valid &= ~self._done
+        if info.__class__ is not dict:
+            self._check_info(info, "step()")
+        if np.shape(done) != (self.n,):
+            raise AgentFailed(f"{agent}: its {self._name} gave terminated and truncated of shapes {np.shape(terminated)} and "
+                              f"{np.shape(truncated)}; expected ({self.n},), a flag for each environment")
         if "dropped" in info:
             self._lost = np.asarray(info["dropped"], bool) & self._running
             self.valid &= ~self._lost
@@ -168,7 +174,11 @@ class VectorFace(EnvFace):
         if np.shape(rew) != (self.n,):
             raise AgentFailed(f"{agent}: its {self._name} gave rewards of shape {np.shape(rew)}; expected ({self.n},), a number "
                               f"for each environment: {REWARD_WEIGHTS}")
-        self._returns += np.where(self.valid, np.asarray(rew, np.float64), 0.0)
+        try:
+            self._returns += np.where(self.valid, np.asarray(rew, np.float64), 0.0)
+        except (TypeError, ValueError):
+            raise AgentFailed(f"{agent}: its {self._name} (seed {self.seed}) gave the rewards {rew!r:.100}; expected a number "
+                              "for each environment") from None
         counted = self.valid & ~info["imagined"] if "imagined" in info else self.valid
         self._lengths += counted
         if self._limit is not None and self.quotas is not None:

@@ -122,8 +122,9 @@ def _others_with(key: str) -> list[str]:
 def _no_data(owner: Any, name: str, one: inspect.Parameter) -> str:
     """Why an argument cannot be set, and the way out."""
     kind = "an object" if one.annotation is Any else inspect.formatannotation(one.annotation).replace("collections.abc.", "")
-    return (f"{getattr(owner, '__name__', owner)}.{name} takes {kind}, which plain data cannot give; make a class of your own "
-            "that gives it, written module:Name")
+    owner_name = getattr(owner, "__name__", owner)
+    return (f"{owner_name}.{name} takes {kind}, which is given in Python only: "
+            f"{owner_name}(…, {name}=…); elsewhere name a class of your own that gives it, written module:Name")
 
 
 class Parts:

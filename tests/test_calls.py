@@ -241,6 +241,66 @@ def test_an_agent_that_asks_and_never_steps_is_told_by_name(driver, caplog, monk
     assert len(said) == 1 and said[0].startswith("agent 0 has asked task 'RL' (predict) for ")
 
 
+class Resets(Agent):
+    """Resets and resets, and takes no step until it has been told of often enough."""
+
+    def run_one_episode(self):
+        asking.PATIENCE_S["reset"] = 0.0  # here, for this may be a worker
+        for _ in range(10):
+            obs, _ = self.env.reset()
+        for _ in range(5):
+            self.env.step(self.helpers["RL"].predict(obs))
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "processes"])
+def test_an_agent_that_resets_and_never_steps_is_told_by_name(driver, caplog, monkeypatch):
+    monkeypatch.setitem(asking.PATIENCE_S, "reset", 0.0)
+    with robot_of(dqn(), agent=Resets, driver=driver) as robot, caplog.at_level(logging.WARNING, "parl_like"):
+        robot.run(10)
+    said = [record.getMessage() for record in caplog.records if "without a step of its environment" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith("agent 0 has reset its environment again and again for ")
+
+
+def generator(self):
+    yield self.env.reset()
+
+
+async def coroutine(self):
+    self.env.reset()
+
+
+async def both(self):
+    yield self.env.reset()
+
+
+@pytest.mark.parametrize(("method", "message"), [
+    (generator, "run_one_episode is a generator, for it has a `yield`, so a call of it runs nothing; write it as a plain method"),
+    (coroutine, r"run_one_episode is asynchronous \(`async def`\), so a call of it runs nothing"),
+    (both, r"run_one_episode is asynchronous \(`async def`\), so a call of it runs nothing"),
+])
+def test_an_episode_that_a_call_does_not_run_is_refused(method, message):
+    mine = type("Mine", (Agent,), {"run_one_episode": method})
+    with robot_of(dqn(), agent=mine) as robot, pytest.raises(AgentFailed, match=message):
+        robot.run(10)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: MLPQ(POSITION, ACT, hidden=3), r"MLPQ: hidden is 3 \(int\); expected Sequence\[int\]"),
+    (lambda: MLPQ(POSITION, ACT, hidden="64"), r"MLPQ: hidden is '64' \(str\); expected Sequence\[int\]"),
+    (lambda: EpsilonGreedy("0.1"), r"EpsilonGreedy: epsilon is '0.1' \(str\); expected float or Schedule or Sequence\[float\]"),
+    (lambda: EpsilonGreedy(["a"]), r"EpsilonGreedy: epsilon is \['a'\] \(list\); expected float or Schedule"),
+    (lambda: Robot.of("DQN", agent=Agent), r"of\(\) missing 1 required positional argument: 'env'"),
+])
+def test_arguments_of_a_wrong_type_are_named(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_robot_of_says_where_an_agent_is_given():
+    with pytest.raises(ValueError, match=r"Robot.agent takes .*given in Python only: Robot\(…, agent=…\); elsewhere"):
+        Robot.of("DQN", "CartPole-v1", agent=Agent)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"minibatches": 9}, "PPO: minibatches is 9, and an update has 4 rows: each row is an optimiser step of its own"),
     ({"minibatch_rows": 9}, "PPO: minibatch_rows is 9, and an update has 4 rows: all of them are one minibatch"),

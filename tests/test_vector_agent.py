@@ -485,3 +485,21 @@ def test_lost_final_observations_are_told_once():
         with pytest.warns(RuntimeWarning, match="agent 0: final observations .* environments reuse their arrays") as told:
             robot.run(StopAfterSteps(60))
     assert sum("reuse" in str(one.message) for one in told) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ what is no step's outcome
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({1: np.array(["a", "b"])}, r"its vector environment \(seed .*\) gave the rewards .*'a'.*; expected a number for each"),
+    ({4: None}, r"step\(\) of its vector environment \(seed .*\) gave the info None; expected a dict, \{\} where"),
+    ({2: False, 3: False}, r"gave terminated and truncated of shapes \(\) and \(\); expected \(2,\), a flag for each"),
+])
+def test_what_a_step_of_a_vector_environment_cannot_give(wrong, message):
+    class Wrong(SyncVectorEnv):
+        def step(self, act):
+            return tuple(wrong.get(i, value) for i, value in enumerate(super().step(act)))
+
+    make = lambda: Wrong([Corridor] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)  # noqa: E731
+    with robot_of(Recorder(), keep, env=make, agent=VectorAgent) as robot, pytest.raises(AgentFailed, match=message):
+        robot.run(StopAfterSteps(12))

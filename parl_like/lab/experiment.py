@@ -117,6 +117,22 @@ _modules: dict[str, ModuleType] = {}
 _brought: dict[str, Brought] = {}
 
 
+_NAMES = {"name": (Name, "lower-case letters, digits, - and _, at most 64, the first a letter or digit"),
+         "robot": (RobotName, "the name of a module below parl_like.robots: lower-case letters, digits and _, at most 64, the "
+                              "first a letter; parts of your own are named as module:Name in `config`")}
+"""Field of an experiment → its type, and what it may be, in words."""
+
+
+def _in_words(given: Mapping[str, Any], said: str) -> str:
+    """The refusal of an experiment; where a name has other characters, which it may have instead of a pattern."""
+    for field, (kind, words) in _NAMES.items():
+        try:
+            msgspec.convert(value := given.get(field, "x"), kind)
+        except msgspec.ValidationError:
+            return f"{field} is {value!r:.80}; expected {words}"
+    return said
+
+
 def register(experiment: Experiment, module: ModuleType | None = None) -> Experiment:
     """Makes an experiment known by its name in this process.
 
@@ -126,7 +142,8 @@ def register(experiment: Experiment, module: ModuleType | None = None) -> Experi
     try:
         msgspec.convert(msgspec.to_builtins(experiment), Experiment)  # a Struct's own constructor checks nothing
     except (msgspec.ValidationError, TypeError) as error:
-        raise ExperimentError(f"experiment {experiment.name!r}: {error}") from None
+        said = _in_words(msgspec.structs.asdict(experiment), str(error))
+        raise ExperimentError(f"experiment {experiment.name!r}: {said}") from None
     if experiment.name in _files() or _registered.get(experiment.name, experiment) != experiment:
         raise ExperimentError(f"experiment {experiment.name!r} exists already; choose another name")
     _registered[experiment.name] = experiment
@@ -192,7 +209,7 @@ def get(name: str) -> Experiment:
     try:
         experiment = msgspec.convert({"name": name, **tree}, Experiment)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{files[name]}: {error}") from None
+        raise ConfigError(f"{files[name]}: {_in_words(tree, str(error))}") from None
     if experiment.name != name:
         mend = "name the file and the experiment alike"
         raise ConfigError(f"{files[name]}: expected name {name!r}, got {experiment.name!r}; {mend}")

@@ -114,3 +114,12 @@ def test_listing_loads_neither_torch_nor_matplotlib():
             "assert parl_like.lab.cli.main(['list']) == 0; sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib')))")
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"robot": "a.b"}, "robot is 'a.b'; expected the name of a module below parl_like.robots: lower-case letters"),
+    ({"name": "X Y"}, "name is 'X Y'; expected lower-case letters, digits, - and _"),
+])
+def test_a_name_of_other_characters_is_refused_in_words(fields, message):
+    with pytest.raises(ExperimentError, match=message):
+        register(Experiment(**{"name": "mine", "robot": "dqn", **fields}))

@@ -113,9 +113,9 @@ def test_numbers_become_what_the_annotation_says():
     (["min_action=[a]", "max_action=1"], r"key 'min_action' expects numbers in lists of one length, got \[a\]"),
     (["min_action=0"], "RescaleAction.max_action is needed: float | int | list of numbers"),
     (["env.wrappers=[TransformReward]"], r"TransformReward is not built from a configuration: TransformReward.func takes "
-     "Callable.*, which plain data cannot give; make a class of your own that gives it, written module:Name"),
+     "Callable.*, which is given in Python only: .*; elsewhere name a class of your own that gives it, written module:Name"),
     (["env.wrappers=[NormalizeObservation]", "NormalizeObservation.moments=5"],
-     "key 'NormalizeObservation.moments': NormalizeObservation.moments takes .*Moments | None, which plain data cannot give"),
+     "key 'NormalizeObservation.moments': NormalizeObservation.moments takes .*Moments | None, which is given in Python only"),
 ])
 def test_what_is_no_number_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
@@ -312,7 +312,7 @@ def test_an_argument_without_an_annotation_takes_any_plain_value(value):
         ours = {key.rpartition(".")[2] for key, setting in one.parts.settings.items() if setting.owner is Untyped}
     with robot() as one:
         assert ours - {key.rpartition(".")[2] for key in one.parts.settings} == {"bonus", "table", "some"}
-    with pytest.raises(ConfigError, match="key 'Untyped.call': Untyped.call takes an object, which plain data cannot give"):
+    with pytest.raises(ConfigError, match="key 'Untyped.call': Untyped.call takes an object, which is given in Python only"):
         robot(f"algorithm={name}", "Untyped.call=print")
 
 
