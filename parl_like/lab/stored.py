@@ -21,11 +21,12 @@ from parl_like.lab.foreign import Foreign
 from parl_like.lab.rundir import RunDir
 
 RESUMABLE = frozenset({
-    "total_steps", "keep_checkpoints", "log_every_s", "eval_every", "eval_episodes", "stop_score", "tensorboard",
+    "total_steps", "device", "keep_checkpoints", "log_every_s", "eval_every", "eval_episodes", "stop_score", "tensorboard",
     *(f"workers.{name}" for name in ("address", "num_cpus", "start_limit", "step_limit", "memory_limit", "max_restarts",
                                      "period")),
 })
-"""What may differ when a run is continued: nothing here changes what happens at a step of training."""
+"""What may differ when a run is continued: nothing here changes what happens at a step of training, but that another device
+rounds otherwise."""
 EVALUABLE = RESUMABLE | {"eval_score", "torch_threads"}
 """What may differ when it is evaluated."""
 
@@ -45,7 +46,8 @@ class Stored(NamedTuple):
 
 @contextmanager
 def to_look_at(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> Iterator[tuple[Experiment, ExperimentConfig]]:
-    """What `eval`, `play` and `load_run` build while this lasts: always in this process, whatever driver the run had.
+    """What `eval`, `play` and `load_run` build while this lasts: always in this process, whatever driver the run had; on the CPU
+    where it had a GPU and there is none here.
 
     Args:
         overrides, source: As for `parl_like.lab.runner.resume`.
@@ -54,7 +56,13 @@ def to_look_at(run: RunDir, overrides: Mapping[str, Any] | None, source: str) ->
         UsageError: the directory is none, or its configuration does not fit.
     """
     with _stored(run, overrides or {}, source, EVALUABLE) as ((experiment, _, config), _):
-        yield experiment, msgspec.structs.replace(config, driver="cooperative", workers=Workers())
+        yield experiment, msgspec.structs.replace(config, driver="cooperative", workers=Workers(), device=_here(config.device))
+
+
+def _here(device: str) -> str:
+    import torch  # whoever looks at a run needs it in a moment
+
+    return "cpu" if device.partition(":")[0] == "cuda" and not torch.cuda.is_available() else device
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from lab_fakes import MODULE, FakeRobot, experiment
 from parl_like.data import archive
 from parl_like.data.archive import ArchiveError
 from parl_like.lab import experiment as experiments
-from parl_like.lab import plots, rundir, runner, session
+from parl_like.lab import plots, rundir, runner, session, stored
 from parl_like.lab.checkpoint import Checkpoints, verify
 from parl_like.lab.cli import main
 from parl_like.lab.config import ConfigError, UsageError, dump_yaml, load_yaml, resolve
@@ -212,6 +212,18 @@ def test_only_plain_files_are_read_and_written(tmp_path, name, kind):
         except OURS as error:
             assert name.rpartition("/")[2] in str(error) or "checkpoint" in str(error), f"{verb}: {error}"
         assert contents(outside) == before, f"{verb} wrote through {name}"
+
+
+def test_a_run_of_a_gpu_is_looked_at_and_goes_on_where_there_is_none(monkeypatch):
+    import torch
+
+    run = train()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run.save_config({**run.config(), "device": "cuda:0"})
+    with stored.to_look_at(run, {}, "") as (_, config):
+        assert config.device == "cpu"
+    with stored.to_resume(run, {"device": "cpu", "total_steps": 420}, "") as found:
+        assert found.config.device == "cpu"
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "log.txt", "metrics.csv"])
