@@ -324,7 +324,8 @@ class Atari(gym.Env[Any, Any]):
 
 
 def named_by(env_id: str) -> dict[str, Any] | None:
-    """Options of `Atari` for an id that ale-py registers: "BreakoutNoFrameskip-v4", "ALE/Seaquest-v5", …. None: it is no such id.
+    """Options of `Atari` for an id that ale-py registers: "BreakoutNoFrameskip-v4", "ALE/Seaquest-v5", …; also for one
+    like "PongDeterministic-v4", which newer versions of it leave out. None: it is no such id.
 
     Game, action set and stickiness (0.25 for -v0 and -v5) are the id's. How often it repeats actions does not count, for `Atari`
     has its own preparation.
@@ -332,7 +333,7 @@ def named_by(env_id: str) -> dict[str, Any] | None:
     Raises:
         ImportError: it plainly is a game's id, and ale-py, which has the games, is not installed.
     """
-    env_id = env_id.removeprefix("ale_py:")
+    env_id = re.sub(r"(?<=\w)Deterministic(-v\d+)$", r"NoFrameskip\1", env_id.removeprefix("ale_py:"))
     if env_id not in gym.registry and ":" not in env_id:
         try:
             import ale_py  # noqa: F401  it registers its ids
@@ -345,6 +346,18 @@ def named_by(env_id: str) -> dict[str, Any] | None:
     known = spec.kwargs
     return {"game": known["game"], "sticky": known.get("repeat_action_probability", 0.0),
             "full_actions": known.get("full_action_space", False)}
+
+
+def with_game(env_id: str, game: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What an id says of its game (`named_by`), and options of the user's, which go first.
+
+    Raises:
+        ValueError: both name a game.
+    """
+    if "game" in options:
+        raise ValueError(f"{env_id!r} names a game, and so does the option game={options['game']!r}; leave one out, or write "
+                         "Atari-v0 for the id")
+    return {**game, **options}
 
 
 COUNTERS = ("_open", "_life_lost", "_held", "_lives", "_frames", "_length", "_return")

@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from parl_like import env_ids
 from parl_like.action_map import Unclipped
+from parl_like.env_source import one_player
 from parl_like.errors import unknown
 
 
@@ -330,8 +331,8 @@ def load(id_or_factory: str | Callable[..., Any] | Any, **options: Any) -> tuple
         TypeError: None of these, or options for an environment that is there already.
     """
     if isinstance(id_or_factory, (str, gym.envs.registration.EnvSpec)):
-        which = env_ids.known(id_or_factory) if isinstance(id_or_factory, str) else id_or_factory
-        env = gym.make(which, max_episode_steps=-1, disable_env_checker=True, **options)
+        make: Any = env_ids.make if isinstance(id_or_factory, str) else gym.make
+        env: Any = make(id_or_factory, max_episode_steps=-1, disable_env_checker=True, **options)
         while isinstance(env, gym.wrappers.OrderEnforcing):
             env = env.env  # costs a call per step
         if isinstance(id_or_factory, str):
@@ -359,6 +360,7 @@ def adapt(env: Any) -> gym.Env[Any, Any]:
         ImportError: dm_control without shimmy.
         TypeError: It is no environment at all.
     """
+    one_player(env)
     if isinstance(env, gym.vector.VectorEnv):
         raise TypeError(f"make_env: {env} already is many environments; give it to make_vector_env")
     if not isinstance(env, gym.Env) and hasattr(env, "action_spec") and hasattr(env, "observation_spec"):

@@ -32,16 +32,19 @@ class MinAtar(gym.Env[Any, Any]):
         game: "asterix", "breakout", "freeway", "seaquest" or "space_invaders".
         sticky: Probability that the game repeats the last action in the place of the one given.
         ramping: Whether a game becomes harder in the course of an episode.
+        full_actions: All six actions, not only those that the game knows.
 
     Raises:
         ImportError: the package is not installed. ValueError: unknown game, or a probability that is none.
     """
 
-    def __init__(self, game: str = "breakout", sticky: float = 0.1, ramping: bool = True) -> None:
+    def __init__(self, game: str = "breakout", sticky: float = 0.1, ramping: bool = True, *,
+                 full_actions: bool = False) -> None:
         if not 0.0 <= sticky <= 1.0:
             raise ValueError(f"MinAtar: sticky is {sticky}; expected a probability")
         self.game, self.sticky, self.last_action, self.over = _game(game, ramping), sticky, 0, True
-        self.actions = [int(action) for action in self.game.minimal_action_set()]
+        known = range(6) if full_actions else self.game.minimal_action_set()
+        self.actions = [int(action) for action in known]
         self.observation_space = gym.spaces.Box(0, 1, tuple(self.game.state_shape()), np.uint8)
         self.action_space = gym.spaces.Discrete(len(self.actions))
 

@@ -5,34 +5,54 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium.envs.registration import find_highest_version, parse_env_id
 
-from parl_like import names
+from parl_like.names import rule as rule_in_force
+
+
+class Package(NamedTuple):
+    """Ids of one kind, and what they need.
+
+    Attributes:
+        ids: Pattern of the whole id.
+        module: That registers or plays them.
+        install: What pip is given to have it.
+        prepared: The function of `parl_like.envs.prepared` that makes them ready for learning; empty: they are as gymnasium makes
+            them.
+    """
+
+    ids: str
+    module: str
+    install: str
+    prepared: str = ""
+
 
 PACKAGES = (
-    (r"ALE/|\w+(NoFrameskip|Deterministic)-v[04]$", "ale_py", "atari"),
-    (r"(MiniGrid|BabyAI)-", "minigrid", "minigrid"),
-    (r"(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|Inverted(Double)?Pendulum|Pusher|Reacher|Swimmer|Walker2d)-v[45]$",
-     "mujoco", "mujoco"),
-    (r"(LunarLander|LunarLanderContinuous|BipedalWalker|BipedalWalkerHardcore|CarRacing)-v\d$", "Box2D", "box2d"),
+    Package(r"ALE/[\w-]+|\w+(NoFrameskip|Deterministic)-v\d+", "ale_py", "'parl_like[atari]'", "atari"),
+    Package(r"(MiniGrid|BabyAI)-[\w.-]+", "minigrid", "'parl_like[minigrid]'", "minigrid"),
+    Package(r"MinAtar/(Asterix|Breakout|Freeway|Seaquest|SpaceInvaders)-v[01]", "minatar", "--no-deps minatar", "minatar"),
+    Package(r"bsuite/\w+/\d+", "bsuite", "bsuite", "bsuite"),
+    Package(r"(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|Inverted(Double)?Pendulum|Pusher|Reacher|Swimmer|Walker2d)-v[45]",
+            "mujoco", "'parl_like[mujoco]'"),
+    Package(r"(LunarLander|LunarLanderContinuous|BipedalWalker|BipedalWalkerHardcore|CarRacing)-v\d", "Box2D",
+            "'parl_like[box2d]'"),
 )
-"""What ids begin with, the package that registers or plays them, and the extra that installs it."""
+"""Of ids that need more than gymnasium."""
 
 
-def _bring(id: str) -> None:
-    """Imports the package of an id, which registers it. Raises ImportError, with the extra, where it is not installed."""
-    spec = gym.registry.get(id)
-    if spec is not None and not str(spec.entry_point).startswith("gymnasium."):
-        return  # its package is there, or it is the user's own
-    for pattern, module, extra in PACKAGES:
-        if re.match(pattern, id):
-            if find_spec(module) is None:
-                raise ImportError(f"environment {id!r} needs the package {module}: pip install 'parl_like[{extra}]'")
-            if spec is None:
-                import_module(module)
+def package_of(id: str) -> Package | None:
+    """The entry of `PACKAGES` for an id, also for one that begins with the module itself; None: there is none, or code of the
+    user's has registered this id."""
+    for package in PACKAGES:
+        bare = id.removeprefix(f"{package.module}:")
+        if re.fullmatch(package.ids, bare):
+            spec = gym.registry.get(bare)
+            theirs = spec is None or str(spec.entry_point).startswith(("gymnasium.", f"{package.module}."))
+            return package if theirs else None
+    return None
 
 
 def registered(id: str) -> bool:
@@ -56,9 +76,14 @@ def known(id: str) -> str:
         ImportError: its package, one of `PACKAGES`, is not installed.
         gymnasium.error.Error: it is not registered, and may not be looked for. Else the refusal of the rule.
     """
-    rule = names.rule()
-    _bring(id)
-    if rule is None or rule.typed(id) or registered(id):
+    rule = rule_in_force()
+    package = package_of(id)
+    if package is not None and ":" not in id:
+        if find_spec(package.module) is None:
+            raise ImportError(f"environment {id!r} needs the package {package.module}: pip install {package.install}")
+        if id not in gym.registry:
+            import_module(package.module)
+    if rule is None or rule.typed(id) or package is not None and package.prepared and ":" not in id or registered(id):
         return id
     if ":" in id:
         raise rule.refusal(id)
@@ -67,5 +92,9 @@ def known(id: str) -> str:
 
 
 def make(id: str, **options: Any) -> Any:
-    """An environment of an id, by `gymnasium.make` with these options."""
-    return gym.make(known(id), **options)
+    """An environment of an id, by `gymnasium.make` with these options, or prepared for learning as its package has it."""
+    package = package_of(known(id))
+    if package is None or not package.prepared:
+        return gym.make(id, **options)
+    prepared = getattr(import_module("parl_like.envs.prepared"), package.prepared)
+    return prepared(id.removeprefix(f"{package.module}:"), **options)

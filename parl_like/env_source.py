@@ -48,8 +48,19 @@ def known(source: EnvSource) -> EnvSource:
 
 
 def make_one(source: EnvSource) -> Any:
-    """An environment of a source, an environment itself as it is."""
-    return source if is_made(source) or not callable(factory_of(source)) else factory_of(source)()
+    """An environment of a source, an environment itself as it is. Raises TypeError for one of several players."""
+    return one_player(source if is_made(source) or not callable(factory_of(source)) else factory_of(source)())
+
+
+def one_player(env: Any) -> Any:
+    """The environment itself. Raises TypeError for one of PettingZoo's, which has several players."""
+    if hasattr(env, "possible_agents") and not isinstance(env, (gym.Env, gym.vector.VectorEnv)):
+        turns = hasattr(env, "agent_iter")
+        inner = "env" if turns else "pettingzoo.utils.parallel_to_aec(env)"
+        raise TypeError(f"{env} is {'an AECEnv' if turns else 'a ParallelEnv'} of PettingZoo, with several players; give an "
+                        f"environment of one of them, parl_like.envs.pettingzoo.AECPlayer({inner}, player=0, others=…), in which "
+                        "the others act by rules")
+    return env
 
 
 def for_elsewhere(source: EnvSource) -> Any:

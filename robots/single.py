@@ -12,6 +12,7 @@ from parl_like.algorithm import create_algorithm_func
 from parl_like.computation_task import ComputationTask
 from parl_like.data.transforms import Transforms
 from parl_like.env_source import EnvSource, is_made
+from parl_like.envs.prepared import whole_games
 from parl_like.errors import unknown
 from parl_like.lab import config as configs
 from parl_like.lab.config import ConfigError
@@ -141,9 +142,12 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     span = span or Span(config.total_steps)
     parts = Parts(config.parts, usual, config.__struct_fields__, span)
     source = env_of(config.env, parts) if env is None else env
-    if eval_env is None and config.eval_env is not None:
-        eval_env = env_of(config.eval_env.over(config.env), parts, "eval_env")
     spaces, agent = probed(source)
+    elsewhere = config.eval_env
+    if elsewhere is None and env is None and (whole := whole_games(config.env.id)):
+        elsewhere = EvalEnv(options=whole)
+    if eval_env is None and elsewhere is not None:
+        eval_env = env_of(elsewhere.over(config.env), parts, "eval_env")
     if eval_env is not None:
         check_eval_env(eval_env, spaces)
     parts.act = spaces["act"]

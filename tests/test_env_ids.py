@@ -4,15 +4,27 @@ import pickle
 import subprocess
 import sys
 import threading
-from types import ModuleType
+from contextlib import suppress
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import cloudpickle
 import gymnasium as gym
+import numpy as np
 import pytest
 
 import parl_like.envs  # noqa: F401  # makes its ids known
-from parl_like import Robot
+from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func, env_ids, env_source
+from parl_like.algorithms import PPO
 from parl_like.env_source import for_elsewhere
+from parl_like.envs.atari import Atari
+from parl_like.envs.make import make_env
+from parl_like.models import MLPActorCritic
+
+for module in ("ale_py", "minigrid"):  # their ids are registered once
+    with suppress(ImportError):
+        import_module(module)
 
 
 @pytest.fixture(autouse=True)
@@ -81,16 +93,15 @@ def test_a_source_is_as_it_was_where_there_is_nothing_to_say(registry):
     ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid"), ("BabyAI-GoToObj-v0", "minigrid", "minigrid"),
     ("HalfCheetah-v5", "mujoco", "mujoco"), ("InvertedDoublePendulum-v5", "mujoco", "mujoco"),
     ("LunarLander-v3", "Box2D", "box2d"),
+    ("MinAtar/Breakout-v1", "minatar", ""), ("bsuite/catch/0", "bsuite", ""),
 ])
-def test_an_id_of_a_package_that_is_missing_names_the_extra(id, module, extra, monkeypatch):
-    from parl_like import env_ids
-    from parl_like.envs.make import make_env
-
+def test_an_id_of_a_package_that_is_missing_says_what_to_install(id, module, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     if module in ("ale_py", "minigrid"):
         gym.registry.pop(id, None)
     for make in (env_ids.make, make_env, lambda id: Robot.of("PPO", id)):
-        says = rf"{id}' needs the package {module}: pip install 'parl_like\[{extra}\]'"
+        install = rf"'parl_like\[{extra}\]'" if extra else rf"(--no-deps )?{module}"
+        says = rf"{id}' needs the package {module}: pip install {install}"
         with pytest.raises((ImportError, ValueError), match=says):  # the latter of Robot.of, which names its argument
             make(id)
 
@@ -102,3 +113,121 @@ def test_an_id_of_a_package_that_is_installed_is_known_without_an_import(id, mod
     code = f"from parl_like.envs.make import make_env; print(make_env({id!r}).reset(seed=0)[1] is not None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split()[-1:] == ["True"], done.stderr
+
+
+def closed(env):
+    env.close()
+    return env
+
+
+@pytest.mark.parametrize(("id", "sticky"), [("ALE/Pong-v5", 0.25), ("PongNoFrameskip-v4", 0.0), ("PongDeterministic-v4", 0.0)])
+def test_an_id_of_an_atari_game_gets_the_preparation_everywhere(id, sticky):
+    pytest.importorskip("ale_py")
+    for env in (make_env(id), env_ids.make(id)):
+        game = closed(env).unwrapped
+        assert (type(game), game.sticky, game.emulator.rom.stem) == (Atari, sticky, "pong")
+        assert env.observation_space == gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    assert closed(make_env(id, grey=False, stack=2, life_loss=False)).observation_space.shape == (6, 84, 84)
+    with pytest.raises(ValueError, match="names a game, and so does the option game='breakout'"):
+        make_env(id, game="breakout")
+
+
+def test_a_robot_of_a_game_sees_frames_and_evaluates_whole_games():
+    pytest.importorskip("ale_py")
+    with Robot.of("DQN", "PongNoFrameskip-v4", n_agents=1, size=64, warmup=8, batch_size=4, convs=((4, 8, 8),)) as robot:
+        robot.run(16)
+        assert type(robot.tasks["RL"].algorithm.model).__name__ == "ConvQ"
+        game = robot.agents[0].env.unwrapped
+        assert (game.life_loss, game.clip_reward) == (True, 1.0)
+        played = closed(env_source.make_one(robot.eval_env)).unwrapped
+        assert (type(played), played.life_loss, played.clip_reward, played.size) == (Atari, False, None, (84, 84))
+
+
+@pytest.mark.parametrize("id", ["MiniGrid-Empty-5x5-v0", "BabyAI-GoToObj-v0"])
+@pytest.mark.parametrize("n_agents", [1, 2])
+def test_a_grid_world_is_learned_from_by_its_id(id, n_agents):
+    pytest.importorskip("minigrid")
+    with Robot.of("PPO", id, n_agents=n_agents, unroll=16, epochs=1, minibatches=2) as robot:
+        robot.run(64)
+        assert robot.tasks["RL"].learns > 0
+        assert type(robot.tasks["RL"].algorithm.model).__name__ == "ConvActorCritic"
+        assert robot.agents[0].env.observation_space == gym.spaces.Dict({
+            "direction": gym.spaces.Discrete(4), "image": gym.spaces.Box(0, 10, (7, 7, 3), np.uint8)})
+        robot.evaluate(1)
+
+
+def test_codes_of_a_grid_world_stay_below_their_bound():
+    pytest.importorskip("minigrid")
+    with env_ids.make("BabyAI-BossLevel-v0") as env:
+        for seed in range(20):
+            assert env.observation_space.contains(env.reset(seed=seed)[0])
+
+
+@pytest.mark.parametrize(("id", "n"), [("MinAtar/Breakout-v1", 3), ("MinAtar/SpaceInvaders-v0", 6)])
+def test_an_id_of_minatar_makes_the_game_without_its_display(id, n):
+    pytest.importorskip("minatar")
+    with Robot.of("DQN", id, n_agents=1, warmup=8, batch_size=4) as robot:
+        robot.run(16)
+        assert type(robot.agents[0].env.unwrapped).__name__ == "MinAtar"
+        assert type(robot.tasks["RL"].algorithm.model).__name__ == "ConvQ"
+    assert closed(make_env(id, sticky=0.0)).action_space == gym.spaces.Discrete(n)
+
+
+class Catch:
+    """As bsuite's, of the interface of dm_env."""
+
+    def reset(self):
+        self.steps = 0
+        return self.now()
+
+    def step(self, action):
+        self.steps += 1
+        return self.now()
+
+    def now(self):
+        last = self.steps == 9
+        return SimpleNamespace(observation=np.zeros((10, 5), np.float32), reward=float(last), discount=1.0 - last,
+                               last=lambda: last)
+
+    def observation_spec(self):
+        return SimpleNamespace(shape=(10, 5), dtype=np.float32, minimum=0.0, maximum=1.0)
+
+    def action_spec(self):
+        return SimpleNamespace(num_values=3, dtype=np.int64, shape=())
+
+
+def test_an_id_of_bsuite_is_an_experiment_of_its_own(monkeypatch):
+    asked = []
+    module = ModuleType("bsuite")
+    module.__spec__ = ModuleSpec("bsuite", None)
+    module.load_from_id = lambda id: asked.append(id) or Catch()
+    monkeypatch.setitem(sys.modules, "bsuite", module)
+    with Robot.of("DQN", "bsuite/catch/0", n_agents=1, warmup=8, batch_size=4) as robot:
+        robot.run(27)
+        assert robot.evaluate(2).returns == [1.0, 1.0]
+    assert set(asked) == {"catch/0"}
+
+
+def test_players_of_pettingzoo_are_led_to_the_environment_of_one():
+    for kind, turns in (("ParallelEnv", False), ("AECEnv", True)):
+        players = type("Players", (), {"possible_agents": ["a", "b"], "step": None, "reset": None, "metadata": {}})()
+        if turns:
+            players.agent_iter = None
+        inner = "env" if turns else r"pettingzoo.utils.parallel_to_aec\(env\)"
+        says = rf"{kind} of PettingZoo.*parl_like.envs.pettingzoo.AECPlayer\({inner}, player=0"
+        for env in (players, lambda: players):
+            with pytest.raises(ValueError, match=says):
+                Robot.of("PPO", env)
+        with pytest.raises(Exception, match=says):
+            spaces = {"obs": gym.spaces.Box(0, 1, (2,)), "act": gym.spaces.Discrete(2)}
+            func = create_algorithm_func(MLPActorCritic, spaces, PPO, {})
+            Robot(players, tasks={"RL": ComputationTask(func, helper=OnPolicyHelper)})
+        with pytest.raises(TypeError, match=says):
+            make_env(players)
+
+
+def test_a_mujoco_id_is_learned_from():
+    pytest.importorskip("mujoco")
+    with Robot.of("SAC", "HalfCheetah-v5", seed=0, warmup=100, batch_size=8, hidden=[16]) as robot:
+        robot.run(200)
+        assert robot.tasks["RL"].learns > 50

@@ -18,6 +18,7 @@ import numpy as np
 from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
 from parl_like.data.replay_buffer import OWNER, ReplayBuffer
 from parl_like.data.row_specs import FLAGS, as_array, in_units, is_part
+from parl_like.env_ids import make
 from parl_like.spec import Array, Spec, SpecError, as_space, leaves, nest, specs_of
 
 
@@ -170,7 +171,8 @@ def to_minari(
     """
     minari = _minari()
     if env is not None and not isinstance(env, gym.Env):
-        with gym.make(env) as made:
+        opened: gym.Env[Any, Any] = make(env) if isinstance(env, str) else gym.make(env)
+        with opened as made:
             return to_minari(buffer, dataset_id, env=made, observation_space=observation_space, action_space=action_space,
                              **metadata)
     observation_space = observation_space or (env and env.observation_space)

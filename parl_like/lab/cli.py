@@ -21,7 +21,10 @@ from parl_like.lab.config import UsageError
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
-_EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "ray": "ray", "peers": "stable_baselines3"}
+_EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigrid": "minigrid", "atari": "ale_py",
+           "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "hdf5": "h5py",
+           "minari": "minari", "ray": "ray", "peers": "stable_baselines3"}
+"""Extra → a module that it brings."""
 
 EPILOG = """Exit codes: 0 done, 1 error, 2 bad usage or configuration, 3 stopped by a signal after a clean save,
 4 training diverged.

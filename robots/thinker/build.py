@@ -20,7 +20,7 @@ from parl_like.algorithms.world_model import WorldModel
 from parl_like.computation_task import BatchRule, ComputationTask
 from parl_like.data.prioritized import PrioritizedReplayBuffer
 from parl_like.data.transforms import RewardClipping
-from parl_like.envs.atari import Atari, named_by
+from parl_like.envs.atari import Atari, named_by, with_game
 from parl_like.envs.make import FiveValues, Layers, adapt, make_env
 from parl_like.envs.thinker.augmented import Curiosity, augmented_spaces, check_envs
 from parl_like.envs.thinker.tree import Tree
@@ -49,10 +49,7 @@ def same_step_envs(env: Any, n: int, **options: Any) -> VectorEnv[Any, Any, Any]
         return gym.make_vec(env_ids.known(env), n, vectorization_mode="vector_entry_point",
                             autoreset_mode=AutoresetMode.SAME_STEP, **options)
     if isinstance(env, str) and (game := named_by(env)):
-        if "game" in options:
-            raise ValueError(f"{env!r} names a game, and so does the option game={options['game']!r}; leave one out, or write "
-                             "Atari-v0 for the id")
-        env, options = Atari, {**game, **options}
+        env, options = Atari, with_game(env, game, options)
     if not isinstance(env, str) and env is not Atari:
         options["layers"] = Layers(adapt=_adapt_old)
     return make_vector_env(partial(make_env, env, **options), n, "sync", autoreset=AutoresetMode.SAME_STEP)

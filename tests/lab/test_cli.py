@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from lab_fakes import MODULE, FakeRobot, signal_here
@@ -254,8 +256,14 @@ def test_doctor(command):
     assert report["packages"]["torch"] != ""
     assert report["cores"] >= 1
     assert report["memory_gb"] >= report["memory_free_gb"] > 0
-    assert report["extras"].keys() == {"plot", "tb", "grid", "ray", "peers"}
+    assert {"plot", "tb", "grid", "minigrid", "atari", "mujoco", "box2d", "pettingzoo", "ray", "peers"} <= report["extras"].keys()
     assert command("doctor")[1].splitlines()[0].split()[0] == "parl_like"
+
+
+@pytest.mark.checkout
+def test_doctor_knows_every_extra(command):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert json.loads(command("doctor --json")[1])["extras"].keys() == project["optional-dependencies"].keys() - {"dev"}
 
 
 def test_help_names_every_verb_and_loads_nothing(command):

@@ -1,0 +1,85 @@
+"""Environments of other packages by their ids, prepared for learning; `parl_like.env_ids` has the table of ids.
+
+Options are those of the environment named here, and of `gymnasium.make`. Who wants one as its package makes it gives a factory:
+`lambda: gym.make(ID)`.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+import parl_like.envs  # noqa: F401  it registers Atari-v0 and MinAtar-v0
+from parl_like.env_ids import package_of
+from parl_like.envs.atari import named_by, with_game
+from parl_like.envs.make import adapt
+
+DQN = {"size": 84, "grey": True, "clip_reward": 1.0}
+"""Options of `Atari` that are not as Thinker has them but as Mnih et al. 2015 do: 4 frames [84, 84] in one observation."""
+WHOLE_GAMES = {"life_loss": False, "clip_reward": None}
+"""Options of evaluations: an episode is a game, and its return the points."""
+
+
+def atari(id: str, **options: Any) -> gym.Env[Any, Any]:
+    """A game in `parl_like.envs.atari.Atari`, [4, 84, 84] uint8, rewards cut to ±1, an episode for each life."""
+    if (game := named_by(id)) is None:
+        return gym.make(id, **options)
+    return gym.make("Atari-v0", **{**DQN, **with_game(id, game, options)})
+
+
+def whole_games(id: str) -> dict[str, Any]:
+    """Options for evaluations in an environment of this id: `WHOLE_GAMES` for a game that `atari` prepares, else none."""
+    package = package_of(id)
+    return dict(WHOLE_GAMES) if package is not None and package.prepared == "atari" and named_by(id) else {}
+
+
+class GridView(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """A MiniGrid world as numbers: what it observes but texts, as [H, W, 3] uint8 with the largest code that there is as bound,
+    by which networks divide.
+
+    Args:
+        env: With an observation `image` of codes (object, colour, state).
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        codes = import_module("minigrid.core.constants")
+        largest = max(max(table.values()) for table in (codes.OBJECT_TO_IDX, codes.COLOR_TO_IDX, codes.STATE_TO_IDX))
+        seen: Any = env.observation_space
+        image = seen["image"]
+        kept = {name: space for name, space in seen.spaces.items() if not _is_text(space)}
+        self.observation_space = gym.spaces.Dict({**kept, "image": gym.spaces.Box(0, largest, image.shape, np.uint8)})
+        self.kept = tuple(kept)
+
+    def observation(self, observation: Any) -> Any:
+        return {name: observation[name] for name in self.kept}
+
+
+def _is_text(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Text) or np.dtype(space.dtype or object).kind in "OUS" and not space.shape
+
+
+def minigrid(id: str, **options: Any) -> gym.Env[Any, Any]:
+    """A world of MiniGrid's or BabyAI's in `GridView`; the text `mission` is left out. One that observes no Dict stays as it
+    is."""
+    env = gym.make(id, **options)
+    seen = env.observation_space
+    return GridView(env) if isinstance(seen, gym.spaces.Dict) and "image" in seen.spaces else env
+
+
+def minatar(id: str, **options: Any) -> gym.Env[Any, Any]:
+    """A game in `parl_like.envs.minatar.MinAtar`: -v1 has the actions that the game knows, -v0 all six."""
+    name, version = id.removeprefix("MinAtar/").rsplit("-v", 1)
+    game = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return gym.make("MinAtar-v0", **with_game(id, {"game": game, "full_actions": version == "0"}, options))
+
+
+def bsuite(id: str, *, max_episode_steps: int = -1, disable_env_checker: bool = True) -> gym.Env[Any, Any]:
+    """An experiment of bsuite's, "bsuite/catch/0", in `parl_like.envs.make.DmEnv`. It ends episodes itself, and the seeds are
+    those of its settings."""
+    return adapt(import_module("bsuite").load_from_id(id.removeprefix("bsuite/")))
