@@ -45,7 +45,8 @@ def chosen(word: str, name: str = "") -> Experiment:
             module that is there.
     """
     origin, colon, inside = word.partition(":")
-    if not origin.endswith(".py") and (os.sep in origin or os.path.lexists(origin)) and origin not in experiments.names():
+    path = os.sep in origin or not colon and os.path.lexists(origin)  # `package:NAME` may be a folder here
+    if path and not origin.endswith(".py") and origin not in experiments.names():
         there = "a directory" if os.path.isdir(origin) else "a file" if os.path.lexists(origin) else "the path of nothing"
         if os.path.isfile(os.path.join(origin, "run.json")):
             there = f"a run directory, which goes on with `parl-like resume {shlex.quote(origin)}`"

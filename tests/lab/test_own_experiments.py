@@ -207,6 +207,12 @@ def test_parts_of_a_module_are_found_below_the_working_directory_and_must_be_giv
         forget_mine()
 
 
+def test_a_package_here_registers_an_experiment_under_its_own_name(tmp_path):
+    Path("whole").mkdir()
+    Path("whole/__init__.py").write_text(FILE)
+    assert own.chosen("whole:my-bandit").name == "my-bandit"
+
+
 @pytest.mark.parametrize("name", ["run.mine", "run.deep.mine", "run"])
 def test_no_module_in_a_run_directory_is_imported_even_if_it_is_given(name, capsys):
     assert train("dqn-cartpole", "total_steps=20", "eval_episodes=1", "tensorboard=false") == 0
