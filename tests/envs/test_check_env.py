@@ -19,9 +19,10 @@ from parl_like.envs.bit_flip import BitFlip
 from parl_like.envs.deep_sea import DeepSea
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.games import GameEnv, Kuhn, Leduc, TicTacToe
-from parl_like.envs.make import ActionBounds, DmEnv, OldStyle, TimeLimit, make_env
+from parl_like.envs.make import ActionBounds, DmEnv, FiveValues, OldStyle, TimeLimit, make_env
 from parl_like.envs.minatar import MinAtar
 from parl_like.envs.pettingzoo import AECPlayer
+from parl_like.envs.prepared import GridView
 from parl_like.envs.recall import Recall
 from parl_like.envs.sokoban import SokobanEnv
 from parl_like.envs.tabular import RandomWalk, TableEnv
@@ -115,6 +116,7 @@ class Dm(Old):
 CASES = {
     TimeLimit: [lambda: TimeLimit(Drift(), 2), lambda: make_env(Drift, time_limit=2)],
     ActionBounds: [lambda: ActionBounds(Drift(0.0, 4.0)), lambda: make_env(lambda: Drift(-2.0, 9.0))],
+    FiveValues: [lambda: FiveValues(Drift())],
     OldStyle: [lambda: OldStyle(Old()), lambda: make_env(Old, time_limit=2)],
     DmEnv: [lambda: DmEnv(Dm()), lambda: make_env(Dm, time_limit=2)],
     NormalizeObservation: [lambda: NormalizeObservation(gym.make("Acrobot-v1")),
@@ -133,12 +135,13 @@ CASES = {
     AECPlayer: [lambda: AECPlayer(aec_of(Kuhn()), 1)],
     SokobanEnv: [lambda: SokobanEnv(size=5, n_boxes=1), lambda: SokobanEnv(obs="planes", render_mode="rgb_array")],
     DoorKey: [lambda: DoorKey(5)],
+    GridView: [lambda: make_env("MiniGrid-DoorKey-5x5-v0")],
     Recall: [lambda: Recall(), lambda: Recall(0, 3)],
     BitFlip: [lambda: BitFlip(), lambda: BitFlip(3)],
     DeepSea: [lambda: DeepSea(), lambda: DeepSea(4)],
     MinAtar: [lambda: MinAtar(), lambda: MinAtar("freeway", sticky=0.0, ramping=False)],
 }  # fmt: skip
-NEEDS = {Atari: "ale_py", DoorKey: "minigrid", AECPlayer: "pettingzoo", MinAtar: "minatar"}
+NEEDS = {Atari: "ale_py", DoorKey: "minigrid", GridView: "minigrid", AECPlayer: "pettingzoo", MinAtar: "minatar"}
 HARMLESS = "|".join([
     "is different from the unwrapped version",  # it says so of every wrapper
     "Not able to test alternative render modes",  # and so of all that gymnasium.make has not made
