@@ -18,6 +18,7 @@ import psutil
 
 from parl_like.data.disk import read_file
 from parl_like.lab import config as configs
+from parl_like.lab import foreign
 from parl_like.lab.config import ConfigError, ExperimentConfig
 
 AGENTS_PER_CORE = 8192  # each is Python of its own; building one takes a millisecond
@@ -65,7 +66,11 @@ def check(config: ExperimentConfig) -> None:
 
 @contextmanager
 def bounded(config: msgspec.Struct, tensors: int | None = None) -> Iterator[None]:
-    """Meanwhile this process gets no more memory than is free now. Raises ConfigError where that is not enough.
+    """Meanwhile this process gets no more memory than is free now, or, for a configuration that the user has typed or run
+    before, twice as much as the machine has: a replay buffer takes its memory only as it fills.
+
+    Raises:
+        ConfigError: that is not enough.
 
     Args:
         tensors: Bytes that all tensors made meanwhile may have; None: a quarter of what is free, for a weight that is learned has
@@ -75,8 +80,11 @@ def bounded(config: msgspec.Struct, tensors: int | None = None) -> Iterator[None
     if device != "cpu" and "torch" in sys.modules:  # its driver maps memory as it likes when it begins: that is no robot's
         with suppress(RuntimeError, AssertionError):
             sys.modules["torch"].zeros(1, device=device)
-    free = min(int(psutil.virtual_memory().available), machine_memory())
-    before, more = _limit(free), f"the {in_words(free)} of memory that are free here"
+    free, rule = min(int(psutil.virtual_memory().available), machine_memory()), foreign.rule()
+    if rule is None or rule.ran:
+        before, more = _limit(2 * machine_memory()), f"twice the {in_words(machine_memory())} of memory of this machine"
+    else:
+        before, more = _limit(free), f"the {in_words(free)} of memory that are free here"
     try:
         with _counted(free // 4 if tensors is None else tensors):
             yield

@@ -110,7 +110,7 @@ def test_what_grows_slowly_ends_too(monkeypatch):
     """Many small pieces: none of them is large."""
     monkeypatch.setattr(sizes, "machine_memory", lambda: 200 << 20)
     held = []
-    with pytest.raises(ConfigError, match="more than the 200 MiB of memory that are free here; its largest numbers are"):
+    with pytest.raises(ConfigError, match="more than twice the 200 MiB of memory of this machine; its largest numbers are"):
         with bounded(resolve(MODULE.Config, {"options": {"n": 5000}})):
             while len(held) < 2000:
                 held.append(bytearray(1 << 20))

@@ -639,5 +639,5 @@ def _stacked():
 
 def test_options_that_no_memory_has_room_for_are_refused(tmp_path):
     for key in ("model_buffer_n", "rec_t"):
-        with pytest.raises(ConfigError, match=f"takes more than .* free here; its largest numbers are {key}="):
+        with pytest.raises(ConfigError, match=f"takes more than twice .* of this machine; its largest numbers are {key}="):
             thinker.make("Sokoban-v0", env_n=1, gpu=False, savedir="", **{key: 10**12})
