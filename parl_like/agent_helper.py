@@ -414,7 +414,7 @@ class AgentHelper(Guarded):
             names = self.format.raw_names
             head, tail = self.format.flat(obs, names), self.format.flat(obs_next, names)
         acts = (act,) if self._unmapped else self._raw_acts(act)
-        check_reward(self.where, rew)
+        check_reward(self, rew)
         values: tuple[Any, ...] = (*head, *acts, rew, terminated, truncated, *tail)
         if self._has_more or extra is not None:
             values += self._more(act, extra or {}, info, terminated, truncated)

@@ -172,7 +172,9 @@ def guarded(kind: C) -> C:
         try:
             made(self, *args, **options)
         except TypeError as error:
-            if (told := explained(error, type(self).__name__, made, type(self).__mro__, args, options)) is not None:
+            kinds = type(self).__mro__
+            above = kinds[kinds.index(kind) :] if kind in kinds else kinds  # whose constructors see these arguments
+            if (told := explained(error, type(self).__name__, made, above, args, options)) is not None:
                 raise told from None
             raise
 

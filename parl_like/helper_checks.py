@@ -105,7 +105,7 @@ def check_buffer(helper: Any, buffer: Any) -> None:
                 "(save_only_last_obs); for single frames use the transform FrameStacker")
 
 
-def check_reward(where: str, rew: Any) -> None:
+def check_reward(helper: Any, rew: Any) -> None:
     """Raises SpecError for an infinite reward, or several of which one is; what is no number the buffer refuses by itself."""
     try:
         if math.isfinite(rew):
@@ -114,8 +114,8 @@ def check_reward(where: str, rew: Any) -> None:
         pass  # several rewards, or none
     with suppress(TypeError):
         if np.isinf(rew).any():
-            raise SpecError(f"{where}, field 'rew': expected a finite number, got {rew!r:.200}; mend the environment, or let its "
-                            "agent drop or replace what is not finite (on_bad_value)")
+            raise SpecError(f"{helper.agent}: task {helper.name!r}, field 'rew': expected a finite number, got {rew!r:.200}; "
+                            "mend the environment, or let its agent drop or replace what is not finite (on_bad_value)")
 
 
 def made_buffer(helper: Any, make: Callable[..., Any], n_lanes: int, rng: np.random.Generator) -> ReplayBuffer:

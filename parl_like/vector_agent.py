@@ -58,7 +58,8 @@ class VectorFace(EnvFace):
         self._begins = False  # hooks hear of the beginning of episodes
         self._returns, self._lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
         self._limit: int | None = None
-        kept = type(env.unwrapped) is SyncVectorEnv  # whose environments give copies (`_owning`)
+        # The environments of these give copies (`_owning`), or have columns of their own for what ended.
+        kept = type(env.unwrapped) is SyncVectorEnv or type(env.unwrapped).__module__.startswith("parl_like.")
         self._ends_alike: int | None = 0 if self._mode is AutoresetMode.SAME_STEP and not kept else None  # see `_look_at_ends`
 
     def limit(self, steps: int) -> None:

@@ -468,8 +468,8 @@ def test_ctrl_c_ends_the_run_cleanly(driver):
         robot._halt()  # where the interruption struck before the run, or in its end
         assert [agent.asked for agent in robot.agents] == [agent.answered for agent in robot.agents]
         assert not framework_threads()
-    play(driver, partial(ask, 3), 3, {"echo": task})  # the task still works
     robot.close()
+    play(driver, partial(ask, 3), 3, {"echo": task})  # the task still works
 
 
 @each_running_driver

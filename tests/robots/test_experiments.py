@@ -202,7 +202,7 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, wh
     go.touch()
     assert process.wait() == (3 if number == signal.SIGTERM else -signal.SIGKILL)
     assert not (run / "result.json").exists()
-    assert main(["resume", str(run)]) == 0
+    assert main(["resume", str(run), "--exact"]) == 0
     assert trace(run) == whole
 
 

@@ -303,4 +303,4 @@ def test_a_robot_that_does_not_plan_is_filmed_as_any_other(run, capsys):
     assert main(["play", str(folder), "--seed", "3", "--steps", "3"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     film = Image.open(folder / "videos" / "episode_3.gif")
-    assert line.split()[0] == str(folder / "videos" / "episode_3.gif") and film.size == (160, 160)
+    assert line.split()[0] == str(folder / "videos" / "episode_3.gif") and film.size == (320, 350)
