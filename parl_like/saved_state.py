@@ -35,7 +35,7 @@ def check_alike(saved: Any, own: Any, at: str) -> None:
             raise _wrong(at, "a list", saved)
         for i, value in enumerate(saved if own else ()):
             check_alike(value, own[min(i, len(own) - 1)], f"{at}, {i}")
-    elif isinstance(own, np.ndarray) and not own.size:  # nothing was counted yet, not even the shape
+    elif isinstance(own, np.ndarray) and own.shape == (0,):  # nothing was counted yet, not even the shape
         if not isinstance(saved, np.ndarray) or saved.dtype != own.dtype:
             raise _wrong(at, f"an array of {own.dtype}", saved)
     elif isinstance(own, np.ndarray):

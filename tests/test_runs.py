@@ -2,10 +2,12 @@
 
 import gc
 import logging
+import os
 import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -307,11 +309,13 @@ def test_a_robot_that_nobody_closes_is_freed(options):
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_program_ends_while_agents_wait(driver):
     program = f"""
-from tests.test_runs import lottery
+from test_runs import lottery
 if __name__ == "__main__":
     robot = lottery(n_agents=2, driver={driver!r})
     robot.run(20)
     print("ran", robot.env_steps >= 20)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "PYTHONPATH": path})
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran True\n", "")

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from test_runs import SPACES, Lottery, lottery
 
 from parl_like.agent import Agent
 from parl_like.algorithm import create_algorithm_func
@@ -14,7 +15,6 @@ from parl_like.errors import AgentFailed, Stopped
 from parl_like.models.mlp import MLPQ
 from parl_like.robot import Robot
 from parl_like.schedules import OffPolicyHelper
-from tests.test_runs import SPACES, Lottery, lottery
 
 
 def replay():
