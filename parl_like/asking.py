@@ -47,10 +47,11 @@ class Resets:
     """Looks at the resets of one environment, for a comparison each."""
 
     def __init__(self) -> None:
-        self._steps, self._since, self._found = -1, 0.0, 0
+        self._steps, self._since, self._found, self._rested = -1, 0.0, 0, 0.0
 
     def look(self, agent: Any) -> None:
-        """Tells the agent's robot, once, of one that resets for too long without a step."""
+        """Tells the agent's robot, once, of one that resets for too long without a step. From then on the agent rests now and
+        then: else the other agents of its thread, and a robot in another process, would have no turn."""
         if agent.steps != self._steps:
             self._steps, self._since, self._found = agent.steps, 0.0, 0
             return
@@ -58,6 +59,9 @@ class Resets:
         self._since, self._found = self._since or now, self._found + 1
         if now - self._since >= PATIENCE_S["reset"] and self._found >= LOOKS:
             tell(agent, "reset its environment again and again", now - self._since)
+            if now - self._rested >= LOOK_S:
+                agent.robot._driver.rest(agent)
+                self._rested = perf_counter()
 
 
 def tell(agent: Any, what: str, seconds: float) -> None:

@@ -129,8 +129,8 @@ class EnvFace:
         later ones are not seeded, unless a helper says so."""
         agent = self._agent
         self.end_episode()
-        agent.before_episode()
         self._resets.look(agent)
+        agent.before_episode()
         if seed is None:
             seed = next((one for helper in agent.helpers.values() if (one := helper.episode_seed()) is not None), None)
         carried = self.carried

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium as gym
@@ -14,9 +15,12 @@ from agent_fakes import ACT, POSITION, Corridor, dqn, ppo, robot_of
 from parl_like import Agent, BatchRule, ComputationTask, OffPolicyHelper, ReplayBuffer, Robot, VectorAgent, asking
 from parl_like.algorithms import DQN, PPO
 from parl_like.calls import is_users, trim, users_lines
+from parl_like.drivers.processes import Processes
+from parl_like.drivers.ray_cluster import Ray
 from parl_like.errors import AgentFailed
 from parl_like.explorer import EpsilonGreedy
 from parl_like.models import MLPQ
+from parl_like.stages import StopWhen
 
 SCRIPT = """
 import sys
@@ -231,7 +235,13 @@ class Asks(Agent):
             self.env.step(0)
 
 
-@pytest.mark.parametrize("driver", ["cooperative", "threads", "processes"])
+DRIVERS = ["cooperative", "threads", *[pytest.param(Processes(workers=n), id=f"processes {n}") for n in (1, 2)],
+           pytest.param(Ray(workers=1, num_cpus=0), id="ray", marks=[
+               pytest.mark.xdist_group("ray"), pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")])]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("driver", DRIVERS)
 def test_an_agent_that_asks_and_never_steps_is_told_by_name(driver, caplog, monkeypatch):
     monkeypatch.setattr(asking, "LOOK_S", 0.0)
     monkeypatch.setitem(asking.PATIENCE_S, "predict", 0.02)
@@ -242,23 +252,32 @@ def test_an_agent_that_asks_and_never_steps_is_told_by_name(driver, caplog, monk
 
 
 class Resets(Agent):
-    """Resets and resets, and takes no step until it has been told of often enough."""
+    """The first one resets for ever, and takes no step."""
 
     def run_one_episode(self):
-        asking.PATIENCE_S["reset"] = 0.0  # here, for this may be a worker
-        for _ in range(10):
-            obs, _ = self.env.reset()
-        for _ in range(5):
-            self.env.step(self.helpers["RL"].predict(obs))
+        asking.LOOK_S, asking.PATIENCE_S["reset"] = 0.0, 0.0  # here, for this may be a worker
+        while self.index == 0:
+            self.env.reset()
+        super().run_one_episode()
 
 
-@pytest.mark.parametrize("driver", ["cooperative", "processes"])
-def test_an_agent_that_resets_and_never_steps_is_told_by_name(driver, caplog, monkeypatch):
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_an_agent_that_resets_for_ever_is_told_by_name_while_others_go_on(driver, mode, caplog, monkeypatch):
+    monkeypatch.setattr(asking, "LOOK_S", 0.0)
     monkeypatch.setitem(asking.PATIENCE_S, "reset", 0.0)
-    with robot_of(dqn(), agent=Resets, driver=driver) as robot, caplog.at_level(logging.WARNING, "parl_like"):
-        robot.run(10)
-    said = [record.getMessage() for record in caplog.records if "without a step of its environment" in record.getMessage()]
-    assert len(said) == 1 and said[0].startswith("agent 0 has reset its environment again and again for ")
+
+    def said():
+        told = [record.getMessage() for record in caplog.records]
+        return [text for text in told if "without a step of its environment" in text]
+
+    with robot_of(dqn(), agent=Resets, driver=driver, mode=mode, n_agents=2) as robot, \
+            caplog.at_level(logging.WARNING, "parl_like"):
+        robot.run(StopWhen(lambda robot: said() and robot.env_steps >= 20))
+        robot.checkpoint_boundary()
+        robot.run(20)
+    assert len(said()) == 1 and said()[0].startswith("agent 0 has reset its environment again and again for ")
 
 
 def generator(self):

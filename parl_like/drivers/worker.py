@@ -99,9 +99,11 @@ class Worker:
         driver = self.driver
         if self.seen == self.turned or self.more:
             return False  # only parameters have come, or some of several replies
+        if not self.resting:
+            driver._rouse()
         driver._run_ready()
         here, batches = driver.waiting_here(), driver.batches()
-        paused = bool(here) and (self.rounds == ROUNDS or self.resting)
+        paused = driver.rests() or bool(here) and (self.rounds == ROUNDS or self.resting)
         held = bool(here) and not paused and not self.recipe.sync and driver.answers_come()
         if here and not paused and not held:
             self.rounds += 1

@@ -99,10 +99,11 @@ class RemoteDriver(CooperativeDriver):
         return out
 
     def pace(self) -> list[int]:
-        """`Agent.pace` of those that learn and wait for predictions, as of one agent; empty where there are none."""
+        """`Agent.pace` of those that learn and wait for predictions, or rest, as of one agent; empty where there are none."""
         waiting = [batch for queue in self.predictions for batch in queue.batches]
         waiting += [batch for queue, batch in self.sent.values() if queue.kind == "predict"]
-        agents = [ticket.agent for batch in waiting for ticket in batch.tickets if ticket.agent.learns]
+        acting = [*(ticket.agent for batch in waiting for ticket in batch.tickets), *(agent for agent, _ in self._resting)]
+        agents = [agent for agent in acting if agent.learns]
         if not agents:
             return []
         return [min(agent.steps - agent.learned_at for agent in agents), int(any(agent.pace()[1] for agent in agents))]
@@ -110,6 +111,10 @@ class RemoteDriver(CooperativeDriver):
     def waiting_here(self) -> list[Any]:
         """Queues of replicas with requests."""
         return [queue for queue in self.predictions if queue.rows and queue.task.serve == "replica"]
+
+    def rests(self) -> bool:
+        """Whether an agent lets the robot have its turn."""
+        return bool(self._resting)
 
     def answers_come(self) -> bool:
         """Whether an agent waits for a lesson that was sent and itself waits for nobody (async, and no `min_rows`)."""
