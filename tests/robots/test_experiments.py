@@ -4,6 +4,7 @@ line."""
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from parl_like.lab.cli import main
 from parl_like.lab.metrics import evaluations
 from parl_like.lab.rundir import RunDir
 from parl_like.leaf import same
+from parl_like.robot import Robot
 from parl_like.robots import single
 
 # That of shared models is in test_thinker_shared.py: a cluster gives no trace.
@@ -204,6 +206,39 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, wh
     assert not (run / "result.json").exists()
     assert main(["resume", str(run), "--exact"]) == 0
     assert trace(run) == whole
+
+
+@pytest.mark.parametrize("workers", [
+    pytest.param([], id="cooperative"),
+    pytest.param(["driver=processes", "workers.count=2"], id="processes", marks=pytest.mark.slow)])
+def test_two_resumes_of_one_stop_are_equal_and_so_are_two_stops_at_one_step(tmp_path, monkeypatch, whole, workers):
+    """From the stop itself. The run that was never stopped is another one: its episodes went on there."""
+    iterate, stop_at = Robot.iterate, 896
+
+    def struck(self, stop_steps):
+        for each in iterate(self, stop_steps):
+            if self.env_steps == stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield each
+
+    def found(run):
+        result = json.loads((run / "result.json").read_text())
+        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        return [e["step"] for e in events if e["event"] == "resumed"], result["trace_hash"], result["evaluation"]
+
+    stopped, again, copied, exact = (tmp_path / name for name in ("stopped", "again", "copied", "exact"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Robot, "iterate", struck)
+        for run in (stopped, again):
+            assert main(["train", *ARGS, "eval_every=0", *workers, f"run_dir={run}"]) == 3
+    for other in (copied, exact):
+        shutil.copytree(stopped, other)
+    for run in (stopped, again, copied):
+        assert main(["resume", str(run)]) == 0
+    assert found(stopped) == found(copied) == found(again)
+    assert found(stopped)[0] == [stop_at] and found(stopped)[1] != whole[0]
+    assert main(["resume", str(exact), "--exact"]) == 0
+    assert found(exact) == ([512], *whole[:2])
 
 
 def test_eval_prints_one_line_of_json(tmp_path, capsys):
