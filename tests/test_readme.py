@@ -11,7 +11,7 @@ import torch
 from parl_like.lab import cli, config, experiment, own
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "design.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "design.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", re.DOTALL)
 BLOCKS = [pytest.param(match["code"], match["shown"], id=f"{page.relative_to(ROOT)}-{number}")
           for page in PAGES for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")))]

@@ -1,0 +1,98 @@
+"""Reads the sentences of the documents and the first words of docstrings: `python tests/prose.py [PAGE …]` lists long ones.
+
+`python tests/prose.py --docstrings` writes today's docstrings without a subject to tests/data/docstrings_without_subject.json.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ALLOWED = ROOT / "tests" / "data" / "docstrings_without_subject.json"
+SOURCES = ("parl_like", "algorithms", "models", "envs", "robots", "benchmarks")
+LIMIT = 30
+
+NO_SUBJECT = re.compile(r"(Of|What|Whether|Who|How|Where|Those)\b")
+OLD_WORDS = re.compile(r"\b(lessons?|crews?|shelf|shelves|seams?)\b", re.IGNORECASE)
+"""Private words of earlier versions; docs/glossary.md has the words that took their place."""
+
+_FENCE = re.compile(r"^[ ]*```.*?^[ ]*```[ ]*$", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+")
+_END = re.compile(r"(?<=[.!?])[)\"”*]*\s+(?=[^a-z])|(?<=[.!?]\*\*)\s+|(?<=[.!?]\))\s+")
+
+
+def pages() -> list[Path]:
+    """The documents that a reader meets; CHANGELOG.md has rules of its own."""
+    return [ROOT / "README.md", ROOT / "design.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Yield the running text, a paragraph or a list item at a time, without code blocks, tables, headings and pictures."""
+    lines: list[str] = []
+    for line in [*_COMMENT.sub("", _FENCE.sub("", text)).splitlines(), ""]:
+        skipped = not line.strip() or line.lstrip().startswith(("|", "#", "!["))
+        if lines and (skipped or _ITEM.match(line)):
+            yield " ".join(lines)
+            lines = []
+        if not skipped:
+            lines.append(_ITEM.sub("", line).strip())
+
+
+def plain(paragraph: str) -> str:
+    """Return the text with the words of its links, and one word in the place of each piece of code."""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "CODE", paragraph))
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a page; an abbreviation before a capital counts as an end, which errs on the side of the writer."""
+    return [sentence for paragraph in paragraphs(text) for sentence in _END.split(plain(paragraph)) if sentence.strip()]
+
+
+def length(sentence: str) -> int:
+    """Return how many words a sentence has: pieces with two letters, or one; numbers and signs are none."""
+    return sum(bool(re.search(r"[^\W\d_]", word)) for word in sentence.split())
+
+
+def too_long(text: str) -> list[tuple[int, str]]:
+    """Return (words, sentence) for each sentence above the limit."""
+    return [(length(one), one) for one in sentences(text) if length(one) > LIMIT]
+
+
+def old_words(text: str) -> list[str]:
+    """Return the old words of a page, tables and headings included, code not."""
+    return sorted({match[0].lower() for match in OLD_WORDS.finditer(plain(_FENCE.sub("", text)))})
+
+
+def docstrings_without_subject() -> Counter[str]:
+    """Return path → number of docstrings that begin with a word of `NO_SUBJECT`."""
+    found: Counter[str] = Counter()
+    for path in sorted(path for top in SOURCES for path in (ROOT / top).rglob("*.py") if not path.is_symlink()):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found[str(path.relative_to(ROOT))] = sum(bool(NO_SUBJECT.match(text)) for text in _docstrings(tree))
+    return +found
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    """Yield the docstrings of modules, classes and functions, and the texts below attributes."""
+    for node in ast.walk(tree):
+        for one in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
+            if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str):
+                yield one.value.value.lstrip()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--docstrings"]:
+        ALLOWED.write_text(json.dumps(dict(docstrings_without_subject()), indent=1) + "\n", encoding="utf-8")
+    else:
+        for page in [Path(name) for name in sys.argv[1:]] or pages():
+            text = page.read_text(encoding="utf-8")
+            print(f"{page}: {len(too_long(text))} too long", *old_words(text))
+            for words, sentence in too_long(text) if sys.argv[1:] else []:
+                print(f"  {words}: {sentence}")

@@ -1,0 +1,101 @@
+"""Documents are read once: short sentences, the field's words, limits on their size; docstrings have a subject."""
+
+import json
+import re
+
+import prose
+import pytest
+
+pytestmark = pytest.mark.checkout
+PAGES = prose.pages()
+NOT_YET = (
+    "docs/algorithms.md", "docs/benchmarks.md", "docs/commands.md", "docs/drivers.md",
+    "docs/experience.md", "docs/machines.md", "docs/marks.md", "docs/own.md", "docs/reliability.md", "docs/robots.md",
+    "docs/thinker-published.md", "docs/thinker.md", "CHANGELOG.md",
+)
+"""Pages that still have long sentences or old words: this list only shrinks."""
+
+
+def named(page):
+    return str(page.relative_to(prose.ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_sentences_have_thirty_words_at_most(page):
+    if named(page) not in NOT_YET:
+        assert prose.too_long(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, prose.ROOT / "CHANGELOG.md"], ids=named)
+def test_old_words_are_not_used(page):
+    if named(page) not in NOT_YET:
+        assert prose.old_words(page.read_text(encoding="utf-8")) == []
+
+
+def test_pages_that_are_not_plain_yet_exist():
+    assert set(NOT_YET) <= {*map(named, PAGES), "CHANGELOG.md"}
+
+
+def test_the_design_is_short_and_links_every_decision():
+    text = (prose.ROOT / "design.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 250
+    decisions = sorted((prose.ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:3] for page in decisions] == [f"{number:03}" for number in range(1, len(decisions) + 1)]
+    for page in decisions:
+        title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        assert f"- [{title}](docs/decisions/{page.name})" in text
+
+
+@pytest.mark.parametrize("page", sorted((prose.ROOT / "docs" / "decisions").glob("*.md")), ids=named)
+def test_a_decision_is_one_short_page_of_four_parts(page):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == ["Context", "Decision", "Rejected", "Consequences"]
+
+
+def test_the_glossary_is_one_page_and_its_places_exist():
+    rows = [line.strip("|").split("|") for line in (prose.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+            if line.startswith("| ")][1:]
+    assert 20 <= len(rows) <= 40
+    for term, meaning, where in rows:
+        assert prose.length(meaning) <= prose.LIMIT
+        assert (prose.ROOT / where.strip(" `")).exists(), f"{term.strip()}: {where}"
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    """Files that have moved share the allowance of those that are gone: `python tests/prose.py --docstrings` writes it anew."""
+    allowed = json.loads(prose.ALLOWED.read_text(encoding="utf-8"))
+    found = prose.docstrings_without_subject()
+    over = {path: (count, allowed.get(path, 0)) for path, count in found.items() if count > allowed.get(path, 0)}
+    spare = sum(count for path, count in allowed.items() if not (prose.ROOT / path).exists())
+    assert sum(count - most for count, most in over.values()) <= spare, f"(found, allowed) of {over}"
+
+
+# ------------------------------------------------------------------------------------------------------ the reader itself
+
+
+def test_a_page_is_divided_into_sentences():
+    text = """# A heading is none
+One sentence with `code of three words`, and [a link](page.md). Another (in brackets.) A third
+over two lines!
+
+- an item
+- another, with a number, 0.05, and 1,234
+  on its second line
+
+| a table | is none |
+```python
+nor.is_code()
+```
+![nor a picture](of.png)
+"""
+    assert prose.sentences(text) == [
+        "One sentence with CODE, and a link.", "Another (in brackets.", "A third over two lines!", "an item",
+        "another, with a number, 0.05, and 1,234 on its second line"]
+    assert prose.length("a `b` 0.05 — 143 116 γ, x²") == 4
+
+
+def test_a_long_sentence_and_an_old_word_are_found():
+    assert prose.too_long(" ".join(["word"] * 30) + ".") == []
+    assert prose.too_long(" ".join(["word"] * 31) + ".") == [(31, " ".join(["word"] * 31) + ".")]
+    assert prose.old_words("A lesson of the crew; `Lessons` is code.\n\n| a seam |\n") == ["crew", "lesson", "seam"]
