@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from parl_like.drivers.processes import FORK_SERVER
+
 # A shell that starts a job in the background makes it ignore Ctrl-C, and the children with it; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -33,6 +35,21 @@ def pytest_itemcollected(item):
     """Processes that share the tests must call them the same, so no name may hold an address."""
     if " at 0x" in item.nodeid:
         raise pytest.UsageError(f"{item.nodeid}: give its parameters names of their own (ids=)")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Under --dist loadgroup a process gets all tests of a group, or else of a file, so that what these share is made once; the
+    files with most tests come first."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            return super()._split_scope(nodeid).split("::")[0]
+
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -78,3 +95,9 @@ def pytest_unconfigure():
 @pytest.fixture(autouse=True, scope="session")
 def one_torch_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_fork_server():
+    """A new one imports for seconds, so it waits until the next test that has workers."""
+    FORK_SERVER.idle = 3600.0

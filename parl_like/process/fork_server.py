@@ -41,14 +41,14 @@ START_LIMIT = 60.0
 """Seconds that a fork server may take to begin, which imports, and to fork."""
 
 IDLE = 30.0
-"""Seconds that a fork server without children waits for the next one before it ends; another is started where one is wanted after
-that."""
+"""Seconds that a fork server without children waits for the next one before it ends, where `ForkServer.idle` says nothing else;
+another is started where one is wanted after that."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- the server
 
 
-def serve(control_fd: int, parent: int, target: str) -> None:
+def serve(control_fd: int, parent: int, target: str, idle: float) -> None:
     """The life of a fork server; never returns.
 
     Args:
@@ -56,6 +56,7 @@ def serve(control_fd: int, parent: int, target: str) -> None:
         parent: Process id of who started it.
         target: "module:function". The module is imported at once, the function called in each child with the payload and its file
             descriptors.
+        idle: Seconds without children after which it ends.
     """
     control = socket.socket(fileno=control_fd)
     for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's to answer, with whom this ends
@@ -90,7 +91,7 @@ def serve(control_fd: int, parent: int, target: str) -> None:
             end()
 
     while True:
-        ready = readable([control_fd, parent_fd, *children], IDLE)
+        ready = readable([control_fd, parent_fd, *children], idle)
         if not ready and not children and not any(map(os.path.exists, folders)):
             end()
         for pidfd in ready:
@@ -170,7 +171,8 @@ def _run_child(server: int, closing: Sequence[int], fds: Sequence[int], order: M
         os._exit(code)  # not back into the fork server's loop
 
 
-_BOOT = "import sys; from parl_like.process.fork_server import serve; serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+_BOOT = ("import sys; from parl_like.process.fork_server import serve; "
+         "serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))")
 
 
 # ---------------------------------------------------------------------------------------------------------------- the parent
@@ -184,7 +186,7 @@ class ForkServer:
     """
 
     def __init__(self, target: str) -> None:
-        self.target = target
+        self.target, self.idle = target, IDLE
         self.lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._children: weakref.WeakValueDictionary[int, Child] = weakref.WeakValueDictionary()
@@ -272,7 +274,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         where = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([where, *filter(None, [os.environ.get("PYTHONPATH")])])}
-        arguments = [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(self._owner), self.target]
+        arguments = [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(self._owner), self.target, str(self.idle)]
         with theirs:
             self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                                              start_new_session=True, env=environment)

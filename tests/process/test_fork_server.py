@@ -162,10 +162,10 @@ def test_a_parent_that_is_killed_leaves_neither_processes_nor_folders(server, tm
                 copy.kill()
 
 
-def test_a_server_without_children_ends_after_a_while(server, tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text("import parl_like.process.fork_server as f; f.IDLE = 0.2")
+def test_a_server_without_children_ends_after_a_while(server):
+    assert server.idle == fork_server.IDLE == 30.0
+    server.idle = 0.2
     first = server.start(b"pass")
     process = server._process
     assert first.wait(60) and process.wait(60) == 0 and server.pid is None
     assert server.start(b"pass").wait(60) and server._process is not process
-    assert fork_server.IDLE == 30.0
