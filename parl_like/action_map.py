@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.owned import fixed, read_only
 from parl_like.spec import Array, Spec, as_space, leaf_spaces, leaves, parts_of, specs_of
 
 
@@ -161,14 +162,15 @@ class Structured:
 
     def __call__(self, out: Mapping[str, Array]) -> Any:
         """From outputs `act.*` of a policy, [N, ...] each, to N of the environment's actions, stacked as the space nests them."""
-        made = {name: np.array(out[name]) if to_env is None else to_env(out[name]) for name, (_, to_env) in self.parts.items()}
-        return as_space(self.space, made, "act")
+        made = {name: read_only(np.array(out[name]) if to_env is None else to_env(out[name]))
+                for name, (_, to_env) in self.parts.items()}
+        return fixed(as_space(self.space, made, "act"))
 
     def listed(self, out: Mapping[str, Array]) -> list[Any]:
         """The same as a list of N actions."""
         columns = [action_list(part, column) for (part, _), (_, column) in
                    zip(self.parts.values(), leaves(self(out), "act"), strict=True)]
-        return [as_space(self.space, dict(zip(self.names, row, strict=True)), "act") for row in zip(*columns, strict=True)]
+        return [fixed(as_space(self.space, dict(zip(self.names, row, strict=True)), "act")) for row in zip(*columns, strict=True)]
 
     def inverse(self, act: Any) -> tuple[Array, ...]:
         """The policy's arrays of one action of the environment, or of stacked ones; up to clipping.
@@ -185,8 +187,8 @@ class Structured:
 
 
 def action_list(space: Any, act: Array) -> list[Any]:
-    """Actions [N, ...] of an array's space, one by one: arrays, or Python numbers; of a Box of shape () arrays, as its
+    """Actions [N, ...] of an array's space, one by one: read-only arrays, or Python numbers; of a Box of shape () arrays, as its
     environment expects."""
     if act.ndim > 1:
-        return list(act)
-    return [act[i, ...] for i in range(len(act))] if isinstance(space, gym.spaces.Box) else act.tolist()
+        return list(read_only(act))
+    return [read_only(act[i, ...]) for i in range(len(act))] if isinstance(space, gym.spaces.Box) else act.tolist()

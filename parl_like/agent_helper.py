@@ -27,6 +27,7 @@ from parl_like.errors import Dropped, NotEnoughRows
 from parl_like.explorer import Explorer, Noise, random_actions
 from parl_like.helper_checks import check_buffer, check_explorer, check_options, check_outputs, check_reward, check_rows
 from parl_like.kept_columns import KeptColumns, Wanted, info_specs, read
+from parl_like.owned import read_only
 from parl_like.queues import Ticket, joined
 from parl_like.row_counts import OnePlayer
 from parl_like.row_format import DURATION, MARKS, Marks, RowFormat
@@ -274,8 +275,8 @@ class AgentHelper(Guarded):
                 with a vector environment.
 
         Returns:
-            The action: int for Discrete, array for Box (clipped to [−1, 1] and scaled to the bounds). From a task without
-            actions: a `Batch` of its outputs for this row.
+            The action: int for Discrete, array for Box (clipped to [−1, 1] and scaled to the bounds), read-only: another one
+            (`act = act + x`) is stored as it is. From a task without actions: a `Batch` of its outputs for this row.
 
         Raises:
             SpecError: `obs` does not fit. TaskFailed: the task raised.
@@ -321,7 +322,7 @@ class AgentHelper(Guarded):
             return self._at_random(values, out, n)
         to_env = self.comm.wrapper.predictions.to_env
         act = (to_env(out) if type(to_env) is Structured else
-               np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]]))
+               read_only(np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]])))
         self._last = (act, out, -1)
         return act
 
@@ -336,7 +337,7 @@ class AgentHelper(Guarded):
         if not self._vector:
             self._last = (acts[0], out, 0)
         else:
-            self._last = (queue.to_env(out) if type(queue.to_env) is Structured else np.asarray(acts), out, -1)
+            self._last = (queue.to_env(out) if type(queue.to_env) is Structured else read_only(np.asarray(acts)), out, -1)
         return self._last[0]
 
     def _transformed(self, obs: Any) -> tuple[Any, ...]:
@@ -380,12 +381,11 @@ class AgentHelper(Guarded):
 
     @property
     def outputs(self) -> Mapping[str, Array]:
-        """Everything that the task gave for the last `predict`, flat output name → [...], or [n, ...] for a vector
-        environment."""
+        """What the task gave for the last `predict`: flat output name → [...], [n, ...] of a vector environment; read-only."""
         _, out, row = self._last
         if out is None:
             raise NotEnoughRows(f"{self.where}: nothing was predicted yet")
-        return out if row < 0 else {name: value[row] for name, value in out.items()}
+        return {name: read_only(value) if row < 0 else read_only(value)[row] for name, value in out.items()}
 
     # ------------------------------------------------------------------------------------------------------------- storing
 

@@ -113,6 +113,7 @@ class Crew:
         # The value of a call (next() of a counter) could be stored late, over a larger one.
         self.env_steps = self.episodes = self.bad_values = 0
         self.episodes_cut = 0  # that interruptions have cut off
+        self.ended_once: set[int] = set()  # numbers of environments that have ended an episode
         self._told_cuts = False
         self._bad_so_far = 0  # a worker's `bad_values` are counted off
         self.told: set[str] = set() if told is None else told  # what environments changed, and a warning has said so
@@ -340,8 +341,10 @@ class Crew:
         """Something that the user should know while it goes on."""
         log.warning("%s", text)
 
-    def count_episode(self, episode_return: Any, length: int, parts: Any = ()) -> None:
-        """An episode has ended; `parts` are the sums of the rewards that a weighted one is made of."""
+    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None:
+        """An episode has ended in the environment of this number (`Agent.first_env`); `parts` are the sums of the rewards that a
+        weighted one is made of."""
+        self.ended_once.add(env)
         if len(parts):
             self.recent_parts.append(np.array(parts, np.float64))
         self.recent_returns.append(episode_return)

@@ -101,7 +101,8 @@ class EnvFace:
             for stage in ("pre_episode", "pre_act", "post_act", "post_episode"))
         self._pre_act[:], self._post_act[:] = pre_act, post_act  # in place: an agent may wait in the middle of a step
         # What `step` reads, in one look: a class with `__getattr__` pays 30 ns more for each.
-        self._for_step = self._step, self._n, self._start, self._accepts, self._pre_act, self._post_act
+        self._keeps = any(helper.store_info for helper in helpers)  # perhaps late
+        self._for_step = self._step, self._n, self._start, self._accepts, self._pre_act, self._post_act, self._keeps
 
     def limit(self, steps: int) -> None:
         """From now on an episode that does not end within so many actions is truncated there."""
@@ -278,7 +279,7 @@ class EnvFace:
         agent = self._agent
         if agent.signal is not None:
             agent.obey()
-        env_step, n, start, accepts, pre_act, post_act = self._for_step  # after a wait perhaps those of another run
+        env_step, n, start, accepts, pre_act, post_act, keeps = self._for_step  # after a wait perhaps those of another run
         if agent.paced is not None:
             agent.paced = agent.pace()
         if not (act.__class__ is int and 0 <= act - start < n):
@@ -297,6 +298,8 @@ class EnvFace:
                                error) from error
         if info.__class__ is not dict:
             self._check_info(info, f"step({act!r}), step {self.episode_length} of the episode,")
+        if keeps:
+            info = copied(info)
         self.time_steps += info.get("repeats", 1) if info else 1
         obs = own(obs)
         if rew.__class__ is not float:
@@ -317,8 +320,9 @@ class EnvFace:
         robot.env_steps += 1
         if ended:
             self._over = True
-            robot.count_episode(float(self.episode_return) if np.ndim(self.episode_return) == 0 else self.episode_return,
-                                self.episode_length, info.get("return_parts", ()))
+            total = self.episode_return
+            robot.count_episode(agent.first_env, float(total) if np.ndim(total) == 0 else total, self.episode_length,
+                                info.get("return_parts", ()))
         for call in post_act:
             call(agent)
         stop = robot._stop

@@ -149,6 +149,7 @@ class Robot(Crew):
                              f"there are {', '.join(map(str, self.agents))}")
         self._end_episodes_for("remove_agent")
         self.agents.remove(agent)
+        self.ended_once -= set(range(agent.first_env, agent.first_env + agent.n_envs))
         for name, helper in agent.helpers.items():
             helper.comm.close()
             if helper.buffer is not None:
@@ -480,7 +481,8 @@ class Robot(Crew):
 
     def metrics(self) -> dict[str, float]:
         """Flat and ready to log: 'return/mean' over the last 100 episodes, 'RL/loss', 'RL/predict/mean_batch', 'RL/dropped' (rows
-        that were too old for an on-policy task), …"""
+        that were too old for an on-policy task), … As long as there are any, 'episode/first_open': environments whose first
+        episode has not ended, so that returns are those of short ones."""
         out: dict[str, float] = {}
         if self.recent_returns:
             returns = np.asarray(self.recent_returns, dtype=np.float64)
@@ -492,6 +494,8 @@ class Robot(Crew):
             out["bad_values"] = float(self.bad_values)
         if self.episodes_cut:
             out["episodes_cut"] = float(self.episodes_cut)
+        if first_open := sum(agent.n_envs for agent in self.agents if agent.env is not None) - len(self.ended_once):
+            out["episode/first_open"] = float(max(first_open, 0))
         for name, wrapper in self.wrappers.items():
             counted = {**wrapper.trainings.last_result, **wrapper.summary()}
             out |= {f"{name}/{key}": float(value) for key, value in counted.items()}

@@ -39,7 +39,8 @@ def acting_state(robot: Any) -> dict[str, Any]:
         "trace": {} if robot.trace is None else {str(i): d.hex() for i, d in robot.trace.digests.items()},
         **({} if robot.span is None else {"span": robot.span.state_dict()}),
         "parts": [parts.tolist() for parts in robot.recent_parts],
-        "rows": robot.rows.state_dict(), "episodes_cut": robot.episodes_cut, "departed_time_steps": robot._departed_time_steps,
+        "rows": robot.rows.state_dict(), "episodes_cut": robot.episodes_cut,
+        "ended_once": sorted(robot.ended_once), "departed_time_steps": robot._departed_time_steps,
         "wrappers": {name: wrapper.state_dict() for name, wrapper in robot.wrappers.items()},
     }
     return out
@@ -72,6 +73,7 @@ class _Counters(msgspec.Struct):
     parts: list[list[float]] = []
     rows: dict[str, tuple[Count, Count]] = {}
     episodes_cut: Count = 0
+    ended_once: list[Count] = []
     departed_time_steps: Count = 0
     wrappers: dict[str, _Wrapper] = {}
 
@@ -140,6 +142,7 @@ def _take_over(robot: Any, state: Mapping[str, Any]) -> None:
     robot.recent_lengths = deque(counters.lengths, maxlen=100)
     robot.recent_parts = deque(map(np.asarray, counters.parts), maxlen=100)
     robot.rows.load_state_dict({task: list(counts) for task, counts in counters.rows.items()})
+    robot.ended_once = set(counters.ended_once)
     robot.episodes_cut, robot._departed_time_steps = counters.episodes_cut, counters.departed_time_steps
     for name, counted in counters.wrappers.items():
         robot.wrappers[name].load_state_dict(msgspec.to_builtins(counted))

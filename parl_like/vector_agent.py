@@ -34,7 +34,8 @@ class VectorFace(EnvFace):
 
     Attributes:
         n: Environments.
-        obs_next: Observation after the last actions, the true final one where an episode ended.
+        obs_next: Observation after the last actions, the true final one where an episode ended. Where none did it is the array
+            that `step` returned: change neither of them in place.
         valid: [n] bool, rows of the last step that are real transitions and wanted; only they are counted.
         env_index: The environment whose episode end a hook hears of; `episode_return` and `episode_length` are that episode's.
         quotas: [n] episodes that each environment still has to play in a collection; one with 0 is stepped, but no longer
@@ -165,6 +166,8 @@ class VectorFace(EnvFace):
             self.valid &= ~self._done
         if info.__class__ is not dict:
             self._check_info(info, "step()")
+        if self._keeps:
+            info = copied(info)
         if np.shape(done) != (self.n,):
             raise AgentFailed(f"{agent}: its {self._name} gave terminated and truncated of shapes {np.shape(terminated)} and "
                               f"{np.shape(truncated)}; expected ({self.n},), a flag for each environment")
@@ -194,9 +197,9 @@ class VectorFace(EnvFace):
         self.time_steps += k
         robot.env_steps += k
         told = info.get("final_info", info) if self._ended.any() else {}
-        for i in np.flatnonzero(self._ended):
+        for i in np.flatnonzero(self._ended).tolist():
             parts = told["return_parts"][i] if isinstance(told, dict) and "return_parts" in told else ()
-            robot.count_episode(float(self._returns[i]), int(self._lengths[i]), parts)
+            robot.count_episode(agent.first_env + i, float(self._returns[i]), int(self._lengths[i]), parts)
         for call in self._post_act:
             call(agent)
         self._ask_to_go_on(k)

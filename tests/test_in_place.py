@@ -197,6 +197,136 @@ def test_an_environment_may_change_the_action_it_was_given():
         assert rows(robot)["act"].tolist() == [[1.0, 1.0]] * 4
 
 
+@pytest.mark.parametrize("agent", [Late, Agent], ids=["late", "at once"])
+def test_what_the_info_said_is_stored_as_it_was(agent):
+    class Told(InPlace):
+        told = {"where": np.zeros(2, np.float32)}
+
+        def step(self, act):
+            *rest, _ = super().step(act)
+            self.told["where"][:] = self.at, -self.at
+            return *rest, self.told
+
+    class Stores(agent):
+        def run_one_episode(self):
+            if agent is Agent:
+                return super().run_one_episode()
+            steps, over = [], False
+            obs, _ = self.env.reset()
+            while not over:
+                act = self.helpers["RL"].predict(obs)
+                obs_next, *rest = self.env.step(act)
+                steps.append((obs, act, rest[0], obs_next, *rest[1:]))
+                obs, over = obs_next, rest[2]
+            for step in steps:
+                self.helpers["RL"].store(*step)
+
+    def helper():
+        return OffPolicyHelper(size=100, batch_size=1, learn_every=10**9, store_info={"where": np.zeros(2, np.float32)})
+
+    with robot_of(Recorder(), helper, env=Told, agent=Stores) as robot:
+        robot.collect(n_episode=1)
+        assert rows(robot)["info.where"].tolist() == [[i, -i] for i in (1, 2, 3, 4)]
+
+
+BOX = gym.spaces.Box(-2.0, 2.0, (2,), np.float32)
+ACTIONS = {
+    "bounded": BOX, "unbounded": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), "choices": gym.spaces.MultiDiscrete([3, 3]),
+    "offset": gym.spaces.MultiDiscrete([3, 3], start=[1, 1]), "number": gym.spaces.Box(-2.0, 2.0, (), np.float32),
+    "nested": gym.spaces.Dict({"arm": BOX, "hand": gym.spaces.Tuple((gym.spaces.Discrete(2), BOX))})}
+
+
+class Free(Corridor):
+    """A corridor whose actions are of any space; it keeps what it was given."""
+
+    given: list = []
+
+    def __init__(self, space):
+        super().__init__(4, act=space)
+
+    def step(self, act):
+        self.given.append(act)
+        return super().step(act)
+
+
+def edits(act):
+    """Every way to change an action in place."""
+    if isinstance(act, dict):
+        yield lambda: act.update(arm=0)
+        yield lambda: act.__setitem__("arm", 0)
+        yield lambda: act.pop("arm")
+        for part in act.values():
+            yield from edits(part)
+    elif isinstance(act, tuple):
+        for part in act:
+            yield from edits(part)
+    elif isinstance(act, np.ndarray):
+        yield lambda: act.__setitem__(..., 0)
+        yield lambda: act.__iadd__(act)
+        yield lambda: np.clip(act, 0, 1, out=act)
+
+
+def edited(act):
+    """Another action, half of this one, or one less."""
+    if isinstance(act, dict):
+        return {key: edited(part) for key, part in act.items()}
+    if isinstance(act, tuple):
+        return tuple(map(edited, act))
+    return act * np.float32(0.5) if np.asarray(act).dtype.kind == "f" else act
+
+
+def box_policy(space):
+    class Policy(Recorder):
+        def predict(self, inputs):
+            n = len(inputs.obs)
+            if isinstance(space, gym.spaces.Dict):
+                half = torch.full((n, 2), 0.5)
+                return {"act": {"arm": half, "hand": {"0": torch.ones(n, dtype=torch.int64), "1": half}}}
+            real = space.dtype.kind == "f"
+            return {"act": torch.full((n, *space.shape), 0.5) if real else torch.ones((n, 2), dtype=torch.int64)}
+
+    return Policy(type(Recorder().model)(POSITION, space))
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("kind", [Agent, VectorAgent])
+def test_an_action_that_was_predicted_is_not_changed_in_place_and_another_is_stored_as_it_is(kind, name):
+    """Else the row would have the action, and its log-probability, that the policy gave, and the environment another one."""
+    space, refused = ACTIONS[name], []
+
+    class Meddles(kind):
+        def run_one_episode(self):
+            helper = self.helpers["RL"]
+            obs, _ = self.env.reset()
+            for _ in range(4):
+                act = helper.predict(obs)
+                for edit in edits(act):
+                    with pytest.raises((ValueError, TypeError), match="read-only|cannot be changed"):
+                        edit()
+                    refused.append(edit)
+                for value in helper.outputs.values():
+                    if np.ndim(value):
+                        with pytest.raises(ValueError, match="read-only"):
+                            value[...] = 0
+                act = edited(act)
+                obs_next, rew, terminated, truncated, info = self.env.step(act)
+                if kind is VectorAgent:
+                    self.remember(obs, act, rew, terminated, truncated, info)
+                else:
+                    helper.store(obs, act, rew, obs_next, terminated, truncated, info)
+                obs = obs_next
+            self.env.end_episode()
+
+    options = {} if kind is Agent else {"n_envs": 2}
+    with robot_of(box_policy(space), keep, env=lambda: Free(space), agent=lambda: Meddles(**options)) as robot:
+        robot.collect(n_episode=1 if kind is Agent else 2)
+        stored = {key: column for key, column in rows(robot).items() if key.startswith("act")}
+    assert refused
+    for key, column in stored.items():
+        real = column.dtype.kind == "f"
+        assert (column[:4] == (0.25 if real else 1)).all(), (key, column)
+
+
 # ------------------------------------------------------------------------------------------------------------------- vectors
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from itertools import count
+from itertools import count, cycle
 
 import gymnasium as gym
 import numpy as np
@@ -44,6 +44,7 @@ from parl_like import (
 from parl_like.algorithm import Linear
 from parl_like.algorithms import A2C, DQN
 from parl_like.computation_task import BatchRule
+from parl_like.drivers.processes import Processes
 from parl_like.envs.wrappers import ActionRepeat
 from parl_like.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
 from parl_like.evaluation import evaluators
@@ -1193,3 +1194,26 @@ def test_an_evaluation_may_draw_its_actions():
 
     assert len(taken()) == 20 and len(set(taken())) == 1
     assert len(set(taken(eval_explore=True))) == 2 and taken(eval_explore=True) == taken(eval_explore=True)
+
+
+@pytest.mark.parametrize(("driver", "agent", "n"), [
+    ("cooperative", Agent, 1), ("threads", Agent, 1), (Processes(workers=1), Agent, 1),
+    ("cooperative", lambda: VectorAgent(2), 2), (Processes(workers=1), lambda: VectorAgent(2), 2)],
+    ids=["cooperative", "threads", "processes", "vector", "vector-processes"])
+def test_environments_whose_first_episode_has_not_ended_are_counted(driver, agent, n):
+    """Half of them have episodes of 2 steps, and end dozens before the others end one of 50; a checkpoint knows it, too."""
+    lengths = cycle([2, 50])
+    helper = lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=10**9)  # noqa: E731
+    make = lambda: robot_of(Recorder(), helper, env=lambda: Corridor(next(lengths)), agent=agent, n_agents=2,  # noqa: E731
+                            driver=driver)
+    with make() as robot:
+        assert robot.metrics()["episode/first_open"] == 2 * n
+        robot.run(StopAfterSteps(40 * n))
+        assert robot.metrics()["episode/first_open"] == n and robot.episodes > 4 * n
+        robot.checkpoint_boundary()
+        state = robot.state_dict()
+        robot.run(StopAfterSteps(120 * n))
+        assert "episode/first_open" not in robot.metrics()
+    with make() as again:
+        again.load_state_dict(state)
+        assert again.metrics()["episode/first_open"] == n

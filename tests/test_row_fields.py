@@ -1,5 +1,7 @@
 """Fields of rows that an algorithm asks for, and data in its stored order."""
 
+import itertools
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from parl_like import Agent, OfflineHelper, OffPolicyHelper, OnPolicyHelper, Rep
 from parl_like.algorithm import Window
 from parl_like.data.datasets import from_arrays
 from parl_like.data.transforms import RewardScaling
+from parl_like.drivers.processes import Processes
 from parl_like.stages import StopAfterSteps
 
 ALL = ("first", "lane", "episode", "next_act")
@@ -196,6 +199,21 @@ def test_the_place_in_the_data_is_saved():
         again.load_state_dict(state)
         again.run(StopAfterSteps(3))
         assert again.tasks["RL"].algorithm.lessons[2]["obs"][:, 0].tolist() == [6, 7, 8]
+
+
+def test_numbers_of_environments_differ_in_workers_that_do_not_know_each_other():
+    """Each makes agents of 2, 1 and 4 environments, also more than the example that the robot itself has made."""
+    made = itertools.cycle([3, 2, 1, 4])
+    with robot_of(Asks(), on(unroll=6), env=lambda: Corridor(4), agent=lambda: VectorAgent(next(made)), n_agents=6,
+                  driver=Processes(workers=2)) as robot:
+        robot.run(StopAfterSteps(600))
+        lessons = robot.tasks["RL"].algorithm.lessons
+    seen = {}
+    for lesson in lessons:
+        for key, at in zip(zip(lesson["lane"], lesson["episode"], strict=True), lesson["obs"][:, 0], strict=True):
+            seen.setdefault(key, []).append(int(at))
+    assert len({lane for lane, _ in seen}) == 2 * (2 + 1 + 4)
+    assert all(steps == list(range(len(steps))) for steps in seen.values()), "the rows of one corridor, in their order"
 
 
 def test_numbers_of_environments_differ_where_agents_have_different_numbers_of_them():

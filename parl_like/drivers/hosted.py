@@ -115,7 +115,7 @@ class HostedDriver(WorkerStates):
         return Recipe(
             worker.name, cards, for_elsewhere(crew._env), crew._make_agent, crew._label, crew.mode, self.sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None,
-            self.options.agent_restarts, len(crew.agents))
+            self.options.agent_restarts, len(crew.agents), worker.agents[0].n_envs)
 
     def _open(self) -> None:
         if not self._owner:
@@ -435,7 +435,7 @@ class HostedDriver(WorkerStates):
         for index, env, episode_return, length in zip(*(column.tolist() for column in columns.values()), strict=True):
             value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
             if index < 0:
-                self.crew.count_episode(value, length, next(parts, ()))
+                self.crew.count_episode(env, value, length, next(parts, ()))
                 continue
             agent = worker.agents[index - worker.agents[0].index]
             agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env

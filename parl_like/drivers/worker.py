@@ -176,7 +176,7 @@ class Worker:
             self.told = len(parked), len(alive)
         if self.tell_steps:
             notes["agent_steps"], self.tell_steps = [agent.steps for agent in self.crew.agents], False
-        kinds = {"agent": np.int32, "env": np.int32, "return": np.float64, "length": np.int64}
+        kinds = {"agent": np.int32, "env": np.int64, "return": np.float64, "length": np.int64}
         columns = zip(*self.crew.ended, strict=True)
         episodes = {name: np.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=False)}
         self.crew.ended.clear()

@@ -29,6 +29,9 @@ forgotten."""
 COUNTS = tuple(field.name for field in fields(Counters))
 """In the order in which a worker tells what its queues have counted."""
 
+MANY_ENVS = 1 << 20
+"""More environments than an agent drives."""
+
 
 @dataclass
 class Recipe:
@@ -38,7 +41,7 @@ class Recipe:
         name: Of the worker, and no other of this robot.
         agents: Index and seed (entropy, spawn key) of each of its agents.
         seed: Of the worker's own generators, such as its buffers'.
-        n_agents: Of all workers.
+        n_agents: Of all workers. n_envs: Of the agent that the robot made as an example.
         shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
     """
 
@@ -54,6 +57,7 @@ class Recipe:
     trace: bool
     agent_restarts: int
     n_agents: int
+    n_envs: int
     shared: str = ""
 
 
@@ -184,7 +188,8 @@ class WorkerCrew(Crew):
         report: Called with an agent's index, what its code raised, and whether it begins anew.
 
     Attributes:
-        ended: Episodes since the last turn, as `EpisodeReport` has them; those that the robot is to count have −1 for the agent.
+        ended: Episodes since the last turn, as `EpisodeReport` has them; those that the robot is to count have −1 for the agent,
+            and the number of the environment among all.
         parts: Of the rewards of the latter, where there are any.
     """
 
@@ -192,7 +197,12 @@ class WorkerCrew(Crew):
     _driver: RemoteDriver
 
     def _first_env(self, member: Agent) -> int:
-        return member.index * member.n_envs  # agents of other workers are not known here
+        """Agents of other workers are not known here: each has room for as many environments as the example of an agent, and
+        those with more have numbers behind all of these."""
+        usual = self.recipe.n_envs
+        if member.n_envs <= usual:
+            return member.index * usual
+        return self.n_agents * usual + member.index * MANY_ENVS
 
     def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None]) -> None:
         self.recipe, self._report = recipe, report
@@ -245,8 +255,8 @@ class WorkerCrew(Crew):
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.agents]
 
-    def count_episode(self, episode_return: Any, length: int, parts: Any = ()) -> None:
-        self.ended.append((-1, 0, episode_return, length))
+    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None:
+        self.ended.append((-1, env, episode_return, length))
         if len(parts):
             self.parts.append(parts)
 

@@ -24,6 +24,7 @@ from parl_like.lab.text import for_picture
 Floats = npt.NDArray[np.float64]
 
 DEFAULT_METRIC = "return/mean"
+FIRST_OPEN = "episode/first_open"  # environments whose first episode has not ended; empty where there are none any more
 EVALUATED = f"{EVALUATION}mean_return"
 MISSING = "no picture: matplotlib is not installed; `pip install 'parl_like[plot]'`"
 COMMON = 200  # points of the common axis of several runs
@@ -196,13 +197,12 @@ def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tupl
     if metric not in names or "step" not in table.header:
         raise PlotError(f"{run.path}: {_no_metric(metric, table.header)}")
     found, early = [[_Curve() for _ in names] for _ in range(2)]
-    # The first episodes to end are short ones: a mean of returns begins when as many have ended as there are agents.
-    counted = ["episodes"] if metric.startswith("return/") and "episodes" in table.header else []
-    agents = number(str(run.config().get("n_agents", 1))) if counted else 0.0
+    # The first episodes to end are short ones: a mean of returns begins when each environment has ended one.
+    counted = [FIRST_OPEN] if metric.startswith("return/") and FIRST_OPEN in table.header else []
     for step, *cells in table.cells(["step", *names, *counted]):
-        ended = number(cells.pop() or "0") if counted else 0.0
+        still_open = bool(counted) and number(cells.pop() or "0") > 0
         for name, cell, before, after in zip(names, cells, early, found, strict=True):
-            one = before if ended < agents and name == metric else after  # evaluations are whole from the first on
+            one = before if still_open and name == metric else after  # evaluations are whole from the first on
             if cell and math.isfinite(value := number(cell)) and math.isfinite(at := number(step)):
                 one.add(at, value)
     points = {name: one.points() for name, one in zip(names, found, strict=True)}

@@ -521,11 +521,12 @@ def test_a_row_that_has_no_room_is_left_out_whole():
     assert len(out.getvalue().splitlines()) == 12 and "task4 " in out.getvalue() and "task40" not in out.getvalue()
 
 
-def test_a_curve_of_returns_begins_when_as_many_episodes_have_ended_as_there_are_agents(tmp_path):
+def test_a_curve_of_returns_begins_when_each_environment_has_ended_an_episode(tmp_path):
+    """However many episodes one of them has ended by then."""
     run = RunDir.create("fake", {"n_agents": 4, "run_dir": str(tmp_path / "run")}, [])
-    rows = "step,return/mean,episodes\n10,9,1\n20,8,3\n30,1,4\n40,2,9\n"
+    rows = "step,return/mean,episodes,episode/first_open\n10,9,1,3\n20,8,30,1\n30,1,31,\n40,2,39,\n"
     (run.path / "metrics.csv").write_text(rows)
     assert plots.curves(run, "return/mean")["return/mean"][0].tolist() == [30, 40]
     assert plots.curves(run, "episodes")["episodes"][0].tolist() == [10, 20, 30, 40]
-    (run.path / "metrics.csv").write_text("step,return/mean,episodes\n10,9,1\n20,8,3\n")
+    (run.path / "metrics.csv").write_text("step,return/mean,episodes,episode/first_open\n10,9,1,3\n20,8,3,1\n")
     assert plots.curves(run, "return/mean")["return/mean"][1].tolist() == [9, 8], "a short run shows what it has"
