@@ -209,7 +209,9 @@ def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tupl
     if not points[metric][0].size:  # a short run has no others
         points = {name: one.points() for name, one in zip(names, early, strict=True)}
     if not points[metric][0].size:
-        raise PlotError(f"{run.path}: metric {metric!r} has no value yet; train for longer")
+        other = next((name for name in table.header if name.endswith("/loss")), "")
+        raise PlotError(f"{run.path}: metric {metric!r} has no value yet; train for longer"
+                        f"{f', or draw another, such as --metric {other}' if other else ''}")
     return {name: of_one for name, of_one in points.items() if of_one[0].size}
 
 

@@ -301,14 +301,41 @@ class Session:
             self.say(f"the evaluation was stopped after {int(evaluation['episodes'])} of {episodes} episodes")
             return
         try:
-            picture = f"learning curve: {plots.learning_curve([self.run], self.run.plots / 'learning_curve.png')}"
+            out = self.run.plots / "learning_curve.png"
+            picture = f"learning curve: {plots.learning_curve([self.run], out, metric=self._drawn())}"
         except plots.PlotError as error:
             picture = str(error)
         self.say(_verdict_line(solved, goal, self.experiment, {**self._metrics(), **evaluation},
                                min(step, self.config.total_steps)))
+        for line in self._learned():
+            self.say(line)
         self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.say(f"everything is in {self.run.path}; {picture}")
         self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
+
+    def _losses(self) -> list[str]:
+        """Metrics that are losses, and have a value."""
+        return [key for key, value in self._metrics().items() if key.endswith("loss") and not math.isnan(value)]
+
+    def _drawn(self) -> str:
+        """The metric of the picture: returns, or where nobody acted those of evaluations, or else a loss."""
+        if self.robot.counters()["episodes"]:
+            return plots.DEFAULT_METRIC
+        others = [plots.EVALUATED] * bool(self.evaluations) + self._losses()
+        return others[0] if others else plots.DEFAULT_METRIC
+
+    def _learned(self) -> list[str]:
+        """Of a run in which no episode has ended, such as one from recorded rows: what each task has learned."""
+        counts, metrics = self.robot.counters(), self._metrics()
+        if counts["episodes"]:
+            return []
+        lines = []
+        for name in (key.removeprefix("updates/") for key, n in counts.items() if key.startswith("updates/") and n):
+            counted = [f"{counts[key]:,} {key.partition('/')[0]}" for key in (f"updates/{name}", f"rows/{name}") if key in counts]
+            own = f"{name}/"
+            losses = [f"{key.removeprefix(own)} {metrics[key]:.4g}" for key in self._losses() if key.startswith(own)]
+            lines.append(f"task {name!r} learned: {', '.join([*counted, *losses])}")
+        return lines
 
     # ---- evaluations
 

@@ -1,6 +1,7 @@
 """What a robot is built of, by name: which settings there are, who wins, what is refused, and that a run keeps them all."""
 
 import dataclasses
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -332,6 +333,11 @@ def test_recorded_rows_are_given_by_their_path(tmp_path, monkeypatch, capsys):
                   tensorboard=False)
     experiments.register(experiments.Experiment(name="cloned", robot="single", config=config))
     assert main(["train", "cloned", "data=rows", "run_dir=run"]) == 0
+    said = "".join(capsys.readouterr())
+    assert re.search(r"task 'RL' learned: 60 updates, 960 rows, loss 0\.\d+", said)
+    assert "learning curve: run/plots/learning_curve.png" in said and "no value" not in said
+    assert main(["plot", "run"]) == 2
+    assert "'return/mean' has no value yet; train for longer, or draw another, such as --metric RL/" in capsys.readouterr().err
     with runner.load_run("run") as one:
         assert one.tasks["RL"].algorithm.updates == 60 and one.env_steps == 60, "a lesson is a step: nobody acts"
         obs = filled(None).columns["obs"][:20]
