@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
 HEAD = """# Algorithms
 
-What [algorithms/](../algorithms/) has, a file a family, from its docstrings and from [marks](marks.md)
-(`make algorithms`). `parl-like train NAME` trains one; the arguments of the class are settings of it
+The algorithms of [algorithms/](../algorithms/), a file a family. `make algorithms` makes this page of the docstrings
+and of [marks](marks.md). `parl-like train NAME` trains an experiment; the arguments of the class are settings of it
 (`parl-like train sac-pendulum SAC.alpha=0.1 hidden=[256,256]`). Scores are medians, over all seeds, of the
-evaluation after training; where there is no mark, a link says which page tells of it."""
+evaluation after training. Where there is no mark, a link leads to the page with the results."""
 
 ROBOTS = {"DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"], "PPO": ["hierarchy"]}
 """Class → the robots of several tasks that it is part of, where these have other names."""
@@ -26,10 +26,12 @@ ROBOTS = {"DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_s
 
 SPACES = """## Which algorithm takes what
 
-With the networks of this house that fit it (`parl-like list --spaces`; a test builds every combination). *Box*: with finite
-bounds; *any*: that, an unbounded Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these. *images*: a convolutional
-network reads observations that have one, else it is one long row of numbers. *masks*: the observation's `mask` says which choices
-are legal, see [own.md](own.md#masks). *memory*: with a recurrent network (`model=Recurrent`), or always.
+The table holds with our networks that fit the algorithm (`parl-like list --spaces`); a test builds every combination.
+
+- *Box* has finite bounds. *any* is that, an unbounded Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these.
+- *images*: a convolutional network reads observations that have one; else an image is one long row of numbers.
+- *masks*: the observation's `mask` says which choices are legal, see [own.md](own.md#masks).
+- *memory*: with a recurrent network (`model=Recurrent`), or always.
 """
 
 
@@ -73,11 +75,10 @@ def page() -> str:
     for file, members in classes().items():
         parts.append(f"## {families.title(file)}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
         for one in members:
-            known = [f"Models: {one.fitting_models}." if one.fitting_models else "",
-                     f"Experiments: {'; '.join(told)}." if (told := [
-                         line for name in (one.__name__.lower(), *ROBOTS.get(one.__name__, ())) for line in seen[name]]) else ""]
-            parts.append("\n\n".join(filter(None, [f"### {one.__name__}", " ".join(filter(None, known)),
-                                                    f"```text\n{inspect.getdoc(one)}\n```"])))
+            lines = [f"- {line}" for name in (one.__name__.lower(), *ROBOTS.get(one.__name__, ())) for line in seen[name]]
+            parts.append("\n\n".join(filter(None, [
+                f"### {one.__name__}", f"Models: {one.fitting_models}." if one.fitting_models else "",
+                "\n".join(["Experiments:", "", *lines]) if lines else "", f"```text\n{inspect.getdoc(one)}\n```"])))
     return "\n\n".join(parts) + "\n"
 
 

@@ -19,12 +19,13 @@ SOURCES = ("parl_like", "algorithms", "models", "envs", "robots", "benchmarks")
 LIMIT = 30
 
 NO_SUBJECT = re.compile(r"(Of|What|Whether|Who|How|Where|Those)\b")
-OLD_WORDS = re.compile(r"\b(lessons?|crews?|shelf|shelves|seams?)\b", re.IGNORECASE)
+OLD_WORDS = re.compile(r"\b(lessons?|crews?|shelf|shelves|seams?|dealt|house)\b", re.IGNORECASE)
 """Private words of earlier versions; docs/glossary.md has the words that took their place."""
 
 _FENCE = re.compile(r"^[ ]*```.*?^[ ]*```[ ]*$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+")
+_SKIPPED = ("|", "#", "![", "Code: ")  # tables, headings, pictures, and the commits below the table of marks
 _END = re.compile(r"(?<=[.!?])[)\"”*]*\s+(?=[^a-z])|(?<=[.!?]\*\*)\s+|(?<=[.!?]\))\s+")
 
 
@@ -37,7 +38,7 @@ def paragraphs(text: str) -> Iterator[str]:
     """Yield the running text, a paragraph or a list item at a time, without code blocks, tables, headings and pictures."""
     lines: list[str] = []
     for line in [*_COMMENT.sub("", _FENCE.sub("", text)).splitlines(), ""]:
-        skipped = not line.strip() or line.lstrip().startswith(("|", "#", "!["))
+        skipped = not line.strip() or line.lstrip().startswith(_SKIPPED)
         if lines and (skipped or _ITEM.match(line)):
             yield " ".join(lines)
             lines = []
@@ -63,6 +64,12 @@ def length(sentence: str) -> int:
 def too_long(text: str) -> list[tuple[int, str]]:
     """Return (words, sentence) for each sentence above the limit."""
     return [(length(one), one) for one in sentences(text) if length(one) > LIMIT]
+
+
+def without_subject(text: str) -> list[str]:
+    """Return the sentences of a page that begin with Of, What, Whether, Who or Those; questions may."""
+    begins = re.compile(r"\W*(Of|What|Whether|Who|Those)\b")
+    return [one for one in sentences(text) if begins.match(one) and not one.rstrip().endswith("?")]
 
 
 def old_words(text: str) -> list[str]:
