@@ -231,14 +231,13 @@ def exact(golden):
 
 
 def check(found, golden, exact):
-    """Of a run: what differs from the file; nothing where all agrees."""
+    """Of a run: what differs from the file; nothing where all agrees. A metric that the file does not have is no difference."""
     if exact:
-        return {key: (found[part].get(key), golden[part].get(key)) for part in golden
-                for key in golden[part].keys() | found[part].keys() if found[part].get(key) != golden[part].get(key)}
-    assert found["numbers"].keys() == golden["numbers"].keys() and found["metrics"].keys() == golden["metrics"].keys()
-    pairs = {key: (value, golden["numbers"][key]) for key, value in found["numbers"].items()}
+        return {key: (found[part].get(key), value) for part in golden for key, value in golden[part].items()
+                if found[part].get(key) != value}
+    pairs = {key: (found["numbers"].get(key, [0] * 4), value) for key, value in golden["numbers"].items()}
     out = {key: pair for key, pair in pairs.items() if not alike(*pair)}
-    pairs = {key: (value, golden["metrics"][key]) for key, value in found["metrics"].items()}
+    pairs = {key: (found["metrics"].get(key), value) for key, value in golden["metrics"].items()}
     return out | {key: pair for key, pair in pairs.items() if pair[0] != pytest.approx(pair[1], rel=0.01, abs=1e-3, nan_ok=True)}
 
 
