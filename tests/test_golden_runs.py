@@ -70,7 +70,7 @@ CASES = {
     "table": Case("qlearning-frozenlake", 1024, dict(n_agents=2)),
     "evolution": Case("es-cartpole", 1500, dict(n_agents=4)),
     "hierarchy": Case("hierarchy-doorkey", 512, dict(n_agents=4)),
-    "shared trunk": Case("auxiliary-cartpole", 160, {**few("RL", "auxiliary"), "DQN.target_period": 20, "n_agents": 4}),
+    "shared trunk": Case("auxiliary-cartpole", 100, {**few("RL", "auxiliary"), "DQN.target_period": 9, "n_agents": 4}),
     "mbpo": Case("mbpo-pendulum", 120, {**few("RL", "model"), "RL.OffPolicyHelper.updates": 1, "n_agents": 2}),
     "impala": Case("impala-cartpole", 480, dict(n_agents=4)),
     "thinker": Case("thinker-sokoban-mini", 120, {**TREE, "rec_t": 3}),
