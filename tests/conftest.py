@@ -82,9 +82,11 @@ def pytest_runtest_protocol(item, nextitem):
 
 
 def pytest_collection_finish():
-    """What is there now stays until the end: full collections, of which tests ask many, need not walk through it again."""
+    """What is there now stays until the end: full collections, of which tests ask many, need not walk through it again. Small
+    ones come less often; hypothesis has Python code called at each."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def pytest_unconfigure():

@@ -66,18 +66,18 @@ def test_learns_to_repeat_what_it_sees(case):
                         gamma=0.0, lr=5e-3, target_period=50, epsilon=0.5)
     else:
         learner, unroll = (A2C, 8) if case == "a2c" else (PPO, 32)
-        score = learned(Identity, MLPActorCritic, learner, lambda: OnPolicyHelper(unroll=unroll), 4000, gamma=0.0,
+        score = learned(Identity, MLPActorCritic, learner, lambda: OnPolicyHelper(unroll=unroll), 1200, gamma=0.0,
                         lr=3e-3 if case == "ppo" else 1e-2)
     assert score >= 90, score
 
 
 def test_continuous_actions_learn_to_repeat_what_they_see():
-    score = learned(Continuous, MLPActorCritic, PPO, lambda: OnPolicyHelper(unroll=16), 8000, gamma=0.0, lr=3e-3)
+    score = learned(Continuous, MLPActorCritic, PPO, lambda: OnPolicyHelper(unroll=16), 2400, gamma=0.0, lr=3e-3)
     assert score >= 90, score  # always acting in the middle scores 33
 
 
 def test_memory_recalls_what_it_saw_before():
-    score = learned(Recall, RecurrentActorCritic, PPO, lambda: OnPolicyHelper(unroll=20), 12_000, n_agents=8, gamma=0.0, lr=5e-3,
+    score = learned(Recall, RecurrentActorCritic, PPO, lambda: OnPolicyHelper(unroll=20), 2400, n_agents=8, gamma=0.0, lr=5e-3,
                     net={"size": 32})
     blind = learned(Recall, MLPActorCritic, PPO, lambda: OnPolicyHelper(unroll=20), 2000, n_agents=8, gamma=0.0, lr=5e-3)
     assert score >= 85 and blind <= 40, (score, blind)

@@ -354,7 +354,7 @@ def test_observations_of_any_space_are_imagined():
 
 
 def test_observations_that_are_discrete_are_imagined():
-    with small(env="FrozenLake-v1") as robot:
+    with small(**{"env": "FrozenLake-v1", "RL.OffPolicyHelper.updates": 1}) as robot:
         robot.run(100)
         kept = robot.tasks["RL"].algorithm.imagined
         assert robot.never_learned() == {} and kept["obs_next"].dtype == torch.int64 and kept["obs_next"].max() < 16
