@@ -23,7 +23,7 @@ def extras(stage):
     """The extras that a stage of the Makefile installs."""
     text = (ROOT / "Makefile").read_text()
     recipe = re.search(rf"^\$\(VENV\)/\.{stage}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)[1]
-    return set(re.search(r"-e '\.\[([\w,]+)\]'", recipe)[1].split(","))
+    return set(re.search(r"'(?:\.|parl_like)\[([\w,]+)\]'", recipe)[1].split(","))
 
 
 def test_the_second_stage_stands_on_the_first_and_train_needs_the_first_only():
