@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from parl_like.action_map import stored_specs
-from parl_like.algorithm import Algorithm, Schedule, Window, check_shares, value_of
+from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.algorithms.unrolls import discounts, joined, normalized, sequences
 from parl_like.batch import Batch
 from parl_like.contract import answer, check_shape, refuse
@@ -67,7 +67,6 @@ class ActorCritic(Algorithm):
         max_grad_norm: float | None = 0.5,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
-        check_shares(self, gamma=gamma, lam=lam)
         self.gamma, self.lam, self.entropy, self.value_weight = gamma, lam, entropy, value_weight
         self.normalize, self.reward_scale = normalize, reward_scale
         self.recurrent = bool(self.model.state_specs())

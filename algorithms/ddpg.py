@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithm import Algorithm, Schedule, Window, check_shares
+from parl_like.algorithm import Algorithm, Schedule, Window
 from parl_like.algorithms.actor_q import actor_and_critics, critic_terms
 from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
@@ -46,7 +46,6 @@ class TD3(Algorithm):
         lr: float | Schedule = 1e-3, actor_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
-        check_shares(self, tau=tau)
         self.tau, self.noise, self.smoothing, self.smoothing_clip = tau, noise, smoothing, smoothing_clip
         self.window = Window(n_step=n_step, in_order=False)
         self.discounts = powers(gamma, n_step)

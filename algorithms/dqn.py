@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm, Schedule, Window, check_shares
+from parl_like.algorithm import Algorithm, Schedule, Window
 from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
 from parl_like.contract import ContractError, answer, check_shape
@@ -58,9 +58,6 @@ class DQN(Algorithm):
         max_grad_norm: float | None = 10.0, adam_eps: float = 1e-5,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
-        check_shares(self, tau=0.0 if tau is None else tau)
-        if target_period < 0:
-            raise ValueError(f"DQN: target_period is {target_period}; expected at least 0")
         self.gamma, self.double, self.epsilon, self.adam_eps = gamma, double, epsilon, adam_eps
         self.target_period, self.tau = target_period, tau
         self._before = 0  # optimiser steps when the lesson began

@@ -47,12 +47,6 @@ class PPO(ActorCritic):
     ) -> None:
         super().__init__(model, gamma=gamma, lam=lam, entropy=entropy, value_weight=value_weight, normalize=normalize,
                          reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
-        if epochs < 1 or minibatches < 1:
-            raise ValueError(f"PPO: epochs is {epochs} and minibatches {minibatches}; expected at least 1 each")
-        if minibatch_rows is not None and minibatch_rows < 1:
-            raise ValueError(f"PPO: minibatch_rows is {minibatch_rows}; expected at least 1")
-        if dual_clip is not None and not dual_clip > 1.0 or value_clip is not None and not value_clip > 0.0:
-            raise ValueError(f"PPO: dual_clip is {dual_clip} and value_clip {value_clip}; expected above 1 and above 0, or None")
         if kl_weight < 0.0 or adaptive_kl is not None and not (adaptive_kl > 0.0 and kl_weight):
             raise ValueError(f"PPO: kl_weight is {kl_weight} and adaptive_kl {adaptive_kl}; expected a weight of at least 0, "
                              "above 0 where it adapts, and adaptive_kl above 0 or None")

@@ -10,7 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm, Loss, Schedule, Window, check_shares
+from parl_like.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q, critic_terms, expected, usual_entropy
 from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.batch import Batch
@@ -51,7 +51,6 @@ class SAC(Algorithm):
         actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
-        check_shares(self, tau=tau)
         if not alpha > 0.0:
             raise ValueError(f"{type(self).__name__}: alpha is {alpha}; expected a number above 0")
         self.discrete = isinstance(self.model.act_space, gym.spaces.Discrete)

@@ -48,8 +48,6 @@ class VMPO(ActorCritic):
     ) -> None:
         super().__init__(model, gamma=gamma, lam=lam, value_weight=value_weight, normalize=normalize, reward_scale=reward_scale,
                          lr=lr, max_grad_norm=max_grad_norm)
-        if epochs < 1 or minibatches < 1:
-            raise ValueError(f"VMPO: epochs is {epochs} and minibatches {minibatches}; expected at least 1 each")
         self.epochs, self.n_minibatches = epochs, minibatches
         self.epsilon_eta, self.epsilons = epsilon_eta, (epsilon_alpha, epsilon_std)
         self.log_eta, self.log_alpha = multipliers(eta, alpha, epsilon_eta, *self.epsilons)

@@ -300,8 +300,6 @@ class MLPQ(Model):
         if not isinstance(act, gym.spaces.Discrete):
             raise TypeError(f"{type(self).__name__}: act is {act}; expected Discrete, for one value per action (use an "
                             f"actor-critic, or BDQ with MLPBranchingQ){taken_by(act)}")
-        if heads < 1:
-            raise ValueError(f"{type(self).__name__}: heads is {heads}; expected at least 1")
         self.dueling, self.out_shape = dueling, (int(act.n), heads)
         self.plain = type(self) is MLPQ and heads == 1 and not dueling
         self.mask = mask_key(obs, act)

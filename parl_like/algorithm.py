@@ -112,13 +112,6 @@ class Loss:
         return list(dict.fromkeys(_parameters(self.moves)))
 
 
-def check_shares(algorithm: Algorithm, **values: float) -> None:
-    """Raises ValueError, where one of these is no number in [0, 1]."""
-    for name, value in values.items():
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{type(algorithm).__name__}: {name} is {value}; expected a number in [0, 1]")
-
-
 def _listed(moves: Any) -> Any:
     """Networks and parameters in lists, for what `parameters()` gives can be read but once."""
     if isinstance(moves, (torch.nn.Parameter, torch.nn.Module)):

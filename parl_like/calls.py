@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from parl_like.errors import Told, our_name, unknown
+from parl_like.ranges import check_arguments
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -163,13 +164,17 @@ def _may_be(value: Any, kind: str) -> bool:
 
 
 def guarded(kind: C) -> C:
-    """A class whose constructor names an option that it does not have, or one of a wrong type. Costs 0.1 µs."""
+    """A class whose constructor names an option that it does not have, one of a wrong type and, where the class is ours, a number
+    that is out of its range (`parl_like.ranges`)."""
     made = vars(kind).get("__init__")
     if not inspect.isfunction(made):
         return kind
+    ours = kind.__module__.partition(".")[0] == "parl_like"
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
         try:
+            if ours:
+                check_arguments(type(self).__name__, made, args, options)
             made(self, *args, **options)
         except TypeError as error:
             kinds = type(self).__mro__

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from parl_like.errors import unknown
+from parl_like.ranges import setting_of
 
 ALWAYS = ("adam_eps", "losses", "lr", "max_grad_norm", "model", "moves", "window")
 """Names that the base class and its task give a meaning to, in any algorithm."""
@@ -59,6 +60,8 @@ def check(algorithm: Any, name: str, value: Any) -> None:
         if name not in vars(algorithm):
             raise AttributeError(f"{what} cannot be assigned once the task is built: it went into what was built, and is read "
                                  f"no more; build a new one, {kind.__name__}(…, {name}={value!r:.40})")
+    if (known := setting_of(kind, name)) is not None:
+        known.check(kind.__name__, value)
     losses = (algorithm.losses or {}).values()
     rates = {loss.lr for loss in losses if type(loss.lr) is str}
     unread = algorithm.losses and ((name == "lr" and all(setting(algorithm, one) is not None for one in rates - {"lr"})

@@ -134,9 +134,9 @@ def usual_of(algorithm: type) -> Mapping[str, Any]:
 
 
 def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None,
-          score: Any = "mean_return", span: Span | None = None) -> Robot:
+          score: Any = "mean_return", span: Span | None = None, model: type | None = None, helper: type | None = None) -> Robot:
     """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
-    `algorithm`, a class. `score`: as for `Robot`. `span`: None: that of its `total_steps`."""
+    `algorithm`, `model` and `helper`, classes. `score`: as for `Robot`. `span`: None: that of its `total_steps`."""
     algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
     usual = usual_of(algorithm)
     span = span or Span(config.total_steps)
@@ -151,7 +151,7 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     if eval_env is not None:
         check_eval_env(eval_env, spaces)
     parts.act = spaces["act"]
-    helper_class = named("AgentHelper", config.helper or usual["helper"])
+    helper_class = helper or named("AgentHelper", config.helper or usual["helper"])
     lanes = config.n_agents * max(config.env.vector, 1)
 
     def acts(_: Mapping[str, Any]) -> float:
@@ -174,16 +174,18 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
 
     where = "tasks.RL"
     task = parts.args(where, ComputationTask, skip=("device",))
-    helper = parts.args(where, helper_class, acts=acts, updates=lessons)
-    spaces["obs"] = Transforms(helper.get("transforms", ())).space(spaces["obs"])
+    of_helper = parts.args(where, helper_class, acts=acts, updates=lessons)
+    spaces["obs"] = Transforms(of_helper.get("transforms", ())).space(spaces["obs"])
     fitting = usual["models"]
-    if config.model:
+    if model is not None:
+        pass
+    elif config.model:
         model = named("Model", next((one for one in fitting if one.startswith(config.model)), config.model))
     else:
         model = named("Model", fitting[min(1, len(fitting) - 1) if has_image(spaces["obs"]) else 0])
     learner = parts.args(where, algorithm, acts=acts, updates=updates)
     func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
-    tasks = {"RL": ComputationTask(func, made_anew(helper_class, helper), device=config.device, **task)}
+    tasks = {"RL": ComputationTask(func, made_anew(helper_class, of_helper), device=config.device, **task)}
     if issubclass(helper_class, OfflineHelper):
         return robot_with(config, None, tasks, Agent, parts, source if eval_env is None else eval_env, score)
     return robot_with(config, source, tasks, agent, parts, eval_env, score)
@@ -192,6 +194,13 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
 RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
                "eval_every", "stop_score", "eval_score", "torch_threads", "tensorboard")
 """Keys of a configuration that are about a run directory, of which there is none in `Robot.of`."""
+
+
+def _class(key: str, kind: str, value: Any) -> type:
+    """An option that may be a class; raises ValueError where it is another thing."""
+    if isinstance(value, type) and kind in [one.__name__ for one in value.__mro__]:
+        return value
+    raise ValueError(f"Robot.of: {key} is {value!r:.60}; expected the name of a {kind}, or a class made from it")
 
 
 def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Robot:
@@ -217,11 +226,14 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
     one = {"n_agents": 1} if is_made(env) else {}
     made = {key: source for key, source in (("env", env), ("eval_env", options.get("eval_env")))
             if not isinstance(source, (str, Mapping))}
+    classes = {key: _class(key, kind, options[key]) for key, kind in (("model", "Model"), ("helper", "AgentHelper"))
+             if not isinstance(options.get(key, ""), str)}
     try:
         named_env = {"env.id" if isinstance(env, str) else "env": env}
-        given = {key: value for key, value in {**options, **named_env}.items() if key not in (*made, "score")}
+        given = {key: value for key, value in {**options, **named_env}.items() if key not in (*made, *classes, "score")}
         config = configs.resolve(Config, {"algorithm": nearest}, one, given)
-        robot = build(config, **made, algorithm=algorithm if isinstance(algorithm, type) else None,
+        robot = build(config, **made, model=classes.get("model"), helper=classes.get("helper"),
+                      algorithm=algorithm if isinstance(algorithm, type) else None,
                       score=options.get("score", "mean_return"), span=Span(config.total_steps, "total_steps" in options))
     except (ConfigError, TypeError, ValueError) as error:
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error

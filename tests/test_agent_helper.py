@@ -220,7 +220,7 @@ def test_offline_data_is_checked_against_the_model(row, message):
     (lambda: OffPolicyHelper(learn_every=0), "learn_every is 0; expected at least 1"),
     (lambda: OffPolicyHelper(size=10, batch_size=11), r"batch_size \(11\) is above size \(10\); learning could never begin"),
     (lambda: OffPolicyHelper(size=10, batch_size=1, warmup=11), r"warmup \(11\)"),
-    (lambda: OnPolicyHelper(unroll=0), "unroll is 0; expected a whole number of at least 1"),
+    (lambda: OnPolicyHelper(unroll=0), "unroll is 0; expected at least 1"),
     (lambda: EpisodicHelper(episodes=0), "episodes is 0; expected at least 1"),
     (lambda: OfflineHelper(ReplayBuffer(4), batch_size=2), "batch_size is 2, the data has 0 rows"),
 ])
@@ -683,7 +683,7 @@ def test_models_of_the_house_take_masked_and_nested_spaces():
 
 
 def test_half_a_step_is_no_unroll():
-    with pytest.raises(ValueError, match="OnPolicyHelper: unroll is 2.5; expected a whole number of at least 1"):
+    with pytest.raises(TypeError, match=r"OnPolicyHelper: unroll is 2.5 \(float\); expected int"):
         OnPolicyHelper(unroll=2.5)
 
 

@@ -117,7 +117,7 @@ def test_each_lane_keeps_the_epsilon_that_its_episode_drew():
     for lane in range(200):
         noise.begin(lane)
     assert (noise.explorer.memory[200:] == before[200:]).all() and (noise.explorer.memory[:200] != before[:200]).any()
-    with pytest.raises(ValueError, match=r"epsilon is 2"):
+    with pytest.raises(ValueError, match=r"epsilon is \[0.1, 2\]; expected numbers, each in \[0, 1\]"):
         EpsilonGreedy([0.1, 2])
 
 

@@ -228,7 +228,7 @@ WRONG = {
     "explorer": (made(MLPQ, helper=off(explorer=lambda out: 0)), "OffPolicyHelper: explorer is <function .*expected an Explorer"),
     "option": (made(MLPQ, helper=off(buffer_siz=3)), "OffPolicyHelper: no option 'buffer_siz'; did you mean 'buffer'"),
     "helper": (made(MLPQ, helper="OffPolicyHelper"), r"helper is 'OffPolicyHelper'; .*helper=lambda: OffPolicyHelper\(…\)"),
-    "rate": (made(MLPQ, lr="fast"), "lr is 'fast'; expected a number, or a schedule"),
+    "rate": (made(MLPQ, lr="fast"), r"DQN: lr is 'fast' \(str\); expected float or Schedule"),
     "actor": (made(MLPActorCritic, SAC), "SAC calls .* of its model, and MLPActorCritic has no q; MLPActorQ has it"),
     "deterministic": (made(MLPActorQ, TD3, act=BOX), "MLPActorQ.act raised .*policy='deterministic'"),
     "quantiles": (made(MLPActorQ, TQC, act=BOX), "more than the 2 quantiles .*`heads` of MLPActorQ"),

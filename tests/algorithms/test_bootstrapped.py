@@ -114,7 +114,7 @@ def test_each_episode_follows_one_head_and_tests_the_mean():
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: BootstrappedDQN(MLPQ(OBS, ACT), share=0.0), "share is 0"), (lambda: MLPBootstrappedQ(OBS, OBS), "expected Discrete"),
-    (lambda: MLPBootstrappedQ(OBS, ACT, heads=0), "heads is 0"), (lambda: MLPBootstrappedQ(OBS, ACT, prior=-1.0), "prior -1"),
+    (lambda: MLPBootstrappedQ(OBS, ACT, heads=0), "heads is 0"), (lambda: MLPBootstrappedQ(OBS, ACT, prior=-1.0), "prior is -1"),
 ])
 def test_what_does_not_fit_is_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):

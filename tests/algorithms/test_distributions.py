@@ -380,7 +380,7 @@ def test_the_next_action_is_the_best_of_the_legal_ones(name, double):
     (lambda: QRDQN(MLPQ(OBS, ACT), kappa=-1.0), "kappa is -1"), (lambda: IQN(MLPImplicitQ(OBS, ACT), n=0), "n is 0"),
     (lambda: MLPCategoricalQ(OBS, ACT, v_min=1.0, v_max=1.0), "v_min < v_max"),
     (lambda: MLPCategoricalQ(OBS, ACT, atoms=1), "at least 2"),
-    (lambda: MLPImplicitQ(OBS, ACT, points=0), "points 0"),
+    (lambda: MLPImplicitQ(OBS, ACT, points=0), "points is 0"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(make, message):
     with pytest.raises((ContractError, ValueError), match=message):

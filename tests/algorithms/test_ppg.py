@@ -151,7 +151,7 @@ def test_models_that_cannot_be_are_refused():
         ComputationTask(PPG(MLPActorCritic(OBS, TWO)))
     with pytest.raises(TypeError, match="RecurrentActorCritic has a memory"):
         PPG(RecurrentActorCritic(OBS, TWO))
-    with pytest.raises(ValueError, match="expected at least 1 each"):
+    with pytest.raises(ValueError, match="policy_lessons is 0; expected at least 1"):
         PPG(MLPActorCritic(OBS, TWO, auxiliary=True), policy_lessons=0)
     image = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     ComputationTask(PPG(ConvActorCritic(image, TWO, features=8, auxiliary=True)))

@@ -405,7 +405,7 @@ def test_predictions_hold_what_was_asked_for():
 
 
 @pytest.mark.parametrize(("model", "options", "match"), [
-    ({}, dict(value=-1.0), "weight value is -1.0"), ({}, dict(unroll=0), "at least 1 each"), ({}, dict(gamma=2.0), "gamma in"),
+    ({}, dict(value=-1.0), "value is -1.0"), ({}, dict(unroll=0), "unroll is 0"), ({}, dict(gamma=2.0), "gamma is 2"),
     ({}, dict(generation=1, return_n=2), "generation is 1"), ({}, dict(total_steps=0), "total_steps is 0"),
     ({}, dict(done=0.0), "build it with predict_done=False"), (dict(net="single"), dict(image=1.0), "decodes no image; set "
                                                                                                     "image=0"),

@@ -28,8 +28,6 @@ class FrameStacker(Transform):
 
     def __init__(self, stack: int, fields: Fields = ("obs",)) -> None:
         self.stack, self.fields = stack, obs_names(self, fields)
-        if stack < 1:
-            raise self._error("stack", "at least 1", stack)
         self._forget(1)
 
     @property

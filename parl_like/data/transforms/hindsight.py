@@ -56,8 +56,6 @@ class Hindsight(Transform):
     ) -> None:  # fmt: skip
         self.compute_reward, self.compute_terminated, self.share = compute_reward, compute_terminated, share
         (self.achieved,), (self.desired,) = obs_names(self, achieved), obs_names(self, desired)
-        if not 0 <= share <= 1:
-            raise self._error("share", "a number in [0, 1]", share)
         self._warned = False
 
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:

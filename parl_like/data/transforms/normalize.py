@@ -24,8 +24,6 @@ class _Normalizer(Transform):
         self.clip, self.update_on = clip, update_on
         kind = Moments() if kind is None else kind
         self.moments = {name: Moments(kind.rate, kind.window) for name in names}
-        if clip is not None and not clip > 0:
-            raise self._error("clip", "above 0", clip)
         if update_on not in ("replay", "rollout", "never"):
             raise self._error("update_on", "'replay', 'rollout' or 'never'", repr(update_on))
 
