@@ -17,6 +17,7 @@ import parl_like.envs  # noqa: F401  it registers Atari-v0 and MinAtar-v0
 from parl_like.env_ids import package_of
 from parl_like.envs.atari import named_by, with_game
 from parl_like.envs.make import adapt
+from parl_like.errors import nearest
 
 DQN = {"size": 84, "grey": True, "clip_reward": 1.0}
 """Options of `Atari` that are not as Thinker has them but as Mnih et al. 2015 do: 4 frames [84, 84] in one observation."""
@@ -81,5 +82,14 @@ def minatar(id: str, **options: Any) -> gym.Env[Any, Any]:
 
 def bsuite(id: str, *, max_episode_steps: int = -1, disable_env_checker: bool = True) -> gym.Env[Any, Any]:
     """An experiment of bsuite's, "bsuite/catch/0", in `parl_like.envs.make.DmEnv`. It ends episodes itself, and the seeds are
-    those of its settings."""
-    return adapt(import_module("bsuite").load_from_id(id.removeprefix("bsuite/")))
+    those of its settings.
+
+    Raises:
+        gymnasium.error.NameNotFound: bsuite has no such experiment.
+    """
+    name, package = id.removeprefix("bsuite/"), import_module("bsuite")
+    if name not in package.sweep.SETTINGS:
+        near = nearest(name, package.sweep.SETTINGS)
+        way = f"did you mean {near!r}?" if near else "bsuite.sweep.SETTINGS names all"
+        raise gym.error.NameNotFound(f"bsuite: no experiment {name!r}; {way}")
+    return adapt(package.load_from_id(name))

@@ -30,8 +30,19 @@ class Package(NamedTuple):
     prepared: str = ""
 
 
+GAMES = (
+    "Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider Berzerk Bowling "
+    "Boxing Breakout Carnival Centipede ChopperCommand CrazyClimber Defender DemonAttack DoubleDunk ElevatorAction "
+    "Enduro FishingDerby Freeway Frostbite Gopher Gravitar Hero IceHockey Jamesbond JourneyEscape Kangaroo Krull "
+    "KungFuMaster MontezumaRevenge MsPacman NameThisGame Phoenix Pitfall Pong Pooyan PrivateEye Qbert Riverraid "
+    "RoadRunner Robotank Seaquest Skiing Solaris SpaceInvaders StarGunner Tennis TimePilot Tutankham UpNDown Venture "
+    "VideoPinball WizardOfWor YarsRevenge Zaxxon"
+).split()
+"""Games that ale-py registers under old ids, too, such as Pong-v4 and PongNoFrameskip-v4: their names alone look like any."""
+
 PACKAGES = (
-    Package(r"ALE/[\w-]+|\w+(NoFrameskip|Deterministic)-v\d+", "ale_py", "'parl_like[atari]'", "atari"),
+    Package(rf"ALE/[\w-]+|\w+(NoFrameskip|Deterministic)-v\d+|({'|'.join(GAMES)})-v[04]", "ale_py",
+            "'parl_like[atari]'", "atari"),
     Package(r"(MiniGrid|BabyAI)-[\w.-]+", "minigrid", "'parl_like[minigrid]'", "minigrid"),
     Package(r"MinAtar/(Asterix|Breakout|Freeway|Seaquest|SpaceInvaders)-v[01]", "minatar", "--no-deps minatar", "minatar"),
     Package(r"bsuite/\w+/\d+", "bsuite", "bsuite", "bsuite"),

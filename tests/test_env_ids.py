@@ -89,7 +89,8 @@ def test_a_source_is_as_it_was_where_there_is_nothing_to_say(registry):
 
 
 @pytest.mark.parametrize(("id", "module", "extra"), [
-    ("ALE/Pong-v5", "ale_py", "atari"), ("PongNoFrameskip-v4", "ale_py", "atari"),
+    ("ALE/Pong-v5", "ale_py", "atari"), ("PongNoFrameskip-v4", "ale_py", "atari"), ("Pong-v4", "ale_py", "atari"),
+    ("Pong-v0", "ale_py", "atari"), ("MsPacman-v4", "ale_py", "atari"),
     ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid"), ("BabyAI-GoToObj-v0", "minigrid", "minigrid"),
     ("HalfCheetah-v5", "mujoco", "mujoco"), ("InvertedDoublePendulum-v5", "mujoco", "mujoco"),
     ("LunarLander-v3", "Box2D", "box2d"),
@@ -120,7 +121,8 @@ def closed(env):
     return env
 
 
-@pytest.mark.parametrize(("id", "sticky"), [("ALE/Pong-v5", 0.25), ("PongNoFrameskip-v4", 0.0), ("PongDeterministic-v4", 0.0)])
+@pytest.mark.parametrize(("id", "sticky"), [("ALE/Pong-v5", 0.25), ("PongNoFrameskip-v4", 0.0), ("PongDeterministic-v4", 0.0),
+                                            ("Pong-v4", 0.0), ("Pong-v0", 0.25)])
 def test_an_id_of_an_atari_game_gets_the_preparation_everywhere(id, sticky):
     pytest.importorskip("ale_py")
     for env in (make_env(id), env_ids.make(id)):
@@ -130,6 +132,13 @@ def test_an_id_of_an_atari_game_gets_the_preparation_everywhere(id, sticky):
     assert closed(make_env(id, grey=False, stack=2, life_loss=False)).observation_space.shape == (6, 84, 84)
     with pytest.raises(ValueError, match="names a game, and so does the option game='breakout'"):
         make_env(id, game="breakout")
+
+
+def test_every_game_with_an_old_id_is_known_before_its_package_is_imported(registry):
+    pytest.importorskip("ale_py")
+    old = {id.removesuffix("-v4") for id in registry if id.endswith("-v4") and "NoFrameskip" not in id
+           and str(registry[id].entry_point).startswith("ale_py.")}
+    assert old == {*env_ids.GAMES}
 
 
 def test_a_robot_of_a_game_sees_frames_and_evaluates_whole_games():
@@ -200,12 +209,16 @@ def test_an_id_of_bsuite_is_an_experiment_of_its_own(monkeypatch):
     asked = []
     module = ModuleType("bsuite")
     module.__spec__ = ModuleSpec("bsuite", None)
+    module.sweep = SimpleNamespace(SETTINGS={"catch/0": {}, "catch/1": {}})
     module.load_from_id = lambda id: asked.append(id) or Catch()
     monkeypatch.setitem(sys.modules, "bsuite", module)
     with Robot.of("DQN", "bsuite/catch/0", n_agents=1, warmup=8, batch_size=4) as robot:
         robot.run(27)
         assert robot.evaluate(2).returns == [1.0, 1.0]
     assert set(asked) == {"catch/0"}
+    for make in (env_ids.make, make_env):
+        with pytest.raises(gym.error.NameNotFound, match=r"bsuite: no experiment 'cach/0'; did you mean 'catch/0'\?"):
+            make("bsuite/cach/0")
 
 
 def test_players_of_pettingzoo_are_led_to_the_environment_of_one():
