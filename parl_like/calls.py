@@ -55,9 +55,7 @@ def trim(error: BaseException) -> BaseException:
     Those of causes are put behind the error's own. Where there is none, and the error is a library's, the last one stays. A cause
     that the error's message tells (`Told`), and one of a cause, are not shown.
     """
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None and cause not in causes:
-        causes.append(cause)
+    causes = _causes(error)
     frames = [frame for one in causes for frame in _frames(one.__traceback__)]
     own = [frame for frame in frames if is_users(frame.tb_frame.f_code.co_filename)]
     if not own and frames and not os.path.realpath(frames[-1].tb_frame.f_code.co_filename).startswith(_ROOTS):
@@ -86,16 +84,23 @@ def users_lines(error: BaseException) -> list[str]:
     """Where an error was raised, for people: the user's last frames, its causes' included, as a traceback has them; perhaps
     none."""
     found: list[tuple[Any, int]] = []
-    text, one = "", error
-    while one is not None:
+    text = ""
+    for one in _causes(error):
         found += [(frame.tb_frame, frame.tb_lineno) for frame in _frames(one.__traceback__)
                   if is_users(frame.tb_frame.f_code.co_filename)]
         text = str(one) if _TRACE in str(one) else text
-        one = one.__cause__  # type: ignore[assignment]
     lines = "".join(traceback.StackSummary.extract(found[-(LINES // 3) :]).format()).splitlines()
     if not lines and text:
         lines = _shortened(text, one_line=False).partition(_TRACE)[2].splitlines()[:-1]
     return ["your own lines, most recent call last:", *lines] if lines else []
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error, what caused it, and so on: each once, for causes may go in a circle."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
+    return causes
 
 
 def _frames(trace: types.TracebackType | None) -> Iterator[types.TracebackType]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -94,7 +94,7 @@ def load_robot_state(robot: Any, state: Mapping[str, Any]) -> None:
         check_alike({**state, "counters": None}, {**state_of(robot), "counters": None}, "")
         msgspec.convert(state["counters"], _Counters)
     except _NO_STATE as error:
-        raise _no_state(error) from error
+        raise _no_state(error) from _other(error)
     robot._halt()
     before = state_of(robot)
     try:
@@ -103,7 +103,7 @@ def load_robot_state(robot: Any, state: Mapping[str, Any]) -> None:
         with suppress(Exception):
             _take_over(robot, before)
         if isinstance(error, _NO_STATE) and not isinstance(error, AgentFailed):
-            raise _no_state(error) from error
+            raise _no_state(error) from _other(error)
         raise
 
 
@@ -121,8 +121,17 @@ _NO_STATE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError
 ale_py, of bytes that are no state of the emulator."""
 
 
+def _is_told(error: Exception) -> TypeGuard[ValueError]:
+    return isinstance(error, ValueError) and not isinstance(error, (msgspec.ValidationError, UnicodeError))
+
+
+def _other(error: Exception) -> BaseException | None:
+    """Return the cause of `_no_state`, for no error is its own."""
+    return error.__cause__ if _is_told(error) else error
+
+
 def _no_state(error: Exception) -> ValueError:
-    if isinstance(error, ValueError) and not isinstance(error, (msgspec.ValidationError, UnicodeError)):
+    if _is_told(error):
         return error
     kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
     return ValueError(f"Robot: the saved state does not fit, and nothing was changed: {kind}{error}")

@@ -112,6 +112,14 @@ def test_our_own_modules_get_whole_tracebacks():
         assert trim(error).__traceback__.tb_frame.f_code.co_filename == __file__
 
 
+def test_causes_that_go_in_a_circle_are_told_once():
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert users_lines(first) == []
+    second.__cause__ = second
+    assert users_lines(second) == [] and trim(second) is second
+
+
 # ------------------------------------------------------------------------------------------------------------------ wrong calls
 
 MODEL = MLPQ(POSITION, ACT)

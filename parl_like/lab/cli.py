@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from parl_like.calls import users_lines, whole
-from parl_like.errors import unknown, without_trace
+from parl_like.errors import shortened, unknown, without_trace
 from parl_like.lab import config, experiment, own, text
 from parl_like.lab.config import UsageError
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
+MAX_LINE, MAX_CELL = 4_000, 400  # characters of an error, and of what one cell of a table shows
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 _EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigrid": "minigrid", "atari": "ale_py",
            "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "hdf5": "h5py",
@@ -64,7 +65,7 @@ def _run(words: list[str], last: bool) -> int:
         elif not ours:
             print("".join(f"{line}\n" for line in users_lines(error)), end="", file=sys.stderr)
         name, hint = "" if ours else f"{type(error).__name__}: ", "" if debug or ours else " (`--traceback` shows where)"
-        print(f"error: {name}{' '.join(without_trace(error).split())}{hint}", file=sys.stderr)
+        print(f"error: {name}{shortened(' '.join(without_trace(error).split()), MAX_LINE)}{hint}", file=sys.stderr)
         return USAGE if ours else ERROR
 
 
@@ -288,7 +289,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _cell(value: Any, digits: str) -> str:
-    return "-" if value is None else format(value, digits) if isinstance(value, float) else text.escaped(str(value))
+    if isinstance(value, float):
+        return format(value, digits)
+    return "-" if value is None else text.escaped(shortened(str(value), MAX_CELL))
 
 
 class _Parser(argparse.ArgumentParser):

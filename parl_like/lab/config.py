@@ -25,6 +25,7 @@ from parl_like.lab.text import escaped
 _log = logging.getLogger(__name__)
 MAX_BYTES = 1_000_000  # of one YAML text
 MAX_DEPTH = 20  # of its lists and mappings
+MAX_VALUES = 20_000  # in all of them: a second of work
 
 
 class UsageError(ValueError):
@@ -458,12 +459,19 @@ def _plain(text: str) -> Any:
     return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text
 
 
+def _bounded(events: Iterator[Any], source: str) -> Iterator[Any]:
+    for n, event in enumerate(events):
+        if n > 2 * MAX_VALUES:  # keys are events, too
+            raise ConfigError(f"{source}: over {MAX_VALUES} values; expected a configuration, not data")
+        yield event
+
+
 def _parse(text: str, source: str, key: str) -> Any:
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise ConfigError(f"{source}: over {MAX_BYTES} bytes of YAML; expected a configuration, not data")
     # The parser's events, not PyYAML's constructors: what is not handled below cannot happen.
     try:
-        events = yaml.parse(text, Loader=yaml.SafeLoader)
+        events = _bounded(yaml.parse(text, Loader=yaml.SafeLoader), source)
         next(events)  # stream start
         if isinstance(next(events), yaml.StreamEndEvent):
             return None

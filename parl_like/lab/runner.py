@@ -25,13 +25,12 @@ from parl_like.lab.lock import RunLock
 from parl_like.lab.metrics import evaluations
 from parl_like.lab.rundir import RunDir
 from parl_like.lab.session import Report, Session, evaluation_episodes, evaluation_seed
+from parl_like.lab.sizes import STATE_FACTOR, STATE_ROOM
 from parl_like.lab.text import printer
 from parl_like.robot_state import WORKERS
 
 if TYPE_CHECKING:
     from parl_like.robot import Robot
-
-STATE_FACTOR, STATE_ROOM = 8, 64 << 20  # a task's saved state has at most so many times a new one's bytes, and so many more
 
 
 def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence[str] = (), stream: TextIO | None = None,

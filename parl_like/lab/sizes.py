@@ -24,6 +24,7 @@ from parl_like.lab.config import ConfigError, ExperimentConfig
 AGENTS_PER_CORE = 8192  # each is Python of its own; building one takes a millisecond
 ENV_BYTES = 16 << 10  # at least, of an environment with what its agent knows of it
 WORKER_BYTES = 32 << 20  # at least, of a worker process
+STATE_FACTOR, STATE_ROOM = 8, 64 << 20  # a saved state has at most so many times a new one's bytes, and so many more
 THREADS_PER_CORE, LEAST_THREADS = 16, 64
 _SPANS = ("seed", "total_steps", "checkpoint_every", "metrics_every", "eval_every", "keep_checkpoints", "eval_episodes")
 

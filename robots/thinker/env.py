@@ -7,10 +7,12 @@ from __future__ import annotations
 import atexit
 import cProfile
 import csv
+import errno
 import os
 import pstats
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import torch
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from parl_like.data.archive import write_archive
-from parl_like.data.disk import open_file, open_named
+from parl_like.data.disk import open_file, read_file
 from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.layout import Layout
 from parl_like.robot import Robot
@@ -29,6 +31,7 @@ from parl_like.robots.thinker.config import ThinkerOptions
 from parl_like.robots.thinker.ray import Maker
 from parl_like.spec import Array
 
+LOG_BYTES = 1 << 28  # of `logs_model.csv`: a month
 CHECKPOINT_S = 600.0
 """Seconds between two checkpoints of a run that keeps any; another is made when it is closed."""
 
@@ -152,7 +155,8 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         write_archive(self.folder / "checkpoint", self.robot.state_dict())
         self._saved_at = time.monotonic()
         if self.status()["finish"]:
-            (self.folder / "finish").touch()
+            with suppress(OSError):  # a link, or a pipe: whoever put it there gets no mark
+                os.close(open_file(self.folder / "finish", os.O_WRONLY | os.O_CREAT))
         return self.folder / "checkpoint"
 
     def close(self, **kwargs: Any) -> None:
@@ -190,9 +194,12 @@ class ModelLog:
 
     def __init__(self, path: Path) -> None:
         self.path, self._at, self._columns = path, time.monotonic(), list[str]()
-        if path.exists():  # a run that goes on
-            with open(open_named(path), newline="", encoding="utf-8") as file:
-                self._columns, self._tick = next(csv.reader(file), []), sum(1 for _ in file)
+        if os.path.lexists(path):  # a run that goes on
+            try:
+                lines = read_file(path, limit=LOG_BYTES).decode().splitlines()
+                self._columns, self._tick = next(csv.reader(lines[:1]), []), len(lines) - 1
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise OSError(errno.EINVAL, f"it is no table that a run wrote ({error}); remove it", os.fspath(path)) from None
 
     def write(self, env: LearningEnv, every: float = EVERY_S) -> None:
         if time.monotonic() - self._at < every or not (status := env.status())["running"]:

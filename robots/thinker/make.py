@@ -29,11 +29,12 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
+from parl_like.data.archive import read_manifest
 from parl_like.data.disk import clean_partial, replace_file
 from parl_like.envs.thinker.augmented import check_envs
 from parl_like.lab.config import ConfigError, dump_yaml, resolve
 from parl_like.lab.foreign import Foreign
-from parl_like.lab.sizes import bounded
+from parl_like.lab.sizes import STATE_FACTOR, STATE_ROOM, bounded, check
 from parl_like.lab.text import printer
 from parl_like.robot import Robot
 from parl_like.robots.thinker.agent import ThinkerAgent
@@ -116,14 +117,19 @@ def make(
             raise ConfigError(f"thinker.make: there is a run in {Path(o.savedir, o.xpid)}; ckp=True goes on with it, another "
                               "xpid begins a new one")
         again = partial(_environments, o, env_fn)
-        trust = Foreign(Path(o.savedir, o.xpid, "config_c.yaml"), kept, [given], False).in_force() if saved else nullcontext()
-        with trust, bounded(o):
+        check(o)
+        rule, most = None, None  # by which a run's own options are taken, which may be somebody else's
+        if saved:
+            rule = Foreign(Path(o.savedir, o.xpid, "config_c.yaml"), kept, [given], False)
+            size = sum(read_manifest(Path(o.savedir, o.xpid, "checkpoint")).sizes().values())
+            most = STATE_FACTOR * size + STATE_ROOM
+        with rule.in_force() if rule else nullcontext(), bounded(o):
             envs = again()
         undo.callback(envs.close)
         spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
-        if saved and saved["spaces"] != spaces:
-            raise ConfigError(_differs(o, "name" if env_fn is None else "env_fn", saved["spaces"], spaces))
-        with bounded(o):
+        if saved and saved.get("spaces") != spaces:
+            raise ConfigError(_differs(o, "name" if env_fn is None else "env_fn", saved.get("spaces"), spaces))
+        with rule.in_force() if rule else nullcontext(), bounded(o, most):
             source = envs if o.wrapper_type == 1 else _robot(o, envs, again, device, maker)
         folder = _folder(o) if writes else None
         if folder is not None:

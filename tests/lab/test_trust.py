@@ -354,6 +354,27 @@ def test_a_state_of_other_types_is_refused_in_words(monkeypatch):
         runner.evaluate("run")
 
 
+def test_a_state_that_the_robot_refuses_ends_the_command(tmp_path, capsys):
+    """With a real robot: the refusal is its own error, and no error is its own cause."""
+    words = "train dqn-cartpole run_dir=real total_steps=40 n_agents=1 eval_episodes=1 tensorboard=false"
+    assert main(words.split()) == 0
+    folder = Checkpoints(Path("real/checkpoints")).latest()
+    tree, manifest = archive.read_archive(folder)
+    tree["counters"]["env_steps"] = "many"
+    tree["buffer.RL"]["open"] = {"start": [-1]}
+    archive.write_archive(folder, tree, manifest.meta, over=True)
+    assert main(["resume", "real", "total_steps=2000"]) == 1
+    assert "its state does not fit this robot" in capsys.readouterr().err
+
+
+def test_an_error_is_a_line_that_can_be_read(capsys):
+    """However long the text is that a run directory puts into it."""
+    run = train()
+    run.save_config({**run.config(), "eval_score": "x" * 100_000})
+    assert main(["eval", "run"]) == 2
+    assert "characters left out" in (said := capsys.readouterr().err) and len(said) < 5_000
+
+
 VALUES = [None, True, -1, 7, 10**30, 1.5, 1e308, "", "text", [], [1], {}, {"a": 1}]
 
 

@@ -459,6 +459,37 @@ def test_a_log_that_is_no_plain_file_is_refused_before_the_first_step(tmp_path, 
         make(savedir=str(tmp_path), xpid="x", ckp=True)
 
 
+@pytest.mark.parametrize("text", [b"\xff\xfe\n", b"x" * 200_000])
+def test_a_log_that_no_run_wrote_is_refused(tmp_path, text):
+    with make(savedir=str(tmp_path), xpid="x") as env:
+        env.reset()
+    (tmp_path / "x" / "logs_model.csv").write_bytes(text)
+    with pytest.raises(OSError, match="no table that a run wrote"):
+        make(savedir=str(tmp_path), xpid="x", ckp=True)
+
+
+def test_the_mark_of_a_finished_run_is_written_through_no_link(tmp_path):
+    with make(savedir=str(tmp_path), xpid="x", total_steps=4) as env:
+        env.reset()
+        play(env, 6)
+        (tmp_path / "x" / "finish").symlink_to(tmp_path / "outside")
+    assert (tmp_path / "x" / "checkpoint").exists() and not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"env_n": 10**9}, "env_n=1000000000 are 1000000000 environments"), ({"model_size_nn": 10**5}, "its largest numbers"),
+    ({"spaces": None}, "made with env_fn None"),
+])
+def test_what_a_stranger_writes_into_a_run_is_refused_by_name(tmp_path, changed, said):
+    with make(savedir=str(tmp_path), xpid="x"):
+        pass
+    file = tmp_path / "x" / "config_c.yaml"
+    kept = {**load_yaml_file(file), **changed}
+    file.write_text(dump_yaml({key: value for key, value in kept.items() if value is not None}))
+    with pytest.raises(ConfigError, match=said):
+        thinker.make(env_fn=Walk, gpu=False, savedir=str(tmp_path), xpid="x", ckp=True)
+
+
 def test_a_saved_run_goes_on_and_is_not_overwritten(tmp_path, monkeypatch):
     monkeypatch.setattr(thinker_env, "CHECKPOINT_S", 0.0)
     run = {"savedir": str(tmp_path), "xpid": "run"}
