@@ -399,6 +399,8 @@ def _misfit(value: Any, expected: Any) -> str:
         msgspec.convert(value, expected)
     except msgspec.ValidationError as error:
         return str(error)
+    except UnicodeEncodeError:  # half of a surrogate pair, of which msgspec cannot say what else is expected
+        return "Expected text in UTF-8"
     return ""
 
 

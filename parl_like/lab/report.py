@@ -15,6 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,6 +23,7 @@ from parl_like.lab import plots
 from parl_like.lab.config import UsageError
 from parl_like.lab.experiment import get
 from parl_like.lab.metrics import EVALUATION, as_csv, each_evaluation, last_evaluation, last_row
+from parl_like.lab.outbox import RunError
 from parl_like.lab.plots import Floats
 from parl_like.lab.rundir import RunDir
 from parl_like.lab.text import for_csv, for_html, for_markdown, for_picture
@@ -148,7 +150,7 @@ def _outcome(run: RunDir, group: str, mark: float | None) -> Row:
         if reached is None and mark is not None and one >= mark:
             reached = step
     steps = result.get("env_steps") or last_row(run).get("step", 0)
-    return {"run": str(run.path), "group": group, "seed": run.config().get("seed"), "state": run.state(),
+    return {"run": str(run.path), "group": group, "seed": _played(run).seed, "state": run.state(),
             "env_steps": int(steps) if math.isfinite(steps) else 0, "score": score, "after_training": final,
             "best": best, "seconds": result.get("seconds"), "mark": mark, "evaluated": evaluated, "steps_to_mark": reached}
 
@@ -184,17 +186,40 @@ def _notes(groups: Sequence[Sequence[Row]]) -> list[str]:
     return notes
 
 
+class _Env(msgspec.Struct, frozen=True):
+    id: str = ""
+    options: dict[str, Any] | None = None
+
+
+class _Played(msgspec.Struct, frozen=True):
+    """Values of a configuration that a report reads."""
+
+    seed: int | None = None
+    eval_score: str | None = None
+    env: str | _Env | None = None
+    eval_env: str | _Env | None = None
+    env_options: dict[str, Any] | None = None
+    eval_options: dict[str, Any] | None = None
+
+
+def _played(run: RunDir) -> _Played:
+    """Read it. Raises RunError where a value has another type."""
+    try:
+        return msgspec.convert(run.config(), _Played)
+    except (msgspec.ValidationError, UnicodeError) as error:  # a half of a surrogate pair is no text
+        raise RunError(f"{run.config_file} is not readable: {error}") from None
+
+
 def _scored_by(run: RunDir) -> str:
-    return str(run.config().get("eval_score") or "mean_return")
+    return _played(run).eval_score or "mean_return"
 
 
 def _task(run: RunDir) -> str:
     """The environment that evaluations play, or the experiment, where the configuration does not name one."""
-    config = run.config()
-    env, instead = ({"id": one} if isinstance(one, str) else one or {} for one in map(config.get, ("env", "eval_env")))
-    name = instead.get("id") or env.get("id") or run.info().experiment
-    parts: list[Any] = [config.get("env_options"), config.get("eval_options"), name == env.get("id") and env.get("options"),
-                        instead.get("options")]
+    config = _played(run)
+    env, instead = (_Env(one) if isinstance(one, str) else one or _Env() for one in (config.env, config.eval_env))
+    name = instead.id or env.id or run.info().experiment
+    parts = [config.env_options, config.eval_options, env.options if name == env.id else None, instead.options]
     options: Row = {key: value for part in parts for key, value in (part or {}).items()}
     return " ".join([name, *(f"{key}={value}" for key, value in sorted(options.items()))])
 

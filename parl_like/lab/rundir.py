@@ -33,7 +33,7 @@ import msgspec
 from parl_like.calls import is_users
 from parl_like.data.disk import check_plain, open_file, open_folder, remove
 from parl_like.data.encoding import versions
-from parl_like.lab.config import dump_yaml, load_yaml
+from parl_like.lab.config import dump_yaml, flat, load_yaml
 from parl_like.lab.experiment import Name, Source
 from parl_like.lab.lock import process_started
 from parl_like.lab.outbox import Outbox, RunError
@@ -156,7 +156,8 @@ class RunDir:
     def info(self) -> RunInfo:
         """`run.json`, checked field by field. Raises RunError where it is missing or malformed."""
         try:
-            return msgspec.json.decode(self.read("run.json"), type=RunInfo)
+            tree = _decoded(self.read("run.json"))
+            return msgspec.convert(tree, RunInfo)
         except (ValueError, RecursionError) as error:
             raise RunError(f"{self.path / 'run.json'} is not readable: {error}") from None
 
@@ -219,7 +220,7 @@ class RunDir:
     def result(self) -> dict[str, Any] | None:
         """`result.json`, or None where the run has not finished or the file is damaged."""
         try:
-            result = msgspec.json.decode(self.read("result.json"), type=dict[str, Any])
+            result: dict[str, Any] = _decoded(self.read("result.json"))
             msgspec.convert(result, Result)
             return result
         except (ValueError, RecursionError):  # a RunError is a ValueError
@@ -264,6 +265,14 @@ class RunDir:
     def _must_be_written(self) -> None:
         if left := self.outbox.flush():
             raise RunError(f"cannot write {', '.join(left)} in {self.path}; free space, or give another run_dir=")
+
+
+def _decoded(text: bytes) -> Any:
+    """Return the value of JSON whose whole numbers have 64 bits, as floats hold no more. Raises ValueError, RecursionError."""
+    tree = msgspec.json.decode(text)
+    if any(isinstance(one, int) and not -(2**63) <= one < 2**63 for one in flat(tree).values()):
+        raise ValueError("it has a number of over 64 bits")
+    return tree
 
 
 def runs_in(folder: Path) -> list[RunDir]:

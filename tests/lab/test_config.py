@@ -15,6 +15,7 @@ from parl_like.lab.config import (
     Workers,
     differences,
     dump_yaml,
+    fit,
     load_yaml,
     load_yaml_file,
     parse_assignments,
@@ -290,3 +291,9 @@ def test_values_without_end_are_refused_before_they_are_read(text):
     """A million bytes of YAML take half a minute."""
     with pytest.raises(ConfigError, match="over 20000 values"):
         load_yaml(text)
+
+
+@pytest.mark.parametrize("expected", [int, dict, list[int], Literal["a", "b"]])
+def test_a_text_that_is_no_unicode_is_refused_by_key(expected):
+    with pytest.raises(ConfigError, match=r"key 'k' expects text in UTF-8"):
+        fit("\ud800", expected, "Config", "k")

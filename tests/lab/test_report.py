@@ -1,8 +1,10 @@
 """Reports: numbers against examples by hand, what is refused, and the files."""
 
+import copy
 import csv
 import json
 import math
+import random
 import re
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from lab_fakes import FakeRobot
 
 from parl_like.lab import plots
 from parl_like.lab.cli import main
-from parl_like.lab.config import ExperimentConfig, UsageError, to_dict
+from parl_like.lab.config import ExperimentConfig, UsageError, load_yaml, to_dict
 from parl_like.lab.metrics import MetricsLog
 from parl_like.lab.report import improvement, markdown, page, profile, report
 from parl_like.lab.rundir import RunDir
@@ -34,6 +36,29 @@ def make(name, score=None, evaluated=(), seconds=10.0, expect=60.0, stopped_by=N
                          "expect": {"mean_return": [expect, None]}})
         run.ended("stopped" if stopped_by else "finished", "")
     return run
+
+
+def changed(run, wrong):
+    run.save_config({**run.config(), **wrong})
+    return run
+
+
+WRONG = [{"env": -1}, {"env": {"id": 0.5}}, {"eval_env": True}, {"env_options": 3}, {"seed": [1]}, {"eval_options": "\ud800"}]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_configuration_of_other_types_is_refused_by_name(wrong):
+    with pytest.raises(UsageError, match="config.yaml is not readable"):
+        report([changed(make("a0", 1.0), wrong)])
+
+
+def test_numbers_that_no_float_holds_are_as_good_as_no_result():
+    run = make("a0", 1.0)
+    (run.path / "result.json").write_text((run.path / "result.json").read_text().replace("410", "1" + "0" * 400))
+    assert run.result() is None
+    (run.path / "run.json").write_text((run.path / "run.json").read_text().replace('"resumed": 0', '"resumed": 1' + "0" * 400))
+    with pytest.raises(UsageError, match="over 64 bits"):
+        run.info()
 
 
 def test_the_numbers_of_a_group():
@@ -164,3 +189,47 @@ def test_with_matplotlib_the_page_holds_its_pictures(capsys):
     assert not re.search(r"https?:|<script|<link|src=\"[^d]", html)
     assert "![learning curves](learning_curves.png)" in Path("out/report.md").read_text()
     assert "<img" not in page(report([RunDir(Path("runs/a0"))]))
+
+
+ODD = ["null", "true", "-1", "0.5", "1" + "0" * 30, "1" + "0" * 400, "1" + "0" * 5000, "1e999", "NaN", '""', "[]", "[1]", "{}",
+       r'"\u001b]0;x\u0007\u202e"', r'"\ud800"', '{"a": {"b": [null]}}', "[" * 15 + "]" * 15, "[" * 10_000 + "]" * 10_000,
+       '"evil:Thing"', '"' + "x" * 50_000 + '"']
+
+
+def places(tree, path=()):
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, part in parts:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+def odd_files(run):
+    """(file, text): each value of the files that commands look at, with something else in its place."""
+    for name in ("run.json", "result.json", "config.yaml"):
+        text = (run.path / name).read_text()
+        tree = load_yaml(text) if name == "config.yaml" else json.loads(text)
+        for where in places(tree):
+            changed = inside = copy.deepcopy(tree)
+            for key in where[:-1]:
+                inside = inside[key]
+            inside[where[-1]] = "@"
+            yield from ((name, json.dumps(changed).replace('"@"', value)) for value in ODD)  # JSON is YAML
+
+
+@pytest.mark.parametrize("tried", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+def test_whatever_stands_in_a_run_directory_is_shown_or_refused_in_one_line(tried, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "RESAMPLES", 10)
+    env = {"id": "Fake-v0", "options": {"a": 1}}
+    run = make("odd0", 5.0, [1.0, 2.0], env=env, eval_env=env, env_options={"b": 2}, eval_options={}, eval_score="")
+    make("good0", 6.0, env="Fake-v0")
+    cases = list(odd_files(run))
+    kept = {name: (run.path / name).read_bytes() for name in ("run.json", "result.json", "config.yaml")}
+    for name, text in random.Random(0).sample(cases, tried):
+        (run.path / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+        for words in (["list"], ["list", "--json"], ["report", "runs/odd0"], ["report", "runs/odd0", "runs/good0", "--json"]):
+            code = main(words)
+            out, err = capsys.readouterr()
+            assert code in (0, 2), f"{words}: {name}: {text[:2000]}: {err[-500:]}"
+            assert len(err) < 5_000 and err.count("\n") <= 1
+            assert all(one.isprintable() or one == "\n" for one in out + err)
+        (run.path / name).write_bytes(kept[name])
