@@ -12,13 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parl_like.action_map import stored_specs
-from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.algorithms.unrolls import discounts, joined, normalized, sequences
-from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape, refuse
 from parl_like.data.returns import gae, next_values
-from parl_like.explorer import (
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Algorithm, Schedule, Window, value_of
+from parl_like.learning.explorers import (
     GSDE,
     Beta,
     Categorical,
@@ -29,9 +27,11 @@ from parl_like.explorer import (
     StructuredExplorer,
     n_logits,
 )
-from parl_like.model import Model, one_step
-from parl_like.spec import Array, leaf_spaces, nest
-from parl_like.takes import Takes
+from parl_like.learning.model import Model, one_step
+from parl_like.learning.model_check import answer, check_shape, refuse
+from parl_like.values.action_codec import stored_specs
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Array, leaf_spaces, nest
 
 
 class ActorCritic(Algorithm):
@@ -41,7 +41,7 @@ class ActorCritic(Algorithm):
     log-probabilities are computed here, for the whole batch at once, not while acting.
 
     Args:
-        model: Offers `policy`, `value`, `evaluate` and `head`, see `parl_like.model`.
+        model: Offers `policy`, `value`, `evaluate` and `head`, see `parl_like.learning.model`.
         gamma: Discount per step. lam: λ of GAE (Schulman et al. 2016).
         entropy: Weight of the entropy bonus, a number or a schedule over optimiser steps. value_weight: Weight of the value loss.
         normalize: Advantages of a learning batch (PPO: of a minibatch) to mean 0 and standard deviation 1.

@@ -9,11 +9,11 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm, Loss
 from parl_like.algorithms.targets import legal_actions, row_mean
-from parl_like.batch import Batch
-from parl_like.contract import ContractError, answer, check_methods, check_shape
-from parl_like.takes import taken_by
+from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.algorithm import Algorithm, Loss
+from parl_like.learning.model_check import ContractError, answer, check_methods, check_shape
+from parl_like.values.batch import Batch
 
 
 def actor_and_critics(algorithm: Algorithm, delay: int | str = 1) -> dict[str, Loss]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.ppo import PPO
-from parl_like.batch import Batch
 from parl_like.data.returns import next_values, vtrace
-from parl_like.model import Model
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class APPO(PPO):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parl_like.algorithm import Schedule, Window, value_of
 from parl_like.algorithms.actor_critic import ActorCritic
-from parl_like.batch import Batch
-from parl_like.model import Model
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Schedule, Window, value_of
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class BC(ActorCritic):
@@ -22,7 +22,7 @@ class BC(ActorCritic):
     environment's. The model needs no value.
 
     Args:
-        model: Offers `policy` and `head`, see `parl_like.model`; without memory, for rows come in any order.
+        model: Offers `policy` and `head`, see `parl_like.learning.model`; without memory, for rows come in any order.
         entropy: Weight of the entropy bonus, a number or a schedule over optimiser steps.
         lr, max_grad_norm: Of Adam, and the norm above which gradients are scaled down; None: never.
     """

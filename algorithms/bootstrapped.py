@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from parl_like.algorithm import Schedule, Window
 from parl_like.algorithms.distributions import check_values
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import legal_actions, row_mean
-from parl_like.batch import Batch
-from parl_like.explorer import BootstrappedHeads, Explorer
-from parl_like.model import Model
-from parl_like.spec import Array
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Schedule, Window
+from parl_like.learning.explorers import BootstrappedHeads, Explorer
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Array
 
 
 class BootstrappedDQN(DQN):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import row_mean
-from parl_like.batch import Batch
-from parl_like.contract import ContractError, answer, check_shape
-from parl_like.explorer import Explorer, MultiEpsilonGreedy
-from parl_like.takes import Takes, taken_by
+from parl_like.learning.action_spaces import Takes, taken_by
+from parl_like.learning.explorers import Explorer, MultiEpsilonGreedy
+from parl_like.learning.model_check import ContractError, answer, check_shape
+from parl_like.values.batch import Batch
 
 
 class BDQ(DQN):

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.distributions import of_actions, project
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import row_mean
-from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape
-from parl_like.model import Model
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import answer, check_shape
+from parl_like.values.batch import Batch
 
 
 class C51(DQN):

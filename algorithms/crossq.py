@@ -9,14 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.actor_q import critic_terms, expected
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import rewards_and_discount
-from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape
-from parl_like.model import Model
-from parl_like.optim import FusedAdam
+from parl_like.learning.adam import FusedAdam
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import answer, check_shape
+from parl_like.values.batch import Batch
 
 
 class CrossQ(SAC):

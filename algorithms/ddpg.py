@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithm import Algorithm, Schedule, Window
 from parl_like.algorithms.actor_q import actor_and_critics, critic_terms
 from parl_like.algorithms.targets import powers, rewards_and_discount
-from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape
-from parl_like.explorer import Explorer, Noisy
-from parl_like.model import Model
-from parl_like.settings import explorers_have
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Algorithm, Schedule, Window
+from parl_like.learning.explorers import Explorer, Noisy
+from parl_like.learning.fixed_settings import explorers_have
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import answer, check_shape
+from parl_like.values.batch import Batch
 
 
 class TD3(Algorithm):

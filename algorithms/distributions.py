@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm
-from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.model_check import answer, check_shape
+from parl_like.values.batch import Batch
 
 
 def check_values(algorithm: Algorithm, inputs: Batch, k: int | None = None) -> None:

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm, Schedule, Window
 from parl_like.algorithms.targets import powers, rewards_and_discount
-from parl_like.batch import Batch
-from parl_like.contract import ContractError, answer, check_shape
-from parl_like.explorer import EpsilonGreedy, Explorer
-from parl_like.model import Model
-from parl_like.noisy import draw_noise, noisy_layers, without_noise
-from parl_like.settings import explorers_have
-from parl_like.takes import Takes, taken_by
+from parl_like.learning.action_spaces import Takes, taken_by
+from parl_like.learning.algorithm import Algorithm, Schedule, Window
+from parl_like.learning.explorers import EpsilonGreedy, Explorer
+from parl_like.learning.fixed_settings import explorers_have
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError, answer, check_shape
+from parl_like.learning.noisy import draw_noise, noisy_layers, without_noise
+from parl_like.values.batch import Batch
 
 
 class DQN(Algorithm):

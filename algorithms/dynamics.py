@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parl_like.algorithm import Algorithm, Schedule
-from parl_like.batch import Batch
-from parl_like.model import Model
+from parl_like.learning.algorithm import Algorithm, Schedule
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class DynamicsLearner(Algorithm):

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parl_like.algorithm import Algorithm, Loss, Schedule, Window, value_of
 from parl_like.algorithms.actor_critic import ActorCritic, explorer_of
 from parl_like.algorithms.natural import divided
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
-from parl_like.explorer import Candidates, Explorer
-from parl_like.model import Model
+from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window, value_of
+from parl_like.learning.explorers import Candidates, Explorer
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError
+from parl_like.values.batch import Batch
 
 
 class Population(nn.Module):
@@ -42,7 +42,7 @@ class Evolution(ActorCritic):
     All candidates are held, so a generation takes `population` times the memory of the policy.
 
     Args:
-        model: Offers `policy` and `head`, see `parl_like.model`; maybe with memory.
+        model: Offers `policy` and `head`, see `parl_like.learning.model`; maybe with memory.
         population: Candidates of a generation. pairs: whether they come as θ + ε and θ − ε.
         std: Standard deviation of ε at the beginning.
     """
@@ -165,7 +165,7 @@ class ES(Evolution):
     Published agents also let θ decay.
 
     Args:
-        model: Offers `policy` and `head`, see `parl_like.model`; maybe with memory.
+        model: Offers `policy` and `head`, see `parl_like.learning.model`; maybe with memory.
         population: Candidates of a generation, an even number.
         std: σ.
         lr: Of Adam.

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Schedule, value_of
 from parl_like.algorithms.actor_critic import ActorCritic, has_log_prob
 from parl_like.algorithms.unrolls import discounts, normalized, sequences
-from parl_like.batch import Batch
 from parl_like.data.returns import next_values, vtrace
-from parl_like.model import Model, sync
+from parl_like.learning.algorithm import Schedule, value_of
+from parl_like.learning.model import Model, sync
+from parl_like.values.batch import Batch
 
 Read = Callable[[Batch], tuple[Tensor, Tensor, Tensor]]
 """Rows → reward [N]; goes_on [N] bool, whether anything follows the row; counts [N] bool, the rows that this reward teaches."""

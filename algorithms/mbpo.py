@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm, Schedule, Window
 from parl_like.algorithms.sac import SAC
-from parl_like.batch import Batch
-from parl_like.model import Model
-from parl_like.spec import leaves, nest
+from parl_like.learning.algorithm import Algorithm, Schedule, Window
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
+from parl_like.values.spec import leaves, nest
 
 
 class EnsembleLearner(Algorithm):

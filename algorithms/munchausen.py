@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import soft_maximum
-from parl_like.batch import Batch
-from parl_like.model import Model
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class MDQN(DQN):

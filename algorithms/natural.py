@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Loss, Schedule, value_of
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.algorithms.unrolls import dealt, parts_of
-from parl_like.batch import Batch
-from parl_like.model import Model
-from parl_like.spec import Array, Spec, leaves, nest
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Loss, Schedule, value_of
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Array, Spec, leaves, nest
 
 
 class NPG(ActorCritic):

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.actor_q import box_only
 from parl_like.algorithms.sac import SAC
-from parl_like.batch import Batch
-from parl_like.model import Model
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class OAC(SAC):

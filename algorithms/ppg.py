@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.ppo import PPO
-from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape
-from parl_like.leaf import to_numpy
-from parl_like.model import Model
-from parl_like.spec import leaves, nest
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import answer, check_shape
+from parl_like.values.batch import Batch
+from parl_like.values.batch_leaf import to_numpy
+from parl_like.values.spec import leaves, nest
 
 
 class PPG(PPO):

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.algorithms.unrolls import dealt, normalized, parts_of
-from parl_like.batch import Batch
-from parl_like.model import Model
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class PPO(ActorCritic):

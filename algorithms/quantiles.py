@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Loss, Schedule
 from parl_like.algorithms.distributions import check_values, midpoints, of_actions, quantile_huber
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import row_mean
-from parl_like.batch import Batch
-from parl_like.contract import answer, check_methods, check_shape
-from parl_like.model import Model
+from parl_like.learning.algorithm import Loss, Schedule
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import answer, check_methods, check_shape
+from parl_like.values.batch import Batch
 
 
 class QRDQN(DQN):

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parl_like.algorithm import Schedule, Window
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import along, powers, rescale, rescale_inverse
-from parl_like.batch import Batch
-from parl_like.contract import ContractError, answer, check_shape, refuse
-from parl_like.model import Model
-from parl_like.takes import Takes, taken_by
+from parl_like.learning.action_spaces import Takes, taken_by
+from parl_like.learning.algorithm import Schedule, Window
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError, answer, check_shape, refuse
+from parl_like.values.batch import Batch
 
 
 class R2D2(DQN):

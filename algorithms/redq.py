@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.sac import SAC
-from parl_like.batch import Batch
-from parl_like.contract import answer, refuse
-from parl_like.model import Model
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import answer, refuse
+from parl_like.values.batch import Batch
 
 
 class REDQ(SAC):

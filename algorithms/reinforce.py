@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from parl_like.algorithm import Schedule, value_of
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.algorithms.unrolls import discounts, normalized
-from parl_like.batch import Batch
 from parl_like.data.returns import discounted_return
-from parl_like.model import Model
+from parl_like.learning.algorithm import Schedule, value_of
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class REINFORCE(ActorCritic):

@@ -10,7 +10,7 @@ import torch
 from parl_like.algorithms.distributions import check_values, of_actions
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.targets import legal_actions, row_mean
-from parl_like.batch import Batch
+from parl_like.values.batch import Batch
 
 
 class REM(DQN):

@@ -10,13 +10,13 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q, critic_terms, expected, usual_entropy
 from parl_like.algorithms.targets import powers, rewards_and_discount
-from parl_like.batch import Batch
-from parl_like.explorer import Categorical, Explorer, SquashedGaussian
-from parl_like.model import Model
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window
+from parl_like.learning.explorers import Categorical, Explorer, SquashedGaussian
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class SAC(Algorithm):

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.algorithms._tabular import TableRow
-from parl_like.batch import Batch
-from parl_like.explorer import EpsilonGreedy, Explorer
-from parl_like.model import Model
-from parl_like.settings import explorers_have
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Algorithm, Schedule, Window, value_of
+from parl_like.learning.explorers import EpsilonGreedy, Explorer
+from parl_like.learning.fixed_settings import explorers_have
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class QLearning(Algorithm):

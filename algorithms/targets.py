@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parl_like.batch import Batch
-from parl_like.explorer import legal
+from parl_like.learning.explorers import legal
+from parl_like.values.batch import Batch
 
 MAX_N_STEP = 10_000  # rewards in each row of an update
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from parl_like.algorithm import Schedule
 from parl_like.algorithms.actor_q import box_only
 from parl_like.algorithms.distributions import midpoints, quantile_huber, truncated
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import rewards_and_discount, row_mean
-from parl_like.batch import Batch
-from parl_like.contract import answer, check_shape, refuse
-from parl_like.model import Model
-from parl_like.takes import Takes
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.algorithm import Schedule
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import answer, check_shape, refuse
+from parl_like.values.batch import Batch
 
 
 class TQC(SAC):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from parl_like.batch import Batch
-from parl_like.spec import Array
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Array
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithm import Loss, Schedule
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.algorithms.mpo import held, metrics, multipliers, reweighted
 from parl_like.algorithms.unrolls import dealt, parts_of
-from parl_like.batch import Batch
-from parl_like.model import Model
+from parl_like.learning.algorithm import Loss, Schedule
+from parl_like.learning.model import Model
+from parl_like.values.batch import Batch
 
 
 class VMPO(ActorCritic):

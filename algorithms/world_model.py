@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parl_like.algorithm import Algorithm, Window
-from parl_like.batch import Batch
-from parl_like.contract import check_methods
-from parl_like.model import Model, sync
-from parl_like.spec import Spec
+from parl_like.learning.algorithm import Algorithm, Window
+from parl_like.learning.model import Model, sync
+from parl_like.learning.model_check import check_methods
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Spec
 
 IMAGINES = {"reward", "done", "image", "feature"}
 """Losses of SR; the others are of VP."""

@@ -29,10 +29,10 @@ from benchmarks.common import compare, machine, ratio, report
 from benchmarks.envs_peers import PEERS
 from parl_like import ComputationTask, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.sokoban import SPRITES, Boards, Levels, SokobanVectorEnv
 from parl_like.envs.vector import make_vector_env
 from parl_like.models import MLPQ
-from parl_like.stages import StopAfterSteps
 
 COUNTS, MILLISECONDS, ACTIONS = (16, 64), 200.0, 512
 GENERATED = ((7, 2), (10, 4))

@@ -54,11 +54,11 @@ def unsafe_calls_in(source: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-OWN_PIPE = {"parl_like/drivers/worker.py": "the robot's recipe, by the parent's own pipe",
-            "envs/group.py": "the parent's own factory",
-            "envs/hosts.py": "orders of the parent and answers of its own workers, by their own socket pair",
-            "parl_like/drivers/ray_connection.py": "what the robot gives to its actors, among arguments that Ray itself pickles",
-            "parl_like/lab/own.py": "a file that the user names, or has named before with this content"}
+OWN_PIPE = {"parl_like/drivers/workers/worker.py": "the robot's recipe, by the parent's own pipe",
+            "envs/vector/group.py": "the parent's own factory",
+            "envs/vector/hosts.py": "orders of the parent and answers of its own workers, by their own socket pair",
+            "parl_like/drivers/ray/connection.py": "what the robot gives to its actors, among arguments that Ray itself pickles",
+            "parl_like/lab/user_experiments.py": "a file that the user names, or has named before with this content"}
 """Where what is read was written by the user, or by a process of his that this one started, or that started this one."""
 
 

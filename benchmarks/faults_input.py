@@ -36,8 +36,9 @@ def bad_messages(options: Any) -> Line:
 
 def bad_files(options: Any) -> Line:
     """Damaged and crafted archives and buffers, bad configurations: how many load, or fail otherwise than they should."""
-    from parl_like.data.archive import ArchiveError, read_archive, write_archive
-    from parl_like.lab.config import ConfigError, load_yaml, resolve
+    from parl_like.data.storage.archive import ArchiveError, read_archive, write_archive
+    from parl_like.lab.config import resolve
+    from parl_like.lab.yaml_text import ConfigError, load_yaml
 
     made, configs = module_of("data/test_archive.py"), module_of("lab/test_config.py")
     tried: Counter[str] = Counter()
@@ -89,8 +90,8 @@ def bad_files(options: Any) -> Line:
 
 def damaged_buffers(path: Path, n: int, attempt: Callable[[str, str, Callable[[], Any], type[Exception]], None]) -> None:
     """Replay buffers on disk with one byte changed; they have one part only, so nothing of them may be spared."""
-    from parl_like.data.archive import ArchiveError
-    from parl_like.data.files import load_buffer, save_buffer
+    from parl_like.data.buffers.saving import load_buffer, save_buffer
+    from parl_like.data.storage.archive import ArchiveError
 
     made, rng = module_of("data/test_files.py"), random.Random(2)
     save_buffer(made.filled(n=20), path / "buffer")

@@ -21,9 +21,9 @@ import psutil
 from benchmarks.faults_common import ROOT, Line, Overdue, folder, until
 from benchmarks.faults_running import Ledger
 from parl_like import Agent, ComputationTask, Robot
-from parl_like.drivers.processes import Processes
-from parl_like.leaf import same
-from parl_like.stages import StopAfterSteps
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.values.batch_leaf import same
 
 MARK = "PARL_LIKE_CARD"
 """In the environment of the processes that a line starts, so that those which stay behind are found."""
@@ -81,7 +81,7 @@ def sockets_in(path: Path) -> list[str]:
 
 
 def shutdown(options: Any) -> Line:
-    from parl_like.lab.checkpoint import verify
+    from parl_like.lab.runs.checkpoint import verify
 
     took, left, bad = [], [], []
     for _ in range(1 if options.quick else 5):

@@ -23,12 +23,12 @@ import torch
 
 from benchmarks.faults_common import Line, folder, listening, until
 from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithm import Algorithm
 from parl_like.algorithms import DQN
-from parl_like.drivers.processes import Processes
-from parl_like.model import Model
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopWhen
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.model import Model
 from parl_like.models import MLPQ
-from parl_like.stages import StopWhen
 
 PID, FAULT, TAKEN, BACK, END = range(5)
 """Places on a board: whom the next fault hits, which one; when it was taken; when a new process made its second step; the end."""

@@ -41,11 +41,11 @@ from benchmarks.common import machine, report
 from benchmarks.learning_peers import Linear, Point, Sb3, first_start
 from benchmarks.learning_tianshou import Tianshou
 from parl_like import Robot
-from parl_like.data.disk import replace_file
+from parl_like.data.storage.safe_files import replace_file
 from parl_like.envs.wrappers import Discretize
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab.plots import bootstrap_interval, iqm
+from parl_like.lab.reports.plots import bootstrap_interval, iqm
 
 
 @dataclass(frozen=True, kw_only=True)

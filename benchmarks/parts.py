@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import machine, report
-from parl_like.lab.marks import Mark, measure
-from parl_like.lab.plots import bootstrap_interval, iqm
+from parl_like.lab.reports.marks import Mark, measure
+from parl_like.lab.reports.plots import bootstrap_interval, iqm
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 DISTRIBUTION: dict[str, Any] = {"v_min": 0.0, "v_max": 100.0}

@@ -36,12 +36,12 @@ import torch
 
 from benchmarks.common import compare, ratio
 from parl_like import Agent, ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithm import Algorithm
 from parl_like.algorithms import DQN, PPO
-from parl_like.drivers.processes import Processes
-from parl_like.model import Model
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.model import Model
 from parl_like.models import MLPQ, MLPActorCritic
-from parl_like.stages import StopAfterSteps, StopWhen
 
 AGENTS = 64
 IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -195,7 +195,7 @@ def ray_calls(each: int, callers: int = 16) -> float:
 def measure_ray(rounds: int, scale: float = 1.0) -> tuple[dict[str, Any], list[str]]:
     import ray
 
-    from parl_like.drivers.ray_cluster import Ray
+    from parl_like.drivers.ray.cluster import Ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
     try:

@@ -17,10 +17,10 @@ import numpy as np
 
 from benchmarks.common import machine, report
 from parl_like import ComputationTask, Robot, create_algorithm_func
+from parl_like.agents.online import OnlineHelper
 from parl_like.algorithms import QLearning
 from parl_like.envs.tabular import RandomWalk
 from parl_like.models import QTable
-from parl_like.online import OnlineHelper
 
 LENGTH, LR, GAMMA, EPSILON = 19, 0.1, 0.99, 0.1
 

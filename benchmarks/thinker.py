@@ -33,13 +33,13 @@ from benchmarks.common import compare, machine, ratio, report
 from benchmarks.envs import rate
 from parl_like import ComputationTask, OffPolicyHelper, Robot, VectorAgent
 from parl_like.algorithms.world_model import WorldModel
-from parl_like.batch import Batch
-from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.sokoban import Levels, SokobanVectorEnv
 from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.tree import Tree
 from parl_like.models.thinker_net import ThinkerNet
-from parl_like.stages import StopAfterSteps
+from parl_like.values.batch import Batch
 
 ACTIONS, STAGE, DEPTH = 5, 20, 5
 TREE_GOALS = {64: 2.0, 16: 3.0}  # µs

@@ -27,9 +27,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common import machine, report
 from parl_like import ComputationTask
-from parl_like.batch import Batch
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
+from parl_like.values.batch import Batch
 
 FRAMES = 50_000_000
 LAUNCH_S = 5e-6  # from one operation to the next, where the GPU waits for Python: an assumption

@@ -24,7 +24,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from parl_like.data.disk import replace_file
+from parl_like.data.storage.safe_files import replace_file
 
 EXPERIMENTS = ("raw-sokoban-mini", "thinker-sokoban-mini", "thinker-perfect-mini")
 SOLVED = 5.0  # a solved level of n boxes returns 10 + n less 0.01 a step, another at most n - 1
@@ -48,9 +48,10 @@ def run(name: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     import torch
 
+    from parl_like.environment.hooks import Hook
+    from parl_like.environment.stop_conditions import StopAfterSteps
     from parl_like.lab import config as configs
     from parl_like.lab import experiment as experiments
-    from parl_like.stages import Hook, StopAfterSteps
 
     experiment = experiments.get(name)
     module = experiment.module()

@@ -24,8 +24,8 @@ from greenlet import getcurrent, greenlet
 from benchmarks.common import compare, machine, ratio, report
 from parl_like import Agent, ComputationTask, Robot, create_algorithm_func
 from parl_like.algorithms import DQN
+from parl_like.environment.stop_conditions import StopWhen
 from parl_like.models import MLPQ
-from parl_like.stages import StopWhen
 
 OBS = np.zeros(4, np.float32)
 PAIRS = [("cooperative", "bare greenlets"), ("threads", "plain queues"), ("threads", "simple queues")]

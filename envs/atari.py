@@ -17,8 +17,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.errors import unknown
-from parl_like.spec import Array
+from parl_like.values.errors import unknown
+from parl_like.values.spec import Array
 
 MISSING = "Atari needs ale-py; install the extra: pip install 'parl_like[atari]'"
 RESTARTS = 20  # of one reset; a game that is over sooner than it can begin, this often in a row, is not going to begin

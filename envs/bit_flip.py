@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.generators import rng_state, set_rng_state
-from parl_like.spec import Array
+from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.spec import Array
 
 
 class BitFlip(gym.Env[Any, Any]):

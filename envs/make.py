@@ -14,10 +14,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from parl_like import env_ids
-from parl_like.action_map import Unclipped
-from parl_like.env_source import one_player
-from parl_like.errors import unknown
+from parl_like.environment.factory import one_player
+from parl_like.values import env_ids
+from parl_like.values.action_codec import Unclipped
+from parl_like.values.errors import unknown
 
 
 def _is_count(value: Any) -> bool:

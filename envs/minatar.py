@@ -16,8 +16,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.generators import rng_state, set_rng_state
-from parl_like.errors import unknown
+from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.errors import unknown
 
 MISSING = "MinAtar needs the package minatar; its display is not needed: pip install --no-deps minatar"
 

@@ -1,4 +1,4 @@
-"""Environments of other packages by their ids, prepared for learning; `parl_like.env_ids` has the table of ids.
+"""Environments of other packages by their ids, prepared for learning; `parl_like.values.env_ids` has the table of ids.
 
 Options are those of the environment named here, and of `gymnasium.make`. Who wants one as its package makes it gives a factory:
 `lambda: gym.make(ID)`.
@@ -14,10 +14,10 @@ import gymnasium as gym
 import numpy as np
 
 import parl_like.envs  # noqa: F401  it registers Atari-v0 and MinAtar-v0
-from parl_like.env_ids import package_of
 from parl_like.envs.atari import named_by, with_game
 from parl_like.envs.make import adapt
-from parl_like.errors import nearest
+from parl_like.values.env_ids import package_of
+from parl_like.values.errors import nearest
 
 DQN = {"size": 84, "grey": True, "clip_reward": 1.0}
 """Options of `Atari` that are not as Thinker has them but as Mnih et al. 2015 do: 4 frames [84, 84] in one observation."""

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.generators import rng_state, set_rng_state
+from parl_like.data.rng import rng_state, set_rng_state
 
 
 class Recall(gym.Env[Any, Any]):

@@ -15,8 +15,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.generators import rng_state, set_rng_state
-from parl_like.spec import Array
+from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.spec import Array
 
 Outcome = tuple[float, int, float, bool]
 """Probability, next state, reward, whether the episode ends with it."""

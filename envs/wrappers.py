@@ -1,4 +1,5 @@
-"""Wrappers of one environment. Its state, `clone_state(env)` and `restore_state(env, state)`, is in `parl_like.env_state`."""
+"""Wrappers of one environment. Its state, `clone_state(env)` and `restore_state(env, state)`, is in
+`parl_like.environment.state`."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
 from parl_like.data.transforms import Moments
-from parl_like.env_state import clone_state as clone_state
-from parl_like.env_state import restore_state as restore_state
-from parl_like.owned import copied
-from parl_like.spec import Array
+from parl_like.environment.state import clone_state as clone_state
+from parl_like.environment.state import restore_state as restore_state
+from parl_like.values.copying import copied
+from parl_like.values.spec import Array
 
 MAX_ACTIONS = 100_000  # of a discretised space
 

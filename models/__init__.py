@@ -1,4 +1,5 @@
-"""parl_like.models: the networks that come with the house; each is a `Model`, see parl_like/model.py for what algorithms call."""
+"""parl_like.models: the networks that come with the house; each is a `Model`, see parl_like/learning/model.py for what algorithms
+call."""
 
 if __name__ != "parl_like.models":
     raise ImportError(f"this folder is the package parl_like.models; it was imported as {__name__!r}")

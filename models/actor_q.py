@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parl_like.model import Model
+from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.model import Model
 from parl_like.models.heads import CategoricalHead, Linear, SquashedGaussianHead, mask_key
 from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, perception
-from parl_like.takes import taken_by
 
 
 class MLPActorQ(Model):

@@ -9,10 +9,10 @@ from typing import Any
 import gymnasium as gym
 from torch import Tensor, nn
 
-from parl_like.model import Model
+from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.model import Model
 from parl_like.models.heads import mask_key, masked
 from parl_like.models.mlp import EnsembleMLP, perception
-from parl_like.takes import taken_by
 
 
 class MLPBootstrappedQ(Model):

@@ -10,11 +10,11 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from parl_like.layers import Brief, orthogonal_
-from parl_like.layers import activation as activation_named
+from parl_like.learning.layers import Brief, orthogonal_
+from parl_like.learning.layers import activation as activation_named
 from parl_like.models.heads import mask_names
 from parl_like.models.mlp import MLP, MLPQ, RELU_GAIN, FlatObs, MLPActorCritic
-from parl_like.spec import specs_of
+from parl_like.values.spec import specs_of
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """(filters, kernel, stride) of each layer in Mnih et al. 2015, for 84 × 84 pixels."""

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.action_map import stored_specs
-from parl_like.layers import Brief
-from parl_like.model import Model
+from parl_like.learning.layers import Brief
+from parl_like.learning.model import Model
 from parl_like.models.mlp import MLP, EnsembleMLP, FlatObs
-from parl_like.spec import Spec
+from parl_like.values.action_codec import stored_specs
+from parl_like.values.spec import Spec
 
 
 class Trunk(nn.Module, metaclass=Brief):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.errors import unknown
+from parl_like.values.errors import unknown
 
 Squash = Literal["sqrt", "log"]
 SUPPORT = {"sqrt": 300, "log": 20}

@@ -7,7 +7,7 @@ later, between explorer and environment.
 An observation space that is a Dict with a top-level `mask` of the same shape as the logits declares the legal actions, 1 or True
 for legal; for actions that are a Dict or Tuple it is one, too, with a mask for each part that may be illegal. Illegal actions get
 the logit −1e9: probability 0 exactly, and still a finite number, so that 0 · log 0 stays 0. Where a row (of several choices: a
-choice) allows nothing, everything is legal, see `parl_like.explorer.legal`.
+choice) allows nothing, everything is legal, see `parl_like.learning.explorers.legal`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.batch import Batch
-from parl_like.explorer import legal, log_beta, log_slope, log_squashed, n_logits, part_of
-from parl_like.layers import Brief, orthogonal_
-from parl_like.spec import leaf_spaces, parts_of
+from parl_like.learning.explorers import legal, log_beta, log_slope, log_squashed, n_logits, part_of
+from parl_like.learning.layers import Brief, orthogonal_
+from parl_like.values.batch import Batch
+from parl_like.values.spec import leaf_spaces, parts_of
 
 ILLEGAL = -1e9
 LOG_2PI = math.log(2.0 * math.pi)
@@ -61,8 +61,8 @@ def mask_names(obs: gym.Space[Any], act: gym.Space[Any]) -> tuple[str, ...]:
 
 
 def masked(values: Tensor, mask: Any, nvec: Sequence[int] | None = None) -> Tensor:
-    """Values or logits [..., A] with −1e9 in place of those of illegal actions. mask: see `parl_like.explorer.legal`; None: all
-    are legal."""
+    """Values or logits [..., A] with −1e9 in place of those of illegal actions. mask: see `parl_like.learning.explorers.legal`;
+    None: all are legal."""
     return values if mask is None else values.masked_fill(~legal(mask, nvec), ILLEGAL)
 
 
@@ -224,7 +224,8 @@ class SquashedGaussianHead(GaussianHead):
         return torch.tanh(u), log_normal - log_slope(u).sum(-1)
 
     def log_prob(self, out: Out, act: Tensor) -> Tensor:
-        """log density [N], see `parl_like.explorer.log_squashed`; `act` [N, ...] in [−1, 1] with dim numbers per row."""
+        """log density [N], see `parl_like.learning.explorers.log_squashed`; `act` [N, ...] in [−1, 1] with dim numbers per
+        row."""
         return log_squashed(out["mean"], out["log_std"], act.reshape(out["mean"].shape))
 
     def entropy(self, out: Out) -> Tensor:
@@ -275,7 +276,7 @@ class BetaHead(nn.Module, metaclass=Brief):
         return {"alpha": alpha, "beta": beta}
 
     def log_prob(self, out: Out, act: Tensor) -> Tensor:
-        """log density [N], see `parl_like.explorer.log_beta`; act [N, ...] with dim numbers per row."""
+        """log density [N], see `parl_like.learning.explorers.log_beta`; act [N, ...] with dim numbers per row."""
         return log_beta(out["alpha"], out["beta"], act.reshape(out["alpha"].shape))
 
     def entropy(self, out: Out) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.layers import Brief
-from parl_like.spec import Spec
+from parl_like.learning.layers import Brief
+from parl_like.values.spec import Spec
 
 State = dict[str, Tensor]
 

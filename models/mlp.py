@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.layers import Brief, orthogonal_
-from parl_like.layers import activation as activation_named
-from parl_like.model import Model
+from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.layers import Brief, orthogonal_
+from parl_like.learning.layers import activation as activation_named
+from parl_like.learning.model import Model
+from parl_like.learning.noisy import NoisyLinear
 from parl_like.models.heads import Distribution, Linear, make_head, mask_key, mask_names, masked
-from parl_like.noisy import NoisyLinear
-from parl_like.spec import leaf_spaces, nest
-from parl_like.takes import taken_by
+from parl_like.values.spec import leaf_spaces, nest
 
 RELU_GAIN = math.sqrt(2.0)
 

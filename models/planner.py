@@ -25,12 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.model import Model
+from parl_like.learning.model import Model
 from parl_like.models.heads import ILLEGAL, CategoricalHead, Linear, MultiCategoricalHead
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP
 from parl_like.models.thinker_parts import channels_last
-from parl_like.spec import Spec
+from parl_like.values.spec import Spec
 
 LARGE = 32
 """Images of at least so many pixels a side are halved four times; smaller ones (grids, planes) keep every cell."""

@@ -7,9 +7,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.model import ArrayModel
-from parl_like.spec import Array
-from parl_like.takes import taken_by
+from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.model import ArrayModel
+from parl_like.values.spec import Array
 
 
 class QTable(ArrayModel):

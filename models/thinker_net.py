@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parl_like.errors import unknown
-from parl_like.model import Model
+from parl_like.learning.model import Model
 from parl_like.models.encodings import Squash, make_encoding
 from parl_like.models.thinker_parts import Heads, ImageParts, VectorParts, half_gradient
-from parl_like.spec import Spec
+from parl_like.values.errors import unknown
+from parl_like.values.spec import Spec
 
 State = dict[str, Tensor]
 """Hidden state of N nodes, each [N, ...] float32 by the names of `ThinkerNet.state_shapes`."""

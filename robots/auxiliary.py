@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from parl_like.algorithm import Shared, create_algorithm_func
+from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.sac import SAC
-from parl_like.computation_task import ComputationTask
+from parl_like.learning.factory import Shared, create_algorithm_func
+from parl_like.learning.span import Span
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ
-from parl_like.robot import Robot
-from parl_like.robots.parts import Parts
+from parl_like.robots.settings import Parts
 from parl_like.robots.spaces import Env, PartsConfig, env_of, made_anew, probed, robot_with
-from parl_like.schedules import OffPolicyHelper
-from parl_like.span import Span
+from parl_like.run.robot import Robot
+from parl_like.tasks.task import ComputationTask
 
 
 class Config(PartsConfig, frozen=True, kw_only=True):

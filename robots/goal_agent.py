@@ -22,9 +22,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.agent import Agent
-from parl_like.row_format import DURATION
-from parl_like.spec import Spec
+from parl_like.agents.agent import Agent
+from parl_like.agents.row_format import DURATION
+from parl_like.values.spec import Spec
 
 
 class Left(IntEnum):

@@ -14,19 +14,19 @@ import gymnasium as gym
 import numpy as np
 from msgspec import Meta
 
-from parl_like.agent import Agent
-from parl_like.algorithm import create_algorithm_func
+from parl_like.agents.agent import Agent
+from parl_like.agents.on_policy import OnPolicyHelper
 from parl_like.algorithms.ppo import PPO
-from parl_like.computation_task import ComputationTask
 from parl_like.envs.doorkey import DoorKey
-from parl_like.lab.config import ConfigError
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.factory import create_algorithm_func
+from parl_like.learning.span import Span
 from parl_like.models.mlp import MLPActorCritic
-from parl_like.robot import Robot
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
-from parl_like.robots.parts import Parts, optimiser_steps
+from parl_like.robots.settings import Parts, optimiser_steps
 from parl_like.robots.spaces import PartsConfig, Positive, made_anew, robot_with
-from parl_like.schedules import OnPolicyHelper
-from parl_like.span import Span
+from parl_like.run.robot import Robot
+from parl_like.tasks.task import ComputationTask
 
 KEY, DOOR, EXIT = range(3)
 USUAL = {"PPO.lr": 1e-3, "PPO.epochs": 6, "PPO.entropy": 0.01}

@@ -7,21 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from parl_like import algorithms
-from parl_like.agent import Agent
-from parl_like.algorithm import create_algorithm_func
-from parl_like.computation_task import ComputationTask
+from parl_like.agents.agent import Agent
+from parl_like.agents.episodic import EpisodicHelper
+from parl_like.agents.offline import OfflineHelper
+from parl_like.agents.population import PopulationHelper
 from parl_like.data.transforms import Transforms
-from parl_like.env_source import EnvSource, is_made
+from parl_like.environment.factory import EnvSource, is_made
 from parl_like.envs.prepared import whole_games
-from parl_like.errors import unknown
 from parl_like.lab import config as configs
-from parl_like.lab.config import ConfigError
-from parl_like.population import PopulationHelper
-from parl_like.robot import Robot
-from parl_like.robots.parts import Parts, named, optimiser_steps
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.factory import create_algorithm_func
+from parl_like.learning.span import Span
+from parl_like.robots.settings import Parts, named, optimiser_steps
 from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, check_eval_env, env_of, has_image, made_anew, probed, robot_with
-from parl_like.schedules import EpisodicHelper, OfflineHelper
-from parl_like.span import Span
+from parl_like.run.robot import Robot
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import unknown
 
 _log = logging.getLogger(__name__)
 

@@ -12,18 +12,19 @@ import msgspec
 from gymnasium.vector import VectorEnv
 from msgspec import Meta
 
-from parl_like.agent import Agent
-from parl_like.computation_task import ComputationTask
-from parl_like.env_source import EnvSource, factory_of, is_made, make_one
+from parl_like.agents.agent import Agent
+from parl_like.agents.vector_agent import VectorAgent
+from parl_like.environment.factory import EnvSource, factory_of, is_made, make_one
 from parl_like.envs.vector import make_vector_env
-from parl_like.idle import too_short
 from parl_like.lab import foreign
-from parl_like.lab.config import ConfigError, ExperimentConfig
-from parl_like.lab.own import candidates
-from parl_like.robot import Robot
-from parl_like.robots.parts import Parts, arguments_of, named
-from parl_like.spec import specs_of
-from parl_like.vector_agent import VectorAgent
+from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.user_experiments import candidates
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.robots.settings import Parts, arguments_of, named
+from parl_like.run.diagnosis import too_short
+from parl_like.run.robot import Robot
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.spec import specs_of
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -119,7 +120,7 @@ class EvalEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PartsConfig(ExperimentConfig, frozen=True, kw_only=True):
-    """Of robots whose parts have settings (`parl_like.robots.parts`); `parts`: name or end of a name → value."""
+    """Of robots whose parts have settings (`parl_like.robots.settings`); `parts`: name or end of a name → value."""
 
     parts: dict[str, Any] = {}
 

@@ -16,22 +16,22 @@ import msgspec
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from parl_like.agent_helper import AgentHelper
-from parl_like.algorithm import Algorithm
-from parl_like.computation_task import ComputationTask
-from parl_like.drivers.ray_tasks import RayTask
+from parl_like.agents.helper import AgentHelper
+from parl_like.agents.vector_agent import VectorAgent
+from parl_like.drivers.ray.tasks import RayTask
 from parl_like.envs.make import make_env
 from parl_like.envs.thinker import make, ray_init
 from parl_like.lab import foreign
 from parl_like.lab.config import to_dict
-from parl_like.robot import Robot
+from parl_like.learning.algorithm import Algorithm
 from parl_like.robots import thinker
 from parl_like.robots.spaces import Weight
 from parl_like.robots.thinker.build import actor, check_env
 from parl_like.robots.thinker.config import OPTIONS, refuse
 from parl_like.robots.thinker.ray import NOBODY, SharedModel, model_here
-from parl_like.spec import Array
-from parl_like.vector_agent import VectorAgent
+from parl_like.run.robot import Robot
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.spec import Array
 
 INSIDE = ("latent", "model_strides", "model_sigmoid", "model_residual", "model_markov")
 """Options that `thinker.make` has not."""

@@ -5,9 +5,9 @@ import numpy as np
 import torch
 
 from parl_like import ComputationTask, Hook, Robot, create_algorithm_func
-from parl_like.algorithm import Algorithm
 from parl_like.algorithms import A2C, DQN, PPO
-from parl_like.model import Model
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.model import Model
 from parl_like.models import MLPQ, MLPActorCritic, RecurrentActorCritic
 
 torch.set_num_threads(1)

@@ -7,9 +7,11 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-from parl_like import Algorithm, algorithms, takes
+from parl_like import Algorithm, algorithms
 from parl_like.lab import experiment as experiments
-from parl_like.lab import families, marks
+from parl_like.lab import families
+from parl_like.lab.reports import marks
+from parl_like.learning import action_spaces
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -65,7 +67,7 @@ def trained() -> dict[str, list[str]]:
 
 def spaces() -> str:
     """Which algorithm takes what."""
-    rows = takes.in_words()
+    rows = action_spaces.in_words()
     lines = ["| " + " | ".join(row.values()) + " |" for row in rows]
     return "\n".join([SPACES, "| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines])
 

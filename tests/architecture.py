@@ -23,10 +23,14 @@ ROOMS = {
     "algorithms": ((4, 2, 2), "algorithms/", "losses and targets"),
     "models": ((6, 2, 2), "models/", "networks"),
     "envs": ((8, 2, 2), "envs/", "environments"),
-    "nouns": ((0, 3, 8), "parl_like/*.py", "stages, task, queues, driver, wrapper, helper, agent, robot"),
-    "data": ((0, 4, 8), "parl_like/data/", "rows, buffers, transforms, returns, archives"),
-    "process": ((8, 4, 2), "parl_like/process/", "child processes"),
-    "ground": ((0, 5, 10), "parl_like/batch.py, spec.py", "what every row is made of"),
+    "run": ((0, 3, 4), "parl_like/run/", "robot, agent pool, evaluation"),
+    "agents": ((0, 4, 4), "parl_like/agents/", "agents and their helpers"),
+    "environment": ((2, 5, 8), "parl_like/environment/", "one agent's environment: made, stepped, checked, observed"),
+    "tasks": ((0, 6, 9), "parl_like/tasks/", "computation tasks, queues, wrapper and communicator"),
+    "learning": ((0, 7, 8), "parl_like/learning/", "models, algorithms, optimiser steps, explorers"),
+    "data": ((0, 8, 8), "parl_like/data/", "rows, buffers, transforms, returns, files"),
+    "process": ((8, 8, 2), "parl_like/process/", "child processes"),
+    "values": ((0, 9, 10), "parl_like/values/", "batches, specs, actions, errors: what everything is made of"),
 }
 COLUMN, ROW, HEIGHT, MARGIN = 84, 92, 54, 12
 
@@ -36,7 +40,7 @@ def arrows() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {room_of(module_of(path)): set() for path in FILES}
     for path in FILES:
         room = room_of(module_of(path))
-        found[room] |= {room_of(module) for _, module in imports_of(path) if module.split(".")[0] == "parl_like"} - {room}
+        found[room] |= {room_of(module) for _, module in imports_of(path) if module.startswith("parl_like.")} - {room}
     return found
 
 
@@ -66,7 +70,7 @@ def svg(found: dict[str, set[str]]) -> str:
         else:
             ends[upper, lower] = [x + wide - 20 - 24 * used[upper], x_low + 20] if x < x_low else [x + 20, x_low + wide_low - 20]
             used[upper] += 1
-    width, height = 2 * MARGIN + 10 * COLUMN - 16, 2 * MARGIN + 5 * ROW + HEIGHT
+    width, height = 2 * MARGIN + 10 * COLUMN - 16, 2 * MARGIN + 9 * ROW + HEIGHT
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
            'font-family="Helvetica, Arial, sans-serif" font-size="13">',
            '  <defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'

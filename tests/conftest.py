@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from parl_like.drivers.processes import FORK_SERVER
+from parl_like.drivers.workers.processes import FORK_SERVER
 
 # A shell that starts a job in the background makes it ignore Ctrl-C, and the children with it; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

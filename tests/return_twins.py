@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 
 def lambda_return_reference(rew: Array, discount: Array, value_next: Array, last: Array, lam: float) -> Array:

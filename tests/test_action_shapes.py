@@ -8,14 +8,14 @@ import torch
 from gymnasium.spaces import Box, Dict, MultiBinary
 
 from parl_like import ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
-from parl_like.algorithm import Algorithm
+from parl_like.agents.online import OnlineHelper
 from parl_like.algorithms import A2C, IMPALA, PPO
-from parl_like.drivers.processes import Processes
-from parl_like.explorer import Gaussian, Noisy, OrnsteinUhlenbeck, SquashedGaussian
-from parl_like.model import ArrayModel
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.explorers import Gaussian, Noisy, OrnsteinUhlenbeck, SquashedGaussian
+from parl_like.learning.model import ArrayModel
 from parl_like.models import MLPActorCritic, RecurrentActorCritic
-from parl_like.online import OnlineHelper
-from parl_like.stages import StopAfterSteps
 
 each_shape = pytest.mark.parametrize("shape", [(), (1,), (2, 2)], ids=str)
 OBS = Box(-1, 1, (3,), np.float32)

@@ -10,9 +10,9 @@ from agent_fakes import Corridor, Log, Noisy, Plain, Recorder, dqn, robot_of, ro
 from parl_like import Agent, OffPolicyHelper
 from parl_like.data.experience import as_alf, as_parl_record
 from parl_like.data.timestep import StepType
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps
 from parl_like.envs.wrappers import ActionRepeat
-from parl_like.errors import AgentFailed
-from parl_like.stages import StopAfterEpisodes, StopAfterSteps
+from parl_like.values.errors import AgentFailed
 
 
 def keep(size=100, **options):

@@ -20,16 +20,16 @@ from parl_like import (
     VectorAgent,
     create_algorithm_func,
 )
-from parl_like.action_map import action_map
+from parl_like.agents.row_format import DURATION
 from parl_like.algorithms import PPO
-from parl_like.computation_task import BatchRule
-from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.errors import NotEnoughRows
-from parl_like.explorer import NOISE_BLOCK, EpsilonGreedy
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterIterations, StopAfterSteps
+from parl_like.learning.explorers import NOISE_BLOCK, EpsilonGreedy
 from parl_like.models import MLPQ, MLPActorCritic
-from parl_like.row_format import DURATION
-from parl_like.spec import Spec, SpecError
-from parl_like.stages import StopAfterEpisodes, StopAfterIterations, StopAfterSteps
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.values.action_codec import action_map
+from parl_like.values.errors import NotEnoughRows
+from parl_like.values.spec import Spec, SpecError
 
 
 def off(**options):

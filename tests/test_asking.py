@@ -10,13 +10,13 @@ import torch
 from drivers.transport_fakes import Drift
 
 from parl_like import OffPolicyHelper, Robot
-from parl_like.algorithm import Algorithm
-from parl_like.computation_task import ComputationTask
-from parl_like.drivers.processes import Processes
-from parl_like.explorer import Categorical
-from parl_like.model import Model
-from parl_like.spec import SpecError
-from parl_like.stages import StopAfterSteps, StopWhen
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.explorers import Categorical
+from parl_like.learning.model import Model
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.spec import SpecError
 
 
 class Scale(Model):

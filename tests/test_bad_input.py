@@ -8,11 +8,11 @@ from agent_fakes import ACT, POSITION, Corridor, Log, Plain, Recorder, dqn, ppo,
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN
-from parl_like.errors import AgentFailed, Diverged, TaskFailed
-from parl_like.explorer import Beta, Noisy
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps
+from parl_like.learning.explorers import Beta, Noisy
 from parl_like.models import MLPQ
-from parl_like.spec import SpecError
-from parl_like.stages import StopAfterEpisodes, StopAfterSteps
+from parl_like.values.errors import AgentFailed, Diverged, TaskFailed
+from parl_like.values.spec import SpecError
 
 DRIVERS = ["cooperative", "threads"]
 
@@ -248,7 +248,7 @@ def test_a_model_whose_output_does_not_fit_the_explorer():
             return {"v": inputs.obs[:, 0]}
 
         def explorer(self):
-            from parl_like.explorer import EpsilonGreedy
+            from parl_like.learning.explorers import EpsilonGreedy
 
             return EpsilonGreedy()
 
@@ -310,7 +310,7 @@ def test_a_model_for_other_observations():
 
 
 def test_a_state_that_has_another_shape():
-    from parl_like.spec import Spec
+    from parl_like.values.spec import Spec
 
     class Memory(Plain):
         def state_specs(self):
@@ -330,7 +330,7 @@ def test_a_state_that_has_another_shape():
 
 @pytest.mark.parametrize("agent", [Agent, lambda: VectorAgent(2)])
 def test_an_algorithm_without_memory_for_a_model_with_one(agent):
-    from parl_like.spec import Spec
+    from parl_like.values.spec import Spec
 
     class Memory(Plain):
         def state_specs(self):

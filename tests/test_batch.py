@@ -26,9 +26,10 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-import parl_like.batch
-from parl_like.algorithm import Algorithm, create_algorithm_func
-from parl_like.batch import Batch
+import parl_like.values.batch
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.factory import create_algorithm_func
+from parl_like.values.batch import Batch
 
 torch.set_num_threads(1)
 
@@ -446,7 +447,7 @@ def test_t7_printing():
 
 
 def test_the_examples_in_the_docstrings_print_what_they_say():
-    failed, tried = doctest.testmod(parl_like.batch)
+    failed, tried = doctest.testmod(parl_like.values.batch)
     assert (failed, tried) == (0, 3)
 
 
@@ -1019,7 +1020,7 @@ def test_t19_row_access_copies_no_array_it_can_view():
 
 
 def test_importing_batch_does_not_import_torch():
-    code = ("import sys, parl_like.batch as m; b = m.Batch(a=[1, 2], b='x'); b[0]; repr(b); len(b); b == b; b + 1 if 0 else 0\n"
+    code = ("import sys, parl_like.values.batch as m; b = m.Batch(a=[1, 2], b='x'); b[0]; repr(b); len(b); b == b\n"
             "print('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -19,12 +19,12 @@ from parl_like import (
     create_algorithm_func,
 )
 from parl_like.algorithms import BC, DQN, PPO, R2D2
+from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.reservoir import ReservoirBuffer
 from parl_like.data.datasets import from_arrays
-from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
-from parl_like.data.reservoir import ReservoirBuffer
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.models import MLPQ, MLPActorCritic, RecurrentActorCritic, RecurrentQ
-from parl_like.spec import SpecError
-from parl_like.stages import StopAfterSteps
+from parl_like.values.spec import SpecError
 
 SPACES = dict(obs=Corridor(5).observation_space, act=Corridor(5).action_space)
 BUFFERS = {

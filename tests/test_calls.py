@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 from agent_fakes import ACT, POSITION, Corridor, dqn, ppo, robot_of
 
-from parl_like import Agent, BatchRule, ComputationTask, OffPolicyHelper, ReplayBuffer, Robot, VectorAgent, asking
+from parl_like import Agent, BatchRule, ComputationTask, OffPolicyHelper, ReplayBuffer, Robot, VectorAgent
 from parl_like.algorithms import DQN, PPO
-from parl_like.calls import is_users, trim, users_lines
-from parl_like.drivers.processes import Processes
-from parl_like.drivers.ray_cluster import Ray
-from parl_like.errors import AgentFailed
-from parl_like.explorer import EpsilonGreedy
+from parl_like.drivers.ray.cluster import Ray
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopWhen
+from parl_like.learning.explorers import EpsilonGreedy
 from parl_like.models import MLPQ
-from parl_like.stages import StopWhen
+from parl_like.tasks import no_progress
+from parl_like.values.errors import AgentFailed
+from parl_like.values.user_calls import is_users, trim, users_lines
 
 SCRIPT = """
 import sys
@@ -73,9 +74,10 @@ def script(tmp_path):
 
 
 @pytest.mark.parametrize(("driver", "what", "good"), [
-    ("cooperative", "env", "parl_like.errors.AgentFailed: agent 0: its environment"),
-    ("threads", "env", "parl_like.errors.AgentFailed: agent "), ("processes", "env", "parl_like.errors.AgentFailed: agent "),
-    ("cooperative", "task", "parl_like.errors.TaskFailed: task 'RL': learn failed"),
+    ("cooperative", "env", "parl_like.values.errors.AgentFailed: agent 0: its environment"),
+    ("threads", "env", "parl_like.values.errors.AgentFailed: agent "),
+    ("processes", "env", "parl_like.values.errors.AgentFailed: agent "),
+    ("cooperative", "task", "parl_like.values.errors.TaskFailed: task 'RL': learn failed"),
     ("cooperative", "call", "TypeError: evaluate: no option 'episode'; did you mean 'episodes'?"),
 ])
 def test_a_script_shows_at_most_ten_lines_before_the_good_one(script, driver, what, good):
@@ -104,7 +106,8 @@ def test_a_cause_that_is_hidden_is_there_all_the_same():
 
 def test_our_own_modules_get_whole_tracebacks():
     assert is_users(__file__)
-    assert not any(map(is_users, (sys.modules["parl_like.robot"].__file__, np.__file__, gym.__file__, logging.__file__, "<x>")))
+    assert not any(map(is_users, (sys.modules["parl_like.run.robot"].__file__,
+                                  np.__file__, gym.__file__, logging.__file__, "<x>")))
     try:
         Path("/nowhere/at/all").read_text()
     except OSError as error:
@@ -235,7 +238,7 @@ class Asks(Agent):
     """Predicts and predicts, and takes no step until it has been told of often enough."""
 
     def run_one_episode(self):
-        asking.LOOK_S, asking.PATIENCE_S["predict"] = 0.0, 0.02  # here, for this may be a worker
+        no_progress.LOOK_S, no_progress.PATIENCE_S["predict"] = 0.0, 0.02  # here, for this may be a worker
         obs, _ = self.env.reset()
         for _ in range(2000):
             self.helpers["RL"].predict(obs)
@@ -251,8 +254,8 @@ DRIVERS = ["cooperative", "threads", *[pytest.param(Processes(workers=n), id=f"p
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_an_agent_that_asks_and_never_steps_is_told_by_name(driver, caplog, monkeypatch):
-    monkeypatch.setattr(asking, "LOOK_S", 0.0)
-    monkeypatch.setitem(asking.PATIENCE_S, "predict", 0.02)
+    monkeypatch.setattr(no_progress, "LOOK_S", 0.0)
+    monkeypatch.setitem(no_progress.PATIENCE_S, "predict", 0.02)
     with robot_of(dqn(), agent=Asks, driver=driver) as robot, caplog.at_level(logging.WARNING, "parl_like"):
         robot.run(5)
     said = [record.getMessage() for record in caplog.records if "without a step of its environment" in record.getMessage()]
@@ -263,7 +266,7 @@ class Resets(Agent):
     """The first one resets for ever, and takes no step."""
 
     def run_one_episode(self):
-        asking.LOOK_S, asking.PATIENCE_S["reset"] = 0.0, 0.0  # here, for this may be a worker
+        no_progress.LOOK_S, no_progress.PATIENCE_S["reset"] = 0.0, 0.0  # here, for this may be a worker
         while self.index == 0:
             self.env.reset()
         super().run_one_episode()
@@ -273,8 +276,8 @@ class Resets(Agent):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_an_agent_that_resets_for_ever_is_told_by_name_while_others_go_on(driver, mode, caplog, monkeypatch):
-    monkeypatch.setattr(asking, "LOOK_S", 0.0)
-    monkeypatch.setitem(asking.PATIENCE_S, "reset", 0.0)
+    monkeypatch.setattr(no_progress, "LOOK_S", 0.0)
+    monkeypatch.setitem(no_progress.PATIENCE_S, "reset", 0.0)
 
     def said():
         told = [record.getMessage() for record in caplog.records]

@@ -10,7 +10,7 @@ from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 -
 
 from parl_like import Agent, ComputationTask, Hook, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import A2C
-from parl_like.drivers.processes import Processes
+from parl_like.drivers.workers.processes import Processes
 from parl_like.models import RecurrentActorCritic
 
 

@@ -10,13 +10,13 @@ from test_carried_episodes import Clonable, Lottery, robot_of
 
 from parl_like import ComputationTask, OnPolicyHelper, VectorAgent, create_algorithm_func
 from parl_like.algorithms import A2C
-from parl_like.drivers.processes import Processes
-from parl_like.env_state import clone_state, restore_state
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.state import clone_state, restore_state
 from parl_like.envs.sokoban.vector import SokobanVectorEnv
 from parl_like.envs.vector import make_vector_env
-from parl_like.errors import AgentFailed
 from parl_like.models import MLPActorCritic
 from parl_like.robots import thinker
+from parl_like.values.errors import AgentFailed
 
 
 class Stubborn(Clonable):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.algorithm import Algorithm, Linear
-from parl_like.computation_task import BatchRule, ComputationTask
-from parl_like.errors import Diverged
-from parl_like.model import Model
-from parl_like.optimization import clip_gradients, set_mode
-from parl_like.spec import SpecError
+from parl_like.learning.algorithm import Algorithm, Linear
+from parl_like.learning.model import Model
+from parl_like.learning.optimizer_steps import clip_gradients, set_mode
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import Diverged
+from parl_like.values.spec import SpecError
 
 OBS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACT = gym.spaces.Discrete(2)

@@ -9,9 +9,9 @@ import torch
 from parl_like import ComputationTask
 from parl_like.algorithms import A2C, DQN, IMPALA, PPO, WorldModel
 from parl_like.algorithms.dynamics import DynamicsLearner
-from parl_like.batch import Batch
-from parl_like.model import Model
+from parl_like.learning.model import Model
 from parl_like.models import MLPQ, ConvActorCritic, ConvQ, MLPActorCritic, RecurrentActorCritic
+from parl_like.values.batch import Batch
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACT = gym.spaces.Discrete(4)

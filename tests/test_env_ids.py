@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 import parl_like.envs  # noqa: F401  # makes its ids known
-from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func, env_ids, env_source
+from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import PPO
-from parl_like.env_source import for_elsewhere
+from parl_like.environment import factory
+from parl_like.environment.factory import for_elsewhere
 from parl_like.envs.atari import Atari
 from parl_like.envs.make import make_env
 from parl_like.models import MLPActorCritic
+from parl_like.values import env_ids
 
 for module in ("ale_py", "minigrid"):  # their ids are registered once
     with suppress(ImportError):
@@ -148,7 +150,7 @@ def test_a_robot_of_a_game_sees_frames_and_evaluates_whole_games():
         assert type(robot.tasks["RL"].algorithm.model).__name__ == "ConvQ"
         game = robot.agents[0].env.unwrapped
         assert (game.life_loss, game.clip_reward) == (True, 1.0)
-        played = closed(env_source.make_one(robot.eval_env)).unwrapped
+        played = closed(factory.make_one(robot.eval_env)).unwrapped
         assert (type(played), played.life_loss, played.clip_reward, played.size) == (Atari, False, None, (84, 84))
 
 

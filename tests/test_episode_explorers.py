@@ -8,7 +8,8 @@ from agent_fakes import ACT, Noisy, Recorder, robot_of, same, spaces_of, weights
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN, PPO, SAC, TD3
-from parl_like.explorer import (
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.explorers import (
     GSDE,
     UCB,
     Beta,
@@ -22,9 +23,8 @@ from parl_like.explorer import (
     StructuredExplorer,
     Weighted,
 )
-from parl_like.explorer import Noisy as NoisyExplorer
+from parl_like.learning.explorers import Noisy as NoisyExplorer
 from parl_like.models import MLPQ, BetaHead, GSDEHead, MLPActorCritic, MLPActorQ, SquashedGaussianHead, make_head
-from parl_like.stages import StopAfterSteps
 
 N = 20_000
 BOX = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, VectorAgent
 from parl_like.data.transforms import ObservationNormalizer
-from parl_like.stages import StopAfterSteps
+from parl_like.environment.stop_conditions import StopAfterSteps
 
 
 class Told(Corridor):

@@ -21,7 +21,6 @@ from parl_like import (
     VectorAgent,
     create_algorithm_func,
 )
-from parl_like.algorithm import Algorithm, Window
 from parl_like.algorithms import DQN
 from parl_like.data.transforms import (
     FrameStacker,
@@ -34,10 +33,11 @@ from parl_like.data.transforms import (
     RewardScaling,
     Transforms,
 )
-from parl_like.errors import NotEnoughRows
-from parl_like.model import Model
-from parl_like.spec import Spec, SpecError
-from parl_like.stages import StopAfterEpisodes, StopAfterSteps
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps
+from parl_like.learning.algorithm import Algorithm, Window
+from parl_like.learning.model import Model
+from parl_like.values.errors import NotEnoughRows
+from parl_like.values.spec import Spec, SpecError
 
 
 def off(**options):

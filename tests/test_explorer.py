@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from data.twins import sample_categorical_reference
 
-from parl_like.algorithm import Exponential, Linear
-from parl_like.explorer import (
+from parl_like.learning.algorithm import Exponential, Linear
+from parl_like.learning.explorers import (
     GREEDY,
     Categorical,
     EpsilonGreedy,

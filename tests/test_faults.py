@@ -21,21 +21,22 @@ from agent_fakes import ACT, POSITION, Corridor, Log, Noisy, Plain, Recorder, dq
 from drivers.transport_fakes import BAD, Echo, echo_task, play, row
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent
-from parl_like.algorithm import Algorithm, Linear
-from parl_like.data.generators import Borrowed
-from parl_like.data.prioritized import PrioritizedReplayBuffer
-from parl_like.env_face import watched
-from parl_like.errors import AgentFailed, Diverged, TaskFailed
-from parl_like.explorer import EpsilonGreedy
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
+from parl_like.data.rng import Borrowed
+from parl_like.environment.process_guard import watched
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import plots, runner, session
+from parl_like.lab import runner, session
 from parl_like.lab.experiment import Experiment
-from parl_like.lab.rundir import RunDir
-from parl_like.layers import batch_norm, fc
-from parl_like.model import Model
-from parl_like.spec import SpecError
-from parl_like.stages import StopAfterEpisodes, StopAfterSteps
+from parl_like.lab.reports import plots
+from parl_like.lab.runs.rundir import RunDir
+from parl_like.learning.algorithm import Algorithm, Linear
+from parl_like.learning.explorers import EpsilonGreedy
+from parl_like.learning.layers import batch_norm, fc
+from parl_like.learning.model import Model
+from parl_like.values.errors import AgentFailed, Diverged, TaskFailed
+from parl_like.values.spec import SpecError
 
 
 def off(**options):

@@ -8,7 +8,7 @@ import pytest
 from agent_fakes import ACT, POSITION, Corridor, Recorder, robot_of
 
 from parl_like import Agent, Hook, Robot, VectorAgent
-from parl_like.env_source import Film, write_gif
+from parl_like.environment.factory import Film, write_gif
 
 
 def frames(path):

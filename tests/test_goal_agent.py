@@ -6,8 +6,8 @@ import pytest
 from agent_fakes import ACT, POSITION, Corridor, Plain, Recorder, dqn, rows
 
 from parl_like import ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent, Left
-from parl_like.stages import StopAfterEpisodes, StopAfterSteps
 
 PLACES = gym.spaces.Discrete(100)
 ABOVE = gym.spaces.Dict({"obs": POSITION, "prev_goal": PLACES})

@@ -23,16 +23,16 @@ from parl_like import (
     create_algorithm_func,
 )
 from parl_like.algorithms import PPO
-from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer as Prioritized
+from parl_like.data.buffers.reservoir import ReservoirBuffer
 from parl_like.data.experience import experience
-from parl_like.data.prioritized import PrioritizedReplayBuffer as Prioritized
-from parl_like.data.reservoir import ReservoirBuffer
 from parl_like.data.timestep import first_step, next_step
 from parl_like.data.transforms import FrameStacker, ObservationNormalizer, RewardNormalizer, Transforms, UntransformedTimeStep
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs import make_vector_env
 from parl_like.models import MLPActorCritic
-from parl_like.spec import Spec
-from parl_like.stages import StopAfterSteps
+from parl_like.values.spec import Spec
 
 # ------------------------------------------------------------------------------------------- statistics of one lesson
 

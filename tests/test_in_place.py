@@ -9,10 +9,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parl_like import Agent, OffPolicyHelper, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.wrappers import ActionRepeat
 from parl_like.models import MLPQ
-from parl_like.owned import own
-from parl_like.stages import StopAfterSteps
+from parl_like.values.copying import own
 
 
 def keep():

@@ -10,10 +10,10 @@ from agent_fakes import ACT, POSITION, Recorder, robot_of
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parl_like import Agent, OfflineHelper, OffPolicyHelper, OnPolicyHelper, PrioritizedReplayBuffer, ReplayBuffer, VectorAgent
-from parl_like.errors import AgentFailed
-from parl_like.population import PopulationHelper
-from parl_like.spec import SpecError
-from parl_like.stages import StopAfterSteps
+from parl_like.agents.population import PopulationHelper
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.values.errors import AgentFailed
+from parl_like.values.spec import SpecError
 
 
 class Telling(gym.Env):

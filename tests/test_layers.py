@@ -1,36 +1,33 @@
 """The import arrows of design.md, held against the code."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = ("robots", "algorithms", "models", "envs")
-GROUND = ("spec", "leaf", "batch", "owned", "action_map", "errors", "calls", "ranges", "names", "env_ids")
-# room -> rooms that its files may import; a room may always import itself
+FLOORS = ("values", "process", "data", "learning", "tasks", "environment", "agents", "run", "drivers", "lab")
+"""Folders of parl_like from the bottom up: a folder knows those before it."""
 ALLOWED = {
-    "ground": set(),  # GROUND
-    "data": {"ground"},
-    "process": {"ground"},
-    "nouns": {"ground", "data", "process"},
-    "drivers": {"ground", "data", "nouns", "process"},
-    "lab": {"ground", "data", "nouns", "drivers"},
-    "algorithms": {"ground", "data", "nouns"},
-    "models": {"ground", "data", "nouns"},
-    "envs": {"ground", "data", "nouns", "process"},
-    # parl_like/__init__.py and __main__.py: the face shows what the rooms hold, the command starts the lab
-    "face": {"ground", "data", "nouns", "drivers", "lab", "envs"},
-    "robots": {"ground", "data", "nouns", "drivers", "lab", "algorithms", "models", "envs"},
+    **{folder: set(FLOORS[:i]) for i, folder in enumerate(FLOORS)},
+    "algorithms": {"values", "data", "learning"},
+    "models": {"values", "data", "learning"},
+    "envs": {"values", "process", "data", "environment"},
+    # parl_like/__init__.py and __main__.py: the face shows what the folders hold, the command starts the lab
+    "face": {*FLOORS, "envs"},
+    "robots": {*FLOORS, "algorithms", "models", "envs"},
 }
+"""Folder → folders that its files may import; a folder may always import itself."""
+CATALOGUES = ("learning/explorers", "data/transforms")
+"""Folders that list all of their members, as `algorithms` and `models` do."""
 
 
 def room_of(module):
-    """parl_like.envs.grid -> envs; parl_like.batch -> ground; parl_like.agent -> nouns."""
-    head = module.split(".")[1] if "." in module else ""
-    if head in ("__init__", "__main__"):
-        return "face"
-    return "ground" if head in GROUND else head if head in ALLOWED else "nouns"
+    """parl_like.envs.grid -> envs; parl_like.values.batch -> values; parl_like.__main__ -> face."""
+    head = module.split(".")[1] if "." in module else "__init__"
+    return "face" if head in ("__init__", "__main__") else head
 
 
 def module_of(path):
@@ -41,7 +38,10 @@ def module_of(path):
 def imports_of(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            yield node.lineno, "." * node.level + (node.module or "")
+            if node.module == "parl_like":
+                yield from ((node.lineno, f"parl_like.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, "." * node.level + (node.module or "")
         elif isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
 
@@ -56,9 +56,32 @@ def test_arrows_point_down(path):
     for line, module in imports_of(path):
         where = f"{path.relative_to(ROOT)}:{line}"
         assert not module.startswith("."), f"{where}: write the absolute import (parl_like....) instead of {module!r}"
-        if module.split(".")[0] == "parl_like":
+        if module.startswith("parl_like."):
             target = room_of(module)
             assert target == room or target in ALLOWED[room], f"{where}: {room} may not import {target} ({module})"
+
+
+def test_parl_like_holds_folders_alone():
+    files = {path.name for path in (ROOT / "parl_like").glob("*.py")}
+    assert files <= {"__init__.py", "__main__.py", "interfaces.py"}
+    folders = {path.name for path in (ROOT / "parl_like").iterdir() if path.is_dir() and not path.is_symlink()} - {"__pycache__"}
+    assert folders - set(AREAS) == set(FLOORS)
+
+
+FACES = sorted(path for path in (ROOT / "parl_like").rglob("__init__.py") if path.parent != ROOT / "parl_like")
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_the_face_of_a_folder_names_at_most_twelve_of_its_files(face):
+    tree = ast.parse(face.read_text(encoding="utf-8"))
+    named = re.findall(r"`(\w+)/?`", (ast.get_docstring(tree) or "").partition("\n")[2])
+    there = {path.stem for path in face.parent.iterdir()}
+    files = [name for name in named if name in there]
+    assert len(files) <= 12
+    if str(face.parent.relative_to(ROOT / "parl_like")) not in CATALOGUES:
+        assert files, "say in the docstring which files a reader wants"
+        offered = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+        assert all(len(ast.literal_eval(names)) <= 12 for names in offered)
 
 
 def test_no_files_import_each_other():

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parl_like import layers
-from parl_like.layers import UnbuiltError, orthogonal_, variance_scaling_
+from parl_like.learning import layers
+from parl_like.learning.layers import UnbuiltError, orthogonal_, variance_scaling_
 
 
 @pytest.fixture(autouse=True)

@@ -20,11 +20,12 @@ from drivers.transport_fakes import (  # noqa: F401 - fixtures
     row,
 )
 
-from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, idle
-from parl_like.computation_task import BatchRule
-from parl_like.drivers.processes import Processes
-from parl_like.errors import AgentFailed, TaskFailed, WrongCaller
-from parl_like.stages import StopAfterSteps
+from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.run import diagnosis
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.values.errors import AgentFailed, TaskFailed, WrongCaller
 
 WORKERS = [Processes(workers=2)] if sys.platform == "linux" else []
 each_driver = pytest.mark.parametrize("driver", ["cooperative", "threads", *WORKERS, OVER_RAY],
@@ -165,7 +166,7 @@ class Forgets(OneLearns):
 @each_driver
 def test_an_iteration_in_which_nobody_asks_for_a_lesson_ends_with_the_cause(driver, monkeypatch):
     """It waited for ever; `run(stop)` never did."""
-    monkeypatch.setattr(idle, "UNASKED", 50)
+    monkeypatch.setattr(diagnosis, "UNASKED", 50)
     with endless(dqn, lambda: OffPolicyHelper(batch_size=8, learn_every=None), Forgets, driver) as robot:
         for iteration in (robot.train_iter, lambda: list(robot.iterate(10**9))):
             before = robot.env_steps
@@ -180,7 +181,7 @@ def test_an_iteration_in_which_nobody_asks_for_a_lesson_ends_with_the_cause(driv
 
 def test_a_lesson_that_comes_late_is_waited_for(monkeypatch):
     """Agent 0's, after 10 steps of each."""
-    monkeypatch.setattr(idle, "UNASKED", 11)
+    monkeypatch.setattr(diagnosis, "UNASKED", 11)
     with endless(dqn, lambda: OffPolicyHelper(batch_size=8, learn_every=None), OneLearns, "cooperative") as robot:
         for i in range(1, 6):
             robot.train_iter()

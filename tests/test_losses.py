@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.algorithm import Algorithm, Linear, Loss
 from parl_like.algorithms import MPO, PPO, SAC, TD3, VMPO
-from parl_like.computation_task import ComputationTask
-from parl_like.errors import Diverged
-from parl_like.model import Model
+from parl_like.learning.algorithm import Algorithm, Linear, Loss
+from parl_like.learning.model import Model
+from parl_like.learning.optimizer_steps import BESIDE
 from parl_like.models import MLPActorCritic, MLPActorQ
-from parl_like.optimization import BESIDE
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import Diverged
 
 ROWS = {"obs": np.ones((2, 1), np.float32)}
 

@@ -25,10 +25,10 @@ from parl_like import (
 )
 from parl_like.algorithms import DQN, ES, SAC, TD3, TQC
 from parl_like.data.transforms import Hindsight
-from parl_like.errors import AgentFailed, TaskFailed
-from parl_like.explorer import EpsilonGreedy
+from parl_like.environment.stop_conditions import StopAfterSteps, StopSignal, StopWhen
+from parl_like.learning.explorers import EpsilonGreedy
 from parl_like.models import MLPQ, MLPActorCritic, MLPActorQ
-from parl_like.stages import StopAfterSteps, StopSignal, StopWhen
+from parl_like.values.errors import AgentFailed, TaskFailed
 
 
 def off(**options):

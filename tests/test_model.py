@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from parl_like import layers
-from parl_like.layers import UnbuiltError
-from parl_like.model import Model, reinitialise, sync
-from parl_like.spec import Spec
+from parl_like.learning import layers
+from parl_like.learning.layers import UnbuiltError
+from parl_like.learning.model import Model, reinitialise, sync
+from parl_like.values.spec import Spec
 
 OBS = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
 ACT = gym.spaces.Discrete(2)

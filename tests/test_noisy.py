@@ -8,10 +8,10 @@ from torch import nn
 
 from parl_like import ComputationTask
 from parl_like.algorithms import DQN
-from parl_like.batch import Batch
-from parl_like.leaf import same
+from parl_like.learning.noisy import NoisyLinear, draw_noise, noisy_layers, without_noise
 from parl_like.models import MLP, MLPQ
-from parl_like.noisy import NoisyLinear, draw_noise, noisy_layers, without_noise
+from parl_like.values.batch import Batch
+from parl_like.values.batch_leaf import same
 
 OBS, ACT = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithm import Window
+from parl_like.agents.online import TURN, OnlineHelper
 from parl_like.algorithms import QLearning
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.tabular import RandomWalk
+from parl_like.learning.algorithm import Window
 from parl_like.models import QTable
-from parl_like.online import TURN, OnlineHelper
-from parl_like.stages import StopAfterSteps
 
 SPACES = dict(obs=gym.spaces.Discrete(7), act=gym.spaces.Discrete(2))
 MARKS = ("first", "lane", "episode")

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from parl_like.algorithm import Loss
-from parl_like.optim import FusedAdam
-from parl_like.optimization import Stepper
+from parl_like.learning.adam import FusedAdam
+from parl_like.learning.algorithm import Loss
+from parl_like.learning.optimizer_steps import Stepper
 
 
 def pair(**options):

@@ -6,8 +6,9 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from parl_like import ComputationTask, Model, OffPolicyHelper, Robot, create_algorithm_func, layers
+from parl_like import ComputationTask, Model, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DQN
+from parl_like.learning import layers
 from parl_like.models import MLPQ
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "from-parl.md"

@@ -8,9 +8,9 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from parl_like import ComputationTask
-from parl_like.algorithm import Algorithm
-from parl_like.model import Model
-from parl_like.places import Owner, Places
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.model import Model
+from parl_like.tasks.row_slots import Owner, Places
 
 
 def test_rows_are_claimed_in_the_first_gap_and_free_when_their_owner_is_gone():

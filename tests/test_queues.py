@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from drivers.transport_fakes import Learner, echo_task, lesson, play, row
 
-from parl_like.computation_task import BatchRule
-from parl_like.computation_wrapper import ComputationWrapper
-from parl_like.queues import INFINITE, Ticket
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.tickets import INFINITE, Ticket
+from parl_like.tasks.wrapper import ComputationWrapper
 
 DRIVERS = ["cooperative", "threads", *(["processes"] if sys.platform == "linux" else [])]
 EVERYBODY, NOBODY = True, False
@@ -147,7 +147,7 @@ def act_while_the_other_asks(folder, kind, agent):
 
 def apart(driver):
     """Two agents that may act at once: in threads, or in processes of their own. (Greenlets ask when nobody acts.)"""
-    from parl_like.drivers.processes import Processes
+    from parl_like.drivers.workers.processes import Processes
 
     return Processes(workers=2) if driver == "processes" else driver
 

@@ -8,10 +8,10 @@ from agent_fakes import Corridor, Noisy, Recorder, dqn, ppo, robot_of, weights
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from parl_like import Agent, OffPolicyHelper, OnPolicyHelper, VectorAgent
-from parl_like.action_map import action_map
-from parl_like.explorer import random_actions
-from parl_like.model import Model
-from parl_like.stages import StopAfterSteps
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.explorers import random_actions
+from parl_like.learning.model import Model
+from parl_like.values.action_codec import action_map
 
 N = 20_000
 

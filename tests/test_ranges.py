@@ -10,11 +10,11 @@ import pytest
 
 from parl_like import BatchRule, ComputationTask, Model, OffPolicyHelper, Robot, VectorAgent
 from parl_like.algorithms import DQN, PPO
-from parl_like.lab.own import candidates
+from parl_like.environment.stop_conditions import StopAfterSeconds, StopAfterSteps, StopAtReturn, StopWithoutImprovement
+from parl_like.lab.user_experiments import candidates
 from parl_like.models import MLPQ, MLPActorCritic
-from parl_like.ranges import RANGES, settings_of
-from parl_like.robots.parts import SHELVES, _of_kind
-from parl_like.stages import StopAfterSeconds, StopAfterSteps, StopAtReturn, StopWithoutImprovement
+from parl_like.robots.settings import SHELVES, _of_kind
+from parl_like.values.ranges import RANGES, settings_of
 
 OBS, ACT = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
 CLASSES = {one.__name__: one for kind, shelf in SHELVES.items() if kind != "Wrapper"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parl_like.lab import cli, config, experiment, own
+from parl_like.lab import cli, config, experiment, user_experiments
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "design.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -69,7 +69,7 @@ def test_the_command_lines_shown_are_taken(monkeypatch, tmp_path):
                 monkeypatch.setattr(experiment, kept, {})
             for name in ("my_robot", "my_package", "my_package.robots", "my_package.mine"):
                 sys.modules.pop(name, None)
-            chosen = own.chosen(args.experiment)
+            chosen = user_experiments.chosen(args.experiment)
             config.resolve(chosen.module().Config, chosen.config, args.overrides)
         elif words[0] == "bench":
             assert (ROOT / "benchmarks" / f"{args.name.replace('-', '_')}.py").exists(), line

@@ -41,16 +41,17 @@ from parl_like import (
     VectorAgent,
     create_algorithm_func,
 )
-from parl_like.algorithm import Linear
 from parl_like.algorithms import A2C, DQN
-from parl_like.computation_task import BatchRule
-from parl_like.drivers.processes import Processes
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.hooks import EpisodeStats, EveryNSteps
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
 from parl_like.envs.wrappers import ActionRepeat
-from parl_like.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
-from parl_like.evaluation import evaluators
+from parl_like.learning.algorithm import Linear
 from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
-from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
+from parl_like.run.evaluation import evaluators
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.values.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
 
 GOALS = gym.spaces.Discrete(3)
 
@@ -1084,7 +1085,7 @@ class Blocks(Corridor):
 def test_draining_does_not_wait_for_ever(monkeypatch):
     import threading
 
-    from parl_like import crew as module
+    from parl_like.run import agent_pool as module
 
     Blocks.gate = threading.Event()
     monkeypatch.setattr(module, "DRAIN_PATIENCE", 0.2)

@@ -8,11 +8,11 @@ import pytest
 from agent_fakes import Corridor, Noisy, Plain, Recorder, robot_of
 
 from parl_like import Agent, OfflineHelper, OffPolicyHelper, OnPolicyHelper, ReplayBuffer, VectorAgent
-from parl_like.algorithm import Window
 from parl_like.data.datasets import from_arrays
 from parl_like.data.transforms import RewardScaling
-from parl_like.drivers.processes import Processes
-from parl_like.stages import StopAfterSteps
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.algorithm import Window
 
 ALL = ("first", "lane", "episode", "next_act")
 

@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.agent import Agent
-from parl_like.algorithm import create_algorithm_func
+from parl_like.agents.agent import Agent
+from parl_like.agents.episodic import EpisodicHelper
+from parl_like.agents.off_policy import OffPolicyHelper
+from parl_like.agents.on_policy import OnPolicyHelper
+from parl_like.agents.vector_agent import VectorAgent
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.ppo import PPO
-from parl_like.computation_task import ComputationTask
+from parl_like.environment.hooks import Hook, TimePerStep
+from parl_like.learning.factory import create_algorithm_func
 from parl_like.models.mlp import MLPQ, MLPActorCritic
-from parl_like.robot import Robot
-from parl_like.schedules import EpisodicHelper, OffPolicyHelper, OnPolicyHelper
-from parl_like.stages import Hook, TimePerStep
-from parl_like.vector_agent import VectorAgent
+from parl_like.run.robot import Robot
+from parl_like.tasks.task import ComputationTask
 
 DRIVERS = ["cooperative", "threads", "processes"]
 

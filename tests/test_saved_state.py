@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from parl_like import Robot
-from parl_like.data.archive import read_archive
-from parl_like.errors import AgentFailed
-from parl_like.saved_state import check_alike
-from parl_like.stages import StopWhen
-from parl_like.task_state import _load_optimizer, _optimizer_state
+from parl_like.data.storage.archive import read_archive
+from parl_like.data.storage.state_check import check_alike
+from parl_like.environment.stop_conditions import StopWhen
+from parl_like.learning.saved_state import _load_optimizer, _optimizer_state
+from parl_like.values.errors import AgentFailed
 
 MAKE = {
     "replay": lambda: Robot.of("DQN", "FrozenLake-v1", total_steps=4000, n_agents=2, warmup=20),
@@ -155,7 +155,7 @@ def test_a_saved_span_that_is_none_is_refused_by_name(saved, value):
 
 @pytest.mark.parametrize("value", [None, [], [1.0], "1.0", True])
 def test_an_open_episode_whose_return_is_no_number_is_cut_off(saved, value, caplog):
-    from parl_like.env_state import hold, unhold
+    from parl_like.environment.state import hold, unhold
 
     obs, info, memory, counted = unhold(saved["replay"]["agents"]["0"]["carried"]["rest"])
     rest = hold((obs, info, memory, (value, *counted[1:])))
@@ -178,7 +178,7 @@ def test_a_choice_that_there_is_not_is_refused(saved, column, n):
     lambda env: put(env, ("layers", -1, 1, "values", "s"), "text"),
 ], ids=["no such state", "text"])
 def test_an_episode_that_cannot_go_on_is_cut_off_with_a_warning(saved, change, caplog):
-    from parl_like.env_state import hold, unhold
+    from parl_like.environment.state import hold, unhold
 
     tree = saved["replay"]
     held = unhold(tree["agents"]["0"]["carried"]["env"])
@@ -273,7 +273,7 @@ def test_an_environment_of_ones_own_is_tried_out(caplog):
     def made():
         return Robot.of("DQN", Counted, total_steps=4000, n_agents=1, warmup=20)
 
-    from parl_like.env_state import hold
+    from parl_like.environment.state import hold
 
     kept = {}
     with made() as robot:
@@ -287,7 +287,7 @@ def test_an_environment_of_ones_own_is_tried_out(caplog):
         with made() as robot:
             layers = robot.agents[0].env
             layers.reset()
-            from parl_like.env_state import clone_state
+            from parl_like.environment.state import clone_state
 
             held = clone_state(layers._env)
         held["layers"] = [(name, {"at": at} if "at" in part else part) for name, part in held["layers"]]

@@ -12,12 +12,13 @@ from agent_fakes import Noisy, Plain, Recorder, a2c, dqn, ppo, spaces_of
 from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithm import Algorithm, Shared
 from parl_like.algorithms import DQN, PPO
-from parl_like.drivers.processes import Processes
-from parl_like.model import Model
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.factory import Shared
+from parl_like.learning.model import Model
 from parl_like.models import MLP, MLPQ, MLPActorCritic
-from parl_like.stages import StopAfterSteps
 
 OBS = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
 

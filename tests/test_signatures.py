@@ -9,10 +9,10 @@ import torch
 
 import parl_like.algorithms
 import parl_like.models
-from parl_like import layers
-from parl_like.algorithm import Algorithm
 from parl_like.algorithms.dynamics import DynamicsLearner
-from parl_like.model import Model
+from parl_like.learning import layers
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.model import Model
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.thinker_net import ThinkerNet
 

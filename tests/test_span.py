@@ -11,9 +11,9 @@ import cloudpickle
 import pytest
 
 from parl_like import Robot
-from parl_like.optim import Linear
-from parl_like.span import Span, move_ends
-from parl_like.stages import StopAfterEpisodes, StopAfterSteps, StopAtReturn
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps, StopAtReturn
+from parl_like.learning.schedule import Linear
+from parl_like.learning.span import Span, move_ends
 
 QUICK = {"n_agents": 2, "hidden": [8], "seed": 3}
 DQN = {**QUICK, "warmup": 64, "batch_size": 16}
@@ -36,8 +36,8 @@ def over(robot, steps):
 @pytest.fixture
 def said(caplog):
     """The warnings about spans, so far."""
-    with caplog.at_level(logging.WARNING, "parl_like.span"):
-        yield lambda: [one.getMessage() for one in caplog.records if one.name == "parl_like.span"]
+    with caplog.at_level(logging.WARNING, "parl_like.learning.span"):
+        yield lambda: [one.getMessage() for one in caplog.records if one.name == "parl_like.learning.span"]
 
 
 def loop(robot, steps):
@@ -201,7 +201,7 @@ def test_copies_and_pickles_of_a_schedule_follow_the_span():
 def test_a_schedule_in_another_process_moves_when_it_is_told():
     span = Span(100)
     line = span.linear(1.0, 0.0, lambda steps: steps / 4, name="DQN.epsilon")
-    code = ("import pickle, sys; from parl_like.span import move_ends\n"
+    code = ("import pickle, sys; from parl_like.learning.span import move_ends\n"
             "lines, key = pickle.load(sys.stdin.buffer); before = lines[0](5); move_ends(key, [10]); move_ends('other', [3])\n"
             "print(before, *(one(5) for one in lines), *(one(5) for one in pickle.loads(pickle.dumps(lines))))")
     out = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(([line, copy.copy(line)], span._key)),

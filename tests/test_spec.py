@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.batch import Batch
-from parl_like.spec import Spec, SpecError, leaves, nest, specs_of
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Spec, SpecError, leaves, nest, specs_of
 
 REW = Spec("rew", (), np.dtype(np.float64), owner="task 'RL'")
 OBS = Spec("obs", (3,), np.dtype(np.float32), owner="task 'RL'")

@@ -7,8 +7,7 @@ import pytest
 from agent_fakes import Corridor, Log, Recorder, TwoLengths, robot_of
 
 from parl_like import Agent, AgentHelper, OffPolicyHelper
-from parl_like.run_policy import run_policy
-from parl_like.stages import (
+from parl_like.environment.hooks import (
     EpisodeStats,
     EveryNEpisodes,
     EveryNSteps,
@@ -16,6 +15,10 @@ from parl_like.stages import (
     RewardsPerEpisode,
     Stage,
     StageHook,
+    TimePerStep,
+    TraceHash,
+)
+from parl_like.environment.stop_conditions import (
     StopAfterEpisodes,
     StopAfterIterations,
     StopAfterSeconds,
@@ -25,9 +28,8 @@ from parl_like.stages import (
     StopSignal,
     StopWhen,
     StopWithoutImprovement,
-    TimePerStep,
-    TraceHash,
 )
+from parl_like.run.run_policy import run_policy
 
 # ---------------------------------------------------------------------------------------------------------------- the sequence
 

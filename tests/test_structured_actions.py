@@ -22,12 +22,12 @@ from parl_like import (
 )
 from parl_like.algorithms import A2C, IMPALA, PPO
 from parl_like.algorithms.actor_critic import explorer_of
-from parl_like.drivers.processes import Processes
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.vector import make_vector_env
-from parl_like.errors import AgentFailed
 from parl_like.models import MLPActorCritic, RecurrentActorCritic
 from parl_like.models.heads import make_head
-from parl_like.stages import StopAfterSteps
+from parl_like.values.errors import AgentFailed
 
 SPACE = Dict({
     "arm": Dict({"grip": Discrete(3, start=1), "reach": Box(0.0, 4.0, (2,), np.float32)}),
@@ -309,7 +309,7 @@ def test_off_policy_rows_hold_them_too():
     seen = []
 
     class Looks(A2C):
-        from parl_like.algorithm import Window
+        from parl_like.learning.algorithm import Window
         window = Window(in_order=False)
 
         def process(self, batch):

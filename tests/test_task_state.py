@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from parl_like import ComputationTask
-from parl_like.algorithm import Algorithm, Linear
-from parl_like.data.archive import read_archive, write_archive
-from parl_like.model import Model
+from parl_like.data.storage.archive import read_archive, write_archive
+from parl_like.learning.algorithm import Algorithm, Linear
+from parl_like.learning.model import Model
 
 OBS = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACT = gym.spaces.Discrete(2)

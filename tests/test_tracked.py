@@ -40,7 +40,7 @@ def test_text_is_text():
 
 
 @pytest.mark.parametrize("name",
-                         ["parl_like/robot.py.orig", "a.rej", "a.py~", "core", "models/w.pt", "runs.zip", "envs/_worker.so",
+                         ["parl_like/run/robot.py.orig", "a.rej", "a.py~", "core", "models/w.pt", "runs.zip", "envs/_worker.so",
                           "docs/a.mp4"])
 def test_what_is_left_behind_is_seen(name):
     assert not is_source(Path(name))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.transfer import _join, _split, fetch, send
+from parl_like.learning.device_copy import _join, _split, fetch, send
 
 CPU = torch.device("cpu")
 DEVICES = [CPU] + ([torch.device("cuda")] if torch.cuda.is_available() else [])

@@ -31,14 +31,15 @@ from drivers.transport_fakes import (
 )
 
 from parl_like import Agent, AgentHelper, Hook, OffPolicyHelper, OnPolicyHelper, Robot
-from parl_like.algorithm import Algorithm
-from parl_like.computation_task import BatchRule, ComputationTask
-from parl_like.drivers.processes import Processes
-from parl_like.errors import AgentFailed, Dropped, Stopped, TaskFailed
-from parl_like.explorer import Categorical
-from parl_like.model import Model
-from parl_like.spec import SpecError
-from parl_like.stages import StopAfterSteps, StopWhen
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.explorers import Categorical
+from parl_like.learning.model import Model
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import AgentFailed, Dropped, Stopped, TaskFailed
+from parl_like.values.spec import SpecError
 
 DRIVERS = ["inline", "cooperative", "threads", *(["processes"] if sys.platform == "linux" else [])]
 """'inline': calls from the main thread while no agent runs. The others are `Robot`'s drivers."""

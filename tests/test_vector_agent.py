@@ -8,16 +8,10 @@ from agent_fakes import ACT, POSITION, Corridor, Log, Noisy, Recorder, TwoLength
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from parl_like import Agent, EpisodicHelper, Hook, OffPolicyHelper, OnPolicyHelper, VectorAgent
+from parl_like.environment.hooks import EpisodeStats, EveryNSteps, RewardsPerEpisode
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps, StopWithoutImprovement
 from parl_like.envs.vector import make_vector_env
-from parl_like.errors import AgentFailed, Stopped, TaskFailed
-from parl_like.stages import (
-    EpisodeStats,
-    EveryNSteps,
-    RewardsPerEpisode,
-    StopAfterEpisodes,
-    StopAfterSteps,
-    StopWithoutImprovement,
-)
+from parl_like.values.errors import AgentFailed, Stopped, TaskFailed
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]
 

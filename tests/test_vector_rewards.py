@@ -10,14 +10,14 @@ from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 -
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import IMPALA
 from parl_like.algorithms.impala import Stream
-from parl_like.drivers.processes import Processes
-from parl_like.env_state import clone_state, restore_state
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.state import clone_state, restore_state
+from parl_like.environment.stop_conditions import StopAtReturn, StopWhen, StopWithoutImprovement
 from parl_like.envs.vector import make_vector_env
 from parl_like.envs.wrappers import RewardWeights
-from parl_like.errors import AgentFailed
-from parl_like.model import Model
+from parl_like.learning.model import Model
 from parl_like.models import MLPActorCritic
-from parl_like.stages import StopAtReturn, StopWhen, StopWithoutImprovement
+from parl_like.values.errors import AgentFailed
 
 
 class TwoAims(gym.Env):

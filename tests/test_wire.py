@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from parl_like.spec import Spec
-from parl_like.wire import (
+from parl_like.drivers.messages import (
     DTYPES,
     INLINE_LIMIT,
     MAGIC,
@@ -37,6 +36,7 @@ from parl_like.wire import (
     unpack,
     unpack_state,
 )
+from parl_like.values.spec import Spec
 
 MUTATED = 50_000  # messages in every run; a million in the score card (`parl-like bench faults`)
 SPECS = [
@@ -55,7 +55,7 @@ def sent(*args, large=False, **kwargs):
     """The frames as they leave the wire: plain bytes; `large`: as if they did not fit into one."""
     with pytest.MonkeyPatch.context() as patch:
         if large:
-            patch.setattr("parl_like.wire.INLINE_LIMIT", 0)
+            patch.setattr("parl_like.drivers.messages.INLINE_LIMIT", 0)
         return [bytes(frame) for frame in pack(*args, **kwargs)]
 
 
@@ -193,7 +193,7 @@ def test_the_sender_hears_of_what_cannot_be_sent(parts, text):
 
 def test_refusals_of_the_envelope():
     good = sent(Kind.PREDICT, arrays=rows())
-    refused([], "expected what parl_like.wire.pack makes")
+    refused([], "expected what parl_like.drivers.messages.pack makes")
     for head in (b"", b"P", PREFIX[:3], b"GET / HTTP/1.1", b"plk\x01" + good[0][4:]):
         refused([head, *good[1:]], "magic: expected a message that begins with b'PLK', got ")
     for head in (PREFIX, PREFIX + b"\xff\xff\xff\xff", good[0][:20], good[0][:-8], good[0] + bytes(8)):
@@ -211,7 +211,7 @@ def test_both_directions_of_a_version_skew_are_refused_with_both_versions(theirs
 @pytest.mark.parametrize(
     "head, text",
     [
-        (framed(b"\xc1"), "expected what parl_like.wire.pack makes, got "),
+        (framed(b"\xc1"), "expected what parl_like.drivers.messages.pack makes, got "),
         (header(more=[1]), "length 6, got 7"),
         (framed(msgspec.msgpack.encode({"kind": 1})), "something else (Expected `array`, got `object`"),
         (framed(msgspec.msgpack.encode([1, "", 0, 0, []])), "length 6, got 5"),

@@ -11,9 +11,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.generators import rng_state, set_rng_state
+from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.envs.games.game import CHANCE, TERMINAL, Game, Policy, uniform
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 FRUITLESS = 1000
 """Games in a row that are over before the player's first move, after which a reset gives up."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 CHANCE = -1
 """`State.player` where chance moves next."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from parl_like.envs.games.game import CHANCE, TERMINAL, Game, State, Traits
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 
 class Kuhn(Game):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from parl_like.envs.games.game import TERMINAL, Game, State, Traits
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 

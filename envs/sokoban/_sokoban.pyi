@@ -1,7 +1,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 class Boards:
     n: int

@@ -13,7 +13,7 @@ import numpy as np
 from parl_like.envs.sokoban._sokoban import Boards
 from parl_like.envs.sokoban.levels import Levels, level_files, to_text
 from parl_like.envs.sokoban.sprites import SPRITES
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 FOLDERS = {"train": "unfiltered/train", "test": "unfiltered/test", "medium": "medium/valid", "hard": "hard"}
 """Kind of level set → its folder below a Boxoban checkout."""

@@ -12,9 +12,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from parl_like.data.disk import names_in, read_named
+from parl_like.data.storage.safe_files import names_in, read_named
 from parl_like.envs.sokoban import _sokoban
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 CHARS = "# $!@%.^&*"
 """Tile code → character: wall, floor, box, box on target, player, player on target, target, danger, box and player on danger."""

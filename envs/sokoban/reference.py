@@ -6,7 +6,7 @@ import numpy as np
 
 from parl_like.envs.sokoban.levels import Levels
 from parl_like.envs.sokoban.sprites import SPRITES
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 WALL, FLOOR, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET, TARGET, DANGER, BOX_ON_DANGER, PLAYER_ON_DANGER = range(10)
 BOXES, PLAYERS, FREE = (BOX, BOX_ON_TARGET, BOX_ON_DANGER), (PLAYER, PLAYER_ON_TARGET, PLAYER_ON_DANGER), (FLOOR, TARGET, DANGER)

@@ -22,7 +22,7 @@ from parl_like.envs.sokoban.env import (
     reset_options,
 )
 from parl_like.envs.sokoban.levels import Levels
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 _MODES = {AutoresetMode.DISABLED: 0, AutoresetMode.NEXT_STEP: 1, AutoresetMode.SAME_STEP: 2}
 

@@ -1,5 +1,5 @@
 from parl_like.envs.thinker.layout import Layout
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 class Kernel:
     arrays: dict[str, Array]

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from parl_like.env_state import clone_state, restore_state
+from parl_like.environment.state import clone_state, restore_state
 from parl_like.envs.thinker.layout import Layout
 from parl_like.envs.thinker.tree import Plan, State, Tree
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         were made by parameters that have learned since. After `restore_state`, `plant` begins new ones.
 
         Raises:
-            TypeError: the real environments cannot clone their state (`parl_like.env_state`).
+            TypeError: the real environments cannot clone their state (`parl_like.environment.state`).
         """
         if not self._begun:
             raise gym.error.ResetNeeded("AugmentedEnv: clone_state() before reset()")

@@ -13,9 +13,9 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.envs.sokoban.vector import SokobanVectorEnv
-from parl_like.envs.vector import GroupVectorEnv, InlineHost
+from parl_like.envs.vector.make import GroupVectorEnv, InlineHost
 from parl_like.envs.wrappers import clone_state, restore_state
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 
 def snapshots_of(envs: Any, slots: int, make: Callable[[], Any]) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from parl_like.envs.thinker._tree import Kernel
 from parl_like.envs.thinker.layout import Layout
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 Rows = Sequence[Any]  # columns of one length
 EXPANDED, STEPPED = ("r", "v", "done", "logits"), ("reward", "done", "v", "logits")  # their names, by what they tell of

@@ -2,7 +2,7 @@
 
 Outside, in arrays and data sets, actions are the environment's: torque 0.8, choices from the space's `start`. In buffers they are
 the policy's, as soon as a buffer knows of which action space (`buffer.act_space`): numbers of a bounded Box in [−1, 1], choices
-from 0. `parl_like.action_map` converts both ways.
+from 0. `parl_like.values.action_codec` converts both ways.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
-from parl_like.data.replay_buffer import OWNER, ReplayBuffer
-from parl_like.data.row_specs import FLAGS, as_array, in_units, is_part
-from parl_like.env_ids import make
-from parl_like.spec import Array, Spec, SpecError, as_space, leaves, nest, specs_of
+from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.fields import FLAGS, as_array, in_units, is_part
+from parl_like.data.buffers.replay_buffer import OWNER, ReplayBuffer
+from parl_like.values.env_ids import make
+from parl_like.values.spec import Array, Spec, SpecError, as_space, leaves, nest, specs_of
 
 
 def from_arrays(

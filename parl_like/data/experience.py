@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parl_like.batch import Batch
-from parl_like.data.row_specs import is_part
+from parl_like.data.buffers.fields import is_part
 from parl_like.data.timestep import StepType, TimeStep, discount_of
-from parl_like.spec import Array, leaves
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Array, leaves
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2  # `game_over` of a PARL record
 

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from parl_like.data import _returns
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 
 def lambda_return(rew: ArrayLike, discount: ArrayLike, value_next: ArrayLike, last: ArrayLike, lam: float) -> Array:

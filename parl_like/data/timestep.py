@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.owned import copied
+from parl_like.values.copying import copied
 
 
 class StepType(IntEnum):

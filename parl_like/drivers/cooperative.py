@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from parl_like.driver import CALLED_BY_AGENT, Driver, foreign
-from parl_like.errors import Interrupted
-from parl_like.queues import INFINITE
+from parl_like.tasks.driver import CALLED_BY_AGENT, Driver, foreign
+from parl_like.tasks.tickets import INFINITE
+from parl_like.values.errors import Interrupted
 
 if TYPE_CHECKING:
-    from parl_like.agent import Agent
-    from parl_like.computation_wrapper import ComputationWrapper
-    from parl_like.queues import RequestQueue, Ticket
+    from parl_like.agents.agent import Agent
+    from parl_like.tasks.queues import RequestQueue
+    from parl_like.tasks.tickets import Ticket
+    from parl_like.tasks.wrapper import ComputationWrapper
 
 SERVED = object()
 BATCHES = 64

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parl_like.driver import CALLED_BY_AGENT, Driver, foreign
-from parl_like.drivers.beside import Beside
-from parl_like.drivers.sleep import Server, has_ended, locked, release
-from parl_like.errors import TaskFailed, WrongCaller
+from parl_like.drivers.agent_threads import Beside
+from parl_like.drivers.waiting import Server, has_ended, locked, release
 from parl_like.process.child import shielded
-from parl_like.queues import INFINITE
+from parl_like.tasks.driver import CALLED_BY_AGENT, Driver, foreign
+from parl_like.tasks.tickets import INFINITE
+from parl_like.values.errors import TaskFailed, WrongCaller
 
 if TYPE_CHECKING:
-    from parl_like.agent import Agent
-    from parl_like.computation_wrapper import ComputationWrapper
-    from parl_like.queues import Ticket
+    from parl_like.agents.agent import Agent
+    from parl_like.tasks.tickets import Ticket
+    from parl_like.tasks.wrapper import ComputationWrapper
 
 PATIENCE_S = 0.001
 """How long a prediction batch stays open for agents that are busy in their environments, unless the task's rule says

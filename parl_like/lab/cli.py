@@ -14,10 +14,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
-from parl_like.calls import users_lines, whole
-from parl_like.errors import shortened, unknown, without_trace
-from parl_like.lab import config, experiment, own, text
-from parl_like.lab.config import UsageError
+from parl_like.lab import config, experiment, text, user_experiments, yaml_text
+from parl_like.lab.yaml_text import UsageError
+from parl_like.values.errors import shortened, unknown, without_trace
+from parl_like.values.user_calls import users_lines, whole
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
 MAX_LINE, MAX_CELL = 4_000, 400  # characters of an error, and of what one cell of a table shows
@@ -73,8 +73,8 @@ def _run(words: list[str], last: bool) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    chosen = own.chosen(args.experiment)
-    file = config.load_yaml_file(Path(args.config)) if args.config else {}
+    chosen = user_experiments.chosen(args.experiment)
+    file = yaml_text.load_yaml_file(Path(args.config)) if args.config else {}
     # Before torch: seconds matter here.
     from parl_like.lab.progress import width_of, wrapped
 
@@ -85,13 +85,13 @@ def _train(args: argparse.Namespace) -> int:
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
     if args.show_config:
         shown = runner.describe(chosen, resolved)
-        _show(args, config.load_yaml(shown), shown.rstrip("\n").split("\n"))
+        _show(args, yaml_text.load_yaml(shown), shown.rstrip("\n").split("\n"))
         return 0
     return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report)
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from parl_like.lab import rundir
+    from parl_like.lab.runs import rundir
 
     run = rundir.RunDir.open(args.run)
     print(f"{run.path}: loading ...", file=args.stream, flush=True)
@@ -122,14 +122,15 @@ def _play(args: argparse.Namespace) -> None:
 
 def _list(args: argparse.Namespace) -> None:
     if args.spaces:
-        from parl_like import takes
+        from parl_like.learning import action_spaces
 
-        _show(args, {"algorithms": takes.table()}, _table(takes.in_words()))
+        _show(args, {"algorithms": action_spaces.table()}, _table(action_spaces.in_words()))
         return
-    from parl_like.lab import families, rundir
+    from parl_like.lab import families
+    from parl_like.lab.runs import rundir
 
     if args.source:
-        own.registered(args.source)
+        user_experiments.registered(args.source)
     known: list[dict[str, Any]] = []
     installed = experiment.installed()
     for name in experiment.names():
@@ -154,7 +155,8 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _plot(args: argparse.Namespace) -> None:
-    from parl_like.lab import plots, rundir
+    from parl_like.lab.reports import plots
+    from parl_like.lab.runs import rundir
 
     runs = [rundir.RunDir.open(run) for run in args.runs]
     default = runs[0].plots / "learning_curve.png" if len(runs) == 1 else runs[0].path.parent / "learning_curves.png"
@@ -163,7 +165,8 @@ def _plot(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from parl_like.lab import report, rundir
+    from parl_like.lab.reports import report
+    from parl_like.lab.runs import rundir
 
     runs = [rundir.RunDir.open(run) for run in args.runs]
     found = report.report(runs, args.mark)
@@ -174,7 +177,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _marks(args: argparse.Namespace) -> None:
-    from parl_like.lab import marks
+    from parl_like.lab.reports import marks
 
     found = marks.measure(args.names, args.seeds, args.overrides, file=Path(args.out), runs=Path(args.runs), jobs=args.jobs,
                           say=lambda line: print(line, file=args.stream, flush=True))
@@ -203,8 +206,8 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from parl_like.lab import rundir
-    from parl_like.lab.checkpoint import verify
+    from parl_like.lab.runs import rundir
+    from parl_like.lab.runs.checkpoint import verify
 
     run = rundir.RunDir.open(args.run)
     checked = verify(run.checkpoints)
@@ -257,7 +260,7 @@ def _show(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
 
 
 def _print_json(value: Any) -> None:
-    from parl_like.lab.rundir import plain
+    from parl_like.lab.runs.rundir import plain
 
     print(json.dumps(plain(value), allow_nan=False))
 
@@ -265,7 +268,7 @@ def _print_json(value: Any) -> None:
 def _run_row(run: Any) -> dict[str, Any]:
     """What `list` says of a run: `score` is that of its last evaluation, `best` that of the best one while it trained, `differs`
     what is not as its experiment has it."""
-    from parl_like.lab.metrics import last_row
+    from parl_like.lab.runs.metrics import last_row
 
     row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "best": None,
                            "best_step": None, "last_return": None, "differs": {}}

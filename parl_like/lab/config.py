@@ -11,34 +11,20 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-import yaml
 
-from parl_like.data.disk import read_named
-from parl_like.drivers.resources import ActorResources
-from parl_like.errors import nearest
-from parl_like.lab.text import escaped
+from parl_like.drivers.ray.resources import ActorResources
+from parl_like.lab.yaml_text import ConfigError, parse, short_key, show, shown
+from parl_like.values.errors import nearest
 
 _log = logging.getLogger(__name__)
-MAX_BYTES = 1_000_000  # of one YAML text
-MAX_DEPTH = 20  # of its lists and mappings
-MAX_VALUES = 20_000  # in all of them: a second of work
-
-
-class UsageError(ValueError):
-    """What the user asked for cannot be done as asked. One line: what was expected, what came, the way out (exit code 2)."""
-
-
-class ConfigError(UsageError):
-    """A configuration does not fit its class. The message names the key, what was expected, what came, and the nearest name."""
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the drivers `processes` and `ray`: where the agents are. None: as `parl_like.drivers.processes.Processes` and `Ray` of
-    `parl_like.drivers.ray_cluster` have it, whose arguments these are.
+    """Of the drivers `processes` and `ray`: where the agents are. None: as `parl_like.drivers.workers.processes.Processes` and
+    `Ray` of `parl_like.drivers.ray.cluster` have it, whose arguments these are.
 
     Attributes:
         count: Processes of this machine, or actors of the cluster; 0: one per core of this machine.
@@ -132,8 +118,8 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 _log.warning("Config: %s: options of driver=processes and driver=ray, without effect; driver is %r", names,
                              self.driver)
             return self.driver
-        from parl_like.drivers.processes import Processes
-        from parl_like.drivers.ray_cluster import Ray
+        from parl_like.drivers.ray.cluster import Ray
+        from parl_like.drivers.workers.processes import Processes
 
         given = {name: value for name, value in options.items() if value not in (None, "", {})}
         given["workers"] = given.pop("count") or None
@@ -247,7 +233,7 @@ def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None 
         except UnicodeEncodeError:  # a path that is no UTF-8; YAML has no such texts
             given[key] = word, text
         else:
-            given[key] = word, _parse(text, f"key {key!r}", key) if text else ""
+            given[key] = word, parse(text, f"key {key!r}", key) if text else ""
     tree: dict[str, Any] = {}
     for key, (word, value) in given.items():
         _add(tree, nested({key: value}, {}))
@@ -275,46 +261,6 @@ def _add(tree: dict[str, Any], more: Mapping[str, Any], prefix: str = "") -> Non
             raise ConfigError(f"key {key!r} is given as a whole and in parts ({part!r}); give either the whole or its parts")
         else:
             raise ConfigError(f"key {key!r} is given twice; keep one")
-
-
-def load_yaml_file(path: Path) -> dict[str, Any]:
-    """`load_yaml` of a plain file of at most 1 MB."""
-    try:
-        text = read_named(path, limit=MAX_BYTES).decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text") from None
-    return load_yaml(text, str(path))
-
-
-def load_yaml(text: str, source: str = "YAML") -> dict[str, Any]:
-    """Plain nested dicts, lists, text, numbers, booleans and None from YAML; keys are text, the top is a mapping.
-
-    Tags, anchors, aliases, merge keys and duplicate keys are refused, so nothing can be executed, shared, expanded or hidden.
-    Scalars follow YAML 1.2, with `_` between digits: `1e-3` is a number, `yes` and `2026-01-01` are text.
-
-    Raises:
-        ConfigError: anything of the above, a syntax error, over 1 MB, or over 20 levels.
-    """
-    tree = _parse(text, source, "")
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{source}: expected `key: value` lines, got {_show(tree)}")
-    return tree
-
-
-def show(value: Any) -> str:
-    """One value as YAML on one line."""
-    return dump_yaml({"x": value}, flow=True).removeprefix("{x: ").rstrip().removesuffix("}")
-
-
-def dump_yaml(tree: Mapping[str, Any], flow: bool = False) -> str:
-    """YAML text that `load_yaml` reads back unchanged; `flow`: on one line."""
-    text = yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000, default_flow_style=flow)
-    # What is left of these is in quotes (`_represent_text`), where YAML has the escapes of Python.
-    return text if text.isascii() else escaped(text, "\n")
 
 
 # ------------------------------------------------------------------------------------------------ fitting keys to a class
@@ -345,7 +291,7 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
         if key not in fields:
             near = nearest(key, fields)
             hint = f"did you mean {prefix + near!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
-            raise ConfigError(f"{name} has no key {_short(f'{prefix}{key}')}; {hint}")
+            raise ConfigError(f"{name} has no key {short_key(f'{prefix}{key}')}; {hint}")
         inner, below = _struct_in(fields[key]), low.get(key)
         if isinstance(value, str) and (short := getattr(inner, "short", "")):
             value = {short: value}
@@ -375,7 +321,7 @@ def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> 
         if isinstance(number, float) and not math.isfinite(number):
             raise ConfigError(f"{name}: key {key!r} expects a finite number, got {number}")
         if isinstance(number, int) and not -(2**63) <= number < 2**63:
-            raise ConfigError(f"{name}: key {key!r} expects a number of 64 bits, got {_show(number)}")
+            raise ConfigError(f"{name}: key {key!r} expects a number of 64 bits, got {shown(number)}")
     error = _misfit(value, expected)
     if error and isinstance(value, float) and value.is_integer() and not _misfit(int(value), expected):
         return int(value)  # 1e6 is how people write a million steps
@@ -390,7 +336,7 @@ def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> 
     if literal and text.startswith("Invalid enum value"):
         near = nearest(value, literal)
         wanted = f"one of {', '.join(map(repr, literal))}" + (f" (did you mean {near!r}?)" if near else "")
-    raise ConfigError(f"{name}: key {key + where.rstrip('`')!r} expects {wanted}, got {_show(value)}")
+    raise ConfigError(f"{name}: key {key + where.rstrip('`')!r} expects {wanted}, got {shown(value)}")
 
 
 def _misfit(value: Any, expected: Any) -> str:
@@ -429,106 +375,3 @@ def _literals(expected: Any) -> list[str]:
     if typing.get_origin(expected) is Literal:
         return [str(value) for value in typing.get_args(expected)]
     return [value for part in typing.get_args(expected) for value in _literals(part)]
-
-
-def _show(value: Any) -> str:
-    return "nothing (null)" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
-
-
-def _short(key: str) -> str:
-    return repr(key if len(key) <= 60 else key[:57] + "...")
-
-
-# ------------------------------------------------------------------------------------------------ YAML text to plain data
-
-_INT = re.compile(r"[-+]?[0-9][0-9_]*")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
-_WORDS = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-    **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
-    **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
-}
-
-
-def _plain(text: str) -> Any:
-    """The value of an unquoted YAML scalar."""
-    if text in _WORDS:
-        return _WORDS[text]
-    if _INT.fullmatch(text):
-        return int(text.replace("_", ""))
-    return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text
-
-
-def _bounded(events: Iterator[Any], source: str) -> Iterator[Any]:
-    for n, event in enumerate(events):
-        if n > 2 * MAX_VALUES:  # keys are events, too
-            raise ConfigError(f"{source}: over {MAX_VALUES} values; expected a configuration, not data")
-        yield event
-
-
-def _parse(text: str, source: str, key: str) -> Any:
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise ConfigError(f"{source}: over {MAX_BYTES} bytes of YAML; expected a configuration, not data")
-    # The parser's events, not PyYAML's constructors: what is not handled below cannot happen.
-    try:
-        events = _bounded(yaml.parse(text, Loader=yaml.SafeLoader), source)
-        next(events)  # stream start
-        if isinstance(next(events), yaml.StreamEndEvent):
-            return None
-        tree = _node(events, next(events), source, key, 1)
-        next(events)  # document end
-        if not isinstance(next(events), yaml.StreamEndEvent):
-            raise ConfigError(f"{source}: expected one YAML document, got several")
-        return tree
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it does not parse"
-        raise ConfigError(f"{source}: not valid YAML{where}: {problem}") from None
-
-
-def _node(events: Iterator[Any], event: Any, source: str, key: str, depth: int) -> Any:
-    where = f"{source}: line {event.start_mark.line + 1}" + (f", key {_short(key)}" if key else "")
-    if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-        raise ConfigError(f"{where}: anchors and aliases (& and *) are not allowed; write the value out or quote the text")
-    if event.tag is not None:
-        raise ConfigError(f"{where}: tags (!) are not allowed; write plain values or quote the text")
-    if isinstance(event, yaml.ScalarEvent):
-        try:
-            return event.value if event.style else _plain(event.value)
-        except ValueError:  # more digits than int() reads
-            raise ConfigError(f"{where}: expected a number of 64 bits, got {len(event.value)} digits") from None
-    if depth > MAX_DEPTH:
-        raise ConfigError(f"{where}: nested over {MAX_DEPTH} levels deep")
-    if isinstance(event, yaml.SequenceStartEvent):
-        items: list[Any] = []
-        while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            items.append(_node(events, event, source, f"{key}[{len(items)}]", depth + 1))
-        return items
-    mapping: dict[str, Any] = {}
-    while not isinstance(event := next(events), yaml.MappingEndEvent):
-        name = _node(events, event, source, key, depth + 1)
-        line = f"{source}: line {event.start_mark.line + 1}"
-        if not isinstance(name, str):
-            raise ConfigError(f"{line}: a key must be text, got {_show(name)}; quote it")
-        if name in mapping:
-            raise ConfigError(f"{line}: key {_short(name)} is given twice; keep one")
-        mapping[name] = _node(events, next(events), source, f"{key}.{name}" if key else name, depth + 1)
-    return mapping
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes every text that `_plain` would read as something else, and never writes an alias."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text,
-                                   style=None if _plain(text) == text and text.isprintable() else '"')
-
-
-_Dumper.add_representer(str, _represent_text)

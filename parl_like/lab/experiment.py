@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from parl_like.errors import unknown
-from parl_like.lab.config import ConfigError, UsageError, load_yaml_file
+from parl_like.lab.yaml_text import ConfigError, UsageError, load_yaml_file
+from parl_like.values.errors import unknown
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}\Z")]
 # No dot and no slash: a name can only ever lead to a module directly below parl_like.robots.

@@ -19,10 +19,12 @@ from typing import Any
 
 import gymnasium as gym
 
-from parl_like import names
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab.config import ConfigError, ExperimentConfig
+from parl_like.lab import yaml_text
+from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.values import names
 
 CHECKED = frozenset(ExperimentConfig.__struct_fields__) - {"eval_score"}
 """Keys whose texts have types of their own, and name nothing that could be imported."""
@@ -83,7 +85,7 @@ class Foreign:
     def _refusal(self, key: str, value: Any, what: str) -> ConfigError:
         name, in_list, _ = key.partition("[")
         whole = [one for end, one in self._every.items() if end.startswith(f"{name}[")]
-        again = f"{name}={configs.show(whole) if in_list else configs.show(value)}" if key else "it"
+        again = f"{name}={yaml_text.show(whole) if in_list else yaml_text.show(value)}" if key else "it"
         return ConfigError(f"{self.file}: {f'{key}=' if key else ''}{value!r} {what}, which a run directory may not ask for; if "
                            f"you trust it, give {again} again")
 
@@ -120,7 +122,7 @@ def rule() -> Foreign | None:
 
 def _ends(key: str) -> list[str]:
     """`a.b.c` → `a.b.c`, `b.c`, `c`."""
-    parts = key.split(".")[-configs.MAX_DEPTH :]
+    parts = key.split(".")[-yaml_text.MAX_DEPTH :]
     return [".".join(parts[n:]) for n in range(len(parts))]
 
 

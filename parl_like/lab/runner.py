@@ -9,28 +9,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from parl_like import names
-from parl_like.data.archive import ArchiveError, Manifest
-from parl_like.data.disk import check_named
-from parl_like.data.encoding import Plan, refusal
-from parl_like.errors import unknown
-from parl_like.evaluation import SCORES
+from parl_like.data.storage.archive import ArchiveError, Manifest
+from parl_like.data.storage.safe_files import check_named
+from parl_like.data.storage.tree_encoding import Plan, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import own, sizes, stored
-from parl_like.lab.checkpoint import Checkpoints, Loaded
-from parl_like.lab.config import ConfigError, ExperimentConfig, UsageError
+from parl_like.lab import sizes, user_experiments, yaml_text
+from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.experiment import Experiment
-from parl_like.lab.lock import RunLock
-from parl_like.lab.metrics import evaluations
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.runs import stored
+from parl_like.lab.runs.checkpoint import Checkpoints, Loaded
+from parl_like.lab.runs.lock import RunLock
+from parl_like.lab.runs.metrics import evaluations
+from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.session import Report, Session, evaluation_episodes, evaluation_seed
 from parl_like.lab.sizes import STATE_FACTOR, STATE_ROOM
 from parl_like.lab.text import printer
-from parl_like.robot_state import WORKERS
+from parl_like.lab.yaml_text import ConfigError, UsageError
+from parl_like.run.evaluation import SCORES
+from parl_like.run.robot_state import WORKERS
+from parl_like.values import names
+from parl_like.values.errors import unknown
 
 if TYPE_CHECKING:
-    from parl_like.robot import Robot
+    from parl_like.run.robot import Robot
 
 
 def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence[str] = (), stream: TextIO | None = None,
@@ -116,7 +118,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, w
 def describe(experiment: Experiment, config: ExperimentConfig) -> str:
     """YAML text of everything that can be set, as it is; of its parts also type, default, and where it belongs."""
     with _robot(experiment, config) as robot:
-        fields = configs.dump_yaml(configs.to_dict(stored.with_parts(config, {})))
+        fields = yaml_text.dump_yaml(configs.to_dict(stored.with_parts(config, {})))
         return fields + (robot.parts.describe() if robot.parts is not None else "")
 
 
@@ -239,7 +241,7 @@ def _score(name: str) -> Any:
     """The score of this name: a number of an evaluation, or a function of the user's."""
     if name in SCORES:
         return name
-    inside, things = own.candidates(name)
+    inside, things = user_experiments.candidates(name)
     found = {key: one for key, one in things.items() if inspect.isfunction(one)
              and list(inspect.signature(one).parameters) == ["robot", "episodes"]}
     if inside not in found:

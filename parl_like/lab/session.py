@@ -18,26 +18,27 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import msgspec
 import numpy as np
 
-from parl_like.calls import users_lines
-from parl_like.data.archive import ArchiveError
-from parl_like.data.generators import rng_state, set_rng_state
-from parl_like.errors import Diverged, without_trace
-from parl_like.evaluation import hold_still
-from parl_like.idle import refuse_divergence
+from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.data.storage.archive import ArchiveError
+from parl_like.environment.stop_conditions import StopWhen
 from parl_like.lab import config as configs
-from parl_like.lab import metrics as metrics_files
-from parl_like.lab import plots
-from parl_like.lab.checkpoint import Checkpoints, Loaded
-from parl_like.lab.config import ExperimentConfig, UsageError
+from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.experiment import Experiment
-from parl_like.lab.outbox import RunError
 from parl_like.lab.progress import Progress, show, width_of, wrapped
-from parl_like.lab.rundir import RunDir, State, logged
+from parl_like.lab.reports import plots
+from parl_like.lab.runs import metrics as metrics_files
+from parl_like.lab.runs.checkpoint import Checkpoints, Loaded
+from parl_like.lab.runs.outbox import RunError
+from parl_like.lab.runs.rundir import RunDir, State, logged
 from parl_like.lab.text import escaped, printer
-from parl_like.stages import StopWhen
+from parl_like.lab.yaml_text import UsageError
+from parl_like.run.diagnosis import refuse_divergence
+from parl_like.run.evaluation import hold_still
+from parl_like.values.errors import Diverged, without_trace
+from parl_like.values.user_calls import users_lines
 
 if TYPE_CHECKING:
-    from parl_like.robot import Robot
+    from parl_like.run.robot import Robot
 
 log = logging.getLogger("parl_like.lab")
 

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 import psutil
 
-from parl_like.data.disk import read_file
+from parl_like.data.storage.safe_files import read_file
 from parl_like.lab import config as configs
 from parl_like.lab import foreign
-from parl_like.lab.config import ConfigError, ExperimentConfig
+from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.yaml_text import ConfigError
 
 AGENTS_PER_CORE = 8192  # each is Python of its own; building one takes a millisecond
 ENV_BYTES = 16 << 10  # at least, of an environment with what its agent knows of it

@@ -1,1 +1,5 @@
-"""What child processes of one machine need: their life, how often they may be restarted, and memory that they share."""
+"""What child processes of one machine need.
+
+`child` their life, and how often they may be restarted · `fork_server` forks them from a process that has imported what they need
+· `shared_memory` memory that several processes map.
+"""

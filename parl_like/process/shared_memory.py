@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 ALIGNMENT = 64
 """Bytes of a cache line: each array begins on one of its own, so that two processes that write into neighbours do not slow each

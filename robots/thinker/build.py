@@ -12,29 +12,33 @@ import gymnasium as gym
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from parl_like import env_ids
-from parl_like.agent_helper import AgentHelper
-from parl_like.algorithm import Linear, create_algorithm_func
+from parl_like.agents.helper import AgentHelper
+from parl_like.agents.off_policy import OffPolicyHelper
+from parl_like.agents.on_policy import OnPolicyHelper
+from parl_like.agents.vector_agent import VectorAgent
 from parl_like.algorithms.impala import IMPALA, thinker_streams
 from parl_like.algorithms.world_model import WorldModel
-from parl_like.computation_task import BatchRule, ComputationTask
-from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.transforms import RewardClipping
 from parl_like.envs.atari import Atari, named_by, with_game
 from parl_like.envs.make import FiveValues, Layers, adapt, make_env
 from parl_like.envs.thinker.augmented import Curiosity, augmented_spaces, check_envs
 from parl_like.envs.thinker.tree import Tree
-from parl_like.envs.vector import EnvFailed, make_vector_env
+from parl_like.envs.vector import make_vector_env
+from parl_like.envs.vector.make import EnvFailed
 from parl_like.lab import foreign
-from parl_like.lab.config import ConfigError
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.algorithm import Linear
+from parl_like.learning.factory import create_algorithm_func
 from parl_like.models.planner import Planner
 from parl_like.models.thinker_net import ThinkerNet
-from parl_like.robot import Robot
 from parl_like.robots.spaces import import_module_in
 from parl_like.robots.thinker.agent import ThinkerAgent
 from parl_like.robots.thinker.config import ENCODINGS, Config, PlanningConfig
-from parl_like.schedules import OffPolicyHelper, OnPolicyHelper
-from parl_like.vector_agent import VectorAgent
+from parl_like.run.robot import Robot
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.task import ComputationTask
+from parl_like.values import env_ids
 
 log = logging.getLogger(__name__)
 REFUSALS = (gym.error.Error, EnvFailed, OSError, ImportError, TypeError, ValueError)

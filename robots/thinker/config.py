@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from parl_like.errors import unknown
-from parl_like.lab.config import ConfigError, ExperimentConfig, load_yaml_file, to_dict
+from parl_like.lab.config import ExperimentConfig, to_dict
+from parl_like.lab.yaml_text import ConfigError, load_yaml_file
 from parl_like.robots.spaces import Count, Positive, Rate, Share, Weight
+from parl_like.values.errors import unknown
 
 Stride = Annotated[int, Meta(ge=1, le=2)]
 

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from parl_like.data.archive import write_archive
-from parl_like.data.disk import open_file, read_file
+from parl_like.data.storage.archive import write_archive
+from parl_like.data.storage.safe_files import open_file, read_file
 from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.layout import Layout
-from parl_like.robot import Robot
 from parl_like.robots.thinker.config import ThinkerOptions
 from parl_like.robots.thinker.ray import Maker
-from parl_like.spec import Array
+from parl_like.run.robot import Robot
+from parl_like.values.spec import Array
 
 LOG_BYTES = 1 << 28  # of `logs_model.csv`: a month
 CHECKPOINT_S = 600.0

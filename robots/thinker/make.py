@@ -29,19 +29,20 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
-from parl_like.data.archive import read_manifest
-from parl_like.data.disk import clean_partial, replace_file
+from parl_like.data.storage.archive import read_manifest
+from parl_like.data.storage.safe_files import clean_partial, replace_file
 from parl_like.envs.thinker.augmented import check_envs
-from parl_like.lab.config import ConfigError, dump_yaml, resolve
+from parl_like.lab.config import resolve
 from parl_like.lab.foreign import Foreign
 from parl_like.lab.sizes import STATE_FACTOR, STATE_ROOM, bounded, check
 from parl_like.lab.text import printer
-from parl_like.robot import Robot
+from parl_like.lab.yaml_text import ConfigError, dump_yaml
 from parl_like.robots.thinker.agent import ThinkerAgent
 from parl_like.robots.thinker.build import REFUSALS, frames_of, log, note_on_frames, same_step_envs, world_model
 from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
 from parl_like.robots.thinker.env import LearningEnv, ThinkerEnv
 from parl_like.robots.thinker.ray import Maker, SharedModel, ray_init, seeds
+from parl_like.run.robot import Robot
 
 __all__ = ["LearningEnv", "ThinkerEnv", "ThinkerOptions", "make", "ray_init"]
 FREE = {

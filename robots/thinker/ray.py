@@ -5,7 +5,7 @@
     def actor(ray_obj):
         with thinker.make("Sokoban-v0", env_n=16, ray_obj=ray_obj) as env: ...
 
-The model is a computation task in an actor of its own (`parl_like.drivers.ray_tasks`). Every maker has its environments, its
+The model is a computation task in an actor of its own (`parl_like.drivers.ray.tasks`). Every maker has its environments, its
 trees and its replay; it learns in its own rhythm, but what it learns from changes the one model, and every prediction comes from
 that.
 """
@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from parl_like.computation_task import ComputationTask
-from parl_like.drivers.ray_connection import CONNECTION, STORE, the_ray
-from parl_like.drivers.ray_tasks import LESSONS, Here, RayTask, TaskActor, result_of, start
-from parl_like.drivers.resources import ActorResources
-from parl_like.lab.config import ConfigError, resolve
-from parl_like.places import Owner, Places
+from parl_like.drivers.ray.connection import CONNECTION, STORE, the_ray
+from parl_like.drivers.ray.resources import ActorResources
+from parl_like.drivers.ray.tasks import LESSONS, Here, RayTask, TaskActor, result_of, start
+from parl_like.lab.config import resolve
+from parl_like.lab.yaml_text import ConfigError
 from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
+from parl_like.tasks.row_slots import Owner, Places
+from parl_like.tasks.task import ComputationTask
 
 OWN = {"ckp", "savedir", "xpid", "preload", "parallel", "name", "env_n", "profile", "buffer_traj_len", *CLUSTER}
 """Options in which makers of one shared model may differ; and later ones may leave learning to the others (train_model)."""

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from parl_like.agent import Agent
-from parl_like.data.disk import open_file
-from parl_like.env_source import write_gif
+from parl_like.agents.agent import Agent
+from parl_like.data.storage.safe_files import open_file
+from parl_like.environment.factory import write_gif
+from parl_like.environment.hooks import Hook
 from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
-from parl_like.lab import plots
+from parl_like.lab.reports import plots
 from parl_like.lab.text import printer
-from parl_like.robot import Robot
 from parl_like.robots.thinker.build import make_envs
-from parl_like.spec import Array
-from parl_like.stages import Hook
+from parl_like.run.robot import Robot
+from parl_like.values.spec import Array
 
 # by how an imaginary step ended ('' goes on)
 COLOURS = {"reset": "#e6b800", "forced reset": "#d62728", "": "#b8b8b8", "real": "#1f77b4"}

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.algorithm import Linear
 from parl_like.algorithms import A2C, PPO
-from parl_like.batch import Batch
+from parl_like.learning.algorithm import Linear
 from parl_like.models import MLPActorCritic, RecurrentActorCritic
+from parl_like.values.batch import Batch
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACTS = {"discrete": gym.spaces.Discrete(4), "joint": gym.spaces.MultiDiscrete([2, 3]),

@@ -17,9 +17,9 @@ from parl_like import (
 )
 from parl_like.algorithms import BC, DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ, EnsembleLearner, QLearning
 from parl_like.algorithms.dynamics import DynamicsLearner
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.models import MLPActorCritic, MLPActorQ, MLPCrossQ, QTable
 from parl_like.models.dynamics import Dynamics, EnsembleDynamics, Trunk
-from parl_like.stages import StopAfterSteps
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 MEMBERS = {

@@ -7,8 +7,8 @@ import torch
 
 from parl_like import ComputationTask
 from parl_like.algorithms import APPO, PPO
-from parl_like.batch import Batch
 from parl_like.models import MLPActorCritic, RecurrentActorCritic
+from parl_like.values.batch import Batch
 
 OBS, TWO = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
 

@@ -10,11 +10,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from parl_like import ComputationTask, OfflineHelper, Robot, create_algorithm_func
 from parl_like.algorithms import BC
-from parl_like.batch import Batch
 from parl_like.data.datasets import from_arrays
-from parl_like.model import Model
+from parl_like.learning.model import Model
 from parl_like.models import MLPActorCritic, RecurrentActorCritic
 from parl_like.models.heads import CategoricalHead
+from parl_like.values.batch import Batch
 
 OBS = Box(-1, 1, (1,), np.float32)
 

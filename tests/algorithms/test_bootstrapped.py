@@ -11,12 +11,13 @@ from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_ro
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DQN, BootstrappedDQN
 from parl_like.algorithms.bootstrapped import belongs
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
+from parl_like.environment.hooks import Hook
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.deep_sea import DeepSea
-from parl_like.model import Model
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPQ, MLPBootstrappedQ
-from parl_like.stages import Hook, StopAfterSteps
+from parl_like.values.batch import Batch
 
 
 def test_targets_loss_and_priorities_by_hand():

@@ -9,13 +9,13 @@ import torch
 from value_rows import ACT, MASKED, OBS, batch_of, hand_rows, rows
 
 from parl_like import ComputationTask, OffPolicyHelper, PrioritizedReplayBuffer, Robot, VectorAgent, create_algorithm_func
-from parl_like.algorithm import Shared
 from parl_like.algorithms import BDQ, DQN
-from parl_like.contract import ContractError
-from parl_like.explorer import MultiEpsilonGreedy
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.explorers import MultiEpsilonGreedy
+from parl_like.learning.factory import Shared
+from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPQ, MLPBranchingQ
 from parl_like.models.dynamics import Trunk
-from parl_like.stages import StopAfterSteps
 
 TWO = gym.spaces.MultiDiscrete([2, 3])
 

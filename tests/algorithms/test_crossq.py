@@ -9,7 +9,7 @@ import torch
 
 from parl_like import ComputationTask
 from parl_like.algorithms import SAC, CrossQ
-from parl_like.contract import ContractError
+from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPActorQ, MLPCrossQ
 from parl_like.models.cross_q import BatchNormEnsembleMLP, BatchNorms
 

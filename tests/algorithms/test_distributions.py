@@ -12,7 +12,7 @@ from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_ro
 from parl_like import ComputationTask
 from parl_like.algorithms import C51, DQN, FQF, IQN, QRDQN, Rainbow
 from parl_like.algorithms.distributions import midpoints, of_actions, project, quantile_huber
-from parl_like.contract import ContractError
+from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ
 
 # --------------------------------------------------------------------------------------------------------------- functions

@@ -7,9 +7,9 @@ import torch
 
 from parl_like import ComputationTask
 from parl_like.algorithms import DQN
-from parl_like.batch import Batch
-from parl_like.model import Model
+from parl_like.learning.model import Model
 from parl_like.models import MLPQ
+from parl_like.values.batch import Batch
 
 STATES, ACTIONS = 5, 3
 

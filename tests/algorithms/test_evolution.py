@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from parl_like import BatchRule, ComputationTask, Robot, VectorAgent, create_algorithm_func
-from parl_like.algorithm import Linear
+from parl_like.agents.population import PopulationHelper
 from parl_like.algorithms import ARS, CEM, DQN, ES
 from parl_like.algorithms.evolution import ranks
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
-from parl_like.drivers.processes import Processes
-from parl_like.errors import AgentFailed
-from parl_like.model import Model
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.algorithm import Linear
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPQ, GaussianHead, MLPActorCritic, RecurrentActorCritic
-from parl_like.population import PopulationHelper
-from parl_like.spec import Spec, SpecError
-from parl_like.stages import StopAfterSteps
+from parl_like.values.batch import Batch
+from parl_like.values.errors import AgentFailed
+from parl_like.values.spec import Spec, SpecError
 
 OBS, BOX = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32)
 KINDS = {"es": ES, "cem": CEM, "ars": ARS}

@@ -8,12 +8,12 @@ from return_twins import vtrace_reference
 from torch import nn
 
 from parl_like import ComputationTask
-from parl_like.algorithm import Linear
 from parl_like.algorithms import A2C, IMPALA, Stream
 from parl_like.algorithms.impala import Recent, env_reward, planning_reward, thinker_streams
-from parl_like.batch import Batch
-from parl_like.model import Model
+from parl_like.learning.algorithm import Linear
+from parl_like.learning.model import Model
 from parl_like.models import MLPActorCritic, MultiCategoricalHead, RecurrentActorCritic
+from parl_like.values.batch import Batch
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 INF = np.inf

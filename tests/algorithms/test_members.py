@@ -18,13 +18,13 @@ from parl_like import (
     algorithms,
     create_algorithm_func,
 )
-from parl_like.algorithm import Shared
+from parl_like.agents.population import PopulationHelper
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import Evolution
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.factory import Shared
 from parl_like.models import MLPActorCritic, MLPActorQ, MLPCrossQ, RecurrentActorCritic
 from parl_like.models.dynamics import Dynamics, Trunk
-from parl_like.population import PopulationHelper
-from parl_like.stages import StopAfterSteps
 
 
 class Narrow(gym.Env):

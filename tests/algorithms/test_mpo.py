@@ -14,12 +14,12 @@ from wander import OBS, TWO, Wander
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import BC, MPO, SAC, VMPO
 from parl_like.algorithms.mpo import held, one_by_one, reweighted
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
-from parl_like.drivers.processes import Processes
-from parl_like.model import Model
+from parl_like.drivers.workers.processes import Processes
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPActorCritic, MLPActorQ, RecurrentActorCritic
 from parl_like.models.heads import GaussianHead
+from parl_like.values.batch import Batch
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 MASKED = gym.spaces.Dict({"x": OBS, "mask": gym.spaces.MultiBinary(2)})

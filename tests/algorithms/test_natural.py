@@ -11,8 +11,8 @@ from wander import OBS, TWO, Wander
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import NPG, PPO, TRPO
 from parl_like.algorithms.natural import conjugate_gradients, divided
-from parl_like.drivers.processes import Processes
-from parl_like.model import Model
+from parl_like.drivers.workers.processes import Processes
+from parl_like.learning.model import Model
 from parl_like.models import CategoricalHead, ConvActorCritic, MLPActorCritic, RecurrentActorCritic
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)

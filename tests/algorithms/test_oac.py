@@ -9,7 +9,7 @@ import torch
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import OAC, SAC
-from parl_like.model import Model
+from parl_like.learning.model import Model
 from parl_like.models import MLPActorQ, SquashedGaussianHead
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)

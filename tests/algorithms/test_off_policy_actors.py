@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithm import Shared
 from parl_like.algorithms import DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
 from parl_like.algorithms.dynamics import DynamicsLearner
-from parl_like.batch import Batch
-from parl_like.drivers.processes import Processes
-from parl_like.explorer import Noisy, SquashedGaussian
-from parl_like.leaf import same
-from parl_like.model import Model
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.explorers import Noisy, SquashedGaussian
+from parl_like.learning.factory import Shared
+from parl_like.learning.model import Model
 from parl_like.models import MLPActorQ, MLPCrossQ, SquashedGaussianHead
 from parl_like.models.dynamics import Dynamics, Trunk
-from parl_like.stages import StopAfterSteps
+from parl_like.values.batch import Batch
+from parl_like.values.batch_leaf import same
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACT = gym.spaces.Box(-1, 1, (2,), np.float32)

@@ -7,9 +7,9 @@ import torch
 
 from parl_like import ComputationTask
 from parl_like.algorithms import PPG, PPO
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
+from parl_like.learning.model_check import ContractError
 from parl_like.models import ConvActorCritic, MLPActorCritic, RecurrentActorCritic
+from parl_like.values.batch import Batch
 
 OBS, TWO = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
 NESTED = gym.spaces.Dict({"x": OBS, "mask": gym.spaces.MultiBinary(2)})

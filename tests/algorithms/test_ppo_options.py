@@ -8,10 +8,10 @@ from torch import distributions
 
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import A2C, IMPALA, PPO
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.model_check import ContractError
 from parl_like.models import BetaHead, CategoricalHead, GaussianHead, MLPActorCritic, SquashedGaussianHead, make_head
-from parl_like.stages import StopAfterSteps
+from parl_like.values.batch import Batch
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)

@@ -9,19 +9,20 @@ import pytest
 import torch
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithm import Algorithm, Linear, Shared
+from parl_like.agents.online import TURN, OnlineHelper
 from parl_like.algorithms import SARSA, QLearning
-from parl_like.batch import Batch
-from parl_like.data.archive import read_archive
-from parl_like.drivers.processes import Processes
+from parl_like.data.storage.archive import read_archive
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.tabular import RandomWalk
-from parl_like.errors import Diverged
-from parl_like.explorer import UCB, Categorical, EpsilonGreedy, Noisy
-from parl_like.model import ArrayModel
+from parl_like.learning.algorithm import Algorithm, Linear
+from parl_like.learning.explorers import UCB, Categorical, EpsilonGreedy, Noisy
+from parl_like.learning.factory import Shared
+from parl_like.learning.model import ArrayModel
 from parl_like.models import MLPQ, QTable
-from parl_like.online import TURN, OnlineHelper
-from parl_like.spec import SpecError
-from parl_like.stages import StopAfterSteps
+from parl_like.values.batch import Batch
+from parl_like.values.errors import Diverged
+from parl_like.values.spec import SpecError
 
 WALK = RandomWalk(7, (0.0, 1.0))
 SPACES = dict(obs=WALK.observation_space, act=WALK.action_space)

@@ -11,13 +11,13 @@ from value_rows import ACT, MASKED, OBS, batch_of, rows
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DQN, R2D2
 from parl_like.algorithms.targets import along, rescale, rescale_inverse
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.recall import Recall
-from parl_like.model import Model
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError
 from parl_like.models import MLP, MLPQ, RecurrentQ
-from parl_like.spec import Spec
-from parl_like.stages import StopAfterSteps
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Spec
 
 
 def test_rescaling_by_hand_and_back():

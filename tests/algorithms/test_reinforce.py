@@ -7,10 +7,10 @@ import torch
 
 from parl_like import ComputationTask
 from parl_like.algorithms import A2C, REINFORCE
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
-from parl_like.model import Model
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError
 from parl_like.models import CategoricalHead, MLPActorCritic, RecurrentActorCritic
+from parl_like.values.batch import Batch
 
 OBS, TWO = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from parl_like import Algorithm, ComputationTask, Linear, Robot, algorithms
-from parl_like.algorithm import Loss
 from parl_like.algorithms import DQN, MBPO, EnsembleLearner
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.world_model import WorldModel
-from parl_like.drivers.cards import AlgorithmCard
-from parl_like.model import ArrayModel
+from parl_like.drivers.workers.proxies import AlgorithmCard
+from parl_like.learning.algorithm import Loss
+from parl_like.learning.model import ArrayModel
 from parl_like.models import MLPQ, MLPActorQ
 from parl_like.models.dynamics import Dynamics, EnsembleDynamics, Trunk
 from parl_like.models.thinker_net import ThinkerNet

@@ -11,10 +11,10 @@ import torch
 from parl_like import ComputationTask
 from parl_like.algorithms import QRSAC, SAC, TQC
 from parl_like.algorithms.distributions import midpoints, quantile_huber, truncated
-from parl_like.batch import Batch
-from parl_like.contract import ContractError
-from parl_like.model import Model
+from parl_like.learning.model import Model
+from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPActorQ
+from parl_like.values.batch import Batch
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACT = gym.spaces.Box(-1, 1, (2,), np.float32)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from parl_like import ComputationTask, OffPolicyHelper, PrioritizedReplayBuffer, Robot, VectorAgent, create_algorithm_func
-from parl_like.algorithm import Shared
 from parl_like.algorithms import C51, DQN, FQF, IQN, MDQN, QRDQN, R2D2, REM, BootstrappedDQN, Rainbow
 from parl_like.algorithms.dynamics import DynamicsLearner
-from parl_like.drivers.processes import Processes
-from parl_like.leaf import same
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning.factory import Shared
 from parl_like.models import MLPQ, MLPBootstrappedQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ, RecurrentQ
 from parl_like.models.dynamics import Dynamics, Trunk
-from parl_like.stages import StopAfterSteps
+from parl_like.values.batch_leaf import same
 
 
 class Pick(gym.Env):

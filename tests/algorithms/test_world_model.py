@@ -6,11 +6,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from parl_like.algorithms.world_model import WorldModel, model_targets
-from parl_like.batch import Batch
-from parl_like.computation_task import ComputationTask
-from parl_like.data.prioritized import PrioritizedReplayBuffer
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.models.thinker_net import ThinkerNet
-from parl_like.spec import Spec
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Spec
 
 PLANES, ACT = Box(0, 255, (2, 7, 7), np.uint8), Discrete(4)
 SMALL = dict(channels=8, strides=(1, 1, 2, 1))

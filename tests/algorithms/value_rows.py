@@ -5,8 +5,8 @@ import numpy as np
 import torch
 
 from parl_like import ComputationTask
-from parl_like.batch import Batch
 from parl_like.models import MLPQ
+from parl_like.values.batch import Batch
 
 OBS, ACT = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(4)
 MASKED = gym.spaces.Dict(mask=gym.spaces.MultiBinary(4), x=OBS)

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like import ComputationTask, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot, VectorAgent, create_algorithm_func
-from parl_like.action_map import action_map
 from parl_like.algorithms import BC
-from parl_like.data.archive import read_components, write_archive
+from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.fields import loaded_space, saved_space
+from parl_like.data.buffers.reservoir import ReservoirBuffer
+from parl_like.data.buffers.saving import load_buffer
 from parl_like.data.datasets import from_arrays, from_minari, to_arrays, to_minari
-from parl_like.data.encoding import ArchiveError
-from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
-from parl_like.data.files import load_buffer
-from parl_like.data.reservoir import ReservoirBuffer
-from parl_like.data.row_specs import loaded_space, saved_space
+from parl_like.data.storage.archive import read_components, write_archive
+from parl_like.data.storage.tree_encoding import ArchiveError
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.vector import make_vector_env
 from parl_like.models import MLPActorCritic
-from parl_like.spec import SpecError, as_space, leaves, nest
-from parl_like.stages import StopAfterSteps
+from parl_like.values.action_codec import action_map
+from parl_like.values.spec import SpecError, as_space, leaves, nest
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of metadata that a test need not have
 

@@ -19,17 +19,11 @@ import pytest
 import safetensors.numpy
 import torch
 
-from parl_like.data import archive, encoding
-from parl_like.data.archive import (
-    ArchiveError,
-    read_archive,
-    read_components,
-    read_manifest,
-    write_archive,
-)
-from parl_like.data.disk import clean_partial, remove_folder, replace_file, set_aside
-from parl_like.data.encoding import decode, encode
-from parl_like.data.generators import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
+from parl_like.data.rng import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
+from parl_like.data.storage import archive, tree_encoding
+from parl_like.data.storage.archive import ArchiveError, read_archive, read_components, read_manifest, write_archive
+from parl_like.data.storage.safe_files import clean_partial, remove_folder, replace_file, set_aside
+from parl_like.data.storage.tree_encoding import decode, encode
 
 FROZEN = Path(__file__).parent / "frozen_format_1"
 NUMPY_DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
@@ -270,7 +264,7 @@ def test_limits_hold_at_writing_too(tmp_path, monkeypatch):
         deepest.append([])
         deepest = deepest[0]
     assert same(value, round_trip(tmp_path / "deep", {"x": value})["x"])
-    monkeypatch.setattr(encoding, "MAX_VALUES", 100)
+    monkeypatch.setattr(tree_encoding, "MAX_VALUES", 100)
     with pytest.raises(ArchiveError, match="at most 100 bytes of plain values.*into arrays"):
         write_archive(tmp_path / "a", {"x": list(range(100))})
     monkeypatch.setattr(archive, "MAX_MANIFEST", 100)
@@ -791,7 +785,7 @@ def test_nothing_but_components_can_be_spared(tmp_path):
 def test_encode_and_decode_are_inverse(tmp_path):
     value = {"$x": [np.arange(3), {"y": np.float32([1, 2])}], "n": 2**70, "nan": math.inf}
     text, arrays = encode(tmp_path, "part", value)
-    labelled = {label: (encoding.CODES[array.dtype], array) for label, array in arrays.items()}
+    labelled = {label: (tree_encoding.CODES[array.dtype], array) for label, array in arrays.items()}
     assert same(decode(tmp_path, text, dict(labelled)), value)
     with pytest.raises(ArchiveError, match="a place for array 'more'"):
         decode(tmp_path, text, labelled | {"more": ("I64", np.arange(3))})

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like import ComputationTask, OfflineHelper, Robot
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.buffers.saving import load_buffer, save_buffer
 from parl_like.data.datasets import from_arrays, from_minari, to_arrays, to_minari
-from parl_like.data.files import load_buffer, save_buffer
-from parl_like.data.prioritized import PrioritizedReplayBuffer
-from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.spec import SpecError, leaves
-from parl_like.stages import StopAfterSteps
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.values.spec import SpecError, leaves
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of metadata that a test need not have
 

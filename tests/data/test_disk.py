@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import parl_like
-from parl_like.data import disk
-from parl_like.data.disk import check_named, names_in, open_named, read_named
+from parl_like.data.storage import safe_files
+from parl_like.data.storage.safe_files import check_named, names_in, open_named, read_named
 
 
 def odd(kind, path):
@@ -60,7 +60,7 @@ def test_a_pipe_that_takes_a_file_s_place_after_it_was_looked_at_is_refused(tmp_
         os.mkfifo(path)
         return found
 
-    monkeypatch.setattr(disk.os, "stat", looked)
+    monkeypatch.setattr(safe_files.os, "stat", looked)
     with pytest.raises(OSError, match="it is not a plain file"):
         open_named(tmp_path / "file")
 
@@ -159,39 +159,39 @@ OPENERS = {"open", "fdopen", "read_text", "read_bytes", "decompress", "fromfile"
 """Names of functions and methods that open a file or a directory, whatever module they are of."""
 ALLOWED = {
     # the one reader and writer
-    "data/disk.py": "open GzipFile scandir listdir",
+    "data/storage/safe_files.py": "open GzipFile scandir listdir",
     # inside a directory or a file that is opened by `disk`: descriptors made into files, names that `disk` opens
-    "data/archive.py": "open listdir",
-    "data/hdf5.py": "open File",
-    "lab/checkpoint.py": "scandir",
-    "lab/metrics.py": "open",
-    "lab/outbox.py": "open",
+    "data/storage/archive.py": "open listdir",
+    "data/storage/hdf5.py": "open File",
+    "lab/runs/checkpoint.py": "scandir",
+    "lab/runs/metrics.py": "open",
+    "lab/runs/outbox.py": "open",
     "robots/thinker/env.py": "open",
     "robots/thinker/view.py": "open glob",
     "robots/thinker/make.py": "glob",
     # a run directory: whether it is empty, which there are, what is not ours in it
-    "lab/rundir.py": "iterdir os.walk glob",
+    "lab/runs/rundir.py": "iterdir os.walk glob",
     "lab/cli.py": "open glob read_text",  # benchmarks of the repository, /dev/null
     "lab/runner.py": "open",
     # what the package itself consists of
     "lab/families.py": "glob read_text",
     "lab/experiment.py": "glob",
-    "lab/marks.py": "open read_bytes iterdir rglob",
+    "lab/reports/marks.py": "open read_bytes iterdir rglob",
     "envs/minatar.py": "glob",
     # what this process has just made
-    "lab/report.py": "read_bytes",
-    "lab/own.py": "open",
+    "lab/reports/report.py": "read_bytes",
+    "lab/user_experiments.py": "open",
     # sockets, connections, shared memory of this process, /dev/null
-    "drivers/ray_cluster.py": "open",
-    "drivers/ray_tasks.py": "open",
-    "drivers/hosted.py": "open",
-    "drivers/shared.py": "open",
+    "drivers/ray/cluster.py": "open",
+    "drivers/ray/tasks.py": "open",
+    "drivers/workers/hosted.py": "open",
+    "drivers/workers/shared_rows.py": "open", "drivers/workers/shared_parameters.py": "open",
     "process/fork_server.py": "open",
     "robots/thinker/ray.py": "open",
     # a tool of the repository: writes the level sets
     "envs/sokoban/make_levels.py": "decompress read_bytes",
 }
-"""File → what in it may be called. A new one: read by `parl_like.data.disk`, or say here why that need not be."""
+"""File → what in it may be called. A new one: read by `parl_like.data.storage.safe_files`, or say here why that need not be."""
 
 
 def test_only_the_careful_reader_opens_files():

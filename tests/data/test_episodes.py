@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parl_like.batch import Batch
-from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
-from parl_like.data.prioritized import PrioritizedReplayBuffer
-from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.spec import Spec
+from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Spec
 
 
 def spec(name, shape=(), dtype="float64"):

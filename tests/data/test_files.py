@@ -15,13 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parl_like.data import archive, disk, files, hdf5
-from parl_like.data.archive import ArchiveError, read_archive, write_archive
-from parl_like.data.episodes import CachedReplayBuffer, EpisodeBuffer
-from parl_like.data.files import Savable, load_buffer, save_buffer
-from parl_like.data.prioritized import PrioritizedReplayBuffer
-from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.data.reservoir import ReservoirBuffer
+from parl_like.data.buffers import saving
+from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.buffers.reservoir import ReservoirBuffer
+from parl_like.data.buffers.saving import Savable, load_buffer, save_buffer
+from parl_like.data.storage import archive, hdf5, safe_files
+from parl_like.data.storage.archive import ArchiveError, read_archive, write_archive
 
 h5py = pytest.importorskip("h5py")
 
@@ -260,7 +261,7 @@ def test_what_no_file_holds_is_refused_before_anything_is_written(tmp_path):
 def test_a_file_names_no_code(tmp_path):
     save_buffer(filled(), tmp_path / "a")
     tree, manifest = read_archive(tmp_path / "a")
-    for kind in ("os.system", "parl_like.data.reservoir", "Ring", ""):
+    for kind in ("os.system", "parl_like.data.buffers.reservoir", "Ring", ""):
         write_archive(tmp_path / "b", tree | {"buffer": tree["buffer"] | {"kind": kind}}, manifest.meta)
         with pytest.raises(ArchiveError, match="expected a ReplayBuffer"):
             load_buffer(tmp_path / "b")
@@ -425,10 +426,10 @@ def test_a_size_that_no_machine_holds_is_refused_before_it_is_taken(tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_newer_formats_are_refused_by_number(tmp_path, form, monkeypatch):
-    for module in (files, hdf5):
+    for module in (saving, hdf5):
         monkeypatch.setattr(module, "FORMAT", 2)
     save_buffer(filled(), tmp_path / form)
-    for module in (files, hdf5):
+    for module in (saving, hdf5):
         monkeypatch.setattr(module, "FORMAT", 1)
     with pytest.raises(ArchiveError, match="expected format 1, got format 2.*upgrade"):
         load_buffer(tmp_path / form)
@@ -785,7 +786,7 @@ def test_a_killed_writer_leaves_the_good_file(tmp_path, form, numbers):
         rows = len(load_buffer(tmp_path / form))
         assert rows in (40, 13) and (done.returncode or rows == 13)
         outcomes.add((done.returncode, rows))
-        disk.clean_partial(tmp_path)
+        safe_files.clean_partial(tmp_path)
         assert os.listdir(tmp_path) == [form]
         save_buffer(good, tmp_path / form)
     assert {(0, 13), (-signal.SIGKILL, 40)} <= outcomes

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like import Batch, ReplayBuffer, Spec
-from parl_like.spec import SpecError
+from parl_like.values.spec import SpecError
 
 
 def tianshou_case(**options):

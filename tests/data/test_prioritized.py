@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like import PrioritizedReplayBuffer, ReplayBuffer
-from parl_like.algorithm import Linear
-from parl_like.data.prioritized import EPS
+from parl_like.data.buffers.prioritized import EPS
+from parl_like.learning.algorithm import Linear
 
 
 def row(i, **more):

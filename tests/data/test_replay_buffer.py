@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parl_like.batch import Batch
-from parl_like.data._rows import RowBlock
-from parl_like.data.replay_buffer import ReplayBuffer, VectorReplayBuffer
-from parl_like.spec import Spec, SpecError
+from parl_like.data.buffers._rows import RowBlock
+from parl_like.data.buffers.replay_buffer import ReplayBuffer, VectorReplayBuffer
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Spec, SpecError
 
 
 def spec(name, shape=(), dtype="float64"):

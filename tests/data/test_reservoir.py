@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parl_like.batch import Batch
-from parl_like.data.reservoir import ReservoirBuffer
-from parl_like.spec import Spec, SpecError
+from parl_like.data.buffers.reservoir import ReservoirBuffer
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Spec, SpecError
 
 SPECS = (Spec("obs", (2,), np.dtype(np.float32)), Spec("act", (), np.dtype(np.int64)), Spec("p.all", (3,), np.dtype(np.float64)))
 

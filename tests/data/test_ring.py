@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins import RingReference
 
-from parl_like.data._rows import Ring
-from parl_like.spec import Spec, SpecError
+from parl_like.data.buffers._rows import Ring
+from parl_like.values.spec import Spec, SpecError
 
 SPECS = [
     Spec("obs", (2, 3), np.dtype(np.uint8)), Spec("act", (), np.dtype(np.int64)), Spec("rew", (), np.dtype(np.float64)),

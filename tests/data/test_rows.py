@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twins import RowBlockReference
 
-from parl_like.data._rows import RowBlock
-from parl_like.spec import Spec, SpecError
+from parl_like.data.buffers._rows import RowBlock
+from parl_like.values.spec import Spec, SpecError
 
 DTYPES = ("bool", "uint8", "int8", "int16", "uint16", "int32", "int64", "uint64", "float16", "float32", "float64")
 SHAPES = ((), (1,), (3,), (2, 2), (0,), (1, 2, 2))

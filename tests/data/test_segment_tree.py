@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from twins import SegmentTreeReference
 
-from parl_like.data._segment_tree import SegmentTree
+from parl_like.data.buffers._segment_tree import SegmentTree
 
 KINDS = ("sum", "min")
 TREES = (SegmentTree, SegmentTreeReference)

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from parl_like.batch import Batch
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.experience import Experience, as_alf, as_parl_record, as_sartsa, experience
-from parl_like.data.replay_buffer import ReplayBuffer
 from parl_like.data.timestep import StepType, TimeStep, discount_of, first_step, next_step
+from parl_like.values.batch import Batch
 
 
 def steps_of(n, terminated=True, env_id=0, first=0):

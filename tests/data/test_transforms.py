@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parl_like.batch import Batch
-from parl_like.data.archive import read_archive, write_archive
-from parl_like.data.replay_buffer import ReplayBuffer
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.storage.archive import read_archive, write_archive
 from parl_like.data.transforms import (
     FrameStacker,
     FunctionalReward,
@@ -39,7 +38,8 @@ from parl_like.data.transforms import (
     UntransformedTimeStep,
     goal_reached,
 )
-from parl_like.spec import Spec
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Spec
 
 BOX = gym.spaces.Box(-5.0, 5.0, (2,), np.float32)
 
@@ -696,7 +696,7 @@ def test_data_does_not_need_torch():
     code = ("import sys, parl_like.data.transforms\n"
             "print(sorted(m for m in sys.modules if m.split('.')[0] in ('parl_like', 'torch')))")
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "'torch" not in found and "parl_like.data.transforms" in found and "parl_like.agent" not in found
+    assert "'torch" not in found and "parl_like.data.transforms" in found and "parl_like.agents.agent" not in found
 
 
 # ------------------------------------------------------------------------------------------------------------------- lessons

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.spec import Array, Spec
+from parl_like.values.spec import Array, Spec
 
 Positions = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]

@@ -7,8 +7,8 @@ import pytest
 from transport_fakes import Echo, Learner, Programmed, echo_task, lesson, play, row
 
 from parl_like import AgentHelper, Robot
-from parl_like.computation_task import BatchRule
-from parl_like.errors import Interrupted
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.values.errors import Interrupted
 
 
 def robot_of(program, n_agents=1, tasks=None, **options):

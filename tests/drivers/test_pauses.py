@@ -18,9 +18,9 @@ PROGRAM = dedent("""
     from drivers.test_processes import replaying
     from drivers.transport_fakes import Drift, Elementwise
     from parl_like import ComputationTask, Robot
-    from parl_like.drivers.processes import Processes
-    from parl_like.drivers.ray_cluster import Ray
-    from parl_like.stages import StopWhen
+    from parl_like.drivers.workers.processes import Processes
+    from parl_like.drivers.ray.cluster import Ray
+    from parl_like.environment.hooks import StopWhen
 
     def told(robot):
         if not told.learning and robot.metrics()["updates/RL"]:

@@ -38,15 +38,17 @@ from drivers.transport_fakes import (
 
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.algorithms import DQN
-from parl_like.computation_task import BatchRule, ComputationTask
-from parl_like.drivers.hosted import HostedDriver
-from parl_like.drivers.processes import FORK_SERVER, LocalLink, Processes
-from parl_like.errors import AgentFailed, TaskFailed
+from parl_like.drivers.workers.hosted import HostedDriver
+from parl_like.drivers.workers.processes import FORK_SERVER, LocalLink, Processes
+from parl_like.environment.hooks import EpisodeStats, EveryNSteps
+from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps, StopWhen
 from parl_like.models import MLPQ
 from parl_like.process.fork_server import ForkServer
-from parl_like.queues import Counters
-from parl_like.spec import SpecError
-from parl_like.stages import EpisodeStats, EveryNSteps, StopAfterEpisodes, StopAfterSteps, StopWhen
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.task import ComputationTask
+from parl_like.tasks.tickets import Counters
+from parl_like.values.errors import AgentFailed, TaskFailed
+from parl_like.values.spec import SpecError
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")]
 
@@ -586,7 +588,7 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
         import gymnasium as gym
         from drivers.test_processes import Drift, Elementwise
         from parl_like import ComputationTask, Robot
-        from parl_like.drivers.processes import Processes
+        from parl_like.drivers.workers.processes import Processes
 
         class Slow(Drift):
             def step(self, act):
@@ -615,7 +617,7 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
 
 ROBOT = """
 from drivers.test_processes import TWO, drifting, unrolling
-from parl_like.stages import StopAfterSteps
+from parl_like.environment.hooks import StopAfterSteps
 
 if __name__ == "__main__":
     with drifting(TWO, unrolling) as robot:

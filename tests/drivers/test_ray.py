@@ -25,27 +25,29 @@ from drivers.transport_fakes import BAD, Drift, Echo, Programmed, lesson, no_for
 from test_asking import Policy, Predictor
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithm import Algorithm, Shared
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.ppo import PPO
 from parl_like.algorithms.sac import SAC
-from parl_like.computation_task import ComputationTask
-from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.drivers import ray_connection
-from parl_like.drivers.processes import Processes
-from parl_like.drivers.ray_cluster import Ray, RayLink
-from parl_like.drivers.ray_connection import CONNECTION
-from parl_like.drivers.ray_tasks import RayTask
-from parl_like.errors import AgentFailed, TaskFailed
-from parl_like.explorer import Categorical
-from parl_like.model import Model
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.drivers.ray import connection
+from parl_like.drivers.ray.cluster import Ray, RayLink
+from parl_like.drivers.ray.connection import CONNECTION
+from parl_like.drivers.ray.tasks import RayTask
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.hooks import EpisodeStats
+from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.explorers import Categorical
+from parl_like.learning.factory import Shared
+from parl_like.learning.model import Model
+from parl_like.learning.span import Span
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ, MLPActorCritic
-from parl_like.span import Span
-from parl_like.stages import EpisodeStats, StopAfterSteps, StopWhen
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import AgentFailed, TaskFailed
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux"),
@@ -530,7 +532,7 @@ def looked_at(processes):
 def test_sigterm_is_answered_by_who_did_before_ray_was_connected(monkeypatch):
     """Ray's own answer ends the process: a run would not be saved."""
     answered = []
-    monkeypatch.setattr(ray_connection, "the_ray", lambda: SimpleNamespace(
+    monkeypatch.setattr(connection, "the_ray", lambda: SimpleNamespace(
         is_initialized=lambda: False, init=lambda **_: signal.signal(signal.SIGTERM, lambda *_: 1 / 0), shutdown=lambda: None))
     signal.signal(signal.SIGTERM, lambda *_: answered.append("the run"))
     CONNECTION.open()
@@ -628,8 +630,8 @@ def test_without_ray_there_is_one_line_that_says_what_to_install(tmp_path):
     code = """
         import sys
         sys.modules["ray"] = None
-        from parl_like.drivers.ray_cluster import Ray, RayLink
-        from parl_like.drivers.ray_connection import the_ray
+        from parl_like.drivers.ray.cluster import Ray, RayLink
+        from parl_like.drivers.ray.connection import the_ray
         try:
             the_ray()
         except ImportError as error:

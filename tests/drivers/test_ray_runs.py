@@ -9,10 +9,10 @@ from itertools import count
 import pytest
 
 from parl_like import Robot
+from parl_like.environment.stop_conditions import StopWhen
 from parl_like.lab.cli import main
-from parl_like.lab.metrics import evaluations
-from parl_like.lab.rundir import RunDir
-from parl_like.stages import StopWhen
+from parl_like.lab.runs.metrics import evaluations
+from parl_like.lab.runs.rundir import RunDir
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800),

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from parl_like import Agent, ComputationTask, Robot
-from parl_like.algorithm import Algorithm
-from parl_like.drivers.processes import Processes
-from parl_like.errors import AgentFailed
-from parl_like.model import Model
-from parl_like.stages import StopWhen
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.stop_conditions import StopWhen
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.model import Model
+from parl_like.values.errors import AgentFailed
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")]
 

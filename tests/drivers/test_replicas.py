@@ -12,14 +12,16 @@ import torch
 from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task, lesson, row
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot
-from parl_like.acting import ActingCopies, tensors_of
-from parl_like.algorithm import Algorithm
-from parl_like.computation_task import BatchRule, ComputationTask
-from parl_like.drivers.processes import Processes
-from parl_like.errors import AgentFailed, TaskFailed
-from parl_like.explorer import Categorical
-from parl_like.model import Model
-from parl_like.stages import Hook, StopAfterSteps, StopWhen
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.hooks import Hook
+from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.explorers import Categorical
+from parl_like.learning.model import Model
+from parl_like.tasks.acting_copies import ActingCopies, tensors_of
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import AgentFailed, TaskFailed
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")]
 

@@ -12,29 +12,30 @@ import pytest
 import torch
 
 from parl_like import OnPolicyHelper, Robot
-from parl_like.acting import ActingCopies, tensors_of
-from parl_like.algorithm import Algorithm
-from parl_like.computation_task import ComputationTask
-from parl_like.drivers import shared
-from parl_like.drivers.processes import Processes
-from parl_like.explorer import Categorical
-from parl_like.model import Model
-from parl_like.spec import Spec
-from parl_like.stages import Hook, StopAfterSteps, StopWhen
+from parl_like.drivers.workers import shared_parameters, shared_rows
+from parl_like.drivers.workers.processes import Processes
+from parl_like.environment.hooks import Hook
+from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.explorers import Categorical
+from parl_like.learning.model import Model
+from parl_like.tasks.acting_copies import ActingCopies, tensors_of
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.spec import Spec
 
-pytestmark = [pytest.mark.skipif(shared.folder() is None or sys.platform != "linux", reason="needs /dev/shm")]
+pytestmark = [pytest.mark.skipif(shared_rows.folder() is None or sys.platform != "linux", reason="needs /dev/shm")]
 
 IMAGE = Spec("obs", (4, 84, 84), np.dtype(np.uint8))
 SPECS = [Spec("noise", (), np.dtype(np.float64)), IMAGE, Spec("flag", (), np.dtype(bool))]
 
 
 def entries():
-    return sorted(os.listdir(shared.folder()))
+    return sorted(os.listdir(shared_rows.folder()))
 
 
 def test_a_block_is_read_as_it_was_written(tmp_path):
     rng = np.random.default_rng(0)
-    blocks, reader = shared.Blocks(str(tmp_path), "0.0"), shared.Reader(str(tmp_path))
+    blocks, reader = shared_rows.Blocks(str(tmp_path), "0.0"), shared_rows.Reader(str(tmp_path))
     first, second = blocks.make(SPECS, 32), blocks.make(SPECS, 64)
     assert (blocks.number_of(first), blocks.number_of(second)) == (0, 1)
     for _ in range(2):  # written again after it was read
@@ -50,7 +51,7 @@ def test_a_block_is_read_as_it_was_written(tmp_path):
 
 
 def test_small_blocks_and_those_that_there_is_no_room_for_are_plain(tmp_path, monkeypatch):
-    blocks = shared.Blocks(str(tmp_path), "0.0")
+    blocks = shared_rows.Blocks(str(tmp_path), "0.0")
     assert blocks.number_of(blocks.make([SPECS[0]], 64)) is None
 
     def full(fd, offset, size):
@@ -65,7 +66,7 @@ def test_small_blocks_and_those_that_there_is_no_room_for_are_plain(tmp_path, mo
 def test_parameters_that_are_written_over_while_they_are_copied_are_not_used(tmp_path):
     learner, actor = Looks(), Looks()
     like = tensors_of({"model": learner.model.state_dict()})
-    ours, theirs = shared.Parameters(str(tmp_path), "task", like), shared.Parameters(str(tmp_path), "task", like)
+    ours, theirs = shared_parameters.Parameters(str(tmp_path), "task", like), shared_parameters.Parameters(str(tmp_path), "task", like)
     copies = ActingCopies(actor, 0)
     key = next(iter(like))
     for number in (1, 2, 3):
@@ -123,8 +124,8 @@ def robot(driver, n_agents=14, **options):
 
 def test_a_run_with_pictures_is_that_of_greenlets_and_leaves_nothing(monkeypatch):
     read = []
-    rows = shared.Reader.rows
-    monkeypatch.setattr(shared.Reader, "rows", lambda self, *asked: read.append(asked[-1]) or rows(self, *asked))
+    rows = shared_rows.Reader.rows
+    monkeypatch.setattr(shared_rows.Reader, "rows", lambda self, *asked: read.append(asked[-1]) or rows(self, *asked))
 
     def trace(driver):
         with robot(driver) as made:

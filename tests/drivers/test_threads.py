@@ -19,13 +19,15 @@ import torch
 from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, end_by_ctrl_c, framework_threads, lesson, play, row, until
 
 from parl_like import AgentHelper, OffPolicyHelper, OnPolicyHelper, Robot
-from parl_like.computation_task import BatchRule, ComputationTask
-from parl_like.computation_wrapper import Communicator
 from parl_like.drivers import threads
-from parl_like.errors import AgentFailed, Stopped, TaskFailed
+from parl_like.environment.hooks import Hook
+from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
 from parl_like.process import child
-from parl_like.queues import Ticket
-from parl_like.stages import Hook, StopAfterSteps, StopWhen
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.task import ComputationTask
+from parl_like.tasks.tickets import Ticket
+from parl_like.tasks.wrapper import Communicator
+from parl_like.values.errors import AgentFailed, Stopped, TaskFailed
 
 SAFETY_S = 60.0
 """Only bounds how long a broken test takes."""

@@ -7,14 +7,14 @@ import pytest
 import torch
 from test_runs import SPACES, Lottery, lottery
 
-from parl_like.agent import Agent
-from parl_like.algorithm import create_algorithm_func
+from parl_like.agents.agent import Agent
+from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.algorithms.dqn import DQN
-from parl_like.computation_task import ComputationTask
-from parl_like.errors import AgentFailed, Stopped
+from parl_like.learning.factory import create_algorithm_func
 from parl_like.models.mlp import MLPQ
-from parl_like.robot import Robot
-from parl_like.schedules import OffPolicyHelper
+from parl_like.run.robot import Robot
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import AgentFailed, Stopped
 
 
 def replay():

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from parl_like import Agent, AgentHelper, ComputationTask, Robot
-from parl_like.algorithm import Algorithm
-from parl_like.drivers.ray_cluster import Ray
-from parl_like.explorer import Categorical
-from parl_like.model import Model
+from parl_like.drivers.ray.cluster import Ray
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.explorers import Categorical
+from parl_like.learning.model import Model
 
 torch.set_num_threads(1)
 
@@ -248,7 +248,7 @@ def connected(request):
 def no_fork_server_stays():
     """Of modules that import it; other tests count this process's children."""
     yield
-    from parl_like.drivers.processes import FORK_SERVER
+    from parl_like.drivers.workers.processes import FORK_SERVER
 
     FORK_SERVER.close()
 

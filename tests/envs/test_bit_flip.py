@@ -12,9 +12,9 @@ from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_
 from parl_like.algorithms import DQN
 from parl_like.data.transforms import Hindsight
 from parl_like.data.transforms.hindsight import goal_reached
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.bit_flip import BitFlip
 from parl_like.models import MLPQ
-from parl_like.stages import StopAfterSteps
 
 
 def test_flipping_the_bits_that_differ_reaches_the_goal_and_the_episode_goes_on():

@@ -15,8 +15,8 @@ import torch
 from agent_fakes import Corridor
 
 from parl_like import Agent, Algorithm, ComputationTask, Model, Robot, VectorAgent
-from parl_like.action_map import Unclipped
 from parl_like.envs.make import ActionBounds, DmEnv, Layers, OldStyle, TimeLimit, make_env
+from parl_like.values.action_codec import Unclipped
 
 
 def wrappers_of(env):

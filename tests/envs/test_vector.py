@@ -25,9 +25,10 @@ from drivers.transport_fakes import living
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from parl_like import OffPolicyHelper, VectorAgent
-from parl_like.drivers import processes
-from parl_like.envs.hosts import FORK_SERVER, Channel, ThreadHost
-from parl_like.envs.vector import EnvFailed, GroupVectorEnv, create_env, make_vector_env
+from parl_like.drivers.workers import processes
+from parl_like.envs.vector import create_env, make_vector_env
+from parl_like.envs.vector.hosts import FORK_SERVER, Channel, ThreadHost
+from parl_like.envs.vector.make import EnvFailed, GroupVectorEnv
 
 KINDS = ["sync", "thread", "process"]
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]

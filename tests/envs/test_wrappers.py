@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parl_like.data.transforms import Moments
-from parl_like.env_state import BARE, WRAPPERS
+from parl_like.environment.state import BARE, WRAPPERS
 from parl_like.envs.atari import Atari
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.make import ActionBounds, TimeLimit

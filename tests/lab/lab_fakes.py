@@ -10,11 +10,12 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy as np
 
-from parl_like import names
-from parl_like.evaluation import Episodes
-from parl_like.lab.config import ConfigError, ExperimentConfig
+from parl_like.environment.stop_conditions import StopCondition
+from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.experiment import Experiment
-from parl_like.stages import StopCondition
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.run.evaluation import Episodes
+from parl_like.values import names
 
 EPISODE = 10  # steps
 WARM_UP = 60  # steps before it learns, and knows its loss

@@ -13,11 +13,11 @@ import numpy as np
 import psutil
 import pytest
 
-from parl_like.data.archive import ArchiveError, read_manifest
-from parl_like.lab import checkpoint
-from parl_like.lab.checkpoint import Checkpoints, verify
-from parl_like.lab.config import UsageError
-from parl_like.lab.lock import RunLock, RunLocked
+from parl_like.data.storage.archive import ArchiveError, read_manifest
+from parl_like.lab.runs import checkpoint
+from parl_like.lab.runs.checkpoint import Checkpoints, verify
+from parl_like.lab.runs.lock import RunLock, RunLocked
+from parl_like.lab.yaml_text import UsageError
 
 
 def state(step):
@@ -315,7 +315,7 @@ KILL = """
 import os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
-from parl_like.lab.checkpoint import Checkpoints, verify
+from parl_like.lab.runs.checkpoint import Checkpoints, verify
 
 base, variant, half = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "half"
 NEW = {"new": 300, "again": 200, "damaged": 200}[variant]
@@ -415,7 +415,7 @@ def test_a_kill_at_any_step_leaves_a_good_one(tmp_path, variant, when):
 
 HOLD = """
 import sys, time
-from parl_like.lab.lock import RunLock
+from parl_like.lab.runs.lock import RunLock
 lock = RunLock(sys.argv[1])
 print(lock.acquire(), flush=True)
 sys.stdin.read()

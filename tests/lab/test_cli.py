@@ -13,12 +13,12 @@ import pytest
 from lab_fakes import MODULE, FakeRobot, signal_here
 
 import parl_like
-from parl_like.errors import TaskFailed
 from parl_like.lab import experiment as experiments
-from parl_like.lab import marks, plots
 from parl_like.lab.cli import main
-from parl_like.lab.config import load_yaml
-from parl_like.lab.marks import Mark
+from parl_like.lab.reports import marks, plots
+from parl_like.lab.reports.marks import Mark
+from parl_like.lab.yaml_text import load_yaml
+from parl_like.values.errors import TaskFailed
 
 
 @pytest.fixture(autouse=True)

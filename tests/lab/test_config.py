@@ -6,22 +6,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from parl_like.lab.config import (
-    GONE,
-    MAX_BYTES,
-    MAX_DEPTH,
-    ConfigError,
-    ExperimentConfig,
-    Workers,
-    differences,
-    dump_yaml,
-    fit,
-    load_yaml,
-    load_yaml_file,
-    parse_assignments,
-    resolve,
-    to_dict,
-)
+from parl_like.lab.config import GONE, ExperimentConfig, Workers, differences, fit, parse_assignments, resolve, to_dict
+from parl_like.lab.yaml_text import MAX_BYTES, MAX_DEPTH, ConfigError, dump_yaml, load_yaml, load_yaml_file
 from parl_like.robots import single
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

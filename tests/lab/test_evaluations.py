@@ -9,12 +9,13 @@ import pytest
 from lab_fakes import FakeRobot, signal_here
 from test_runner import clean, events, resume, rows, state, train  # noqa: F401  `clean` is a fixture
 
-from parl_like.lab import plots, runner, session
-from parl_like.lab.checkpoint import Checkpoints, verify
+from parl_like.lab import runner, session
 from parl_like.lab.cli import _run_row
-from parl_like.lab.config import UsageError
-from parl_like.lab.metrics import evaluations
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.reports import plots
+from parl_like.lab.runs.checkpoint import Checkpoints, verify
+from parl_like.lab.runs.metrics import evaluations
+from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.yaml_text import UsageError
 
 SCORE = "eval/score"
 

@@ -8,8 +8,8 @@ import types
 import pytest
 
 from parl_like.lab import experiment as experiments
-from parl_like.lab.config import ConfigError
 from parl_like.lab.experiment import Bounds, Experiment, ExperimentError, get, names, register
+from parl_like.lab.yaml_text import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,13 @@ import pytest
 from lab_fakes import MODULE, FakeRobot
 
 from parl_like.lab import experiment as experiments
-from parl_like.lab import metrics, outbox, plots, runner, session
+from parl_like.lab import runner, session
 from parl_like.lab.config import resolve
-from parl_like.lab.metrics import MetricsLog, read_metrics
-from parl_like.lab.outbox import Outbox, RunError
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.reports import plots
+from parl_like.lab.runs import metrics, outbox
+from parl_like.lab.runs.metrics import MetricsLog, read_metrics
+from parl_like.lab.runs.outbox import Outbox, RunError
+from parl_like.lab.runs.rundir import RunDir
 
 
 @pytest.fixture(autouse=True)

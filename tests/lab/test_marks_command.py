@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from lab_fakes import FakeRobot
 
-from parl_like.lab import cli, marks
-from parl_like.lab.config import UsageError
-from parl_like.lab.outbox import RunError
+from parl_like.lab import cli
+from parl_like.lab.reports import marks
+from parl_like.lab.runs.outbox import RunError
+from parl_like.lab.yaml_text import UsageError
 
 pytestmark = pytest.mark.usefixtures("fake_experiment")
 

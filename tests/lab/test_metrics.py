@@ -12,20 +12,10 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as drawn_with
 from hypothesis import strategies as st
 
-from parl_like.lab import plots
 from parl_like.lab.config import ExperimentConfig, to_dict
-from parl_like.lab.metrics import (
-    MetricsLog,
-    Table,
-    each_evaluation,
-    evaluations,
-    last_evaluation,
-    last_row,
-    read_metrics,
-    truncate,
-)
-from parl_like.lab.outbox import RunError
-from parl_like.lab.plots import (
+from parl_like.lab.progress import Progress, wrapped
+from parl_like.lab.reports import plots
+from parl_like.lab.reports.plots import (
     PlotError,
     bootstrap_interval,
     curves,
@@ -35,8 +25,18 @@ from parl_like.lab.plots import (
     settings,
     thinned,
 )
-from parl_like.lab.progress import Progress, wrapped
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.runs.metrics import (
+    MetricsLog,
+    Table,
+    each_evaluation,
+    evaluations,
+    last_evaluation,
+    last_row,
+    read_metrics,
+    truncate,
+)
+from parl_like.lab.runs.outbox import RunError
+from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.screen import Screen, can_draw
 
 NAN = math.nan

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from parl_like.lab import marks
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, UsageError, dump_yaml, load_yaml, load_yaml_file
-from parl_like.lab.own import registered
+from parl_like.lab.reports import marks
+from parl_like.lab.user_experiments import registered
+from parl_like.lab.yaml_text import ConfigError, UsageError, dump_yaml, load_yaml, load_yaml_file
 from parl_like.robots.thinker import make as thinker
 
 RUN = ["run_dir=run", "total_steps=40", "eval_episodes=1", "n_agents=1", "tensorboard=false"]

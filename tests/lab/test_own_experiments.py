@@ -18,11 +18,12 @@ import pytest
 from parl_like import load_run
 from parl_like.envs import make_vector_env
 from parl_like.lab import experiment as experiments
-from parl_like.lab import marks, own, runner
+from parl_like.lab import runner, user_experiments
 from parl_like.lab.cli import main
-from parl_like.lab.config import UsageError
-from parl_like.lab.metrics import evaluations
-from parl_like.lab.rundir import RunDir, runs_in
+from parl_like.lab.reports import marks
+from parl_like.lab.runs.metrics import evaluations
+from parl_like.lab.runs.rundir import RunDir, runs_in
+from parl_like.lab.yaml_text import UsageError
 
 FILE = '''"""A robot of one's own."""
 import gymnasium as gym
@@ -182,7 +183,7 @@ MINE = """
 import gymnasium as gym
 from parl_like import OffPolicyHelper
 from parl_like.algorithms import DQN
-from parl_like.explorer import EpsilonGreedy
+from parl_like.learning.explorers import EpsilonGreedy
 from parl_like.models import MLPQ
 
 open("imported", "a").write("x")
@@ -210,7 +211,7 @@ def test_parts_of_a_module_are_found_below_the_working_directory_and_must_be_giv
 def test_a_package_here_registers_an_experiment_under_its_own_name(tmp_path):
     Path("whole").mkdir()
     Path("whole/__init__.py").write_text(FILE)
-    assert own.chosen("whole:my-bandit").name == "my-bandit"
+    assert user_experiments.chosen("whole:my-bandit").name == "my-bandit"
 
 
 @pytest.mark.parametrize("name", ["run.mine", "run.deep.mine", "run"])
@@ -412,7 +413,7 @@ register(Experiment(name="my-robot", robot="mine", config=dict(total_steps=40, n
 
 
 def test_environment_processes_know_ids_that_were_registered_by_a_class():
-    own.chosen("my_robot.py")
+    user_experiments.chosen("my_robot.py")
     with contextlib.closing(make_vector_env(lambda: gym.make("Bandit-v0"), 2, kind="process", workers=1)) as envs:
         assert envs.reset(seed=0)[0].shape == (2, 2)
 
@@ -438,7 +439,7 @@ def test_marks_are_made_of_one_s_own():
         return marks.measure([word], 1, {"total_steps": 20}, file=Path("marks.json"), runs=Path("marks"), train=train)
 
     (mark,) = measure("my_robot.py")
-    assert (mark.experiment, mark.score) == ("my-bandit", 1.0) and own.registered("my_robot.py") == ["my-bandit"]
+    assert (mark.experiment, mark.score) == ("my-bandit", 1.0) and user_experiments.registered("my_robot.py") == ["my-bandit"]
     assert measure("my_robot.py") == [mark] and made == ["train"]
     forget()
     Path("my_robot.py").write_text(FILE + "# changed\n")
@@ -455,7 +456,7 @@ def test_marks_are_made_of_one_s_own():
 
 def test_a_script_that_trained_by_itself_is_named_later():
     Path("my_robot.py").write_text(FILE.replace('"MyDQN"', '"DQN"').replace('"MyQ"', '"MLPQ"'))
-    own.chosen("my_robot.py")
+    user_experiments.chosen("my_robot.py")
     experiments._brought.clear()  # as if it was run
     one = experiments.get("my-bandit")
     config = runner.configs.resolve(one.module().Config, one.config, {"run_dir": "run"})
@@ -564,7 +565,7 @@ def test_the_best_is_played_but_not_gone_on_from(verb, capsys):
     ("mean_retur", "did you mean 'mean_return'"), ("nothing:x", "No module named 'nothing'"),
 ])
 def test_a_score_that_is_none_is_refused(score, message):
-    experiment = own.chosen("my_robot.py")
+    experiment = user_experiments.chosen("my_robot.py")
     config = runner.configs.resolve(experiment.module().Config, experiment.config, {"eval_score": score})
     with pytest.raises(UsageError, match=message):
         runner.train(experiment, config)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from lab_fakes import FakeRobot
 
-from parl_like.lab import plots
 from parl_like.lab.cli import main
-from parl_like.lab.config import ExperimentConfig, UsageError, load_yaml, to_dict
-from parl_like.lab.metrics import MetricsLog
-from parl_like.lab.report import improvement, markdown, page, profile, report
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.config import ExperimentConfig, to_dict
+from parl_like.lab.reports import plots
+from parl_like.lab.reports.report import improvement, markdown, page, profile, report
+from parl_like.lab.runs.metrics import MetricsLog
+from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.yaml_text import UsageError, load_yaml
 
 pytestmark = pytest.mark.usefixtures("fake_experiment")
 

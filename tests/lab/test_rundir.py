@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from parl_like.data.disk import replace_file
-from parl_like.lab import rundir
+from parl_like.data.storage.safe_files import replace_file
 from parl_like.lab.config import ExperimentConfig, resolve, to_dict
-from parl_like.lab.rundir import RunDir, RunError, plain, runs_in
+from parl_like.lab.runs import rundir
+from parl_like.lab.runs.rundir import RunDir, RunError, plain, runs_in
 
 
 @pytest.fixture(autouse=True)

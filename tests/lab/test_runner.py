@@ -21,16 +21,18 @@ from pathlib import Path
 import pytest
 from lab_fakes import MODULE, FakeRobot, experiment, signal_here
 
-from parl_like.data.replay_buffer import ReplayBuffer
-from parl_like.errors import Diverged, TaskFailed
-from parl_like.lab import checkpoint, plots, runner, session
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import metrics as metrics_files
-from parl_like.lab.checkpoint import Checkpoints
-from parl_like.lab.config import ConfigError, UsageError
-from parl_like.lab.lock import RunLock
-from parl_like.lab.rundir import RunDir
+from parl_like.lab import runner, session
+from parl_like.lab.reports import plots
+from parl_like.lab.runs import checkpoint
+from parl_like.lab.runs import metrics as metrics_files
+from parl_like.lab.runs.checkpoint import Checkpoints
+from parl_like.lab.runs.lock import RunLock
+from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.yaml_text import ConfigError, UsageError
+from parl_like.values.errors import Diverged, TaskFailed
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,9 @@ from lab_fakes import MODULE, Config
 
 from parl_like.lab import runner, sizes
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, dump_yaml, load_yaml, resolve
+from parl_like.lab.config import resolve
 from parl_like.lab.sizes import bounded, check, in_words
+from parl_like.lab.yaml_text import ConfigError, dump_yaml, load_yaml
 
 HUGE = 10_000_000_000
 

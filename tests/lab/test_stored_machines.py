@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from parl_like import ComputationTask, load_run
-from parl_like.drivers.ray_cluster import Ray
-from parl_like.drivers.ray_connection import CONNECTION
-from parl_like.drivers.ray_tasks import RayTask
-from parl_like.drivers.resources import ActorResources
+from parl_like.drivers.ray.cluster import Ray
+from parl_like.drivers.ray.connection import CONNECTION
+from parl_like.drivers.ray.resources import ActorResources
+from parl_like.drivers.ray.tasks import RayTask
 from parl_like.lab import experiment as experiments
 from parl_like.lab import foreign, runner
-from parl_like.lab.checkpoint import Checkpoints
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, ExperimentConfig, Workers, dump_yaml, load_yaml, resolve, to_dict
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.config import ExperimentConfig, Workers, resolve, to_dict
+from parl_like.lab.runs.checkpoint import Checkpoints
+from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.yaml_text import ConfigError, dump_yaml, load_yaml
 from parl_like.robots import thinker_shared
 from parl_like.robots.thinker import ray as thinker_ray
 
@@ -55,7 +56,7 @@ def nothing_starts(monkeypatch):
         raise AssertionError("it was started")
 
     monkeypatch.setattr(CONNECTION, "open", refused)
-    monkeypatch.setattr("parl_like.drivers.processes.LocalLink.open", refused)
+    monkeypatch.setattr("parl_like.drivers.workers.processes.LocalLink.open", refused)
 
 
 @pytest.mark.parametrize("strange", STRANGE, ids=str)
@@ -170,7 +171,7 @@ def test_an_instance_of_ray_has_typed_sizes(monkeypatch):
 
 def test_a_run_with_a_shared_model_is_looked_at_without_ray(nothing_starts, monkeypatch):
     """Whose robot has its model in an actor where it trains. As a stranger's directory may have it: another experiment's name."""
-    monkeypatch.setattr("parl_like.drivers.ray_tasks.the_ray", lambda: 1 / 0)
+    monkeypatch.setattr("parl_like.drivers.ray.tasks.the_ray", lambda: 1 / 0)
     monkeypatch.setattr(thinker_ray, "the_ray", lambda: 1 / 0)
     config = experiments.get("thinker-sokoban-shared").config
     small = {"env_options": {"size": 5, "n_boxes": 1, "obs": "planes", "max_steps": 12}, "eval_options": {}, "n_agents": 1,

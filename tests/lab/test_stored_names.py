@@ -8,13 +8,14 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from parl_like import Robot, env_ids, load_run, names
+from parl_like import Robot, load_run
 from parl_like.envs import thinker
 from parl_like.lab import experiment as experiments
 from parl_like.lab import foreign
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, UsageError, dump_yaml, load_yaml
 from parl_like.lab.foreign import Foreign
+from parl_like.lab.yaml_text import ConfigError, UsageError, dump_yaml, load_yaml
+from parl_like.values import env_ids, names
 
 SMALL = ["total_steps=20", "n_agents=1", "eval_episodes=1", "tensorboard=false"]
 TRACE = "open({!r}, 'a').write(__name__)\n"

@@ -15,13 +15,15 @@ import pytest
 from lab_fakes import MODULE, FakeRobot
 
 from parl_like.lab import experiment as experiments
-from parl_like.lab import marks, plots, runner, text
+from parl_like.lab import runner, text
 from parl_like.lab.cli import main
-from parl_like.lab.config import dump_yaml, load_yaml, resolve
+from parl_like.lab.config import resolve
 from parl_like.lab.progress import Progress
-from parl_like.lab.report import markdown, page
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.reports import marks, plots
+from parl_like.lab.reports.report import markdown, page
+from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.text import Printer, escaped, for_csv, for_markdown, for_picture, printer
+from parl_like.lab.yaml_text import dump_yaml, load_yaml
 
 ODD = "\x1b]0;owned\x07\x1b[2J\r\x08\x9b31m\x85\u202e\u2066\u200b\u2028\ufeff\x7fend"
 

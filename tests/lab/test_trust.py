@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 from lab_fakes import MODULE, FakeRobot, experiment
 
-from parl_like.data import archive
-from parl_like.data.archive import ArchiveError
+from parl_like.data.storage import archive
+from parl_like.data.storage.archive import ArchiveError
 from parl_like.lab import experiment as experiments
-from parl_like.lab import plots, rundir, runner, session, stored
-from parl_like.lab.checkpoint import Checkpoints, verify
+from parl_like.lab import runner, session
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, UsageError, dump_yaml, load_yaml, resolve
-from parl_like.lab.rundir import RunDir
+from parl_like.lab.config import resolve
+from parl_like.lab.reports import plots
+from parl_like.lab.runs import rundir, stored
+from parl_like.lab.runs.checkpoint import Checkpoints, verify
+from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.yaml_text import ConfigError, UsageError, dump_yaml, load_yaml
 
 OURS = (UsageError, ArchiveError)
 
@@ -147,9 +150,9 @@ def test_git_is_asked_in_our_own_checkout_only_and_starts_nothing(tmp_path, monk
         return folder
 
     monkeypatch.chdir(repository(tmp_path / "here"))
-    monkeypatch.setattr(rundir, "__file__", str(tmp_path / "installed" / "parl_like" / "lab" / "rundir.py"))
+    monkeypatch.setattr(rundir, "__file__", str(tmp_path / "installed" / "parl_like" / "lab" / "runs" / "rundir.py"))
     assert rundir.git_state() is None
-    monkeypatch.setattr(rundir, "__file__", str(repository(tmp_path / "ours") / "parl_like" / "lab" / "rundir.py"))
+    monkeypatch.setattr(rundir, "__file__", str(repository(tmp_path / "ours") / "parl_like" / "lab" / "runs" / "rundir.py"))
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "here" / ".git"))
     state = rundir.git_state()
     assert state is not None and not state.dirty
@@ -472,7 +475,7 @@ def test_tables_that_no_run_wrote(tmp_path, text, capsys):
 def test_load_run_gives_a_robot_to_use(tmp_path):
     """With a real robot: it acts and evaluates as the run did, and can go on."""
     from parl_like import load_run
-    from parl_like.stages import StopAfterSteps
+    from parl_like.environment.stop_conditions import StopAfterSteps
 
     words = "train dqn-cartpole run_dir=real total_steps=200 n_agents=2 eval_episodes=2 tensorboard=false checkpoint_every=100"
     assert main(words.split()) == 0

@@ -12,7 +12,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from torch import nn
 from torch.distributions import Categorical, Normal
 
-from parl_like.batch import Batch
 from parl_like.models import (
     MLP,
     MLPQ,
@@ -34,7 +33,8 @@ from parl_like.models import (
     RecurrentActorCritic,
     make_head,
 )
-from parl_like.spec import leaves
+from parl_like.values.batch import Batch
+from parl_like.values.spec import leaves
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 ACT = Discrete(4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-from parl_like.explorer import MultiCategorical
+from parl_like.learning.explorers import MultiCategorical
 from parl_like.models import Planner
 from parl_like.models.planner import ImageTrunk
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from parl_like.algorithms.dynamics import DynamicsLearner
-from parl_like.batch import Batch
 from parl_like.envs.wrappers import NoisyObservation
 from parl_like.lab.config import parse_assignments, resolve
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.robots.auxiliary import Config, build
+from parl_like.values.batch import Batch
 
 
 def small(**options):

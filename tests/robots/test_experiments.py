@@ -15,13 +15,14 @@ import pytest
 
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab.checkpoint import Checkpoints
+from parl_like.lab import yaml_text
 from parl_like.lab.cli import main
-from parl_like.lab.metrics import evaluations
-from parl_like.lab.rundir import RunDir
-from parl_like.leaf import same
-from parl_like.robot import Robot
+from parl_like.lab.runs.checkpoint import Checkpoints
+from parl_like.lab.runs.metrics import evaluations
+from parl_like.lab.runs.rundir import RunDir
 from parl_like.robots import single
+from parl_like.run.robot import Robot
+from parl_like.values.batch_leaf import same
 
 # That of shared models is in test_thinker_shared.py: a cluster gives no trace.
 NAMES = [name for name in experiments.names() if experiments.get(name).robot not in ("fake", "thinker_shared")]
@@ -133,7 +134,7 @@ def test_the_robot_without_goals_has_one_task():
 
 
 def test_an_unknown_environment_is_a_config_error():
-    with pytest.raises(configs.ConfigError, match="CartPoll"):
+    with pytest.raises(yaml_text.ConfigError, match="CartPoll"):
         build("ppo-cartpole", env="CartPoll-v1")
 
 
@@ -178,7 +179,7 @@ def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(tmp_path, wh
     code = textwrap.dedent(f"""
         import time
         from pathlib import Path
-        from parl_like.stages import TraceHash
+        from parl_like.environment.hooks import TraceHash
         from parl_like.lab.cli import main
 
         add, steps = TraceHash.post_act, 0

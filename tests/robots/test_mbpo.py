@@ -11,13 +11,14 @@ import torch
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import MBPO, SAC, EnsembleLearner
-from parl_like.batch import Batch
-from parl_like.lab.config import ConfigError, resolve
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.lab.config import resolve
+from parl_like.lab.yaml_text import ConfigError
 from parl_like.models import EnsembleMLP, MLPActorQ
 from parl_like.models.dynamics import EnsembleDynamics
 from parl_like.robots.mbpo import Config, build
-from parl_like.spec import nest
-from parl_like.stages import StopAfterSteps
+from parl_like.values.batch import Batch
+from parl_like.values.spec import nest
 
 OBS, ACT = gym.spaces.Box(-2, 2, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32)
 THREE = gym.spaces.Discrete(3)

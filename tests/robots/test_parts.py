@@ -14,20 +14,21 @@ from numpy.typing import NDArray
 
 from parl_like import EpisodicHelper, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot
 from parl_like.algorithms import DQN
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.datasets import from_arrays
-from parl_like.data.prioritized import PrioritizedReplayBuffer
-from parl_like.drivers.processes import Processes
-from parl_like.drivers.ray_cluster import Ray
+from parl_like.drivers.ray.cluster import Ray
+from parl_like.drivers.workers.processes import Processes
 from parl_like.envs.wrappers import ActionRepeat
-from parl_like.explorer import EpsilonGreedy
 from parl_like.lab import experiment as experiments
 from parl_like.lab import runner
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, UsageError, Workers, ends_with, load_yaml, parse_assignments, resolve
-from parl_like.lab.rundir import RunDir
-from parl_like.optim import Linear
+from parl_like.lab.config import Workers, ends_with, parse_assignments, resolve
+from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.yaml_text import ConfigError, UsageError, load_yaml
+from parl_like.learning.explorers import EpsilonGreedy
+from parl_like.learning.schedule import Linear
 from parl_like.robots import auxiliary, hierarchy, single
-from parl_like.robots.parts import arguments_of
+from parl_like.robots.settings import arguments_of
 
 
 def robot(*words, **layer):

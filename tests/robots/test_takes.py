@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from parl_like import Robot, algorithms, create_algorithm_func, takes
+from parl_like import Robot, algorithms, create_algorithm_func
 from parl_like.lab.cli import main
+from parl_like.learning import action_spaces
 from parl_like.models import MLPQ, MLPActorQ, RecurrentQ
 from parl_like.robots.single import USUAL
 
-TABLE = {row["algorithm"]: row for row in takes.table()}
+TABLE = {row["algorithm"]: row for row in action_spaces.table()}
 INF = np.inf
 NUMBERS, IMAGE = Box(-1, 1, (3,), np.float32), Box(0, 255, (3, 12, 12), np.uint8)
 ACTIONS = {
@@ -87,7 +88,7 @@ def usual(row):
 
 def test_every_algorithm_of_one_task_is_in_the_table():
     assert TABLE.keys() == USUAL.keys()
-    assert {name for row in TABLE.values() for key in ("actions", "observations") for name in row[key]} <= set(takes.ALL)
+    assert {name for row in TABLE.values() for key in ("actions", "observations") for name in row[key]} <= set(action_spaces.ALL)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -95,7 +96,7 @@ def test_actions(name):
     """Of each kind all variants, or none; a refusal names who takes them."""
     for kind, spaces in ACTIONS.items():
         for space in spaces:
-            assert takes.kind_of(space) == kind
+            assert action_spaces.kind_of(space) == kind
             if kind in TABLE[name]["actions"]:
                 learns(name, usual(TABLE[name])[0], space)
                 continue
@@ -174,7 +175,7 @@ def test_networks_refuse_with_what_fits(build):
 
 def test_the_command_shows_the_table(capsys):
     assert main(["list", "--spaces", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["algorithms"] == json.loads(json.dumps(takes.table()))
+    assert json.loads(capsys.readouterr().out)["algorithms"] == json.loads(json.dumps(action_spaces.table()))
     assert main(["list", "--spaces"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ALGORITHM", "ACTIONS", "OBSERVATIONS", "IMAGES", "MASKS", "MEMORY"]

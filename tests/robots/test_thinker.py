@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.algorithm import value_of
+from parl_like.environment.hooks import EveryNSteps
+from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.sokoban import Levels
 from parl_like.envs.thinker.layout import Layout
 from parl_like.envs.thinker.snapshots import EnvSnapshots, snapshots_of
 from parl_like.envs.vector import make_vector_env
-from parl_like.errors import TaskFailed
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import runner, session
-from parl_like.lab.config import ConfigError
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.algorithm import value_of
 from parl_like.robots.thinker import Config, ThinkerAgent, build
-from parl_like.stages import EveryNSteps, StopAfterSteps
+from parl_like.values.errors import TaskFailed
 
 torch.set_num_threads(1)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from parl_like.algorithm import value_of
+from parl_like.learning.algorithm import value_of
 from parl_like.robots.thinker import Config, build
 
 TINY = dict(

@@ -17,7 +17,8 @@ import torch
 from parl_like.envs import thinker
 from parl_like.envs.atari import named_by
 from parl_like.lab import experiment as experiments
-from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file, resolve
+from parl_like.lab.config import resolve
+from parl_like.lab.yaml_text import ConfigError, dump_yaml, load_yaml_file
 from parl_like.robots.thinker import Config, build
 from parl_like.robots.thinker import config as options_
 

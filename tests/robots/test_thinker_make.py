@@ -15,11 +15,11 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from parl_like.data.archive import read_archive
+from parl_like.data.storage.archive import read_archive
 from parl_like.envs import thinker
-from parl_like.errors import TaskFailed
-from parl_like.lab.config import ConfigError, dump_yaml, load_yaml_file
+from parl_like.lab.yaml_text import ConfigError, dump_yaml, load_yaml_file
 from parl_like.robots.thinker import env as thinker_env
+from parl_like.values.errors import TaskFailed
 
 A, N = 3, 4
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.drivers.processes import FORK_SERVER
+from parl_like.drivers.workers.processes import FORK_SERVER
+from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
 from parl_like.lab.config import Workers
 from parl_like.robots.thinker import Config, build
-from parl_like.stages import StopAfterSteps, StopWhen
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")]
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like.agent_helper import AgentHelper
-from parl_like.algorithm import value_of
+from parl_like.agents.helper import AgentHelper
 from parl_like.envs import atari
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
+from parl_like.learning.algorithm import value_of
 
 torch.set_num_threads(1)
 

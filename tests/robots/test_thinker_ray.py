@@ -8,9 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from parl_like.data.archive import read_archive
-from parl_like.lab.config import ConfigError
-from parl_like.model import Model
+from parl_like.data.storage.archive import read_archive
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.model import Model
 from parl_like.robots.thinker import make as thinker_make
 from parl_like.robots.thinker.ray import ModelActor
 

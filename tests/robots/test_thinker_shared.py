@@ -8,7 +8,8 @@ import pytest
 
 from parl_like.lab import experiment as experiments
 from parl_like.lab.cli import main
-from parl_like.lab.config import ConfigError, resolve
+from parl_like.lab.config import resolve
+from parl_like.lab.yaml_text import ConfigError
 from parl_like.robots import thinker_shared
 
 ray = pytest.importorskip("ray")

@@ -14,9 +14,9 @@ from parl_like.envs.sokoban import SokobanVectorEnv
 from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.tree import Tree
 from parl_like.lab import experiment as experiments
-from parl_like.lab import plots
 from parl_like.lab.cli import main
 from parl_like.lab.experiment import Experiment
+from parl_like.lab.reports import plots
 from parl_like.models.planner import PlanningHead
 from parl_like.robots import thinker
 from parl_like.robots.thinker import view

@@ -7,9 +7,9 @@ from typing import Any, Self
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.lanes import first_stack, next_stack
+from parl_like.data.buffers.reading import first_stack, next_stack
 from parl_like.data.transforms.chain import Fields, Flat, Source, Tier, Transform, leaf_of, map_space, next_name, obs_names
-from parl_like.spec import specs_of
+from parl_like.values.spec import specs_of
 
 
 class FrameStacker(Transform):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 MIN_VAR = 1e-8  # a constant field is divided by 1e-4, not by 0
 

@@ -12,7 +12,7 @@ import numpy as np
 from parl_like.data.transforms.chain import Fields, Flat, Source, Transform, leaf_of
 from parl_like.data.transforms.moments import Moments
 from parl_like.data.transforms.scale import ObservationTransform, RewardTransform, counted
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 Phase = Literal["replay", "rollout", "never"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.data.transforms.chain import Fields, Flat, Source, Transform, leaf_of, map_space, next_name, obs_names
-from parl_like.spec import Array
+from parl_like.values.spec import Array
 
 
 class ObservationTransform(Transform):

@@ -1,0 +1,265 @@
+"""Agent: the acting loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from parl_like.agents.helper import AgentHelper
+from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.environment.face import EnvFace
+from parl_like.environment.process_guard import watched
+from parl_like.tasks.row_slots import Owner
+from parl_like.values.errors import AgentFailed, Interrupted, unknown
+from parl_like.values.spec import Array, SpecError
+from parl_like.values.user_calls import Guarded
+
+STUCK = 1000
+"""Calls of `run_one_episode` in a row that did nothing, after which an agent is declared stuck."""
+
+
+class Agent(Guarded):
+    """Runs episodes in one environment as plain sequential code. Override `run_one_episode` for your own control flow.
+
+    Args:
+        on_bad_value: See below; None: what the class says. A subclass may set it in its body instead.
+
+    Attributes:
+        index: Its number. first_env: the number of its (first) environment, among those of all agents.
+        env: The environment behind its face.
+        helpers: Task name → helper.
+        rng: Its own generator.
+        steps: Actions taken. The environment's own steps, of which an action may take several
+            (`parl_like.envs.wrappers.ActionRepeat`), are `env.time_steps`.
+        learned_at: What `steps` was at its last lesson.
+        paced: What `pace` gave between two of its steps, for who asks from another thread; None: nobody does.
+        on_bad_value: What becomes of an observation or reward that is not finite, outside of the declared bounds, or of another
+            shape or dtype. 'raise': whoever takes it refuses what it cannot use (NaN, shape, dtype, an integer outside), and the
+            run ends. 'drop': the episode ends before that step, like an interrupted one, and another begins, newly seeded.
+            'replace': numbers that are not finite become 0, others the nearest legal ones; shapes and dtypes raise. Actions that
+            are impossible always raise.
+        bad_values: Steps and resets with values that were dropped or replaced.
+        needs: Task name → rows that the agent has claimed of it.
+    """
+
+    on_bad_value: Literal["raise", "drop", "replace"] = "raise"
+    n_envs = 1
+    first_env = 0
+    vector = False
+    env: Any = None
+
+    def __init__(self, *, on_bad_value: Literal["raise", "drop", "replace"] | None = None) -> None:
+        if on_bad_value is not None:
+            self.on_bad_value = on_bad_value
+
+    def bind(self, robot: Any, index: int, rng: np.random.Generator, label: str = "agent") -> None:
+        """Called once, before anything else, by the crew that it belongs to: the robot, that of an evaluation, or that of a
+        worker process."""
+        if name := next((name for name in ("action_repeat", "max_episode_steps") if hasattr(self, name)), ""):  # options once
+            raise ValueError(f"{type(self).__name__}: {name} is the environment's business; give the robot a factory of "
+                             "parl_like.envs.wrappers.ActionRepeat(env, n) or gymnasium.wrappers.TimeLimit(env, steps)")
+        if self.on_bad_value not in ("raise", "drop", "replace") or (self.vector and self.on_bad_value != "raise"):
+            rest = " of an agent with a vector environment; wrap the single ones" if self.vector else ", 'drop' or 'replace'"
+            raise ValueError(f"{type(self).__name__}: on_bad_value is {self.on_bad_value!r}; expected 'raise'{rest}")
+        self.robot, self.index, self.rng = robot, index, rng
+        self._label = f"{label} {index}"
+        self.helpers = Helpers(self._label)
+        self.steps = self.bad_values = self.learned_at = 0
+        self.paced: tuple[int, bool] | None = None
+        self.fresh = True  # the next reset is seeded
+        self.signal: str | None = None
+        self.quota_steps: int | None = None
+        self.quota_episodes: int | None = None
+        self.learns = False
+        self.fault: SpecError | None = None  # why an episode was dropped last
+        self.told: set[str] = set()  # what of the process its environment has changed
+        self.needs: dict[str, int] = {}
+        self.owners: dict[str, Owner] = {}  # of those rows
+
+    def __str__(self) -> str:
+        return self._label
+
+    def join(self, make: Callable[[], Any]) -> None:
+        """Makes the agent's environment."""
+        with watched(self, "made"):
+            env = make()
+        self.env = EnvFace(env, self)
+
+    def claim(self, task: str, n: int) -> int:
+        """The first of `n` rows, of those that a task keeps for its agents (`Places`), that are this agent's until it claims anew
+        or closes its environment. For `join`: where agents are in workers, their rows are set aside before."""
+        owner = self.owners[task] = Owner()  # the one before is gone, and its rows are free
+        self.needs[task] = n
+        return int(self.robot.tasks[task].places.claim(owner, n))
+
+    def pace(self) -> tuple[int, bool]:
+        """Steps since its last lesson, and whether a schedule has one due: what others' lessons ask (`Ticket.waits_for`)."""
+        return self.steps - self.learned_at, any(helper.due() for helper in self.helpers.values())
+
+    def count_bad(self, text: str) -> None:
+        """Counts a value that was dropped or replaced."""
+        self.bad_values += 1
+        self.robot.count_bad(text)
+
+    # ------------------------------------------------------------------------------------------------------ what users write
+
+    def run_one_episode(self) -> None:
+        """Acts until the episode ends: the first task acts, and the helpers of all tasks store every step."""
+        helpers = list(self.helpers.values())
+        if not helpers:
+            raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
+        if self.env is None:
+            robot = self.robot
+            robot.env_steps += 1  # a round of learning counts as a step, so that stop conditions work
+            if robot._stop is not None and robot._stop(robot):
+                robot.request_stop()
+            del robot  # an agent that waits must not hold it
+            for helper in helpers:
+                if helper.learns:
+                    helper.learn()
+            return
+        obs, _ = self.env.reset()
+        predict, step, stores = helpers[0].predict, self.env.step, [helper.store for helper in helpers]
+        done = False
+        while not done:
+            act = predict(obs)
+            obs_next, rew, terminated, truncated, info = step(act)
+            for store in stores:
+                store(obs, act, rew, obs_next, terminated, truncated, info)
+            obs, done = obs_next, terminated or truncated
+
+    def caption(self) -> str:
+        """What is written below a picture of a film of this agent, such as its goal; empty: nothing."""
+        return ""
+
+    def thread(self, function: Callable[[], Any]) -> None:
+        """Runs `function()` in a thread of its own, under driver='threads'. It may ask this agent's helpers, above all `learn`,
+        while the agent acts: the third way to learn of PARL's document. Where that function runs already, nothing happens, so
+        `run_one_episode` may begin with it.
+
+        Between two runs, and while episodes end for a checkpoint, what it asks waits. When the robot stops, its next request
+        raises Stopped, which it may leave uncaught. What else it raises ends the run, as if the agent had raised it.
+
+        Raises:
+            WrongCaller: another driver; use driver='threads', or mode='async'.
+        """
+        self.robot._driver.start_thread(self, function)
+
+    # ------------------------------------------------------------------------------------------------------- called by drivers
+
+    def run(self) -> None:
+        """The driver's loop: episodes until stopped; an interruption ends an episode and, unless the run stops, starts another.
+
+        Raises:
+            What `run_one_episode` raised, after POST_EPISODE.
+            AgentFailed: `run_one_episode` keeps returning without having done anything, so the loop would never end.
+        """
+        done, idle = self._doings(), 0
+        while True:
+            try:
+                self.before_episode()
+                given: object = self.run_one_episode()  # type: ignore[func-returns-value]
+                if given is not None:
+                    self._refuse_unrun(given)
+                if self.env is not None:
+                    self.env.end_episode()
+            except Interrupted:
+                self.interrupt(carry=self.signal == "interrupt")
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                if isinstance(error, SpecError) and self.env is not None:
+                    error.add_note(f"{self}: its environment (seed {self.env.seed}), after {self.env.episode_length} steps of "
+                                   "the episode")
+                try:
+                    self.interrupt()
+                except Exception as second:  # noqa: BLE001 - whatever a hook raises now, the first error is the one to report
+                    error.add_note(f"afterwards POST_EPISODE of {self} raised {type(second).__name__}: {second}")
+                raise
+            if self.signal == "stop":
+                return
+            if self.signal == "interrupt":
+                self.signal = None
+                self.robot._driver.park(self)
+            before, done = done, self._doings()
+            idle = idle + 1 if before == done else 0
+            if idle == STUCK and self.env is not None:
+                raise AgentFailed(
+                    f"{self}: run_one_episode returned {STUCK} times without an environment step or a request; "
+                    "it should begin with self.env.reset() and step until the episode ends"
+                ) from self.fault
+
+    def _refuse_unrun(self, given: object) -> None:
+        """Raises AgentFailed where `run_one_episode` is a generator or a coroutine: a call of it runs nothing."""
+        if isinstance(given, (Generator, Coroutine)):
+            given.close()
+        elif not isinstance(given, AsyncGenerator):
+            return
+        what = "a generator, for it has a `yield`" if isinstance(given, Generator) else "asynchronous (`async def`)"
+        raise AgentFailed(f"{self}: run_one_episode is {what}, so a call of it runs nothing; write it as a plain method, which "
+                          "calls self.env.reset() and self.env.step(action) until the episode ends")
+
+    def _doings(self) -> int:
+        """Steps and requests so far, also other agents'."""
+        wrappers = self.robot.wrappers.values()
+        return self.steps + sum(int(queue.counters.requests) for w in wrappers for queue in (w.predictions, w.trainings))
+
+    def interrupt(self, carry: bool = False) -> None:
+        """The open episode ends here; its rows get a seam, and the next reset is seeded. To `carry`: where the environment can
+        clone its state, the next reset goes on with the episode."""
+        self.fresh = True
+        if self.env is not None:
+            self.robot.episodes_cut += self.env.carry() if carry else self.env.n_open() if self.signal == "stop" else 0
+            self.env.end_episode()
+
+    def cut(self, rows: Array | None = None) -> None:
+        """Marks the newest row of every helper as the last one of its episode; of a vector environment in the environments
+        `rows`."""
+        for helper in self.helpers.values():
+            helper.interrupt(rows)
+
+    def obey(self) -> None:
+        """Acts on the signal, at a point where the agent's data is complete."""
+        self.robot._driver.check_caller(self)
+        if self.robot._driver.is_beside():  # which ends by its requests
+            return
+        while self.signal is not None:
+            if self.signal != "park":
+                raise Interrupted
+            self.signal = None
+            self.robot._driver.park(self)
+
+    def before_episode(self) -> None:
+        """Parks while the agent has no episode left of its quota."""
+        self.obey()
+        while self.quota_episodes is not None and self.quota_episodes <= 0:
+            self.robot._driver.park(self)
+            self.obey()
+
+    def state_dict(self) -> dict[str, Any]:
+        time_steps = 0 if self.env is None else self.env.time_steps
+        return {"steps": self.steps, "learned_at": self.learned_at, "time_steps": time_steps, "bad_values": self.bad_values,
+                "rng": rng_state(self.rng), "carried": None if self.env is None else self.env.carried,
+                "helpers": {name: helper.state_dict() for name, helper in self.helpers.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.bad_values = state["steps"], state.get("bad_values", 0)
+        self.learned_at = state.get("learned_at", self.steps)
+        if self.env is not None:
+            self.env.time_steps, self.env.carried = state["time_steps"], None
+            if state.get("carried") is not None:
+                self.env.put_back(state["carried"])
+        set_rng_state(self.rng, state["rng"])
+        for name, helper in self.helpers.items():
+            helper.load_state_dict(state["helpers"][name])
+
+
+class Helpers(dict[str, AgentHelper]):
+    """An agent's helpers by task name; an unknown name is answered with the nearest known one."""
+
+    def __init__(self, agent: str, items: Iterable[tuple[str, AgentHelper]] = ()) -> None:
+        super().__init__(items)
+        self._agent = agent
+
+    def __missing__(self, name: str) -> AgentHelper:
+        raise KeyError(f"{self._agent}: " + unknown("task", name, self))

@@ -1,0 +1,57 @@
+"""EpisodicHelper: learns from whole episodes, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.on_policy import OnPolicyHelper
+from parl_like.values.spec import Array
+
+
+class EpisodicHelper(OnPolicyHelper):
+    """Learns from whole episodes: whenever `episodes` of them have ended, or when an environment has `max_steps` rows waiting.
+
+    Of a vector environment, rows of episodes that are still open wait for the next time.
+
+    Args:
+        episodes: Episodes of this agent, all its environments together, per training request.
+        max_steps: Rows that one environment can hold; a longer wait is cut there and bootstrapped.
+    """
+
+    _nothing = "no episode has ended since the last learning"
+    _whole = True
+
+    def __init__(self, *, episodes: int = 1, max_steps: int = 1000, **options: Any) -> None:
+        super().__init__(unroll=max_steps, **options)
+        if episodes < 1:
+            raise ValueError(f"{type(self).__name__}: episodes is {episodes}; expected at least 1")
+        self.episodes = episodes
+        self._ended = 0
+
+    def _after_store(self, rows: int, ended: int) -> None:
+        self._ended += ended
+        super()._after_store(rows, ended)
+        if self._ended >= self.episodes and not self.collecting:
+            self._learn()
+
+
+    def _to_take(self, rows: Mapping[str, Array]) -> int:
+        n = len(rows["rew"])
+        if self._unrolled >= self.unroll:
+            return n
+        ends = np.flatnonzero(rows["terminated"] | rows["truncated"])
+        return int(ends[-1]) + 1 if len(ends) else 0
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._ended = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "ended": self._ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._ended = state["ended"]

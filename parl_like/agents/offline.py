@@ -1,0 +1,118 @@
+"""OfflineHelper: learns from recorded rows; nothing is stored."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.off_policy import OffPolicyHelper
+from parl_like.agents.row_format import MARKS
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.values.spec import Array, Spec
+
+
+class OfflineHelper(OffPolicyHelper):
+    """Learns from a buffer that was filled elsewhere; stores nothing. Where its agent has an environment it acts there, and
+    learns from the data every `learn_every` steps.
+
+    Args:
+        data: The buffer, or the directory that `buffer.save(path)` wrote. Its columns must have the names, shapes and dtypes of
+            the model's spaces; what it lacks beside observations and actions, the algorithm must not need; what it has more does
+            no harm. Actions that it does not know to be the policy's (`buffer.act_space`) are the environment's, of the model's
+            action space; the task learns from a copy of them in the policy's units.
+        batch_size: Rows of one training request.
+        in_order: Requests go through the data in the order in which it is stored, again and again; the last of a pass is as short
+            as it must be. `last` marks the rows after which there is a cut, the last of the request included. None: where the
+            algorithm's window asks for it.
+    """
+
+    def __init__(self, data: ReplayBuffer | str, *, batch_size: int = 64, in_order: bool | None = None, **options: Any) -> None:
+        if isinstance(data, str):
+            data = _recorded(data)
+        if len(data) < batch_size:
+            raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or "
+                             "give more data")
+        if "warmup" in options:  # of whatever it learned online; here all rows are there
+            options["warmup"] = min(options["warmup"], len(data))
+        super().__init__(size=len(data), batch_size=batch_size, **options)
+        if self.store_info:
+            raise ValueError("OfflineHelper: store_info says what to store, and it stores nothing; leave it out (columns "
+                             "`info.x` of the data are read as they are)")
+        self.warmup = 0  # the rows are there
+        self.data, self.in_order = data, in_order
+        self._at = 0  # in that order
+
+    def _check_window(self) -> None:
+        if self.in_order is None:
+            self.in_order = bool(self.window.in_order)
+        if not self.in_order:
+            super()._check_window()
+
+    def lesson(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
+        """`n` random rows, or the next ones."""
+        if not self.in_order:
+            return super().lesson(n)
+        assert self.buffer is not None
+        with self.buffer.lock:
+            order = self.buffer.sample_indices(0)
+            begin, end = self._at, self._at + n
+            self._at = end if end < len(order) else 0
+            return self.rows_at(order[begin:end]), None
+
+    def rows_at(self, indices: Array) -> dict[str, Array]:
+        rows = super().rows_at(indices)
+        if self.in_order:
+            assert self.buffer is not None
+            rows["last"] = np.append(self.buffer.next(indices[:-1]) != indices[1:], True)
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "at": self._at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._at = state.get("at", 0)
+
+    def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
+        return self.data
+
+    def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
+        """Checks the columns that are there."""
+        for spec in specs:
+            column = buffer.columns.get(spec.name)
+            if column is None and spec.name.split(".")[0] in ("obs", "act", "state", *MARKS):
+                raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field",
+                                 True)
+            if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):
+                raise spec.error(f"{('N', *buffer.read_shape(spec.name))} {column.dtype}",
+                                 "convert the data, or build the model for its spaces", True)
+
+    def store(
+        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
+        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Offline data does not grow; the step counts for `learn_every`."""
+        if self.mode != "test" and self.buffer is not None:
+            n = 1 if not self._vector else len(self.lanes) if mask is None else int(mask.sum())
+            self.steps += n
+            self._after_store(n, int(np.sum(np.logical_or(terminated, truncated))))
+
+    def interrupt(self, rows: Array | None = None) -> None:
+        """Offline data does not change."""
+
+
+def _recorded(path: str) -> ReplayBuffer:
+    """The buffer that was saved there; that of other helpers of this process, where one has it."""
+    if not os.path.isdir(path):
+        raise ValueError(f"OfflineHelper: data is {path!r}; expected a directory that `buffer.save(path)` wrote, or a buffer")
+    key = os.path.realpath(path), os.stat(path).st_mtime_ns
+    if (data := RECORDED.get(key)) is None:
+        data = RECORDED[key] = ReplayBuffer.load(path)
+    return data
+
+
+RECORDED: weakref.WeakValueDictionary[tuple[str, int], ReplayBuffer] = weakref.WeakValueDictionary()

@@ -1,0 +1,188 @@
+"""OnPolicyHelper: learns from unrolls of its agent's own rows, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.helper import AgentHelper
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.learning.fixed_settings import fixed
+from parl_like.values.errors import NotEnoughRows
+from parl_like.values.spec import Array
+
+
+class OnPolicyHelper(AgentHelper):
+    """Learns from the rows since the last time, once, and forgets them.
+
+    Where learning waits, rows that more than one update of the task has made old are dropped unlearned, unless they carry the
+    log-probability they were taken with (`store_policy`). That can only happen when agents of one robot learn at different times,
+    such as those whose task of another rhythm makes them wait for its updates. So the log-probability is stored by default where
+    the robot has several tasks that may learn, where learning does not wait (mode 'async'), and where replicas predict with
+    parameters of before (`sync_every` above 1). A robot that drops more than 5 % of a task's rows says so.
+
+    Args:
+        unroll: Steps of this agent (of each of its environments) between two training requests.
+        The others: As for `AgentHelper`.
+
+    Attributes:
+        dropped: Rows dropped as too old.
+    """
+
+    learns = True
+    acts_in_step = True
+    unroll: int = fixed("the task's buffer holds so many rows; build the helper with another")
+    _nothing = "nothing was stored since the last learning"
+    _whole = False  # whether rows wait for the end of their episode
+
+    def __init__(self, *, unroll: int = 32, **options: Any) -> None:
+        super().__init__(**options)
+        if unroll < 1 or unroll != int(unroll):
+            raise ValueError(f"{type(self).__name__}: unroll is {unroll}; expected a whole number of at least 1")
+        self.unroll = unroll
+        self.dropped = 0
+        self._unrolled = 0
+        # Lane → rows at its front that were learned from, and are kept for the frames of later ones.
+        self._context: dict[int, int] = {}
+        self._learns = 0  # the task's updates when the newest row was stored
+        self._renewed = 0, 0  # values of `_unrolled` at which the task was found updated, the last two times
+
+    def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
+        # One more: what was collected may fill the unroll already.
+        return ReplayBuffer((self.unroll + 1 + self.transforms.behind) * n_lanes, n_lanes, rng)
+
+    def _check_window(self) -> None:
+        if self.window.n_step > 1 or self.window.rows > 1:
+            raise ValueError(f"{self.where}: {type(self.task.algorithm).__name__} asks for {self.window}, "
+                             f"{type(self).__name__} sends whole segments; use OffPolicyHelper")
+        if self.window.in_order is False:
+            raise ValueError(f"{self.where}: {type(self.task.algorithm).__name__} learns from random rows of all that is "
+                             "remembered "
+                             f"(off-policy), {type(self).__name__} sends the newest in order, once; use OffPolicyHelper")
+
+    def _check_buffer(self, buffer: ReplayBuffer) -> None:
+        super()._check_buffer(buffer)
+        if buffer.lane_size < self.unroll + self.transforms.behind:
+            raise ValueError(f"{self.where}: unroll is {self.unroll}, but the task's first helper made a buffer with lanes of "
+                             f"{buffer.lane_size} rows; give all helpers of the task the same unroll, or the first the largest")
+
+    def _learns_late(self) -> bool:
+        robot, task = self.agent.robot, self.task
+        learners = sum(other.train and other.helper is not None for other in robot.tasks.values())
+        lags = robot.remote and task.serve == "replica" and task.sync_every > 1
+        return not self.wait or learners > 1 or lags
+
+    def _after_store(self, rows: int, ended: int) -> None:
+        if self.task.learns != self._learns:
+            self._learns = self.task.learns
+            self._renewed = self._renewed[1], self._unrolled
+        self._unrolled += 1
+        if not self._collecting:
+            if self._unrolled >= self.unroll:
+                self._learn()
+        elif self._unrolled > self.unroll:
+            raise ValueError(f"{self.where}: collected more than {self.unroll} steps, all that this helper holds; "
+                             "give it a larger unroll (max_steps), or call update() in between")
+
+    def _learn(self) -> dict[str, Any] | None:
+        self.comm.check_caller()  # before any row is taken
+        # An agent that waits does not overwrite its rows, and those of several agents are joined, so copied, anyway.
+        return self._send(self.take(copy=not self.wait or len(self.agent.robot.agents) == 1))
+
+    def take(self, copy: bool = True) -> dict[str, Array]:
+        """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them.
+
+        Args:
+            copy: Without it perhaps views of the buffer, which the next `store` overwrites.
+
+        Raises:
+            NotEnoughRows: there are none.
+        """
+        found = self._segments()
+        dropped = sum(stale for _, _, stale in found)
+        self.dropped += dropped
+        self.agent.robot.rows.count(self.name, sum(len(at) for at, _, _ in found), dropped)
+        if not any(len(at) for at, _, _ in found):
+            raise NotEnoughRows(f"{self.where}: {self._nothing}; store more steps before learning")
+        assert self.buffer is not None
+        if self._changes:
+            self._prepare()
+        with self.buffer.lock:
+            segments = [self._replayed(rows, at, at) for at, rows, _ in found if len(at)]
+        for segment in segments:
+            segment["last"] = segment["terminated"] | segment["truncated"]
+            segment["last"][-1] = True
+        # The lanes are overwritten while an asynchronous request waits, and rows that are kept move to their front.
+        copy = copy or len(segments) > 1 or self._keeps
+        out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]} if copy else segments[0]
+        self._forget()
+        if self._keeps_policy and not self.store_policy:
+            del out["policy.log_prob"]
+        return out
+
+    def due(self) -> bool:
+        return self._unrolled > 0
+
+    def ready(self) -> bool:
+        return any(len(at) for at, _, _ in self._segments())
+
+    def _segments(self) -> list[tuple[Array, dict[str, Array], int]]:
+        """What would be learned from now, per environment: positions, raw rows, perhaps views of the buffer, and how many were
+        too old."""
+        buffer = self.buffer
+        old = self._renewed[0] if self.wait and not self.store_policy else 0
+        found = []
+        for lane in self.lanes if buffer is not None else ():
+            assert buffer is not None
+            rows = buffer.lane_rows(lane)
+            begin, end = self._context.get(lane, 0), self._to_take(rows)
+            stale = min(max(len(rows["rew"]) - (self._unrolled - old) - begin, 0), max(end - begin, 0)) if old else 0
+            if end > begin:
+                part = slice(begin + stale, end)
+                found.append((buffer.lane_positions(lane)[part], {name: column[part] for name, column in rows.items()}, stale))
+        return found
+
+    def _to_take(self, rows: Mapping[str, Array]) -> int:
+        """How many rows of a lane are learned from now."""
+        return len(rows["rew"])
+
+    def _forget(self) -> None:
+        """Drops the rows that were taken, but for those of an open episode that the frames of later ones look back to."""
+        buffer, behind = self.buffer, self.transforms.behind
+        assert buffer is not None
+        unrolled = 0
+        for lane in self.lanes:
+            kept: list[Array] = []
+            if self._keeps:
+                rows = buffer.lane_rows(lane)
+                n = self._to_take(rows)
+                ends = np.flatnonzero(rows["terminated"][:n] | rows["truncated"][:n])
+                self._context[lane] = learned = min(behind, n - (int(ends[-1]) + 1 if len(ends) else 0))
+                kept = [column[n - learned :].copy() for column in rows.values()]
+            buffer.clear_lane(lane)
+            if kept and len(kept[0]):
+                buffer.push_rows([lane] * len(kept[0]), kept)
+                unrolled = max(unrolled, len(kept[0]) - learned)
+        self._unrolled, self._renewed = unrolled, (0, 0)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether rows stay when others are dropped."""
+        return self._whole or self.transforms.behind > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "store_policy": self.store_policy, "unrolled": self._unrolled, "learns": self._learns,
+                "renewed": list(self._renewed), "dropped": self.dropped,
+                "context": {str(lane): rows for lane, rows in self._context.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        vars(self)["store_policy"] = state.get("store_policy", self.store_policy)
+        self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
+        self._renewed = (0, 0, *state["renewed"])[-2:]
+        if not self._renewed[0] <= self._renewed[1] <= self._unrolled:
+            raise ValueError(f"{self.where}: renewed is {state['renewed']}; expected two rising counts, at most the "
+                             f"{self._unrolled} rows of the unroll")
+        self._context = {int(lane): rows for lane, rows in state.get("context", {}).items()}

@@ -1,0 +1,117 @@
+"""PopulationHelper: episodes that evaluate the candidates of a search among parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.actor import Actor
+from parl_like.agents.helper import AgentHelper
+from parl_like.learning.explorers import Candidates
+from parl_like.values.spec import Array, SpecError
+
+
+class PopulationHelper(AgentHelper):
+    """Evaluates candidates: of each generation every one for `episodes` episodes, which are divided over all agents.
+
+    Agent i of n takes episodes i, i + n, i + 2n … of a generation's `population` · `episodes`, sends their returns, and waits for
+    those of the others: a lesson has all of them, as rows of `candidate`, `episode` (of how many `episodes`) and `score`. The
+    k-th episode of all candidates begins with the same seed of the environment, a function of the robot's seed, the generation
+    and k; so candidates are compared under the same conditions, and what is found does not depend on the number of agents. An
+    episode that a checkpoint interrupts is evaluated anew.
+
+    For algorithms with a `population` and `Candidates` as their explorer (`parl_like.algorithms.evolution`), in sync mode, with
+    one environment per agent.
+
+    Args:
+        episodes: Per candidate and generation.
+        The others: As for `AgentHelper`.
+    """
+
+    learns = sends_returns = True
+
+    def __init__(self, *, episodes: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        if episodes < 1:
+            raise ValueError(f"PopulationHelper: episodes is {episodes}; expected at least 1")
+        self.episodes = episodes
+        self._scores: list[float] = []  # of this agent's episodes of the generation, in their order
+        self._score = 0.0  # of the open one, so far
+
+    def bind(self, name: str, agent: Actor, *args: Any, **options: Any) -> None:
+        super().bind(name, agent, *args, **options)
+        algorithm: Any = self.task.algorithm
+        for wrong, there, mend in (
+            (not isinstance(self.explorer, Candidates), type(self.explorer).__name__, "take an algorithm such as ES, CEM or ARS"),
+            (self._vector, "a vector environment", "give each agent one environment"),
+            (not self.wait, "mode 'async'", "use mode='sync'"),
+        ):
+            if wrong:
+                raise ValueError(f"{self.where}: PopulationHelper evaluates a candidate of a population in each episode, and "
+                                 f"there is {there}; {mend}")
+        self.population = int(algorithm.population)
+        self._base = agent.robot.common_seed
+        self._evaluates = self.mode != "test" and self.task.train
+
+    def episode_seed(self) -> int | None:
+        """Of the next episode; before, sends what a generation has brought, once all its episodes are over."""
+        if not self._evaluates or self.collecting:
+            return None
+        if self._number() >= self.population * self.episodes:
+            if not self._scores:
+                raise ValueError(f"{self.where}: {self.agent.robot.n_agents} agents share {self.population} candidates of "
+                                 f"{self.episodes} episodes; expected an episode for each agent at least")
+            numbers = self._number(np.arange(len(self._scores)))
+            rows = {"candidate": numbers // self.episodes, "episode": numbers % self.episodes,
+                    "episodes": np.full(len(numbers), self.episodes), "score": np.array(self._scores)}
+            while not self._send(rows):  # nothing was learned, for others are still at theirs
+                if self.agent.signal is None:
+                    raise ValueError(f"{self.where}: a lesson had the returns of only some of {self.population * self.episodes} "
+                                     "episodes; let all agents learn together, so set no training_rule")
+                self.agent.obey()
+            self._scores.clear()  # not before it is answered: an interruption may come first
+        # Buffers have spawn keys from 1,000,000 on, workers from 2,000,000 on; these are of no other generator.
+        key = self.task.learns, self._number() % self.episodes
+        return int(np.random.SeedSequence(self._base, spawn_key=(3_000_000, *key)).generate_state(1)[0] >> 1)
+
+    def _number(self, k: Any = None) -> Any:
+        """Which of the generation's episodes this agent's k-th is; None: its next."""
+        return self.agent.index + (len(self._scores) if k is None else k) * self.agent.robot.n_agents
+
+    def pre_episode(self, agent: Actor) -> None:
+        super().pre_episode(agent)
+        self._score = 0.0
+        if self._evaluates and not self.collecting:
+            self.explorer.memory[:] = self._number() // self.episodes  # type: ignore[union-attr]
+
+    def store(
+        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
+        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Adds the reward to the episode's return. Nothing else is kept.
+
+        Raises:
+            SpecError: the reward is not finite.
+        """
+        if not self._evaluates:
+            return
+        if not isfinite(rew):
+            raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment")
+        self.steps += 1
+        self._score += float(rew)
+        if (terminated or truncated) and not self.collecting:
+            self._scores.append(self._score)
+
+    def interrupt(self, rows: Array | None = None) -> None:
+        super().interrupt(rows)
+        self._score = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "scores": list(self._scores), "base": self._base}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._scores, self._base, self._score = list(state["scores"]), state["base"], 0.0

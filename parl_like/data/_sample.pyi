@@ -1,3 +1,0 @@
-from parl_like.spec import Array
-
-def categorical(logits: Array, noise: Array, act: Array, log_prob: Array) -> None: ...

@@ -1,0 +1,175 @@
+"""The fields of stored rows: found out from the first row, checked, compared, and written into a saved state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.data.rng import set_rng_state
+from parl_like.data.storage.tree_encoding import CODES
+from parl_like.values.action_codec import environment_columns, policy_columns
+from parl_like.values.spec import Array, Spec, SpecError, parts_of
+
+FLAGS = ("terminated", "truncated")
+"""The fields that say where an episode ends: one bool each."""
+
+
+def is_part(name: str, key: str) -> bool:
+    """Whether a field is `key`, or a leaf of it."""
+    return name == key or name.startswith(key + ".")
+
+
+def as_array(value: Any) -> Array:
+    """Numbers, an array or a tensor as an array."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def infer(owner: str, name: str, value: Any, rows: bool = False) -> Spec:
+    """The spec of a field first seen as `value`, one row, or with `rows` [k, …].
+
+    Raises:
+        SpecError: it does not hold numbers of one shape.
+    """
+    mend = "rows hold numbers of one shape: encode it, or leave it out"
+    try:
+        array = as_array(value)
+    except ValueError as error:
+        raise SpecError(f"{owner}, field {name!r}: got a ragged {type(value).__name__} ({error}); {mend}") from None
+    if array.dtype.kind not in "biuf":
+        raise SpecError(f"{owner}, field {name!r}: got {value!r} ({type(value).__name__}); {mend}")
+    dtype = array.dtype.newbyteorder("=")
+    return Spec(name, array.shape[1:] if rows else array.shape, dtype, owner=owner)
+
+
+def like(spec: Spec, columns: Mapping[str, Array]) -> Spec:
+    """The spec of the field's column [N, …] among these; the field's own, where it is not."""
+    column = columns.get(spec.name)
+    return spec if column is None else Spec(spec.name, column.shape[1:], column.dtype, owner=spec.owner)
+
+
+def in_units(columns: dict[str, Array], have: gym.Space[Any] | None, want: gym.Space[Any] | None, owner: str) -> dict[str, Array]:
+    """Columns [N, …] by flat names, with actions converted from the policy's units of one action space, or an environment's
+    where it is None, to those of another.
+
+    Raises:
+        SpecError: they are no actions of that space, or of another space. `owner` is named.
+    """
+    if have == want:
+        return columns
+    if have is None:
+        assert want is not None
+        return {**columns, **policy_columns(want, columns, owner)}
+    if want is None:
+        return {**columns, **environment_columns(have, columns)}
+    raise SpecError(f"{owner}: expected actions of {want}, got those of {have}; give rows of an environment with that action "
+                    "space")
+
+
+def check_numbers(kind: str, specs: Sequence[Spec]) -> None:
+    """Refuses fields that hold no numbers, or are both a leaf and a group, in the name of this kind of buffer."""
+    names = {spec.name for spec in specs}
+    for spec in specs:
+        if spec.dtype.kind not in "biuf":
+            raise ValueError(f"{kind}: field {spec.name!r} has dtype {spec.dtype}; rows hold numbers")
+        parts = spec.name.split(".")
+        for group in (".".join(parts[:i]) for i in range(1, len(parts))):
+            if group in names:
+                raise ValueError(f"{kind}: {group!r} cannot be both an array and the group of {spec.name!r}")
+
+
+def convert_rows(spec: Spec, value: Any, n: int) -> Array:
+    """`value` as [n, *shape] of this field.
+
+    Raises:
+        SpecError: it does not fit, or has another number of rows.
+    """
+    array = spec.convert(value, rows=True)
+    if len(array) != n:
+        raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", True)
+    return array
+
+
+def in_words(specs: Sequence[Spec]) -> str:
+    return ", ".join(f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs) or "none yet"
+
+
+def difference(own: Sequence[Spec], other: Sequence[Spec]) -> str:
+    """The first difference between two lists of fields, in words."""
+    for mine, theirs in zip(own, other, strict=False):
+        if mine != theirs:
+            return f"{mine.name!r} {mine.shape} {mine.dtype} here, {theirs.name!r} {theirs.shape} {theirs.dtype} there"
+    longer, where = (own, "here") if len(own) > len(other) else (other, "there")
+    return f"{longer[min(len(own), len(other))].name!r} only {where}"
+
+
+def saved_specs(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+    """As JSON values."""
+    return [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype.str} for spec in specs]
+
+
+def loaded_specs(owner: str, saved: Sequence[Mapping[str, Any]]) -> list[Spec]:
+    for field in saved:
+        if np.dtype(field["dtype"]) not in CODES:
+            raise ValueError(f"{owner}: a saved field has dtype {field['dtype']!r:.20}; expected numbers")
+    return [Spec(s["name"], tuple(s["shape"]), np.dtype(s["dtype"]), owner=owner) for s in saved]
+
+
+SPACES = ("Dict", "Tuple", "Discrete", "Box", "MultiDiscrete", "MultiBinary")
+_ARRAYS = {"Box": ("low", "high"), "MultiDiscrete": ("nvec", "start")}
+
+
+def saved_space(space: gym.Space[Any] | None) -> dict[str, Any] | None:
+    """A space as JSON values and arrays [n]; None: it is not known."""
+    if space is None:
+        return None
+    kind = next(name for name in SPACES if isinstance(space, getattr(gym.spaces, name)))
+    if (parts := parts_of(space)) is not None:
+        return {"kind": kind, "keys": list(parts), "parts": [saved_space(part) for part in parts.values()]}
+    if isinstance(space, gym.spaces.Discrete):
+        return {"kind": kind, "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, gym.spaces.MultiBinary):
+        return {"kind": kind, "n": np.array(space.n, np.int64).tolist()}
+    arrays = {name: np.array(getattr(space, name), space.dtype).reshape(-1) for name in _ARRAYS[kind]}
+    return {"kind": kind, "shape": np.array(space.shape, np.int64).tolist(), **arrays}
+
+
+def loaded_space(saved: Mapping[str, Any] | None) -> gym.Space[Any] | None:
+    """What `saved_space` was given. Raises ValueError, KeyError, TypeError or AttributeError where it is none."""
+    if saved is None:
+        return None
+    kind = saved["kind"]
+    try:
+        if kind in ("Dict", "Tuple"):
+            parts: dict[str, Any] = {key: loaded_space(part) for key, part in zip(saved["keys"], saved["parts"], strict=True)}
+            return gym.spaces.Dict(parts) if kind == "Dict" else gym.spaces.Tuple(list(parts.values()))
+        if kind == "Discrete":
+            return gym.spaces.Discrete(saved["n"], start=saved["start"])
+        if kind == "MultiBinary":
+            return gym.spaces.MultiBinary(saved["n"])
+        first, second = (saved[name].reshape(saved["shape"]) for name in _ARRAYS[kind])
+        if kind == "Box":
+            return gym.spaces.Box(first, second, dtype=first.dtype.type)
+        return gym.spaces.MultiDiscrete(first, dtype=first.dtype.type, start=second)
+    except AssertionError as error:  # so gymnasium refuses
+        raise ValueError(f"an action space of kind {kind}: {str(error):.100}") from None
+
+
+def loaded_columns(owner: object, specs: Sequence[Spec], columns: Mapping[str, Any], n: int) -> list[Array]:
+    """The saved columns [n, …] of these fields; refuses others."""
+    names = [spec.name for spec in specs]
+    if columns.keys() != set(names) or (n and not names):
+        raise ValueError(f"{owner}: {n} rows were saved with the columns {', '.join(columns) or 'none'}; expected "
+                         f"{', '.join(names) or 'some'}")
+    return [convert_rows(spec, columns[spec.name], n) for spec in specs]
+
+
+def check_saved(buffer: Any, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuses a saved state of a buffer that was built with other options than `own`, or with another kind of generator."""
+    for key, value in own.items():
+        if state[key] != value:
+            raise ValueError(f"{buffer!r}: the saved {key} is {state[key]}, this buffer's {value}; build it with the saved one")
+    if "rng" in state:
+        set_rng_state(np.random.default_rng(0), state["rng"])

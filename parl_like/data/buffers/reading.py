@@ -1,0 +1,365 @@
+"""Lanes: how rows of a buffer are read: which belong together in time, drawing some, gathering their fields."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from parl_like.data.buffers._rows import Ring
+from parl_like.data.buffers.fields import FLAGS, is_part
+from parl_like.data.buffers.saving import Savable
+from parl_like.data.buffers.stored_fields import FinalObservations, StoredFields
+from parl_like.values.batch import Batch
+from parl_like.values.spec import Array
+from parl_like.values.user_calls import Guarded
+
+Positions = npt.NDArray[np.int64]
+Random = np.random.Generator | np.random.SeedSequence | int | None
+
+
+class Buffer(Savable, ABC):
+    """What all buffers do: draw rows, read those that were drawn, and go into files.
+
+    Attributes:
+        rng: Draws rows, where no other generator is given.
+        act_space: The environment's action space whose actions stand here in the policy's units: numbers of a bounded Box in
+            [−1, 1], choices from 0 and side by side. Helpers set it. None, as of rows that were written by hand: actions are as
+            they came, the environment's.
+    """
+
+    rng: np.random.Generator
+    act_space: gym.Space[Any] | None = None
+    _nothing = "from an empty buffer; add rows first, or ask len(buffer)"
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _draw(self, n: int, rng: np.random.Generator) -> Positions:
+        """n > 0 positions, of a buffer with rows."""
+
+    @abstractmethod
+    def _batch(self, positions: Positions) -> Batch:
+        """The rows at these positions."""
+
+    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None) -> Positions:
+        """Positions of rows, int64 [n]: n > 0 uniform over the rows, with replacement; 0 all of them, in order of positions.
+
+        None draws as many as there are rows; n < 0, or a buffer without a row, gives none.
+
+        Args:
+            n: How many.
+            rng: Instead of the buffer's own generator.
+        """
+        n = len(self) if n is None else n
+        if n < 0 or not len(self):
+            return np.empty(0, np.int64)
+        return self._draw(n, self.rng if rng is None else rng) if n else np.arange(len(self))
+
+    def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
+        """Rows as `sample_indices` chooses them, leaves [n, …], and their positions: `batch == buffer[indices]`.
+
+        Raises:
+            ValueError: n > 0 and the buffer is empty.
+        """
+        if n is not None and n > 0 and not len(self):
+            raise ValueError(f"{self!r}: cannot sample {n} rows {self._nothing}")
+        indices = self.sample_indices(n, rng)
+        return self._batch(indices), indices
+
+
+class Lanes(Buffer, Guarded):
+    """The reading half of `ReplayBuffer`, which says what lanes and positions are."""
+
+    n_lanes: int
+    lane_size: int
+    capacity: int
+    columns: dict[str, Array]
+    stack_num: int
+    sample_avail: bool
+    _ring: Ring
+    _plan: StoredFields
+    _finals: FinalObservations | None
+
+    def __len__(self) -> int:
+        return self._ring.total
+
+    def is_full(self, lane: int) -> bool:
+        """Whether the next row of a lane takes the place of its oldest one."""
+        return bool(self._ring.count[lane] == self.lane_size)
+
+    # ---- positions
+
+    def lane_positions(self, lane: int) -> Positions:
+        """Positions of a lane, oldest row first."""
+        first, count = lane * self.lane_size, int(self._ring.count[lane])
+        oldest = int(self._ring.cursor[lane]) - first if count == self.lane_size else 0
+        return first + (oldest + np.arange(count)) % self.lane_size
+
+    def _rows(self) -> Positions:
+        """All rows, lane after lane in time order."""
+        return np.concatenate([self.lane_positions(lane) for lane in range(self.n_lanes)])
+
+    def _filled(self) -> Positions:
+        """Positions that hold a row, in storage order."""
+        return np.concatenate([lane * self.lane_size + np.arange(count) for lane, count in enumerate(self._ring.count.tolist())])
+
+    def _newest(self) -> Positions:
+        """Position of the newest row of every lane; meaningless for an empty lane."""
+        first = np.arange(self.n_lanes) * self.lane_size
+        return np.asarray(first + (self._ring.cursor - first - 1) % self.lane_size, np.int64)
+
+    def positions(self, index: Any) -> Positions:
+        """A checked index as positions: of any shape, () for an integer.
+
+        Raises:
+            IndexError: a position that holds no row, or an index of another kind.
+        """
+        if isinstance(index, slice):
+            return self._rows()[index]
+        array = np.asarray(index)
+        if array.dtype == np.bool_:
+            if array.shape != (self.capacity,):
+                raise IndexError(f"{self!r}: a mask has shape {array.shape}; expected ({self.capacity},), one per slot")
+            array = np.flatnonzero(array)
+        if array.size == 0:
+            return array.astype(np.int64)
+        if array.dtype.kind not in "iu":
+            raise IndexError(f"{self!r}: index {index!r}; expected a slice, integers, or a bool mask")
+        positions = array.astype(np.int64, copy=False)
+        if (wrong := self._ring.first_empty(positions.reshape(-1))) >= 0:
+            raise IndexError(f"{self!r}: position {array.reshape(-1)[wrong]} holds no row; positions with rows are "
+                             "buffer.sample_indices(0)")
+        return positions
+
+    def window(self, start: int, stop: int) -> Positions:
+        """Positions start, start + 1, … before stop, running round inside one lane; none if the two are equal.
+
+        Raises:
+            ValueError: the two lie in different lanes.
+        """
+        lane = start // self.lane_size
+        first, end = lane * self.lane_size, (lane + 1) * self.lane_size
+        if not (0 <= lane < self.n_lanes and first <= stop <= end):
+            raise ValueError(f"window: {start} to {stop} leaves its lane; lanes hold {self.lane_size} slots, this one {first} to "
+                             f"{end - 1}")
+        length = stop - start if stop >= start else stop - start + self.lane_size
+        return first + (start - first + np.arange(length)) % self.lane_size
+
+    def serials(self, positions: Positions) -> Positions:
+        """[N]: the numbers of rows in the history of their lane, from 0. Of a row that is overwritten meanwhile it is another one
+        then, of one that was dropped −1."""
+        return self._ring.serials(positions)
+
+    # ---- along time
+
+    def _done(self, positions: Any) -> Any:
+        return self.columns[FLAGS[0]][positions] | self.columns[FLAGS[1]][positions]
+
+    def _each(self, index: Any, walk: Callable[[Positions], Positions]) -> Positions:
+        positions = self.positions(index)
+        return walk(positions.ravel()).reshape(positions.shape)
+
+    def prev(self, index: Any) -> Positions:
+        """The row before, within the episode; an episode's first row and the oldest row of a lane are their own."""
+        return self._each(index, self._ring.prev)
+
+    def next(self, index: Any) -> Positions:
+        """The row after, within the episode; a row that ends one and the newest row of a lane are their own."""
+        return self._each(index, self._ring.next)
+
+    def episode_end(self, index: Any) -> Positions:
+        """The newest row of the episode of each row, so far as it is stored."""
+        return self._each(index, self._ring.episode_end)
+
+    def unfinished_index(self) -> Positions:
+        """The newest row of every lane whose episode is not over."""
+        newest = self._newest()[self._ring.count > 0]
+        return newest[~self._done(newest)] if len(newest) else newest
+
+    def episode_start(self, lane: int) -> int:
+        """Position of the first row of the lane's newest episode, ended or not, that is still kept; −1 where the lane is
+        empty."""
+        order = self.lane_positions(lane)
+        if not len(order):
+            return -1
+        ends = np.flatnonzero(self._done(order[:-1]))
+        return int(order[ends[-1] + 1 if len(ends) else 0])
+
+    def sequences(self, indices: Positions, length: int, burn_in: int = 0) -> tuple[Positions, Array]:
+        """The rows from `burn_in` before each of [N] positions to the `length`-th from it on, inside its episode and lane.
+
+        Args:
+            indices: [N] positions of rows, as `sample_indices` gives them; not checked.
+            length: Rows of a sequence, the row of `indices` first.
+            burn_in: Rows before it, for a recurrent memory to warm up on.
+
+        Returns:
+            Positions [N, burn_in + length], and [N, burn_in + length] bool: False where the episode or the lane has no such row;
+            there the nearest one stands.
+        """
+        if length < 1 or burn_in < 0:
+            raise ValueError(f"sequences: length is {length}, burn_in {burn_in}; expected at least 1 and 0")
+        return self._ring.around(indices, burn_in, length - 1)
+
+    def n_step(self, indices: Positions, n: int) -> dict[str, Array]:
+        """The next n rewards of each row, inside its episode and lane.
+
+        Args:
+            indices: [N] positions of rows, as `sample_indices` gives them; not checked.
+            n: At least 1.
+
+        Returns:
+            rew [N, n] (vector reward [N, n, …]): rew[i, k] of the k-th row from `indices[i]`, 0 after the end.
+            valid [N] int: rows followed, this one included; fewer than n where the episode or the lane ended.
+            last_index [N]: position of the last of them, whose obs_next is the state to bootstrap from.
+        """
+        if n < 1:
+            raise ValueError(f"n_step: n is {n}; expected at least 1")
+        if "rew" not in self.columns:
+            raise ValueError(f"{self!r}: n_step needs the field 'rew'")
+        return self._ring.n_step(indices, n, self._plan.number["rew"])
+
+    # ---- choosing rows
+
+    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0, behind: int = 0) -> Positions:
+        """Positions of rows: n > 0 drawn with replacement; 0 all of them, lane after lane in time order.
+
+        None draws as many as there are rows; n < 0, or an empty buffer, gives none. Here every row is as likely as the others.
+
+        Args:
+            n: How many.
+            rng: Instead of the buffer's own generator.
+            ahead: Rows that must follow a drawn one, unless its episode ends before.
+            behind: Rows before a drawn one that must not have been overwritten; at least `stack_num` − 1.
+
+        Raises:
+            ValueError: no row has its whole stack of frames, or enough rows after it.
+        """
+        total = len(self)
+        n = total if n is None else n
+        if n < 0 or not total:
+            return np.empty(0, np.int64)
+        if n == 0:
+            rows = self._rows()
+            return rows[self._whole(rows, ahead, behind)] if self.sample_avail else rows
+        rng = self.rng if rng is None else rng
+        drawn = self._draw(n, rng)
+        if ahead or behind or self.stack_num > 1:
+            self._redraw(drawn, rng, ahead, behind)
+        return drawn
+
+    def _whole(self, positions: Positions, ahead: int, behind: int) -> Array:
+        return self._ring.whole(positions, max(self.stack_num, behind + 1), ahead, self.sample_avail)
+
+    def _draw(self, n: int, rng: np.random.Generator) -> Positions:
+        total = len(self)
+        # Uniform to 2⁻⁵³ · total, in half the time of `integers`; below total also after rounding.
+        drawn: Positions = (rng.random(n) * total).astype(np.int64)
+        if total == self.capacity or self.n_lanes == 1:
+            return drawn  # the filled slots are 0 … total − 1
+        count = self._ring.count
+        before = np.cumsum(count) - count
+        lane = np.searchsorted(before + count, drawn, side="right")
+        positions: Positions = drawn - before[lane] + lane * self.lane_size
+        return positions
+
+    def _redraw(self, drawn: Positions, rng: np.random.Generator, ahead: int, behind: int) -> None:
+        """Replaces drawn rows that cannot be had whole. Those that can keep their shares, as if the others weighed nothing."""
+        bad = np.flatnonzero(~self._whole(drawn, ahead, behind))
+        for _ in range(8):
+            if not len(bad):
+                return
+            drawn[bad] = self._draw(len(bad), rng)
+            bad = bad[~self._whole(drawn[bad], ahead, behind)]
+        if len(bad):  # they are rare, so all are looked for
+            rows = self.sample_indices(0)
+            whole = rows[self._whole(rows, ahead, behind)]
+            if not len(whole):
+                raise ValueError(f"{self!r}: none of {len(rows)} rows has {max(self.stack_num - 1, behind)} rows before it and "
+                                 f"{ahead} after it; add rows first")
+            drawn[bad] = rng.choice(whole, len(bad), p=self._shares(whole))
+
+    def _shares(self, rows: Positions) -> Array | None:
+        """Probabilities of rows among themselves; None: equal."""
+        return None
+
+    # ---- gathering fields
+
+    def take(self, positions: Positions, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Rows as they are stored, flat: dotted name -> [N, …], a copy. Positions are not checked; `names` None is every stored
+        field."""
+        columns = self.columns
+        return {name: columns[name].take(positions, axis=0) for name in (columns if names is None else names)}
+
+    def lane_rows(self, lane: int) -> dict[str, Array]:
+        """The rows of a lane in time order, flat as from `take`. Perhaps views: copy what must outlive the next write."""
+        first, count = lane * self.lane_size, int(self._ring.count[lane])
+        if count < self.lane_size or self._ring.cursor[lane] == first:
+            return {name: column[first : first + count] for name, column in self.columns.items()}
+        return self.take(self.lane_positions(lane))
+
+    def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Rows as they are learned from, flat: dotted name -> [N, …], copies, with frames stacked and obs_next looked up.
+
+        Args:
+            positions: [N] positions of rows; not checked.
+            last: [N] rows whose obs_next, terminated and truncated are wanted, of n steps the last; None: the same rows.
+            names: Fields; None: all.
+        """
+        plan, columns = self._plan, self.columns
+        if plan.as_stored and last is None and names is None:
+            return self.take(positions)
+        late = positions if last is None else last
+        now, then, obs, nexts = plan.parts if names is None else plan.split(names)
+        out = {name: columns[name].take(positions, axis=0) for name in now}
+        for name in then:
+            out[name] = columns[name].take(late, axis=0)
+        if obs:
+            out |= self.stacked(positions, obs, self.stack_num)
+        if nexts:
+            out |= self._nexts(late, nexts, out, self.stack_num)
+        return {name: out[name] for name in (plan.readable if names is None else names)}
+
+    def stacked(self, positions: Positions, names: Sequence[str], stack: int) -> dict[str, Array]:
+        """Fields [N, stack, …] as they are stored, of the rows [N] and those before them in their episodes."""
+        return self.take(self._ring.around(positions, stack - 1, 0)[0], names)
+
+    def _nexts(self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int) -> dict[str, Array]:
+        """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
+        own = {name: "obs" + name[8:] for name in names}
+        if self._finals is None:  # only the frames before it are to be fetched
+            frames = self.stacked(positions, list(own.values()), stack)
+            return {name: next_stack(frames[obs], stored[name]) for name, obs in own.items()}
+        following = self._ring.next(positions)
+        frames = self.take(following, list(own.values())) if stack == 1 else self.stacked(following, list(own.values()), stack)
+        out = {name: frames[obs] for name, obs in own.items()}
+        newest = self._newest()
+        for i in np.flatnonzero((following == positions) & ~self.columns["terminated"][positions]).tolist():
+            for name, final in self._finals.find(int(positions[i]), newest).items():
+                if name in out:
+                    out[name][i] = final if stack == 1 else next_stack(out[name][i : i + 1], final[None])[0]
+        return out
+
+    def read_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one row of a stored field as `gather` gives it, frames included."""
+        shape = self.columns[name].shape[1:]
+        return (self.stack_num, *shape) if self.stack_num > 1 and is_part(name, "obs") else shape
+
+
+# ---- stacks of frames, oldest first: those of the episode, the newest ones; for those that are missing the oldest one stands
+
+
+def first_stack(frame: Array, stack: int) -> Array:
+    """[N, stack, …] of the first frames [N, …] of episodes."""
+    return np.repeat(frame[:, None], stack, axis=1)
+
+
+def next_stack(frames: Array, newest: Array) -> Array:
+    """The stacks [N, stack, …] that follow `frames` when `newest` [N, …] come; a new array."""
+    return np.concatenate([frames[:, 1:], newest[:, None]], axis=1)

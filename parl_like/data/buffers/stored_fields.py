@@ -1,0 +1,219 @@
+"""How the fields that a buffer is given become those that it stores, and what is kept beside the rows: what they led to where no
+next row tells, and the statistics of open episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parl_like.data.buffers._rows import Ring, RowBlock
+from parl_like.data.buffers.fields import FLAGS, as_array, convert_rows, is_part, loaded_columns
+from parl_like.values.spec import Array, Spec
+
+Positions = npt.NDArray[np.int64]
+Names = list[str]
+_KNOWN = Spec("fresh", (), np.dtype(np.bool_))
+
+
+class StoredFields:
+    """How the fields that are given become those that are stored, and back.
+
+    Args:
+        specs: The fields as they are given.
+        stack: Frames of an observation that is read.
+        ignore_obs_next: Whether obs_next is not stored.
+        only_last: Whether observations come as stacks, of which the newest frame is stored.
+
+    Attributes:
+        given: All fields, of single frames. next_names: names of those of obs_next. readable: those that reading gives, obs_next
+            also where it was never given.
+        kept: What is stored; `number` is the place of each by name.
+        as_given: Every value is stored as it comes. as_stored: every field is read as it is stored.
+        parts: `split` of all that is readable.
+    """
+
+    def __init__(self, specs: Sequence[Spec], stack: int = 1, ignore_obs_next: bool = False, only_last: bool = False) -> None:
+        self.specs, self._stack = tuple(specs), stack
+        names = [spec.name for spec in specs]
+        self.next_names = [name for name in names if is_part(name, "obs_next")]
+        looked_up = ["obs_next" + name[3:] for name in names if is_part(name, "obs")] if ignore_obs_next else []
+        self.readable = (*names, *(name for name in looked_up if name not in names))
+        framed = [only_last and (is_part(name, "obs") or name in self.next_names) for name in names]
+        own = {spec.name: (spec.shape, spec.dtype) for spec in specs}
+        for spec, is_framed in zip(specs, framed, strict=True):
+            if is_framed and not spec.shape:
+                raise spec.error("a single number", "save_only_last_obs takes observations of stacked frames, frames first")
+            obs = f"obs{spec.name[8:]}"
+            if (ignore_obs_next or stack > 1) and spec.name in self.next_names and own.get(obs) != (spec.shape, spec.dtype):
+                raise ValueError(f"ReplayBuffer: field {spec.name!r} is {spec.shape} {spec.dtype}, and {obs!r} is not; with "
+                                 "ignore_obs_next or stack_num both need the same fields")
+        self.given = [replace(s, shape=s.shape[1:], low=None, high=None) if f else s for s, f in zip(specs, framed, strict=True)]
+        keep = [not (ignore_obs_next and name in self.next_names) for name in names]
+        self.kept = [spec for spec, kept in zip(self.given, keep, strict=True) if kept]
+        self.number = {spec.name: i for i, spec in enumerate(self.kept)}
+        self._stored = [(i, framed[i]) for i in range(len(names)) if keep[i]]
+        self._nexts = [(i, framed[i]) for i in range(len(names)) if not keep[i]]
+        self.nested = any("." in name or name.startswith("_") for name in names)
+        self.as_given = all(keep) and not any(framed)
+        self.as_stored = stack == 1 and self.readable == tuple(self.number)
+        self.parts = self.split(self.readable)
+
+    def split(self, names: Sequence[str]) -> tuple[Names, Names, Names, Names]:
+        """Fields that are read of the row itself, of the last row that counts, as stacks of frames, and those of obs_next that
+        are more than a stored field."""
+        stacked = [name for name in names if self._stack > 1 and is_part(name, "obs")]
+        nexts = [name for name in names if is_part(name, "obs_next")]
+        late = [name for name in names if name in FLAGS or (name in nexts and name in self.number)]
+        now = [name for name in names if name not in late and name not in nexts and name not in stacked]
+        return now, late, stacked, [] if self.as_stored else nexts
+
+    def stored(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+        """Of the values of `specs`, those that are stored; `framed`: observations are stacks, where this buffer takes such."""
+        return self._pick(self._stored, values, rows, framed)
+
+    def nexts(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+        """Those of obs_next that are not."""
+        return self._pick(self._nexts, values, rows, framed)
+
+    def _pick(self, which: list[tuple[int, bool]], values: tuple[Any, ...], rows: bool, framed: bool) -> tuple[Any, ...]:
+        if len(values) != len(self.specs):
+            raise IndexError
+        return tuple([self._newest_frame(i, values[i], rows) if is_framed and framed else values[i] for i, is_framed in which])
+
+    def _newest_frame(self, i: int, value: Any, rows: bool) -> Array:
+        stack = as_array(value)
+        if stack.shape[int(rows) :] != self.specs[i].shape:
+            raise self.specs[i].error(f"{stack.shape} {stack.dtype}", "save_only_last_obs takes stacks of that many frames", rows)
+        return stack[:, -1] if rows else stack[-1]
+
+
+class FinalObservations:
+    """What rows led to, where no next row tells: of every lane's newest row, and of truncated ones.
+
+    Args:
+        specs: The fields of obs_next, single frames.
+        before: Of the same buffer when it had fewer lanes or fields.
+
+    Attributes:
+        table: Position of a truncated row → its obs_next, by field.
+    """
+
+    def __init__(self, specs: Sequence[Spec], n_lanes: int, before: FinalObservations | None = None) -> None:
+        self.specs = tuple(specs)
+        self.newest, self._spare = RowBlock(self.specs, n_lanes), RowBlock(self.specs, 1)
+        self.known = np.zeros(n_lanes, bool)  # whether `newest` has what the lane's newest row led to
+        self.table: dict[int, dict[str, Array]] = {}
+        if before is not None:
+            self.known[: len(before.known)] = before.known
+            for name, column in before.newest.arrays.items():
+                self.newest.arrays[name][: len(column)] = column
+            zeros = {spec.name: spec.zeros(1)[0] for spec in self.specs}
+            self.table = {position: {**zeros, **row} for position, row in before.table.items()}
+
+    def check(self, nexts: tuple[Any, ...]) -> None:
+        self._spare.write(0, nexts)
+
+    def convert(self, nexts: tuple[Any, ...], n: int) -> list[Array]:
+        return [convert_rows(spec, value, n) for spec, value in zip(self.specs, nexts, strict=True)]
+
+    def keep(self, lane: int, position: int, nexts: tuple[Any, ...], truncated: bool) -> None:
+        """After a row was written at `position`."""
+        self.table.pop(position, None)
+        self.newest.write(lane, nexts)
+        self.known[lane] = True
+        if truncated:
+            self.settle(lane, position)
+
+    def keep_rows(self, lanes: Positions, positions: Positions, nexts: list[Array], truncated: Array) -> None:
+        for position in positions.tolist() if self.table else ():
+            self.table.pop(position, None)
+        for spec, array in zip(self.specs, nexts, strict=True):
+            self.newest.arrays[spec.name][lanes] = array  # of several rows of a lane the last one stays
+        self.known[lanes] = True
+        for i in np.flatnonzero(truncated).tolist():
+            self.table[int(positions[i])] = {spec.name: array[i].copy() for spec, array in zip(self.specs, nexts, strict=True)}
+
+    def settle(self, lane: int, position: int) -> None:
+        """The lane's newest row, at `position`, is truncated."""
+        if self.known[lane]:
+            self.table[position] = self._of_newest(lane)
+
+    def _of_newest(self, lane: int) -> dict[str, Array]:
+        return {name: column[lane].copy() for name, column in self.newest.arrays.items()}
+
+    def find(self, position: int, newest: Positions) -> dict[str, Array]:
+        """What the row at `position` led to, {} if it is not known; `newest` are the positions of the lanes' newest rows."""
+        if position in self.table:
+            return self.table[position]
+        lanes = np.flatnonzero((newest == position) & self.known).tolist()
+        return self._of_newest(lanes[0]) if lanes else {}
+
+    def clear(self, lane: int, positions: range) -> None:
+        self.known[lane] = False
+        self.table = {position: row for position, row in self.table.items() if position not in positions}
+
+    def state_dict(self) -> dict[str, Any]:
+        at = sorted(self.table)
+        rows = {s.name: np.stack([self.table[p][s.name] for p in at]) if at else s.zeros(0) for s in self.specs}
+        return {"positions": np.array(at, np.int64), "rows": rows, "fresh": self.known.copy(),
+                "pending": {name: column.copy() for name, column in self.newest.arrays.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any], capacity: int) -> None:
+        """Takes over what `state_dict` of a buffer of that many slots gave. Raises ValueError where it is none."""
+        n, at = len(self.known), state["positions"].astype(np.int64).tolist()
+        if at and not 0 <= min(at) <= max(at) < capacity:
+            raise ValueError(f"final observations of positions {min(at)} to {max(at)}; expected some of {capacity} slots")
+        self.known = convert_rows(_KNOWN, state["fresh"], n).copy()
+        for spec, column in zip(self.specs, loaded_columns("final observations", self.specs, state["pending"], n), strict=True):
+            self.newest.arrays[spec.name][:] = column
+        columns = loaded_columns("final observations", self.specs, state["rows"], len(at))
+        self.table = {p: {spec.name: c[i].copy() for spec, c in zip(self.specs, columns, strict=True)} for i, p in enumerate(at)}
+
+
+class EpisodeCounts:
+    """Return, length and first row of the episode that is open in each lane, by the rows given to `ReplayBuffer.add`.
+
+    Attributes:
+        returns: [n_lanes, *shape] float64, undiscounted, of rewards of that shape. lengths, starts: [n_lanes] int64.
+    """
+
+    def __init__(self, starts: Positions) -> None:
+        self.returns: Array = np.zeros(len(starts))
+        self.lengths: Positions = np.zeros(len(starts), np.int64)
+        self.starts: Positions = starts.copy()
+
+    def add_lanes(self, starts: Positions) -> None:
+        self.returns = np.concatenate([self.returns, np.zeros((len(starts), *self.returns.shape[1:]))])
+        self.lengths, self.starts = np.append(self.lengths, np.zeros_like(starts)), np.append(self.starts, starts)
+
+    def forget(self, lane: int | slice = slice(None)) -> None:
+        self.returns[lane], self.lengths[lane] = 0.0, 0
+
+    def count(self, ring: Ring, lanes: Positions, positions: Positions, rew: Array, done: Array) -> tuple[Any, ...]:
+        """Adds row i, of lane `lanes[i]`, with reward `rew` [k, *shape] float64, in C order.
+
+        Returns:
+            [k, *shape] return and [k] length of the episode that ended with each row, 0 where it goes on; [k] where it began.
+        """
+        shape = rew.shape[1:]
+        if self.returns.shape[1:] != shape:
+            self.returns = np.zeros((len(self.lengths), *shape))
+        flat, totals = rew.reshape(len(rew), -1), self.returns.reshape(len(self.returns), -1)
+        returns, lengths, starts = ring.count_episodes(lanes, positions, flat, done, totals, self.lengths, self.starts)
+        return returns.reshape(-1, *shape), lengths, starts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"return": self.returns.tolist(), "length": self.lengths.tolist(), "start": self.starts.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any], firsts: Positions, lane_size: int) -> None:
+        """Takes over what `state_dict` gave, of lanes that begin at `firsts`. Raises ValueError where it is none."""
+        returns = np.array(state["return"], np.float64)
+        lengths, starts = np.array(state["length"], np.int64), np.array(state["start"], np.int64)
+        fits = len(returns) == len(firsts) and lengths.shape == starts.shape == firsts.shape and (lengths >= 0).all()
+        if not fits or ((starts < firsts) | (starts >= firsts + lane_size)).any():
+            raise ValueError(f"open episodes {str(dict(state)):.200}; expected one for each of {len(firsts)} lanes, and in it")
+        self.returns, self.lengths, self.starts = returns, lengths, starts

@@ -1,0 +1,131 @@
+"""What a row keeps beside the transition: what `predict` gave as `policy`, and chosen keys of the environment's `info`; and how
+stored rows are read by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parl_like.data.buffers.fields import is_part
+from parl_like.data.transforms import Hindsight, Source, Transforms
+from parl_like.values.batch import Batch
+from parl_like.values.errors import NotEnoughRows, unknown
+from parl_like.values.spec import Array, Spec
+
+Wanted = Sequence[str] | Mapping[str, Any]
+"""Keys of `info`, each one number in every step; or each with what stands for it in steps that lack it, which gives its shape and
+dtype."""
+
+
+def info_specs(owner: str, wanted: Wanted) -> dict[str, tuple[Spec, Any]]:
+    """Key → its column, and what stands for it where it lacks (None: an error). Raises TypeError for what is no such thing."""
+    if isinstance(wanted, str) or not all(isinstance(name, str) and name for name in wanted):
+        raise TypeError(f"{owner}: store_info is {wanted!r}; expected keys of info, such as ('x',), or a dict from keys to what "
+                        "stands for them where they lack: {'x': 0.0}")
+    out: dict[str, tuple[Spec, Any]] = {}
+    for name in wanted:
+        instead = np.asarray(wanted[name]) if isinstance(wanted, Mapping) else None
+        if instead is not None and instead.dtype.kind not in "biuf":
+            raise TypeError(f"{owner}: store_info[{name!r}] is {wanted[name]!r}; expected a number or an array of numbers")  # type: ignore[call-overload]
+        own = (np.dtype(np.float64), ()) if instead is None else (instead.dtype, instead.shape)
+        out[name] = Spec(f"info.{name}", own[1], own[0]), instead
+    return out
+
+
+class KeptColumns:
+    """See the text of this module.
+
+    Args:
+        where: Agent and task, for messages.
+        policy: Outputs `policy.*` of `predict`, as the helper stores them.
+        info: See `info_specs`.
+        n: Environments of a vector environment; 0: there is one.
+    """
+
+    def __init__(self, where: str, policy: Sequence[Spec], info: Mapping[str, tuple[Spec, Any]], n: int) -> None:
+        self.where, self.policy, self.n = where, tuple(policy), n
+        self.info = {name: (spec.owned_by(where), instead) for name, (spec, instead) in info.items()}
+        self.specs = (*self.policy, *(spec for spec, _ in info.values()))
+
+    def values(self, act: Any, last: tuple[Any, Mapping[str, Array] | None, int], info: Mapping[str, Any] | None,
+               ends: Any) -> tuple[Any, ...]:
+        """Of the row with this action, where `last` has the action that was predicted last, all outputs, and its row in these.
+
+        Raises:
+            ValueError: the action is another one. SpecError: `info` lacks a key, or has something else there.
+        """
+        made: list[Any] = []
+        if self.policy:
+            predicted, out, row = last
+            if act is not predicted or out is None:
+                names = ", ".join(spec.name for spec in self.policy)
+                raise ValueError(f"{self.where}: predict gives {names} to be stored with its action, and this action is not what "
+                                 "it returned last; store that one, or give the helper store_policy=False")
+            made += [out[spec.name][row] if row >= 0 else out[spec.name] for spec in self.policy]
+        info = info or {}
+        for name, (spec, instead) in self.info.items():
+            made.append(self._rows(name, spec, instead, info, ends) if self.n else self._one(name, spec, instead, info))
+        return tuple(made)
+
+    def _lacks(self, spec: Spec, name: str, info: Mapping[str, Any]) -> Exception:
+        return spec.error(f"info with {', '.join(map(repr, info)) or 'nothing'}", "let every step give it (a wrapper), or say "
+                          f"what stands where it lacks: store_info={{{name!r}: 0.0}}")
+
+    def _one(self, name: str, spec: Spec, instead: Any, info: Mapping[str, Any]) -> Any:
+        if name in info:
+            return self._fitting(spec, info[name], False)
+        if instead is None:
+            raise self._lacks(spec, name, info)
+        return instead
+
+    def _rows(self, name: str, spec: Spec, instead: Any, info: Mapping[str, Any], ends: Array) -> Array:
+        """[n, …] of the info of a vector environment: that of a step which ended an episode may stand in `final_info`."""
+        out, lacking = spec.zeros(self.n), np.ones(self.n, bool)
+        final = info.get("final_info")
+        for given, rows in ((info, ~ends if final is not None else np.ones(self.n, bool)), (final, ends)):
+            if isinstance(given, Mapping) and name in given:
+                there = rows & np.asarray(given.get(f"_{name}", np.ones(self.n, bool)), bool)
+                if there.any():
+                    value = np.asarray(given[name])[there]
+                    out[there] = self._fitting(spec, np.stack(list(value)) if value.dtype == object else value, True)
+                    lacking &= ~there
+        if lacking.any():
+            if instead is None:
+                raise self._lacks(spec, name, info)
+            out[lacking] = instead
+        return out
+
+    def _fitting(self, spec: Spec, value: Any, rows: bool) -> Array:
+        array = np.asarray(value)
+        fits = array.shape[int(rows):] == spec.shape and array.dtype.kind in "biuf" and not (
+            spec.dtype.kind in "iu" and array.dtype.kind == "f" or spec.dtype.kind == "b" and array.dtype.kind != "b")
+        if not fits:
+            raise spec.error(f"{array.shape} {array.dtype}", "say shape and dtype by an example: store_info={'key': example}",
+                             rows)
+        return array.astype(spec.dtype)
+
+
+def policy_specs(arrays: Mapping[str, Array]) -> tuple[Spec, ...]:
+    """The columns of a prediction's outputs `policy.*`, of which these are rows."""
+    return tuple(Spec(name, value.shape[1:], value.dtype) for name, value in arrays.items() if is_part(name, "policy"))
+
+
+def read(helper: Any, index: Any, key: str, transformed: bool) -> Any:
+    """See `AgentHelper.read`."""
+    buffer = helper.buffer
+    if buffer is None:
+        raise NotEnoughRows(f"{helper.where}: {type(helper).__name__} keeps no rows to read")
+    if not transformed or not len(helper.transforms):
+        return buffer.get(index, key)
+    positions = np.asarray(buffer.positions(index))
+    chain = Transforms(t for t in helper.transforms.for_helper(1, "test") if not isinstance(t, Hindsight))
+    with buffer.lock:
+        source = Source(buffer, positions.ravel(), helper.rng, positions.ravel())
+        rows = chain.replay(buffer.gather(positions.ravel()), source)
+    rows["done"] = rows["terminated"] | rows["truncated"]
+    flat = {n: c.reshape((*positions.shape, *c.shape[1:]))[()] for n, c in rows.items() if is_part(n, key)}
+    if not flat:
+        raise KeyError(f"{helper.where}: " + unknown("field", key, rows))
+    return flat[key] if key in flat else Batch.nest({name[len(key) + 1 :]: column for name, column in flat.items()})

@@ -1,0 +1,200 @@
+"""The ray driver: workers as Ray actors, on as many machines as the cluster has; tasks stay here, or have actors of their own.
+
+Everything but the link is the processes driver's (`parl_like.drivers.workers.processes`): the same messages, as arguments and
+results of actor calls, and the same supervisor. Placement and delivery are Ray's, and so is the news that an actor or its node
+has died.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from parl_like.drivers.ray.connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
+from parl_like.drivers.ray.resources import ActorResources, resources_of
+from parl_like.drivers.ray.tasks import RayTask
+from parl_like.drivers.workers.hosted import HostedDriver
+from parl_like.drivers.workers.processes import Processes
+from parl_like.drivers.workers.supervisor import Link, WorkerHandle
+from parl_like.drivers.workers.worker import Worker
+from parl_like.process.child import shielded
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ray(Processes):
+    """Options of the driver: `Robot(driver=Ray(workers=8, address="auto"))`; `driver="ray"` takes them as they are here.
+
+    Attributes:
+        address: Of a running cluster; None: as this process is connected already, or a local instance, which ends with the robot.
+        num_cpus: What each worker asks for in a cluster; Ray places it where there are as many, and it waits for them up to
+            `start_limit`. In a local instance that the robot starts nobody waits.
+        tasks: Name of a task → what an actor of its own asks for, such as `{"RL": {"num_gpus": 1}}`, see `ActorResources`; the
+            others stay here.
+
+    `workers`, the limits and `agent_restarts` are those of `Processes`; memory is Ray's affair, and `memory_limit` refused.
+    """
+
+    address: str | None = None
+    num_cpus: float = 1.0
+    tasks: Mapping[str, ActorResources | Mapping[str, Any]] = field(default_factory=dict)
+    name: str = field(default="ray", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory_limit is not None:
+            raise ValueError("Ray: memory_limit is an option of Processes; Ray itself watches the memory of its actors")
+        if self.num_cpus < 0:
+            raise ValueError(f"Ray: num_cpus is {self.num_cpus}; expected at least 0")
+        try:
+            object.__setattr__(self, "tasks", {name: resources_of(asked) for name, asked in self.tasks.items()})
+        except ValueError as error:
+            raise ValueError(f"Ray: tasks: {error}") from None
+
+    def make_link(self) -> Link:
+        return RayLink(self.address, self.num_cpus)
+
+    def place(self, tasks: Mapping[str, ComputationTask]) -> dict[str, ComputationTask]:
+        """The tasks as a robot with these options has them: those with an entry in `self.tasks` go to actors of their own.
+
+        Raises:
+            KeyError: an entry names no task. TypeError: a task was not given a function that builds its algorithm.
+        """
+        for name in self.tasks:
+            if name not in tasks:
+                raise KeyError(unknown("task", name, tasks))
+        return {name: RayTask(task, address=self.address, resources=self.tasks[name]) if name in self.tasks else task
+                for name, task in tasks.items()}
+
+
+class WorkerActor:
+    """A worker, whose every call is one message of the robot; the result is what it says to that, and whether it goes on."""
+
+    def begin(self, payload: bytes) -> tuple[list[list[bytes]], bool]:
+        torch.set_num_threads(1)
+        self._said: list[list[bytes]] = []
+        self._worker = Worker(unpacked(payload), lambda frames: self._said.append([bytes(frame) for frame in frames]))
+        return self._turn(self._worker.begin())
+
+    def tell(self, frames: list[bytes]) -> tuple[list[list[bytes]], bool]:
+        return self._turn(self._worker.take(frames))
+
+    def _turn(self, going: bool) -> tuple[list[list[bytes]], bool]:
+        while going and self._worker.turn():
+            pass
+        said, self._said = self._said, []
+        return said, going
+
+
+class RayLink(Link):
+    """Actor calls: each message to a worker is one, and its result holds what the worker says."""
+
+    def __init__(self, address: str | None, num_cpus: float) -> None:
+        self._address, self._num_cpus = address, num_cpus
+        self._actors: dict[WorkerHandle, Any] = {}
+        self._calls: dict[WorkerHandle, deque[Future[Any]]] = {}  # whose results have not been taken, in their order
+        self._ended: dict[WorkerHandle, str] = {}
+
+    def open(self) -> None:
+        CONNECTION.open(self._address)
+        self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._writing = threading.Lock()  # a call that ends late must not write to whoever has got the number of a closed file
+        self._errors = the_ray().exceptions.RayError
+
+    def begin(self, worker: WorkerHandle, recipe: Any) -> None:
+        payload = packed("Robot: the environment, agent or helpers", recipe)
+        with shielded():  # a worker that nobody knew of would never be ended
+            actor = the_ray().remote(WorkerActor).options(num_cpus=CONNECTION.cpus(self._num_cpus), max_restarts=0).remote()
+            self._actors[worker], self._calls[worker] = actor, deque()
+            self._await(worker, actor.begin.remote(payload))
+
+    def send(self, worker: WorkerHandle, frames: list[Any]) -> None:
+        with shielded():
+            self._await(worker, self._actors[worker].tell.remote([bytes(frame) for frame in frames]))
+
+    def _await(self, worker: WorkerHandle, reference: Any) -> None:
+        def notify(call: Future[Any]) -> None:
+            """In a thread of Ray's."""
+            with self._writing:
+                if self._news >= 0:
+                    os.eventfd_write(self._news, 1)
+
+        call = reference.future()
+        self._calls[worker].append(call)
+        call.add_done_callback(notify)
+
+    def receive(self) -> Sequence[tuple[WorkerHandle, list[Any]]]:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._news)  # before looking, so that what comes meanwhile is told again
+        out = []
+        for worker, calls in self._calls.items():
+            while calls and calls[0].done() and worker not in self._ended:
+                try:
+                    said, going = calls.popleft().result()
+                except self._errors as error:
+                    self._ended[worker] = f"was lost: {_reason(error)}"
+                else:
+                    out += [(worker, frames) for frames in said]
+                    if not going:
+                        self._ended[worker] = "ended"
+        return out
+
+    def descriptors(self) -> Sequence[int]:
+        return [self._news]
+
+    def ended(self) -> Sequence[tuple[WorkerHandle, str]]:
+        return list(self._ended.items())
+
+    def kill(self, worker: WorkerHandle) -> None:
+        with suppress(self._errors):
+            the_ray().kill(self._actors[worker])
+
+    def wait(self, worker: WorkerHandle, seconds: float) -> bool:
+        return not wait(self._calls[worker], max(seconds, 0.0)).not_done
+
+    def forget(self, worker: WorkerHandle) -> None:
+        self.kill(worker)
+        del self._actors[worker], self._calls[worker]
+        self._ended.pop(worker, None)
+
+    def close(self) -> None:
+        with self._writing:
+            os.close(self._news)
+            self._news = -1
+        CONNECTION.close()
+
+
+def _reason(error: BaseException) -> str:
+    """What Ray says of an actor that has died, in plain words: the same for every actor that dies of it."""
+    text = " ".join(said_by_ray(error).split())
+    if isinstance(error, the_ray().exceptions.ActorUnavailableError) or "its node has died" in text:
+        return "its node has died or cannot be reached"
+    if "killed by `ray.kill`" in text:
+        return "it was ended through Ray"
+    if "its worker process has died" in text:
+        code = re.search(r"exit code (\d+)", text)
+        return f"its process ended with exit code {code[1]}" if code else (
+            "its process was killed or has crashed; memory may have run out there")
+    return text[:400]
+
+
+class RayDriver(HostedDriver):
+    """Agents in Ray actors."""
+
+    defaults = Ray
+
+    def close(self) -> None:
+        """Ends the workers, and the actors of tasks."""
+        super().close()
+        for task in self.crew.tasks.values() if self.crew is not None else ():
+            task.close()

@@ -1,0 +1,571 @@
+"""The robot's side of drivers whose agents are in other processes: worker processes of this machine, or Ray actors.
+
+A worker (`parl_like.drivers.workers.worker`) sends what all its agents wait for as one message per task and turn, over a link.
+What it has sent is kept in its handle until it goes into the same queues as everywhere, in the order of the workers; these are
+served by the rules of the cooperative driver: sync, when every worker waits, so that two runs with one seed and as many workers
+are the same; async, as soon as something waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from parl_like.drivers.messages import ERRORS, Kind, Message, RemoteError, text_of
+from parl_like.drivers.workers.background_updates import Lessons
+from parl_like.drivers.workers.proxies import RemoteAgent, TaskCard
+from parl_like.drivers.workers.requests import put_request, replies
+from parl_like.drivers.workers.shared_parameters import Publication, Publisher
+from parl_like.drivers.workers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
+from parl_like.drivers.workers.worker_agents import COUNTS, Recipe
+from parl_like.drivers.workers.worker_states import WorkerStates
+from parl_like.environment.factory import for_elsewhere
+from parl_like.environment.hooks import overridden
+from parl_like.process.child import RestartBudget, readable
+from parl_like.tasks.driver import CALLED_BY_AGENT
+from parl_like.tasks.queues import RequestQueue
+from parl_like.tasks.row_slots import Owner, Places
+from parl_like.tasks.tickets import INFINITE, Ticket
+from parl_like.values.errors import AgentFailed
+
+STOP_PATIENCE = 3.0
+"""Seconds that a stop waits for a worker that is busy in an environment; then it is ended, and replaced at the next start."""
+
+_open: weakref.WeakSet[HostedDriver] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for driver in list(_open):
+        driver.close()
+
+
+class HostedDriver(WorkerStates):
+    """Agents in other processes, the tasks here. See `CooperativeDriver` for the other arguments.
+
+    Args:
+        options: Of the driver; None: its `defaults`.
+
+    Attributes:
+        link: How its workers are begun, heard and ended.
+        agent_restarts: How often an agent began anew in its worker.
+    """
+
+    defaults: Callable[[], Any]
+    patience = 0.0  # see `_patience_for`
+
+    def __init__(self, sync: bool, failed: Callable[[Any, BaseException], None], options: Any = None) -> None:
+        super().__init__(sync, failed)
+        self.options = options or self.defaults()
+        self.link: Link = self.options.make_link()
+        self.supervisor = Supervisor(self.link, self.options, self._recipe, lambda worker, why: self._lost(worker, why),
+                                     self._agent_failed, "all others wait for it" if sync else "nobody waits for it")
+        self.agent_restarts = 0
+        self._lessons = Lessons()
+        self.lessons = self._lessons.running
+        self._owner = 0  # the process that opened the link; 0: it is closed
+        self._halting = False  # whether agents are being interrupted
+        self._calling = False  # a hook or a stop condition is being called
+        self._known_collecting: bool | str = False  # what the workers know of `collecting`
+        self._robots_turn = False  # before paused workers go on
+        self._lesson_replies: list[Ticket] = []  # sync, or between two runs: given when the run goes on
+        self._waiting = False  # for the next run
+        self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
+        self._post_steps: Sequence[Callable[..., None]] = ()
+
+    @property
+    def restarts(self) -> int:
+        """Of workers."""
+        return self.supervisor.restarts
+
+    # ----------------------------------------------------------------------------------------------------------- making agents
+
+    def make_agents(self, crew: Any, n: int) -> list[Any]:
+        """Divides agents over the workers, in blocks; they are made when the robot starts."""
+        self.crew = crew
+        like, seeds = crew.make_example(), crew.new_seeds(n)
+        agents = [RemoteAgent(crew, index, like, self.observe) for index, _ in seeds]
+        options, blocks = self.options, np.array_split(np.arange(n), self.options.count(n))
+        self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
+                                                RestartBudget(options.max_restarts, options.period, 0.0))
+                                   for number, block in enumerate(blocks)]
+        self._cards = {name: TaskCard(task) for name, task in crew.tasks.items()}
+        self._seeds = dict(seeds)
+        return agents
+
+    def _recipe(self, worker: WorkerHandle) -> Recipe:
+        """What a worker's next process is told."""
+        crew, root, cards = self.crew, self.crew._seeds, {}
+        worker.owner = Owner()  # the rows of the process before are free when nothing that it sent waits any more
+        for name, card in self._cards.items():
+            task = crew.tasks[name]
+            cards[name] = card = copy.copy(card)
+            card.version, card.learns = task.version, task.learns
+            if card.source is None and (n := sum(agent.needs.get(name, 0) for agent in worker.agents)):
+                card.places = Places(task.places.claim(worker.owner, n), n)
+        again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
+        seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
+        return Recipe(
+            worker.name, cards, for_elsewhere(crew._env), crew._make_agent, crew._label, crew.mode, self.sync, seeds,
+            (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None,
+            self.options.agent_restarts, len(crew.agents), worker.agents[0].n_envs)
+
+    def _open(self) -> None:
+        if not self._owner:
+            self.link.open()
+            self.publisher = Publisher()
+            self._owner = os.getpid()
+            _open.add(self)
+
+    def need_local(self, what: str, why: str) -> None:
+        raise ValueError(f"{what}: under driver={self.crew.driver_name!r} {why}")
+
+    def observe(self, hooks: list[Any]) -> None:
+        """The robot's hooks, from now on.
+
+        Raises:
+            ValueError: one listens to what happens in the workers.
+        """
+        hooks = [hook for hook in hooks if hook is not self.crew.trace]  # the workers have their own
+        for hook in hooks:
+            heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
+            if heard and not getattr(hook, "counts_only", False):
+                raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under "
+                                 f"driver={self.crew.driver_name!r} hooks hear "
+                                 "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use "
+                                 "another driver")
+        self._post_steps = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
+        self._post_episode = overridden(hooks, "post_episode")
+
+    # ----------------------------------------------------------------------------------------------------------------- running
+
+    def move_ends(self, key: str, ends: Sequence[int]) -> None:
+        self.supervisor.move_ends(key, ends)
+
+    def start(self, agents: Sequence[Any], wrappers: Sequence[Any]) -> None:
+        self.parked = []
+        self._begin(agents, wrappers)
+        self._open()
+        for worker in self.workers:
+            worker.running = False
+            if not worker.taken:
+                worker.budget.clear()
+                self.supervisor.begin(worker)
+        self._await_hello()
+        for agent in agents:
+            agent.signal = None
+        self._start_agents()
+
+    def _await_hello(self) -> None:
+        """Returns when every worker has said hello."""
+        while not self.stopping and not all(worker.up for worker in self.workers):
+            self._pump()
+            self.crew._raise()
+
+    def _start_agents(self) -> None:
+        """Starts the agents of workers that are up and have not been told."""
+        starting = [worker for worker in self.workers if worker.up and not worker.running and not self._halting]
+        if not starting:
+            return
+        if not self.sync and not self.lessons:
+            self._lessons.make_copies(self._tasks())
+        self._publish(self._unpublished(always=True, to_all=len(starting) == len(self.workers)), starting)
+        for worker in starting:
+            worker.running = True
+            self.agents += [agent for agent in worker.agents if agent not in self.agents]
+            self._order_agents("start", worker, worker.agents)
+
+    def resume(self, agents: Sequence[Any]) -> None:
+        for worker in self.workers:
+            mine = [agent for agent in worker.agents if agent in agents and agent in self.parked]
+            if mine:
+                self.parked = [agent for agent in self.parked if agent not in mine]
+                self._order_agents("resume", worker, mine)
+            others = [agent for agent in worker.agents if agent not in mine and agent not in self.parked]
+            if others and worker.running and self.collecting != self._known_collecting:
+                self._order_agents("limit", worker, others)
+        self._known_collecting = self.collecting
+
+    def iterate(self) -> bool:
+        """Between pauses of agents with replicas the robot has its turn, too."""
+        return super().iterate() or (self._robots_turn and not self.stopping)
+
+    def _run_ready(self) -> None:
+        """Waits until all workers wait (sync), or something has waited long enough for them (async); then it is in the queues."""
+        had, self._robots_turn = self._robots_turn, False
+        if self._lesson_replies and not self.stopping:
+            replies, self._lesson_replies = self._lesson_replies, []
+            self._publish(self._unpublished())  # before the replies, after which the agents act
+            self._reply(replies)
+        while not self.stopping:
+            self._start_agents()
+            quiet = all(worker.quiet for worker in self.workers)
+            paused = []
+            if quiet or not self.sync:
+                self._take_in()
+                paused = [worker for worker in self.workers if worker.paused]
+            if self.stopping:
+                break
+            if paused:
+                if self.sync and any(queue.rows for queue in self.predictions):
+                    self.supervisor.order("go", paused)
+                    break
+                if self.sync and not self._lessons_wait():
+                    break
+                if self.sync and not (had or self._halting or any(queue.rows for queue in self.trainings)):
+                    self._robots_turn = True
+                    break
+                self.supervisor.order("go", paused)
+                had = False
+                if not self.sync and not self._halting:
+                    self._robots_turn = True
+                    break
+            elif quiet and (any(queue.rows and queue not in self.lessons for queue in self.queues) or not self._coming()):
+                break
+            left = LISTEN_S if self.sync else min(map(self._due, self.queues), default=INFINITE)
+            if left <= 0:
+                break
+            self._pump(min(left, LISTEN_S))
+        self._take_in()
+
+    def _pump(self, seconds: float = 0.5) -> None:
+        """Takes in everything that is there; where that is nothing, waits for a message or the end of a worker."""
+        ended = False
+        if not self.supervisor.drain() and seconds > 0:
+            # Some descriptors (of ZeroMQ) tell of changes only, so `drain` came first.
+            told = readable([*self.link.descriptors(), *(self._lessons.descriptors if self.lessons else [])],
+                            min(seconds, LISTEN_S))
+            ended = not self.supervisor.drain() and bool(told)
+        if self.lessons:
+            for queue, tickets, publications in self._lessons.ended():
+                self._publish(publications)
+                self._answer(queue, tickets)
+        if ended or monotonic() - self.supervisor.looked > 0.05:
+            self.supervisor.look()
+
+    def _due(self, queue: RequestQueue) -> float:
+        if not self.sync and queue.by_default and queue.rows:
+            queue.patience = self._patience_for(queue)
+        return super()._due(queue)
+
+    def _patience_for(self, queue: RequestQueue) -> float:
+        """Return for how many seconds after the batch before a prediction waits for workers that are busy (async, no rule).
+
+        Twice the time that those take from a reply to their next request, where that is less than a batch takes to serve: else
+        two halves of the agents would take turns, and each wait for the other's batch. 0 where workers take longer: waiting,
+        even for 0.1 ms, then costs more than fuller batches give, for workers that wait together do not overlap.
+        """
+        cost = queue.counters.compute_s()
+        back = [worker.turn_s for worker in self.workers if worker.running and not worker.quiet and 0 < worker.turn_s < cost]
+        return 2.0 * max(back, default=0.0)
+
+    def _can_still_come(self, queue: RequestQueue) -> bool:
+        """In async mode agents that are busy in their workers may come, too."""
+        return not self.sync and self._busy() if queue.kind == "predict" else super()._can_still_come(queue)
+
+    def _learner_acts(self) -> bool:
+        return (not self.sync and self._busy()) or super()._learner_acts()
+
+    def _paces(self) -> Iterator[tuple[int, bool]]:
+        return ((steps, bool(due)) for steps, due in (worker.acting for worker in self.workers if worker.acting))
+
+    def _busy(self) -> bool:
+        return any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
+
+    def _coming(self) -> bool:
+        """Whether a lesson is being given, or a worker is being replaced, whose agents will act again."""
+        return bool(self.lessons) or (not self._halting and any(worker.taken and not worker.running for worker in self.workers))
+
+    # ---------------------------------------------------------------------------------------------- lessons and lost workers
+
+    def _lost(self, worker: WorkerHandle, why: str) -> None:
+        """A worker has ended: what it had sent is still served, and nobody waits for it; another takes its place."""
+        self._take_in()
+        self.supervisor.forget(worker)
+        for queue in self.queues:
+            for ticket in (ticket for batch in queue.batches for ticket in batch.tickets):
+                if ticket.agent is worker and not ticket.abandoned:
+                    ticket.abandoned = True
+                    queue.abandoned += 1
+        self.parked = [agent for agent in self.parked if agent not in worker.agents]
+        self.agents = [agent for agent in self.agents if agent not in worker.agents]
+        if not self.supervisor.replace(worker, why):
+            options = self.options
+            self._failed(worker.agents[0], AgentFailed(f"{worker} {why}; it was replaced {options.max_restarts} times within "
+                                                       f"{options.period:g} s"))
+
+    def _serve(self, queue: Any) -> None:
+        """In async mode learning runs in a thread: agents that wait for predictions get them meanwhile, from copies of the
+        networks."""
+        if self.sync or queue.kind == "predict":
+            super()._serve(queue)
+            return
+        while queue in self.lessons:
+            self._pump()
+        batch = queue.take()
+        if batch is not None:
+            self._lessons.give(queue, batch, self._tasks(), self._unpublished)
+
+    def _tasks(self) -> list[Any]:
+        return [queue.task for queue in self.trainings]
+
+    def _unpublished(self, always: bool = False, to_all: bool = True) -> list[Publication]:
+        return self.publisher.due(self._tasks(), self.link.folder, always, to_all)
+
+    def _publish(self, due: Sequence[Publication], workers: Sequence[WorkerHandle] | None = None) -> None:
+        for task, notes, arrays in due:
+            for worker in self.workers if workers is None else workers:
+                self.supervisor.send(worker, Kind.STATE, task=task, notes=notes, arrays=arrays)
+
+    def _train_round(self) -> bool:
+        """In async mode without those that are given already, for which nobody else shall wait, and not while agents could still
+        come."""
+        if self.sync:
+            return super()._train_round()
+        waiting = [] if self._robots_turn else [queue for queue in self.trainings if queue.batches and queue not in self.lessons]
+        for queue in waiting:
+            self._serve(queue)
+        return bool(waiting)
+
+    # ---------------------------------------------------------------------------------------------------------------- messages
+
+    def _order_agents(self, order: str, worker: WorkerHandle, agents: Sequence[Any]) -> None:
+        """An order to some agents of a worker, with what they may do of steps and episodes; -1: no bound."""
+        def numbers(name: str) -> list[int]:
+            return [-1 if getattr(agent, name) is None else getattr(agent, name) for agent in agents]
+
+        self.supervisor.order(order, [worker], agents=[agent.index for agent in agents], steps=numbers("quota_steps"),
+                    episodes=numbers("quota_episodes"), collecting=self.collecting)
+
+    def _agent_failed(self, worker: WorkerHandle, message: Message) -> None:
+        notes = message.notes
+        index, name, text, trace = notes["agent"], notes["type"], text_of(message), text_of(message, "trace")
+        agent = worker.agents[index - worker.agents[0].index] if index >= 0 else worker.agents[0]
+        said = text.removeprefix(f"{agent}: ")
+        if notes["again"]:
+            self.agent_restarts += 1
+            self.supervisor.warn_once(f"{name}: {said}", f"{agent} begins anew after {name}: {text}\n{trace}")
+            return
+        if name in ERRORS and name != "ValueError":
+            error: BaseException = ERRORS[name](text)
+        else:
+            what = f"{agent}: run_one_episode" if index >= 0 else f"{worker}: building its agents"
+            error = AgentFailed(f"{what} raised {name}: {said}")
+        error.__cause__ = RemoteError(f"in {worker}:\n{trace}")
+        if index < 0:  # those that are still being built would fail likewise, and tell it to the next run
+            for other in self.workers:
+                if other.taken and not other.up:
+                    self.supervisor.end(other)
+        self._failed(agent, error)
+
+    def _take_in(self, requests: bool = True) -> None:
+        """Counts what has happened and puts requests into the queues, in the order of the workers; those first whose last request
+        was divided over two batches, so that `max_rows` holds up all alike.
+
+        Args:
+            requests: False after a stop: nobody waits for them any more.
+        """
+        for worker in sorted(self.workers, key=lambda worker: not worker.divided):
+            while worker.inbox:
+                message = worker.inbox.popleft()
+                if message.kind is Kind.EVENT:
+                    self._note_events(worker, message)
+                if "turn" in message.notes:
+                    self._count(worker, message.notes)
+                if requests and message.kind is not Kind.EVENT:
+                    if answered := put_request(self.crew.wrappers, self.link, worker, message):
+                        self._wake(answered)
+
+    def _count(self, worker: WorkerHandle, notes: Mapping[str, Any]) -> None:
+        """What the agents of a worker have done in a turn, and what its queues have."""
+        crew, agent = self.crew, worker.agents[0]
+        for queue in self.queues:
+            counters = queue.counters
+            for name, n in zip(COUNTS, notes.get(f"{queue.kind} {queue.task.name}", ()), strict=False):
+                setattr(counters, name, getattr(counters, name) + n)
+            if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
+                crew.rows.count(queue.task.name, *rows)
+        crew.take_over(notes)
+        if "steps" in notes:
+            if agent.env is not None:
+                agent.env.time_steps += notes["time"]
+            crew.env_steps += notes["steps"]
+            with self._called(agent):
+                for call in self._post_steps:
+                    call(agent)
+                if crew._stop is not None and crew._stop(crew):
+                    crew.request_stop()
+        if "stop" in notes:
+            crew.request_stop()
+
+    @contextmanager
+    def _called(self, agent: Any) -> Iterator[None]:
+        """Around calls of hooks and stop conditions, whose errors are as if the agent had raised them."""
+        self._calling = True
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001  as in an agent
+            self._failed(agent, error)
+        finally:
+            self._calling = False
+
+    def _note_events(self, worker: WorkerHandle, message: Message) -> None:
+        """Which agents have parked or ended, their steps, and episodes that have ended."""
+        notes = message.notes
+        if "alive" in notes:
+            self.agents = [agent for agent in self.agents if agent not in worker.agents or agent.index in notes["alive"]]
+            for agent in worker.agents:
+                if agent.index in notes["parked"] and agent not in self.parked:
+                    self.parked.append(agent)
+                    if agent.quota_steps is not None:
+                        agent.quota_steps = 0
+                elif agent.index not in notes["parked"] and agent in self.parked:
+                    self.parked.remove(agent)
+        for agent, steps in zip(worker.agents, notes.get("agent_steps", ()), strict=False):
+            agent.steps = steps
+        columns = dict(message.arrays)
+        parts = iter(columns.pop("parts", ()))
+        for index, env, episode_return, length in zip(*(column.tolist() for column in columns.values()), strict=True):
+            value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
+            if index < 0:
+                self.crew.count_episode(env, value, length, next(parts, ()))
+                continue
+            agent = worker.agents[index - worker.agents[0].index]
+            agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env
+            with self._called(agent):
+                for call in self._post_episode:
+                    call(agent, False)
+
+    def _wake(self, tickets: list[Ticket]) -> None:
+        """In sync mode those who learn hear when the run goes on: agents would act at once, some before and some after what comes
+        between."""
+        for ticket in tickets:
+            if ticket.queue is not None:
+                ticket.queue.counters.requests += ticket.waiter.agents
+                ticket.waiter.agents = 0
+        if (self.sync or self._waiting) and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
+            self._lesson_replies += tickets
+        else:
+            self._reply(tickets)
+
+    def _reply(self, tickets: list[Ticket]) -> None:
+        for worker, kind, content in replies(tickets):
+            self.supervisor.send(worker, kind, **content)
+
+    # ------------------------------------------------------------------------------------------------------------------ ending
+
+    def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
+        self.refuse_agents()
+        self.stopping = self._waiting = False
+        if signal == "stop":
+            for queue in self.queues:
+                queue.fail_all("the robot stopped")
+            self._lesson_replies.clear()
+            self.supervisor.order("stop")
+            while self.lessons:  # as everywhere, a lesson that has begun is finished
+                self._pump()
+            for task in self._tasks():
+                task.acting = None  # nothing learns beside predictions now
+            self._until_quiet(STOP_PATIENCE)
+            self._take_in(requests=False)
+            for worker in self.workers:
+                worker.running = False
+            self.agents.clear()
+            self.parked.clear()
+        else:
+            self.parked = []
+            self._halting = True  # a worker that is replaced meanwhile begins when the run goes on
+            try:
+                self.supervisor.order("interrupt")
+                self._finish()
+            finally:
+                self._halting = False
+            for worker in self.workers:
+                worker.divided = False
+            self._publish(self._unpublished(always=True))  # as in a robot that is made anew and loads this moment
+            self.supervisor.order("settle")
+            self._until_quiet(60.0, again=True)
+            self._take_in(requests=False)
+        return []
+
+    def _end_round(self) -> bool:
+        """Async, `pause` does it."""
+        if not self.sync or any(worker.paused or not worker.quiet for worker in self.workers):
+            return False
+        return self._serve_at_end()  # the replies are given in the next run
+
+    def pause(self, patience: float) -> list[Any]:
+        """See `Driver.pause`. Workers come to rest by themselves, for nobody answers them. Those that take longer are heard
+        in the next run."""
+        self.stopping = False
+        for agent in self.agents:
+            agent.signal = None
+        self._waiting, end = True, monotonic() + patience
+        self.supervisor.order("pause", [worker for worker in self.workers if worker.running])
+        while any(w.owing if w.running else w.taken and not w.up for w in self.workers) and monotonic() < end:
+            self._pump(max(end - monotonic(), 0.0))
+        self._take_in()
+        if not self.sync:
+            for queue in self.trainings:
+                while queue.batches:
+                    self._serve(queue)
+            while self.lessons:
+                self._pump()
+            for task in self._tasks():
+                task.acting = None  # nothing learns beside predictions now
+        self.stopping = False
+        return []
+
+    def go_on(self) -> None:
+        self._waiting = False
+        if not self.sync:
+            self._lessons.make_copies(self._tasks())
+        # Somebody may have changed them meanwhile. Those that lag are sent when their time has come.
+        self._publish(self._unpublished(always=all(task.sync_every == 1 for task in self._tasks())))
+
+    def _until_quiet(self, seconds: float, again: bool = False) -> None:
+        """Waits until the workers have obeyed; one that does not in time is ended, and replaced at once (`again`) or at the next
+        start."""
+        end, late = monotonic() + seconds, False
+        while busy := [worker for worker in self.workers if worker.owing]:
+            if not late:
+                left = end - monotonic()
+                late = left <= 0  # and what came while this process stood still is read first
+                self._pump(max(left, 0.0))
+                continue
+            why = f"did not obey within {seconds:g} s"
+            for worker in busy:
+                if again:
+                    self.supervisor.kill(worker, why)
+                else:
+                    self.supervisor.end(worker, why)
+            return
+
+    def refuse_agents(self) -> None:
+        """The callers that would wait for themselves are hooks and stop conditions here."""
+        if self._calling:
+            raise RuntimeError(CALLED_BY_AGENT)
+
+    def close(self) -> None:
+        if self._owner != os.getpid():  # never opened; or this is a forked copy of the process, which has no workers
+            return
+        self.supervisor.order("end")
+        end = monotonic() + 5.0
+        for worker in self.workers:
+            if worker.up and self.link.wait(worker, end - monotonic()):
+                self.supervisor.forget(worker)
+            elif worker.taken:  # else it has not heard of the end
+                self.supervisor.end(worker, "did not close its environments within 5 s" if worker.up else "")
+        self.supervisor.sum_up()
+        self._lessons.close()
+        self.link.close()
+        self._owner = 0
+        _open.discard(self)

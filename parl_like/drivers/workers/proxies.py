@@ -1,0 +1,139 @@
+"""What stands for something that is in another process: for a task and its algorithm, in a worker or beside a Ray actor; for an
+agent and its environment, where the robot is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.agent import Helpers
+from parl_like.tasks.acting_copies import ActingCopies
+from parl_like.tasks.row_slots import Places
+from parl_like.tasks.task import ComputationTask
+from parl_like.values.errors import WrongCaller
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def plain_of(algorithm: Any) -> dict[str, Any]:
+    """Its plain attributes, such as `gamma`."""
+    return {name: value for name, value in vars(algorithm).items() if isinstance(value, PLAIN)}
+
+
+class AlgorithmCard:
+    """What helpers ask of an algorithm that is elsewhere: window, explorer, plain attributes, the spaces and specs of its model.
+
+    Args:
+        elsewhere: For the error of whoever asks for more: where it is, what is known here, and whom to ask.
+    """
+
+    def __init__(
+        self, algorithm: Any,
+        elsewhere: str = "the task is in the robot's process; a worker knows the spaces, the window, the explorer and plain "
+                         "attributes of its algorithm. Ask the task (helper.predict, helper.ask), or use another driver",
+    ) -> None:
+        model = algorithm.model
+        self.__dict__.update(plain_of(algorithm))
+        of_model = SimpleNamespace(obs_space=model.obs_space, act_space=model.act_space, act_specs=dict(model.act_specs),
+                                   inputs=dict(model.inputs()).copy)
+        self.__dict__.update(window=algorithm.window, acts_with=algorithm.acts_with, model=of_model,
+                             _explorer=algorithm.explorer(), _kind=type(algorithm).__name__, _elsewhere=elsewhere)
+
+    def explorer(self) -> Any:
+        return self._explorer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"{self.__dict__.get('_kind')}.{name}: {self.__dict__.get('_elsewhere')}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{self._kind}.{name} cannot be assigned here: {self._elsewhere}")
+
+
+class Replica(ComputationTask):
+    """A task in a worker: it predicts, and learns nowhere but in the robot's process."""
+
+    def claim(self) -> None:
+        self._optimization = None
+
+
+class TaskCard:
+    """A task without its networks, for a worker's helpers and queues."""
+
+    def __init__(self, task: ComputationTask) -> None:
+        self.name, self.helper, self.train, self.on_error = task.name, task.helper, task.train, task.on_error
+        self.predict_rule, self.training_rule = task.predict_rule, task.training_rule
+        self.output_shapes, self.policy_specs = dict(task.output_shapes), task.policy_specs
+        self.version, self.learns = task.version, task.learns
+        self.algorithm = AlgorithmCard(task.algorithm)
+        self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
+        self.source = task._source if task.serve == "replica" else None
+        self.places = Places(n=0)  # those of the worker's agents, among all that the task has
+
+    def make(self, seed: np.random.SeedSequence) -> Any:
+        """What the worker's wrappers serve or send for: this card; of a replica a task with networks of its own, which get their
+        parameters later."""
+        if self.source is None:
+            return self
+        task = Replica(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule,
+                       on_error=self.on_error, train=self.train, serve="replica", sync_every=self.sync_every, bisect=self.bisect)
+        task.name, task.learns = self.name, self.learns
+        task.build(seed)
+        task.acting = ActingCopies(task.algorithm, self.version)
+        return task
+
+
+class Elsewhere(Helpers):
+    """The helpers of an agent in a worker process: none are here."""
+
+    def __missing__(self, name: str) -> Any:
+        raise WrongCaller(f"{self._agent}: its helpers are in a worker process, where its own code can ask them and nobody else")
+
+
+class RemoteAgent:
+    """An agent of a worker; `steps` as of the last stop or checkpoint.
+
+    Args:
+        like: An agent that was made where the robot is.
+        observe: Called with the robot's hooks.
+    """
+
+    def __init__(self, crew: Any, index: int, like: Any, observe: Any) -> None:
+        self.robot, self.index, self._label = crew, index, f"{crew._label} {index}"
+        self.n_envs, self.vector, self.learns, self.needs = like.n_envs, like.vector, like.learns, like.needs
+        self.helpers = Elsewhere(self._label)
+        self.steps = 0
+        self.env: Any = None if like.env is None else RemoteEnv(self._label, observe)
+        self.fresh = True
+        self.signal: str | None = None
+        self.quota_steps: int | None = None
+        self.quota_episodes: int | None = None
+
+    def __str__(self) -> str:
+        return self._label
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name}: {self.__dict__.get('_label', 'an agent')} is in a worker process; here it has index, "
+                             "steps and, in hooks, its environment's last episode")
+
+
+class RemoteEnv:
+    """What hooks may ask of an environment that is in a worker: the episode that has just ended there."""
+
+    def __init__(self, agent: str, observe: Any) -> None:
+        self._agent, self.observe = agent, observe
+        self.episode_return: Any = 0.0
+        self.episode_length = self.time_steps = self.env_index = 0
+
+    def introduce(self, hooks: Any) -> None:
+        """No hook hears how episodes begin in a worker."""
+
+    def close(self) -> None:
+        """The worker closes it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"env.{name}: {self._agent}'s environment is in a worker process; here it has episode_return, "
+                             "episode_length and env_index")

@@ -1,0 +1,303 @@
+"""The workers of a robot as it knows them (`WorkerHandle`), how their messages travel (`Link`), and who replaces those that end,
+hang or grow too large (`Supervisor`)."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Protocol
+
+import numpy as np
+
+from parl_like.drivers.messages import Kind, Message, WireError, pack, unpack, unpack_state
+from parl_like.process.child import RestartBudget, shielded
+from parl_like.tasks.row_slots import Owner
+from parl_like.values.spec import Array, Spec
+
+SLOW_TIMES, SLOW_SECONDS = 10.0, 0.05
+"""A worker is called slow when its turns take so many times as long as those of the others, and so many seconds."""
+
+LISTEN_S = 0.5
+"""Seconds that the robot waits for messages at most before it looks after its workers."""
+
+log = logging.getLogger("parl_like.processes")
+
+
+class WorkerHandle:
+    """A worker's agents, the process that runs them now, and what was sent to it.
+
+    Attributes:
+        incarnation: How often its process has been replaced; −1 before the first.
+        owner: Of the rows that tasks keep for its process's agents; its requests hold it, too.
+        taken: A process has been begun and has not ended.
+        up: It has said hello.
+        running: Its agents have been started.
+        paused: Its agents could go on without the robot, which has its turn first.
+        acting: `Agent.pace` of those of its learning agents that waited for predictions at its last turn, as of one.
+        sent, seen: Messages to it, and how many of them it had taken in at its last turn.
+        silent: Seconds since it last said something, or began to owe it, in which the robot listened.
+        owes: Since when it has owed a turn. pace: Seconds of a turn, a running mean. slow: It has been called slow.
+        divided: Its last request for predictions went into more than one batch.
+        turn_s: Seconds of a turn by the worker's own clock, a running mean of the last few.
+    """
+
+    def __init__(self, number: int, agents: list[Any], budget: RestartBudget) -> None:
+        self.number, self.agents, self.budget = number, agents, budget
+        self.incarnation = -1
+        self.owner = Owner()
+        self.inbox: deque[Message] = deque()
+        self.states: deque[Any] = deque()
+        self.taken = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Its process is new, or has ended."""
+        self.up = self.running = self.paused = self.slow = self.divided = False
+        self.sent = self.seen = 0
+        self.silent = self.owes = self.pace = self.turn_s = 0.0
+        self.acting: list[int] = []
+        self.inbox.clear()
+        self.states.clear()
+
+    @property
+    def name(self) -> str:
+        """What no other process of this robot has or had."""
+        return f"{self.number}.{self.incarnation}"
+
+    @property
+    def owing(self) -> bool:
+        """It has not taken in all that it was sent."""
+        return self.up and self.seen != self.sent
+
+    @property
+    def quiet(self) -> bool:
+        """Its agents all wait, or are not there."""
+        return not self.running or self.seen == self.sent
+
+    def heard_turn(self, notes: Mapping[str, Any]) -> None:
+        """It has taken in so many messages, and its agents wait again."""
+        self.seen, self.paused, self.acting = notes["turn"], "paused" in notes, notes.get("pace", [])
+        if self.seen:  # the first turn was asked for by nobody
+            took = monotonic() - self.owes
+            self.pace = 0.98 * self.pace + 0.02 * took if self.pace else took
+            own = notes["took"]  # without the time that its message waited here
+            self.turn_s = 0.8 * self.turn_s + 0.2 * own if self.turn_s else own
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (agents {self.agents[0].index} to {self.agents[-1].index})"
+
+
+class Link(Protocol):
+    """How workers are begun, heard and ended. It carries lists of frames (`parl_like.drivers.messages`) both ways, in order and
+    once. No call waits, unless it says so.
+
+    Attributes:
+        folder: Where memory lies that its workers share with the robot; empty: they share none.
+    """
+
+    folder: str = ""
+
+    def open(self) -> None:
+        """Makes sockets and the like, before the first worker begins. An OSError or ValueError says in one line why it cannot."""
+
+    def close(self) -> None:
+        """After the last worker was forgotten: closes what `open` made, which may be called again."""
+
+    def begin(self, worker: WorkerHandle, recipe: Any) -> None:
+        """Begins a worker's process, with its `Recipe`; its first message is HELLO. A TypeError says why the recipe cannot be
+        sent, an OSError why no process can be made."""
+
+    def send(self, worker: WorkerHandle, frames: list[Any]) -> None:
+        """To a worker that has said HELLO; where it has just ended, nothing happens."""
+
+    def receive(self) -> Sequence[tuple[WorkerHandle, list[Any]]]:
+        """What has come since the last call from workers that have begun and not been forgotten, in the order of each."""
+
+    def descriptors(self) -> Sequence[int]:
+        """File descriptors of which one becomes readable when `receive` or `ended` may have something new."""
+
+    def ended(self) -> Sequence[tuple[WorkerHandle, str]]:
+        """Workers that have ended by themselves, and how; they are to be forgotten."""
+
+    def kill(self, worker: WorkerHandle) -> None:
+        """Ends a worker at once."""
+
+    def wait(self, worker: WorkerHandle, seconds: float) -> bool:
+        """Whether it ends by itself within so many seconds. Waits."""
+
+    def forget(self, worker: WorkerHandle) -> None:
+        """The worker is over; nothing more is taken from it."""
+
+    def memory(self, worker: WorkerHandle) -> int:
+        """Bytes of resident memory; 0 where that is unknown."""
+        return 0
+
+    def rows(self, worker: WorkerHandle, specs: Sequence[Spec], block: Sequence[int], n: int) -> Mapping[str, Array]:
+        """`n` rows of a request that says where they are (`parl_like.drivers.workers.shared_rows`), where workers share
+        memory."""
+        raise WireError("rows in shared memory, from a worker that shares none")
+
+
+class Supervisor:
+    """Begins workers, talks with them, watches them while the robot listens, and replaces them.
+
+    Args:
+        options: `parl_like.drivers.workers.processes.Processes` or what has its limits.
+        recipe: Called with a worker: what its next process is to be told.
+        lost: Called with a worker that has ended or was killed, and why; calls `replace`.
+        failed: Called with a worker and its message that an agent has raised.
+        waits: What the others do while a worker is slow, for the warning.
+
+    Attributes:
+        restarts: Processes that took the place of another.
+    """
+
+    def __init__(self, link: Link, options: Any, recipe: Callable[[WorkerHandle], Any], lost: Callable[[WorkerHandle, str], None],
+                 failed: Callable[[WorkerHandle, Message], None], waits: str) -> None:
+        self._link, self._options, self._recipe, self._waits = link, options, recipe, waits
+        self._lost, self._failed = lost, failed
+        self.workers: list[WorkerHandle] = []
+        self.restarts = 0
+        self.looked = 0.0
+        self._causes: Counter[str] = Counter()
+        self._ends: dict[str, Any] = {}
+
+    def begin(self, worker: WorkerHandle) -> None:
+        worker.incarnation += 1
+        worker.reset()
+        recipe = self._recipe(worker)
+        with shielded():  # a worker that nobody knew of would never be ended
+            self._link.begin(worker, recipe)
+            worker.taken = True
+
+    def send(self, worker: WorkerHandle, kind: Kind, **parts: Any) -> None:
+        """A message (`parl_like.drivers.messages.pack`) to a worker that is up."""
+        if not worker.up:
+            return
+        if kind is not Kind.STATE:  # parameters call for no answer
+            if worker.sent == worker.seen:
+                worker.silent, worker.owes = 0.0, monotonic()  # from now on it owes a sign of life
+            worker.sent += 1
+            worker.paused = False
+        self._link.send(worker, pack(kind, **parts))
+
+    def order(self, order: str, workers: Sequence[WorkerHandle] | None = None, arrays: Mapping[str, Array] | None = None,
+              **notes: Any) -> None:
+        """A message that `parl_like.drivers.workers.worker` obeys, to all workers or these."""
+        for worker in self.workers if workers is None else workers:
+            self.send(worker, Kind.ORDER, notes={"order": order, **notes}, arrays=arrays or {})
+
+    def move_ends(self, key: str, ends: Sequence[int]) -> None:
+        """Tells workers where schedules end (`parl_like.learning.span`); those that are just beginning, when they say hello."""
+        self._ends = {"key": key, "ends": list(ends)}
+        self.order("move_ends", **self._ends)
+
+    def drain(self) -> bool:
+        """Takes in the messages that have come; whether there were any."""
+        came = self._link.receive()
+        broken: set[WorkerHandle] = set()
+        for worker, frames in came:
+            if worker not in broken:
+                try:
+                    self._hear(worker, frames)
+                except WireError as error:
+                    broken.add(worker)  # what else it had sent is not its successor's
+                    self.kill(worker, f"sent a message that cannot be read: {error}")
+        return bool(came)
+
+    def _hear(self, worker: WorkerHandle, frames: list[Any]) -> None:
+        if not worker.taken:
+            return
+        worker.silent = 0.0
+        message = unpack(frames)
+        notes = message.notes
+        if message.kind is Kind.HELLO:
+            worker.up = True
+            if self._ends:
+                self.order("move_ends", [worker], **self._ends)
+        elif message.kind is Kind.STATE:
+            if notes["answer"] == worker.sent:  # else to an order that was given up
+                worker.states.append(unpack_state(message.arrays))
+        elif message.kind is Kind.FAILED:
+            self._failed(worker, message)
+        else:
+            worker.inbox.append(message)
+            if "turn" in notes:
+                worker.heard_turn(notes)
+
+    def look(self) -> None:
+        """Finds workers that have ended, hang, have grown too large or never come up, and those that are slow."""
+        options, now = self._options, monotonic()
+        # Of the time in which this process did something else, or stood still, no worker's silence is known.
+        listened, self.looked = min(now - self.looked, LISTEN_S), now
+        for worker, how in self._link.ended():
+            self.drain()  # what it had sent before
+            if worker.taken:
+                self._lost(worker, how)
+        for worker in self.workers:
+            if not worker.taken:
+                continue
+            worker.silent += listened
+            limit = options.memory_limit
+            if worker.owing and worker.silent > options.step_limit:
+                self.kill(worker, f"said nothing for {options.step_limit:g} s; an environment hangs, or takes longer than "
+                                  "step_limit")
+            elif not worker.up and worker.silent > options.start_limit:
+                self.kill(worker, f"was not ready after {options.start_limit:g} s (start_limit)")
+            elif limit is not None and (used := self._link.memory(worker)) > limit:
+                self.kill(worker, f"uses {used >> 20} MiB of memory; memory_limit is {limit >> 20} MiB")
+        self._call_slow([worker for worker in self.workers if worker.up])
+
+    def _call_slow(self, workers: Sequence[WorkerHandle]) -> None:
+        """Names, once, a worker whose turns take far longer than those of the others."""
+        for worker in workers:
+            others = [other.pace for other in workers if other is not worker and other.pace]
+            if others and not worker.slow and worker.seen >= 10:
+                usual = float(np.median(others))
+                worker.slow = worker.pace >= max(SLOW_TIMES * usual, SLOW_SECONDS)
+                if worker.slow:
+                    log.warning("%s is slow: a turn of its agents takes %.2g s, of the other workers %.2g s; %s", worker,
+                                worker.pace, usual, self._waits)
+
+    def kill(self, worker: WorkerHandle, why: str) -> None:
+        """Ends a worker, which another replaces."""
+        self._link.kill(worker)
+        self._lost(worker, why)
+
+    def replace(self, worker: WorkerHandle, why: str) -> bool:
+        """Begins a lost worker's next process; False where it was replaced too often."""
+        if worker.budget.spend() is None:
+            return False
+        self.restarts += 1
+        self.warn_once(why, f"{worker} {why}; it is replaced, its agents begin anew")
+        self.begin(worker)
+        return True
+
+    def end(self, worker: WorkerHandle, why: str = "") -> None:
+        """Ends a worker that nobody needs any more, with a warning where there is a reason for one."""
+        if why:
+            self.warn_once(why, f"{worker} {why}; it is ended")
+        self._link.kill(worker)
+        self.forget(worker)
+
+    def forget(self, worker: WorkerHandle) -> None:
+        """The worker is over."""
+        with shielded():
+            self._link.forget(worker)
+            worker.taken = False
+            worker.reset()
+
+    def warn_once(self, cause: str, text: str) -> None:
+        """A warning the first time that something happens for this cause; after that only the log's details say so."""
+        cause = cause.rpartition("; ")[2]  # without the numbers of this time
+        self._causes[cause] += 1
+        log.log(logging.WARNING if self._causes[cause] == 1 else logging.INFO, "%s", text)
+
+    def sum_up(self) -> None:
+        """At the end: how often it happened again."""
+        for cause, n in self._causes.items():
+            if n > 1:
+                log.warning("%d more workers or agents began anew for the same reason: %s", n - 1, cause)
+        self._causes.clear()

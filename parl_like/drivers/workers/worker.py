@@ -1,0 +1,339 @@
+"""A worker process: many cooperative agents of a robot, whose tasks are in the robot's process.
+
+The agents' requests gather in the same queues as everywhere. When all of them wait, every open batch leaves as one message, and
+the last message of such a turn says so; replies wake the agents again. The worker obeys the robot's orders and never answers for
+itself: if the robot's process ends, in whatever way, so does this one (`parl_like.process`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import zmq
+
+from parl_like.drivers.messages import Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
+from parl_like.drivers.workers.shared_parameters import Parameters
+from parl_like.drivers.workers.shared_rows import Blocks
+from parl_like.drivers.workers.worker_agents import COUNTS, Recipe, WorkerCrew
+from parl_like.learning.span import move_ends
+from parl_like.tasks.acting_copies import tensors_of
+from parl_like.values.errors import AgentFailed
+from parl_like.values.spec import Array
+
+ROUNDS = 16
+"""Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the
+same."""
+
+SIGN_OF_LIFE = 1.0
+"""Seconds after which a worker that goes on by itself says that it is there."""
+
+
+class Worker:
+    """A crew, what the robot has told it, and what the robot was told.
+
+    Args:
+        send: Carries one message, a list of frames, to the robot; in order, once.
+    """
+
+    def __init__(self, recipe: Recipe, send: Callable[[list[Any]], object]) -> None:
+        self.recipe, self._send = recipe, send
+        self.seen = 0  # messages of the robot taken in
+        self.turned = -1  # how many of them at the last turn
+        self.rounds = 0  # served here since then
+        self.more = False  # another reply comes with the last one
+        self.resting = False  # the run is over, and no replica is asked until there is another
+        self.steps = self.time_steps = 0  # reported so far
+        self.told: Any = (0, 0)  # how many parked and living agents the robot knows of
+        self.tell_steps = False
+        self.blocks: Blocks | None = None
+        self.areas: dict[str, Parameters] = {}
+        self.spoke = 0.0
+        self.woken = monotonic()  # when the first message of this turn was taken in
+        self._copying: threading.Thread | None = None
+
+    def send(self, kind: Kind, **parts: Any) -> None:
+        self._send(pack(kind, **parts))
+        self.spoke = monotonic()
+
+    def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
+        self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays=pack_error(error))
+
+    def begin(self) -> bool:
+        """Makes the agents, and says hello; False where that failed, which the robot was told."""
+        try:
+            self.crew = WorkerCrew(self.recipe, self.report_failure)
+        except BaseException as error:  # noqa: BLE001  whatever the user's code raises is the robot's to report
+            self.report_failure(-1, error)
+            return False
+        self.driver = self.crew._driver
+        if self.recipe.shared:
+            self.blocks = Blocks(self.recipe.shared, self.recipe.name)
+            for wrapper in self.crew.wrappers.values():
+                if wrapper.task.serve == "central":
+                    wrapper.predictions.make_block = self.blocks.make
+        self.send(Kind.HELLO)
+        return True
+
+    def _time_steps(self) -> int:
+        return sum(agent.env.time_steps for agent in self.crew.agents if agent.env is not None)
+
+    # --------------------------------------------------------------------------------------------------------------- a turn
+
+    def turn(self) -> bool:
+        """Runs the agents until all wait; sends what they wait for, and what has happened since the last turn. The last message
+        says so.
+
+        A replica waits for agents that wait for lessons (async): these set the pace then, and a batch of all agents costs little
+        more than one of those that come first.
+
+        Returns:
+            True: some of them waited for a replica, which has answered, so there is more to do before the robot is heard; at most
+                ROUNDS times.
+        """
+        driver = self.driver
+        if self.seen == self.turned or self.more:
+            return False  # only parameters have come, or some of several replies
+        if not self.resting:
+            driver._rouse()
+        driver._run_ready()
+        here, batches = driver.waiting_here(), driver.batches()
+        paused = driver.rests() or bool(here) and (self.rounds == ROUNDS or self.resting)
+        held = bool(here) and not paused and not self.recipe.sync and driver.answers_come()
+        if here and not paused and not held:
+            self.rounds += 1
+            for request, queue, batch in batches:
+                self._ask(request, queue, batch, {})
+            driver._wake(max(here, key=lambda queue: queue.rows).serve())
+            if monotonic() - self.spoke > SIGN_OF_LIFE:
+                self.send(Kind.EVENT)
+            return True
+        self.rounds, self.turned = self.rounds if held else 0, self.seen
+        notes = self._counts()
+        if paused:
+            notes["paused"] = True
+        notes["pace"], notes["took"] = driver.pace(), monotonic() - self.woken
+        events, episodes = self._events()
+        if events or episodes or not batches:
+            self.send(Kind.EVENT, arrays=episodes, notes=events if batches else events | notes)
+        for i, (request, queue, batch) in enumerate(batches, 1):
+            self._ask(request, queue, batch, notes if i == len(batches) else {})
+        return False
+
+    def _ask(self, request: int, queue: Any, batch: Any, notes: Mapping[str, Any]) -> None:
+        n = batch.rows
+        said: dict[str, Any] = {**notes, "n": len(batch.tickets)}
+        number = self.blocks.number_of(batch.block) if self.blocks is not None and batch.block is not None else None
+        if queue.kind == "learn":
+            rows = queue.joined(batch)
+            said["lesson"] = [max(t.steps for t in batch.tickets), int(any(t.scheduled for t in batch.tickets))]
+        elif number is None:
+            rows = {name: column[:n] for name, column in batch.block.arrays.items()}
+        else:
+            rows, said["block"] = {}, [number, batch.block.capacity]
+        self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n,
+                  arrays=rows, notes=said)
+
+    def _counts(self) -> dict[str, Any]:
+        """What is to be added to the robot's counts: steps, and by queue and task what the queues have counted here."""
+        crew = self.crew
+        notes: dict[str, Any] = {"turn": self.seen}
+        if crew.env_steps != self.steps:
+            time_steps = self._time_steps()
+            notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
+            self.steps, self.time_steps = crew.env_steps, time_steps
+        if crew.episodes_cut:
+            notes["cuts"], crew.episodes_cut = crew.episodes_cut, 0
+        if crew.bad_values:
+            notes["bad"], crew.bad_values = crew.bad_values, 0
+        if crew.said:
+            notes["said"], crew.said = "\n".join(crew.said), []
+        for name, rows in crew.rows.take().items():
+            notes[f"rows {name}"] = list(rows)
+        for queue in self.driver.queues:
+            counted = [getattr(queue.counters, name) for name in COUNTS]
+            if any(counted):
+                notes[f"{queue.kind} {queue.task.name}"] = counted
+                queue.counters.load_state_dict(dict.fromkeys(COUNTS, 0))
+        if crew.wants_stop:
+            notes["stop"], crew.wants_stop = True, False
+            for agent in crew.agents:
+                agent.signal = None if agent.quota_steps is None else agent.signal  # all wait for the robot, which knows now
+        return notes
+
+    def _events(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """What has changed of the agents; and the columns of their episodes."""
+        notes: dict[str, Any] = {}
+        # Their numbers suffice: between two orders agents only park and end.
+        parked, alive = self.driver.parked, self.driver.agents
+        if (len(parked), len(alive)) != self.told:
+            notes["parked"], notes["alive"] = [agent.index for agent in parked], [agent.index for agent in alive]
+            self.told = len(parked), len(alive)
+        if self.tell_steps:
+            notes["agent_steps"], self.tell_steps = [agent.steps for agent in self.crew.agents], False
+        kinds = {"agent": np.int32, "env": np.int64, "return": np.float64, "length": np.int64}
+        columns = zip(*self.crew.ended, strict=True)
+        episodes = {name: np.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=False)}
+        self.crew.ended.clear()
+        if self.crew.parts:
+            episodes["parts"] = np.array(self.crew.parts, np.float64)
+            self.crew.parts.clear()
+        return notes, episodes
+
+    # --------------------------------------------------------------------------------------------------------------- orders
+
+    def take(self, frames: Sequence[Any]) -> bool:
+        """Obeys one message of the robot; False: the end."""
+        message = unpack(frames)
+        if message.kind is Kind.STATE:
+            self._parameters(message)
+            return True
+        if self.seen == self.turned:
+            self.woken = monotonic()
+        self.seen += 1
+        self.resting = False
+        self.more = "more" in message.notes
+        if message.kind is not Kind.ORDER:
+            self.driver.answer(message)
+            return True
+        self.told = None  # an order may make agents go on, and park where they had
+        order = message.notes["order"]
+        if order == "end":
+            for agent in self.crew.agents:
+                if agent.env is not None:
+                    agent.env.close()
+            return False
+        getattr(self, f"_{order}")(message)
+        return True
+
+    def _parameters(self, message: Message) -> None:
+        """Of a replica's networks, as they are in the robot's process."""
+        acting, notes = self.crew.tasks[message.task].acting, message.notes
+        assert acting is not None
+        version, updates, number = notes["version"], notes["updates"], notes.get("number")
+        if number is not None and message.task not in self.areas:
+            self.areas[message.task] = Parameters(self.recipe.shared, message.task, acting.tensors)
+
+        def copy() -> None:
+            if number is None:
+                acting.publish(tensors_of(unpack_state(message.arrays)), version, updates)
+                return
+            area = self.areas[message.task]
+            if area.holds(number):  # else a later one is on its way
+                acting.publish({**acting.tensors, **area.slots[number % 2]}, version, updates, partial(area.holds, number))
+
+        if self._copying is not None:
+            self._copying.join()
+            self._copying = None
+        if self.recipe.sync or number is None:
+            copy()
+        else:
+            self._copying = threading.Thread(target=copy, name="parameters")
+            self._copying.start()
+
+    def _go(self, message: Message) -> None:
+        """After a pause."""
+
+    def _pause(self, message: Message) -> None:
+        """A run is over: all wait for the next one."""
+        self.resting = self.tell_steps = True
+
+    def _limit(self, message: Message) -> list[Any]:
+        """Sets how far the agents named go, -1 for no bound, and returns them."""
+        notes, agents, named = message.notes, {agent.index: agent for agent in self.crew.agents}, []
+        for index, steps, episodes in zip(notes["agents"], notes["steps"], notes["episodes"], strict=True):
+            agent = agents[index]
+            agent.quota_steps, agent.quota_episodes = None if steps < 0 else steps, None if episodes < 0 else episodes
+            named.append(agent)
+        for agent in self.crew.agents:
+            for helper in agent.helpers.values():
+                helper.collecting = notes["collecting"]
+        return named
+
+    def _move_ends(self, message: Message) -> None:
+        move_ends(message.notes["key"], message.notes["ends"])
+
+    def _start(self, message: Message) -> None:
+        self._limit(message)
+        self.crew._ensure_started()
+
+    def _resume(self, message: Message) -> None:
+        self.driver.resume(self._limit(message))
+
+    def _interrupt(self, message: Message) -> None:
+        self.driver.halt(self.crew.agents, "interrupt")
+
+    def _stop(self, message: Message) -> None:
+        """Ends all agents; they can be started again."""
+        self.crew._halt()
+        self.crew.wants_stop = False
+        self.tell_steps = True
+
+    def _settle(self, message: Message) -> None:
+        """After an interruption: lessons whose replies have come."""
+        self.crew._settle()
+        self.tell_steps = True
+
+    def _answer(self, state: Any) -> None:
+        self.send(Kind.STATE, arrays=pack_state(state), notes={"answer": self.seen})
+
+    def _digests(self) -> dict[str, str]:
+        trace = self.crew.trace
+        return {} if trace is None else {str(i): digest.hex() for i, digest in trace.digests.items()}
+
+    def _trace(self, message: Message) -> None:
+        self._answer(self._digests())
+
+    def _state(self, message: Message) -> None:
+        self._answer({"agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents}, "trace": self._digests(),
+                      "buffers": {name: buffer.state_dict() for name, buffer in self.crew.buffers.items()}})
+
+    def _load(self, message: Message) -> None:
+        state = unpack_state(message.arrays)
+        try:
+            self.driver.load_state_dict({"agents": state["agents"],
+                                         **{f"buffer.{name}": buffer for name, buffer in state["buffers"].items()}})
+        except AgentFailed as error:  # another worker would fail likewise
+            self.report_failure(self.crew.agents[0].index, error)
+            return
+        self.time_steps = self._time_steps()
+        for name, learns in state["learns"].items():
+            self.crew.tasks[name].learns = learns
+        if self.crew.trace is not None:
+            self.crew.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
+        self._answer({})
+
+
+def work(payload: bytes) -> None:
+    """The life of one worker, in a process of its own.
+
+    Args:
+        payload: Module path, the robot's address and a recipe, by cloudpickle, from the process that started this one; it never
+            comes over a socket.
+    """
+    import torch
+
+    path, address, packed = cloudpickle.loads(payload)
+    sys.path[:] = path
+    torch.set_num_threads(1)
+    recipe: Recipe = cloudpickle.loads(packed)
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, recipe.name.encode())
+    for option, value in ((zmq.LINGER, 1000), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):  # bounded by the agents, who wait
+        socket.setsockopt(option, value)
+    socket.connect(address)
+    worker = Worker(recipe, partial(socket.send_multipart, copy=False))
+    going = worker.begin()
+    while going:
+        if not worker.turn():
+            going = worker.take(socket.recv_multipart())
+        while going and socket.poll(0):
+            going = worker.take(socket.recv_multipart())
+    context.destroy(linger=1000)

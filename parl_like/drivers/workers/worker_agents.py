@@ -1,0 +1,279 @@
+"""The agents of one worker: a crew with the cooperative driver, whose batches are sent to the robot instead of being served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from time import sleep
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.agent import Agent
+from parl_like.drivers.cooperative import CooperativeDriver
+from parl_like.drivers.messages import ERRORS, Kind, Message, text_of
+from parl_like.drivers.workers.proxies import TaskCard
+from parl_like.environment.factory import make_one
+from parl_like.environment.hooks import Hook, TraceHash
+from parl_like.process.child import RestartBudget
+from parl_like.run.agent_pool import Crew
+from parl_like.tasks.driver import CALLED_BY_AGENT
+from parl_like.tasks.tickets import Counters, Ticket
+from parl_like.values.errors import Interrupted, Stopped, TaskFailed
+
+BACK_OFF, PERIOD = 0.1, 60.0
+"""Seconds before an agent's second new environment, doubled for each further one, at most 10; and after how many they are
+forgotten."""
+
+COUNTS = tuple(field.name for field in fields(Counters))
+"""In the order in which a worker tells what its queues have counted."""
+
+MANY_ENVS = 1 << 20
+"""More environments than an agent drives."""
+
+
+@dataclass
+class Recipe:
+    """Everything that a worker's process needs to know.
+
+    Attributes:
+        name: Of the worker, and no other of this robot.
+        agents: Index and seed (entropy, spawn key) of each of its agents.
+        seed: Of the worker's own generators, such as its buffers'.
+        n_agents: Of all workers. n_envs: Of the agent that the robot made as an example.
+        shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
+    """
+
+    name: str
+    tasks: dict[str, TaskCard]
+    env: Any
+    agent: Callable[[], Agent]
+    label: str
+    mode: Any
+    sync: bool
+    agents: list[tuple[int, Any, tuple[int, ...]]]
+    seed: tuple[Any, tuple[int, ...]]
+    trace: bool
+    agent_restarts: int
+    n_agents: int
+    n_envs: int
+    shared: str = ""
+
+
+class RemoteDriver(CooperativeDriver):
+    """Agents as greenlets, whose batches are served elsewhere; predictions of replicas here.
+
+    Args:
+        failed: See `CooperativeDriver`.
+        again: Called with an agent and what its code raised; whether it begins anew.
+    """
+
+    def __init__(self, failed: Callable[[Agent, BaseException], None], again: Callable[[Agent, Exception], bool]) -> None:
+        super().__init__(False, failed)
+        self._again = again
+        self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
+        self._requests = 0
+
+    def _main(self, agent: Agent) -> None:
+        try:
+            while True:
+                try:
+                    agent.run()
+                    return
+                except (Stopped, TaskFailed):
+                    raise
+                except Exception as error:  # noqa: BLE001  of the agent or its environment, whatever it is
+                    if not self._again(agent, error):
+                        raise
+        except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported
+            self._failed(agent, error)
+        finally:
+            self.agents.remove(agent)
+
+    def batches(self) -> list[tuple[int, Any, Any]]:
+        """Takes what waits for the robot: request number, queue and batch, in the order of tasks."""
+        out = []
+        for queue in self.queues:
+            if queue.kind == "learn" or queue.task.serve != "replica":
+                while (batch := queue.take()) is not None:
+                    self._requests += 1
+                    self.sent[self._requests] = queue, batch
+                    out.append((self._requests, queue, batch))
+        return out
+
+    def pace(self) -> list[int]:
+        """`Agent.pace` of those that learn and wait for predictions, or rest, as of one agent; empty where there are none."""
+        waiting = [batch for queue in self.predictions for batch in queue.batches]
+        waiting += [batch for queue, batch in self.sent.values() if queue.kind == "predict"]
+        acting = [*(ticket.agent for batch in waiting for ticket in batch.tickets), *(agent for agent, _ in self._resting)]
+        agents = [agent for agent in acting if agent.learns]
+        if not agents:
+            return []
+        return [min(agent.steps - agent.learned_at for agent in agents), int(any(agent.pace()[1] for agent in agents))]
+
+    def waiting_here(self) -> list[Any]:
+        """Queues of replicas with requests."""
+        return [queue for queue in self.predictions if queue.rows and queue.task.serve == "replica"]
+
+    def rests(self) -> bool:
+        """Whether an agent lets the robot have its turn."""
+        return bool(self._resting)
+
+    def answers_come(self) -> bool:
+        """Whether an agent waits for a lesson that was sent and itself waits for nobody (async, and no `min_rows`)."""
+        return any(ticket.waiter is not None for queue, batch in self.sent.values()
+                   if queue.kind == "learn" and queue.rule.min_rows is None for ticket in batch.tickets)
+
+    def answer(self, message: Message) -> None:
+        """Takes over a reply. One that nobody waits for, of before a stop, is dropped."""
+        queue, batch = self.sent.pop(message.request, (None, None))
+        if queue is None:
+            return
+        tickets: list[Ticket] = batch.tickets
+        if message.kind is Kind.FAILED:
+            if queue.kind == "predict" and queue.task.bisect and len(tickets) > 1:
+                for half in queue.halves(batch):  # asked again, so that in the end only who is to blame hears
+                    queue.batches.append(half)
+                    queue.rows += half.rows
+                queue.recycle(batch)
+                return
+            kind = ERRORS.get(message.notes["type"], TaskFailed)
+            for ticket in tickets:
+                ticket.error = kind(text_of(message))
+        else:
+            queue.task.learns = message.notes["learns"]
+            if queue.kind == "predict":
+                queue.answer(tickets, message.arrays, message.notes["version"])
+            else:
+                result = {name: value if value.ndim else value[()] for name, value in message.arrays.items()}
+                for ticket in tickets:
+                    ticket.out, ticket.version = result, message.notes["version"]
+        queue.counters.late += queue.count_late(tickets)
+        queue.recycle(batch)
+        self._wake(tickets)
+
+    def halt(self, agents: Any, signal: str, patience: float | None = None) -> list[Agent]:
+        if signal == "stop":
+            for queue, batch in self.sent.values():
+                queue.recycle(batch)  # the robot has no eye on it any more
+                for ticket in batch.tickets:
+                    ticket.error = Stopped(f"{ticket.agent}, task {queue.task.name!r}: the robot stopped")
+                self._wake(batch.tickets)
+            self.sent.clear()
+            return super().halt(agents, signal, patience)
+        for agent in agents:
+            agent.signal = signal
+        self.resume(list(self.parked))
+        return []
+
+
+class EpisodeReport(Hook):
+    """Tells the robot's hooks of episodes that have ended: agent, environment, return, length."""
+
+    def __init__(self, episodes: list[tuple[int, int, Any, int]]) -> None:
+        self.episodes = episodes
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        if not interrupted:
+            self.episodes.append((agent.index, agent.env.env_index, agent.env.episode_return, agent.env.episode_length))
+            if agent.quota_episodes is not None and agent.quota_episodes > 0:
+                agent.quota_episodes -= 1
+
+
+class WorkerCrew(Crew):
+    """The agents of one worker, as a crew of their own.
+
+    Args:
+        report: Called with an agent's index, what its code raised, and whether it begins anew.
+
+    Attributes:
+        ended: Episodes since the last turn, as `EpisodeReport` has them; those that the robot is to count have −1 for the agent,
+            and the number of the environment among all.
+        parts: Of the rewards of the latter, where there are any.
+    """
+
+    remote = True
+    _driver: RemoteDriver
+
+    def _first_env(self, member: Agent) -> int:
+        """Agents of other workers are not known here: each has room for as many environments as the example of an agent, and
+        those with more have numbers behind all of these."""
+        usual = self.recipe.n_envs
+        if member.n_envs <= usual:
+            return member.index * usual
+        return self.n_agents * usual + member.index * MANY_ENVS
+
+    def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None]) -> None:
+        self.recipe, self._report = recipe, report
+        self.trace = TraceHash() if recipe.trace else None
+        entropy, key = recipe.seed
+        seed = np.random.SeedSequence(entropy, spawn_key=key)
+        self.wants_stop = False
+        self.said: list[str] = []
+        self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
+        self.ended: list[tuple[int, int, Any, int]] = []
+        self.parts: list[Any] = []
+        tasks = {card.name: card.make(child) for card,
+                 child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
+        super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
+                         recipe.label)
+        self._run_hooks = [EpisodeReport(self.ended)]
+        self._observe()
+
+    def _make_driver(self, *options: Any) -> Any:
+        return RemoteDriver(self._agent_failed, self._again)
+
+    def _again(self, agent: Agent, error: Exception) -> bool:
+        """Whether an agent that raised begins anew, with a new environment; its open episode was cut off when it raised.
+
+        Waits before it builds, longer each time, so that an environment which cannot be built does not take all the time there
+        is.
+        """
+        pause = None if agent.signal is not None else self._budgets[agent.index].spend()
+        if pause is None:
+            return False
+        self._report(agent.index, error, True)
+        sleep(pause)
+        try:
+            if agent.env is not None:
+                with suppress(Exception):  # it is broken
+                    agent.env.close()
+                time_steps = agent.env.time_steps
+                agent.join(lambda: make_one(self._env))
+                agent.env.time_steps = time_steps
+                self._observe()
+        except Exception as second:  # noqa: BLE001  building it failed, too
+            return self._again(agent, second)
+        agent.fresh = True
+        return True
+
+    @property
+    def n_agents(self) -> int:
+        return self.recipe.n_agents
+
+    def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
+        return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.agents]
+
+    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None:
+        self.ended.append((-1, env, episode_return, length))
+        if len(parts):
+            self.parts.append(parts)
+
+    def tell(self, text: str) -> None:
+        self.said.append(text)  # the robot's process says it
+
+    def request_stop(self) -> None:
+        self.wants_stop = True
+        for agent in self.agents:
+            agent.signal = agent.signal or "park"
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(CALLED_BY_AGENT)
+
+    run = train_iter = iterate = epochs = collect = update = evaluate = _refuse
+    watch = play = save = load = checkpoint_boundary = close = _refuse
+
+    def _agent_failed(self, agent: Agent, error: BaseException) -> None:
+        if not isinstance(error, (Stopped, Interrupted)):
+            self._report(agent.index, error, False)

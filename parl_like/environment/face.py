@@ -1,0 +1,432 @@
+"""EnvFace: the one way between an agent and its environment. It fires the stages, counts, checks, keeps what comes in from
+changing, and watches what the environment's code does to the process."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.data.timestep import TimeStep, first_step, next_step
+from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
+from parl_like.environment.hooks import Hook, overridden
+from parl_like.environment.process_guard import watched
+from parl_like.environment.resumed_episode import try_out
+from parl_like.environment.state import can_hold, clone_state, hold, restore_state, unhold
+from parl_like.environment.value_check import Acceptance, contains, described, takes_option
+from parl_like.tasks.no_progress import Resets
+from parl_like.values.batch import Batch
+from parl_like.values.copying import copied, own
+from parl_like.values.errors import AgentFailed, Interrupted, Stopped, TaskFailed
+from parl_like.values.spec import SpecError
+
+log = logging.getLogger(__name__)
+
+PASSED = (Stopped, TaskFailed)
+"""What an environment that asks a task (`AgentHelper.ask`) may hear from it: no failure of its own."""
+
+_VECTORS = (np.ndarray, list, tuple)
+OLD_GYM = ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym "
+           "environment needs a wrapper such as shimmy's GymV21CompatibilityV0")
+
+
+class EnvFace:
+    """The user's gymnasium environment behind a face that everything passes. `reset` and `step` return what gymnasium returns;
+    any other attribute is the environment's own.
+
+    Attributes:
+        last: (observation, action, reward, terminated, truncated, info) of the last step; action None after a reset.
+        episode_return, episode_length: Of the running or just finished episode; the length counts actions.
+        time_steps: The environment's own steps: of an action as many as info says in 'repeats', as `ActionRepeat` does, else one.
+        carried: What is held of an episode that a checkpoint interrupted, for the next reset to go on with it; None: nothing.
+        env_index: 0, for this is the agent's only environment; see `VectorFace`.
+    """
+
+    env_index = 0
+    cut_short = 0  # episodes that `limit` has ended
+    _name, _of_one = "environment", ""  # what the environment is called, and how the names of one's spaces begin
+
+    def __init__(self, env: gym.Env[Any, Any], agent: Any) -> None:
+        self._env, self._agent = env, agent
+        self._step: Any = env.step
+        self._lacks = [name for name in ("seed", "options") if not takes_option(env.reset, name)]
+        self._resets = Resets()
+        self._known = False  # whether it was reset once
+        self._accepts = None if agent.on_bad_value == "raise" else Acceptance(env, agent.on_bad_value == "replace")
+        # Spaces are for tasks; a plain function can act in anything with reset and step.
+        self.observation_space = getattr(env, f"{self._of_one}observation_space", None)
+        self.action_space: Any = getattr(env, f"{self._of_one}action_space", None)
+        self._n, self._start = -1, 0
+        if isinstance(self.action_space, gym.spaces.Discrete):  # then `step` can check an action without asking the space
+            self._n, self._start = int(self.action_space.n), int(self.action_space.start)
+        self.last: tuple[Any, ...] = ()
+        self.episode_return: Any = 0.0
+        self.episode_length = self.time_steps = 0
+        self.seed: int | None = None
+        self.carried: dict[str, Any] | None = None
+        self._left = False  # whether other episodes were played since that one was held
+        self._pre_act: list[Any] = []
+        self._post_act: list[Any] = []
+        self._open = False  # an episode is running, or ended without its POST_EPISODE yet
+        self._over = True
+        self.observe([])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_env"], name)
+
+    @property
+    def unwrapped(self) -> gym.Env[Any, Any]:
+        return getattr(self._env, "unwrapped", self._env)
+
+    def observe(self, hooks: list[Hook]) -> None:
+        """Sets who hears of the stages: the agent's helpers, then `hooks`."""
+        in_turn, helpers = self._agent.robot.in_turn, list(self._agent.helpers.values())
+        self._pre_episode, pre_act, post_act, self._post_episode = (
+            [*overridden(helpers, stage), *map(in_turn, overridden(hooks, stage))]
+            for stage in ("pre_episode", "pre_act", "post_act", "post_episode"))
+        self._pre_act[:], self._post_act[:] = pre_act, post_act  # in place: an agent may wait in the middle of a step
+        # What `step` reads, in one look: a class with `__getattr__` pays 30 ns more for each.
+        self._keeps = any(helper.store_info for helper in helpers)  # perhaps late
+        self._for_step = self._step, self._n, self._start, self._accepts, self._pre_act, self._post_act, self._keeps
+
+    def limit(self, steps: int) -> None:
+        """From now on an episode that does not end within so many actions is truncated there."""
+        step = self._step
+
+        def limited(act: Any) -> Any:
+            out = step(act)
+            if self.episode_length + 1 < steps or len(out) != 5 or out[2] or out[3]:
+                return out
+            self.cut_short += 1
+            return (*out[:3], True, out[4])
+
+        self._step = limited
+        self._for_step = limited, *self._for_step[1:]
+
+    def introduce(self, hooks: list[Hook]) -> None:
+        """Hooks that come in the middle of an episode hear that it has begun."""
+        if self.n_open():
+            for call in map(self._agent.robot.in_turn, overridden(hooks, "pre_episode")):
+                call(self._agent)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
+        given. The first reset after a start or an interruption is seeded from the agent's generator,
+        later ones are not seeded, unless a helper says so."""
+        agent = self._agent
+        self.end_episode()
+        self._resets.look(agent)
+        agent.before_episode()
+        if seed is None:
+            seed = next((one for helper in agent.helpers.values() if (one := helper.episode_seed()) is not None), None)
+        carried = self.carried
+        if agent.quota_episodes is not None:  # whole episodes are collected; the one that is held goes on afterwards
+            self._left = self._left or carried is not None
+        else:
+            self.carried = None
+            if carried is not None and seed is None and options is None:
+                return self._go_on(carried)
+        if seed is None and agent.fresh:
+            seed = int(agent.rng.integers(2**31))
+        agent.fresh = False
+        self.seed = self.seed if seed is None else seed
+        try:
+            given = self._reset(seed=seed, options=options)
+        except PASSED:
+            raise
+        except Exception as error:
+            raise self._failed(f" raised in reset(seed={seed})", error) from error
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise AgentFailed(f"{agent}: reset() of its {self._name} gave {described(given)}; expected the pair (observation, "
+                              f"info), info a dict: `return obs, {{}}`{OLD_GYM}")
+        obs, info = given
+        if info.__class__ is not dict:
+            self._check_info(info, "reset()")
+        obs = own(obs)
+        if self._accepts is not None:
+            obs, _ = self._accepted(self._accepts, obs, 0.0, "reset")
+        self._open, self._over = True, False
+        self._begin(obs, info)
+        return obs, info
+
+    def _reset(self, **options: Any) -> Any:
+        """The environment's own reset. It is watched the first time, and always where the environment has changed something
+        before."""
+        if self._lacks:
+            options = self._without(options)
+        if self._known and not self._agent.told:
+            return self._env.reset(**options)
+        with watched(self._agent, "reset", not self._known):
+            self._known = True
+            return self._env.reset(**options)
+
+    def _without(self, options: dict[str, Any]) -> dict[str, Any]:
+        """What a reset that knows neither seeds nor options can be given; `seed(seed)` of the environment gets the seed."""
+        seed = options.get("seed") if "seed" in self._lacks else None
+        if seed is not None and callable(tell := getattr(self._env, "seed", None)):
+            tell(seed)
+        elif seed is not None and "seed" not in self._agent.robot.told:
+            self._agent.robot.told.add("seed")
+            warnings.warn(f"{self._agent}: reset of {self.unwrapped!r} takes no seed, so no run in it can be repeated; write "
+                          "reset(self, *, seed=None, options=None), and call super().reset(seed=seed)", RuntimeWarning,
+                          stacklevel=4)
+        return {name: value for name, value in options.items() if value is not None or name not in self._lacks
+                if name != "seed" or "seed" not in self._lacks}
+
+    def carry(self) -> int:
+        """Holds the open episode, with the memory of the agent's helpers, where the environment's state can be cloned.
+
+        Returns:
+            Episodes that are open and cannot be held: they will be cut.
+        """
+        n = self.n_open()
+        if not n:
+            return 0  # and what was held before is still to be gone on with
+        self.carried, self._left = None, False
+        try:
+            info = {key: value for key, value in self.last[5].items() if can_hold(value)}
+            memory = {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
+            self.carried = {"env": hold(clone_state(self._env)), "rest": hold((self._observed(), info, memory, self._counted()))}
+        except (TypeError, gym.error.ResetNeeded):
+            return n
+        except Exception as error:
+            raise self._failed(" raised in clone_state", error) from error
+        return 0
+
+    def n_open(self) -> int:
+        """Episodes that are running."""
+        return int(self._open and not self._over)
+
+    def _observed(self) -> Any:
+        """What to act on next."""
+        return self.last[0]
+
+    def _counted(self) -> Any:
+        return self.episode_return, self.episode_length
+
+    def put_back(self, carried: dict[str, Any]) -> None:
+        """Makes the environment what it was when the episode was held; the next reset goes on with it. Where it is another
+        environment now (`restore_state` raises ValueError), or none can go on from there, the log says so and the next reset
+        begins an episode.
+
+        Raises:
+            AgentFailed: the environment raised something else.
+        """
+        try:
+            memory = {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
+            try_out(self._env, carried, memory, self._counted())
+            restore_state(self._env, unhold(carried["env"]))
+        except ValueError as error:
+            log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)
+        except Exception as error:
+            raise self._failed(" raised in restore_state", error) from error
+        else:
+            self.carried = carried
+
+    def _go_on(self, carried: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if self._left:
+            self._left = False
+            try:
+                restore_state(self._env, unhold(carried["env"]))
+            except Exception as error:
+                raise self._failed(" raised in restore_state", error) from error
+        obs, info, memory, counted = unhold(carried["rest"])
+        obs, info = self._again(obs, info)
+        self._agent.fresh = False
+        self._known = self._open = True
+        self._over = False
+        self._begin(obs, info)
+        for name, helper in self._agent.helpers.items():
+            helper.memory = tuple(memory[name])
+        self._count_on(*counted)
+        return obs, info
+
+    def _again(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """What is shown where a carried episode goes on, of which these were shown last."""
+        return obs, info
+
+    def _count_on(self, episode_return: Any, length: int) -> None:
+        self.episode_return, self.episode_length = episode_return, length
+
+    def _begin(self, obs: Any, info: dict[str, Any]) -> None:
+        self.episode_return, self.episode_length = 0.0, 0
+        self.last = (obs, None, 0.0, False, False, info)
+        for call in self._pre_episode:
+            call(self._agent)
+
+    def _failed(self, doing: str, error: Exception) -> AgentFailed:
+        old_style = isinstance(error, (ValueError, TypeError)) and "unpack" in str(error)
+        way_out = OLD_GYM if old_style else ""
+        return AgentFailed(f"{self._agent}: its {self._name}{doing}: {type(error).__name__}: {error}{way_out}")
+
+    def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Takes one action."""
+        agent = self._agent
+        if agent.signal is not None:
+            agent.obey()
+        env_step, n, start, accepts, pre_act, post_act, keeps = self._for_step  # after a wait perhaps those of another run
+        if agent.paced is not None:
+            agent.paced = agent.pace()
+        if not (act.__class__ is int and 0 <= act - start < n):
+            self._check_action(act)
+        if self._over:
+            raise AgentFailed(f"{agent}: step() after the end of an episode; call reset() first")
+        for call in pre_act:
+            call(agent, act)
+        try:
+            # The action's copy is the environment's: it may clip it in place.
+            obs, rew, terminated, truncated, info = env_step(act if act.__class__ is int else copied(act))
+        except PASSED:
+            raise
+        except Exception as error:
+            raise self._failed(f" (seed {self.seed}) raised in step({act!r}), step {self.episode_length} of the episode",
+                               error) from error
+        if info.__class__ is not dict:
+            self._check_info(info, f"step({act!r}), step {self.episode_length} of the episode,")
+        if keeps:
+            info = copied(info)
+        self.time_steps += info.get("repeats", 1) if info else 1
+        obs = own(obs)
+        if rew.__class__ is not float:
+            rew = own(rew)
+            if (rew is None or rew.__class__ in _VECTORS) and accepts is None:  # which has its own way with bad values
+                self._check_rewards(rew)
+        if accepts is not None:
+            obs, rew = self._accepted(accepts, obs, rew, "")
+        try:
+            self.episode_return += rew
+            ended = True if terminated or truncated else False  # noqa: SIM210  a call of bool costs more
+        except (TypeError, ValueError):
+            raise self._no_outcome(rew, terminated, truncated) from None
+        self.episode_length += 1
+        self.last = (obs, act, rew, terminated, truncated, info)
+        agent.steps += 1
+        robot = agent.robot
+        robot.env_steps += 1
+        if ended:
+            self._over = True
+            total = self.episode_return
+            robot.count_episode(agent.first_env, float(total) if np.ndim(total) == 0 else total, self.episode_length,
+                                info.get("return_parts", ()))
+        for call in post_act:
+            call(agent)
+        stop = robot._stop
+        if stop is not None and stop(robot):
+            robot.request_stop()
+        if agent.quota_steps is not None:
+            self._count_quota(1)
+        return obs, rew, terminated, truncated, info
+
+    def _check_rewards(self, rew: Any) -> None:
+        if rew is None:
+            raise AgentFailed(f"{self._agent}: its environment (seed {self.seed}), after {self.episode_length} steps of the "
+                              "episode, gave the reward None; expected a number")
+        if np.size(rew) > 1 and np.shape(rew) != reward_shape(self._env):
+            declared = reward_shape(self._env) or "a number"
+            raise AgentFailed(f"{self._agent}: its environment (seed {self.seed}), after {self.episode_length} steps of the "
+                              f"episode, gave a reward of shape {np.shape(rew)}, and declares {declared}; {REWARD_WEIGHTS} and "
+                              "give it a `reward_space`")
+
+    def _check_info(self, info: Any, of: str) -> None:
+        """Refuses an info that is no mapping. A dict is not asked for: wrappers have kinds of their own."""
+        if not isinstance(info, Mapping):
+            raise AgentFailed(f"{self._agent}: {of} of its {self._name} (seed {self.seed}) gave the info {described(info)}; "
+                              "expected a dict, {} where there is nothing to say")
+
+    def _no_outcome(self, rew: Any, terminated: Any, truncated: Any) -> AgentFailed:
+        """For a reward that cannot be added up, or flags that are neither true nor false."""
+        where = f"{self._agent}: its {self._name} (seed {self.seed}), after {self.episode_length} steps of the episode,"
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if np.ndim(flag):
+                return AgentFailed(f"{where} gave {name} = {described(flag)}; expected True or False")
+        return AgentFailed(f"{where} gave the reward {described(rew)}; expected a number")
+
+    def _ask_to_go_on(self, steps: int) -> None:
+        """After so many actions the run may be over, or the agent's share of a collection."""
+        robot = self._agent.robot
+        if robot._stop is not None and robot._stop(robot):
+            robot.request_stop()
+        if self._agent.quota_steps is not None:
+            self._count_quota(steps)
+
+    def _count_quota(self, steps: int) -> None:
+        agent = self._agent
+        agent.quota_steps -= steps
+        if agent.quota_steps <= 0 and agent.signal is None:
+            agent.signal = "park"  # before its next step
+
+    def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, moment: str) -> tuple[Any, Any]:
+        """What the environment gave, as the agent gets it (`Agent.on_bad_value`).
+
+        Raises:
+            SpecError: it cannot be mended. Interrupted: the episode is dropped.
+        """
+        agent = self._agent
+        where = f"{agent}: its environment (seed {self.seed}), {moment or f'step {self.episode_length} of the episode'}"
+        try:
+            good_obs, good_rew = accepts.observation(obs), accepts.value(accepts.reward, rew)
+        except SpecError as error:
+            fault = SpecError(f"{where}: {error}")
+            if accepts.mend:
+                raise fault from None
+            agent.count_bad(f"{fault} (episode dropped)")
+            agent.fault = fault
+            if not moment:  # a step counts, so that a run of nothing else ends, too
+                agent.steps += 1
+                agent.robot.env_steps += 1
+                self._ask_to_go_on(1)
+            raise Interrupted from None
+        if good_obs is not obs or good_rew is not rew:
+            agent.count_bad(f"{where}: replaced {obs!r:.60}, reward {rew!r:.20} by {good_obs!r:.60}, {good_rew!r:.20}")
+        return good_obs, good_rew
+
+    def _check_action(self, act: Any) -> None:
+        space = self.action_space
+        if space is None:
+            return
+        try:
+            fits = contains(space, act)
+        except Exception:  # noqa: BLE001 - a space may choke on what is not even nearly an action; that is an answer, too
+            fits = False
+        if not fits and isinstance(act, Batch):
+            raise AgentFailed(f"{self._agent}: the task gave {sorted(act.keys())} and no action; write explorer() of its "
+                              "algorithm, or give its helper explorer=, so that predictions become actions")
+        if not fits:
+            raise AgentFailed(f"{self._agent}: action outside the space: expected {space}, got {act!r}; look at the output of "
+                              "the task that made it, or at the model's action space")
+
+    def end_episode(self) -> None:
+        """Fires POST_EPISODE once for the episode that is open, if any: `interrupted` unless the environment had ended it.
+
+        The rows of an interrupted episode get a seam, so that nothing looks from them into the next one.
+        """
+        if not self._open:
+            return
+        interrupted = not self._over
+        self._open, self._over = False, True
+        if interrupted:
+            self._agent.cut()
+        for call in self._post_episode:
+            call(self._agent, interrupted)
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
+    @property
+    def time_step(self) -> TimeStep:
+        """The last step as a `TimeStep`: discount 0 iff terminated, reward of the action before."""
+        obs, act, rew, terminated, truncated, info = self.last
+        info = copied(info)
+        if act is None:
+            return first_step(obs, self._agent.index, info)
+        return next_step(obs, rew, terminated, truncated, act, self._agent.index, info)
+
+    def close(self) -> None:
+        self._agent.owners.clear()
+        if hasattr(self._env, "close"):
+            self._env.close()

@@ -1,0 +1,213 @@
+"""Six stages around experiment, episode and act, and the hooks that observe them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import cache
+from hashlib import blake2b
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from parl_like.values.errors import nearest
+from parl_like.values.spec import leaves
+
+
+class Stage(Enum):
+    """When a hook is called. The value is the name of the hook's method."""
+
+    PRE_EXPERIMENT = "pre_experiment"
+    PRE_EPISODE = "pre_episode"
+    PRE_ACT = "pre_act"
+    POST_ACT = "post_act"
+    POST_EPISODE = "post_episode"
+    POST_EXPERIMENT = "post_experiment"
+
+
+class Hook:
+    """Observes a run. Override what you need; a method that is not overridden costs nothing.
+
+    Order: PRE_EXPERIMENT; per episode PRE_EPISODE (after the reset); per action PRE_ACT, the environment's step, POST_ACT; then
+    POST_EPISODE (after the agent's code is done with the episode), `interrupted` where a stop, an error or the agent's own code
+    cut the episode; POST_EXPERIMENT, always, also after an error. At every stage the agent's helpers come before the hooks (a
+    helper hears of a stage for which it has a method), and hooks in the order in which they were given. Hooks never move data.
+    Hooks are called one at a time, also where agents are threads; so there they cannot ask a task.
+
+    Of a `VectorAgent`, PRE_ACT and POST_ACT are those of all its environments together; PRE_EPISODE and POST_EPISODE come for
+    each environment, whose number is `agent.env.env_index`.
+    """
+
+    def pre_experiment(self, robot: Any) -> None: ...
+
+    def pre_episode(self, agent: Any) -> None: ...
+
+    def pre_act(self, agent: Any, act: Any) -> None:
+        """`act` is about to be taken."""
+
+    def post_act(self, agent: Any) -> None:
+        """`agent.env.last` is (observation, action, reward, terminated, truncated, info) of the step."""
+
+    def post_episode(self, agent: Any, interrupted: bool) -> None:
+        """`agent.env.episode_return` and `.episode_length` are the episode's; `interrupted`: it was cut before its end."""
+
+    def post_experiment(self, robot: Any) -> None: ...
+
+    def __add__(self, other: Hook | list[Hook]) -> list[Hook]:
+        """`a + b + c` is the list of the three, in this order."""
+        return [self, other] if isinstance(other, Hook) else [self, *other]
+
+    def __radd__(self, other: list[Hook]) -> list[Hook]:
+        return [*other, self]
+
+
+class StageHook(Hook):
+    """Calls `function(robot_or_agent, *rest)` at one stage: `StageHook(Stage.POST_EPISODE, print)`."""
+
+    def __init__(self, stage: Stage, function: Callable[..., None]) -> None:
+        setattr(self, stage.value, function)
+
+
+class EpisodeStats(Hook):
+    """Return and length of every finished episode, in the order of their ends, as lists."""
+
+    def __init__(self) -> None:
+        self.returns: list[Any] = []
+        self.lengths: list[int] = []
+
+    def post_episode(self, agent: Any, interrupted: bool) -> None:
+        if not interrupted:
+            self.returns.append(agent.env.episode_return)
+            self.lengths.append(agent.env.episode_length)
+
+
+class RewardsPerEpisode(Hook):
+    """The rewards of every episode, in lists by environment; the running episode is the last list of its environment.
+
+    Attributes:
+        rewards: (agent's index, index of the environment in the agent, 0 for a single one) → a list of rewards per episode.
+    """
+
+    def __init__(self) -> None:
+        self.rewards: dict[tuple[int, int], list[list[float]]] = {}
+
+    def pre_episode(self, agent: Any) -> None:
+        self.rewards.setdefault((agent.index, agent.env.env_index), []).append([])
+
+    def post_act(self, agent: Any) -> None:
+        rew = agent.env.last[2]
+        rows = [(i, float(rew[i])) for i in np.flatnonzero(agent.env.valid).tolist()] if agent.vector else [(0, rew)]
+        for i, value in rows:
+            self.rewards[agent.index, i][-1].append(value)
+
+
+class TimePerStep(Hook):
+    """Seconds between PRE_ACT and POST_ACT, the environment's own time, of the last `keep` steps."""
+
+    def __init__(self, keep: int = 1000) -> None:
+        self.seconds: deque[float] = deque(maxlen=keep)
+        self._begin: dict[int, float] = {}
+
+    def pre_act(self, agent: Any, act: Any) -> None:
+        self._begin[agent.index] = perf_counter()
+
+    def post_act(self, agent: Any) -> None:
+        begin = self._begin.pop(agent.index, None)
+        if begin is not None:  # else it came in the middle of a step
+            self.seconds.append(perf_counter() - begin)
+
+
+class TraceHash(Hook):
+    """A digest of everything that happened: per agent a chain over every reset, action, reward, observation and end.
+
+    Chained, so that it can be saved as text and continued: digest ← H(digest ‖ event).
+    """
+
+    def __init__(self) -> None:
+        self.digests: dict[int, bytes] = {}
+
+    def post_act(self, agent: Any) -> None:
+        obs, act, rew, terminated, truncated, _ = agent.env.last
+        event = blake2b(self.digests.get(agent.index, b""), digest_size=16)
+        for _, leaf in leaves({"obs": obs, "act": act, "rew": rew, "end": (terminated, truncated)}, ""):
+            event.update(b"-" if leaf is None else np.ascontiguousarray(leaf).tobytes())
+        self.digests[agent.index] = event.digest()
+
+    pre_episode = post_act
+
+    def hexdigest(self) -> str:
+        return blake2b(b"".join(self.digests[index] for index in sorted(self.digests)), digest_size=16).hexdigest()
+
+
+class _EveryN(Hook):
+    def __init__(self, n: int, function: Callable[[Any], None]) -> None:
+        if n < 1:
+            raise ValueError(f"{type(self).__name__}: n is {n}; expected at least 1")
+        self.n, self.function = n, function
+        self._seen: int | None = None
+
+    def _count(self, robot: Any, before: int, now: int) -> None:
+        """Passed, not hit: the environments of a vector agent step together, and threads may count past a multiple."""
+        self._seen = max(before, now)
+        if now // self.n > before // self.n:
+            self.function(robot)
+
+
+class EveryNSteps(_EveryN):
+    """Calls `function(robot)` whenever the whole robot's environment steps pass a multiple of `n`, once after each act that does.
+
+    An agent calls it, so it cannot run, save or close the robot, which would wait for that agent. It can ask for a save at the
+    end of the iteration: `EveryNSteps(10_000, lambda robot: robot.request_save(path))`.
+    """
+
+    counts_only = True  # no agent is looked at, so it may be called for many steps of a worker process at once
+
+    def pre_experiment(self, robot: Any) -> None:
+        self._seen = robot.env_steps
+
+    def post_act(self, agent: Any) -> None:
+        steps = agent.robot.env_steps
+        self._count(agent.robot, steps - 1 if self._seen is None else self._seen, steps)
+
+
+class EveryNEpisodes(_EveryN):
+    """Calls `function(robot)` after every `n`-th finished episode that this hook has seen, all agents together."""
+
+    def post_episode(self, agent: Any, interrupted: bool) -> None:
+        if not interrupted:
+            self._count(agent.robot, self._seen or 0, (self._seen or 0) + 1)
+
+
+def hooks_of(given: Any) -> list[Hook]:
+    """The hooks that a run was given, one or several; raises TypeError for what is none."""
+    hooks = list(given) if isinstance(given, Iterable) and not isinstance(given, Hook) else [given]
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise TypeError(f"Robot.run: {hook!r} is no hook; expected objects of classes made from parl_like.Hook")
+    return hooks
+
+
+def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]:
+    """The bound methods `name` of those observers that have one and do more than `Hook` at this stage.
+
+    Raises:
+        TypeError: an observer has a method that is named like a stage and is none, so that nobody would call it.
+    """
+    base = getattr(Hook, name)
+    for observer in observers:
+        _refuse_misspelt(observer.__class__)
+    methods = [getattr(o, name) for o in observers if hasattr(o, name)]
+    return [m for m in methods if getattr(m, "__func__", m) is not base]
+
+
+@cache
+def _refuse_misspelt(kind: type) -> None:
+    stages = [stage.value for stage in Stage]
+    for name in dir(kind):
+        near = "" if name.startswith("_") or name in stages else nearest(name, stages, 0.8)
+        another = name.startswith(("pre_", "post_")) and name not in stages
+        if (near or another) and callable(getattr(kind, name, None)):
+            way = f"did you mean {near!r}?" if near else f"there are {', '.join(map(repr, sorted(stages)))}."
+            raise TypeError(f"{kind.__name__}.{name} is no stage; {way} A method that is none needs a name less like it")

@@ -1,0 +1,203 @@
+"""Conditions that end a run, alone or joined by `&` and `|`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from parl_like.values.user_calls import Guarded
+
+
+class StopCondition(Guarded):
+    """Consulted after every act; the run ends at once when it returns True: no agent takes another step. Compose with `&` and
+    `|`.
+
+    Subclasses write `__call__`. A composition asks both sides every time, so that counters inside see every act. Agents in
+    threads ask one at a time.
+    """
+
+    def __call__(self, robot: Any) -> bool:
+        raise TypeError(f"{type(self).__name__} has no __call__(robot) -> bool")
+
+    def begin(self, robot: Any) -> None:
+        """Called when a run starts: conditions count from here."""
+
+    def after_iteration(self, robot: Any) -> bool:
+        """The same question between two iterations, where no act is under way."""
+        return False
+
+    def most_steps(self) -> int | None:
+        """Environment steps after which it ends a run at the latest, which schedules span; None: nobody knows."""
+        return None
+
+    def __and__(self, other: StopCondition) -> StopCondition:
+        return _Both(self, other, all)
+
+    def __or__(self, other: StopCondition) -> StopCondition:
+        return _Both(self, other, any)
+
+
+class _Both(StopCondition):
+    def __init__(self, left: StopCondition, right: StopCondition, rule: Callable[[list[bool]], bool]) -> None:
+        for side in (left, right):
+            if not isinstance(side, StopCondition):
+                raise TypeError(f"a stop condition was composed with {side!r}; expected a StopCondition, e.g. StopWhen(lambda "
+                                "robot: ...)")
+        self.sides, self.rule = (left, right), rule
+
+    def begin(self, robot: Any) -> None:
+        self._last = [False, False]
+        for side in self.sides:
+            side.begin(robot)
+
+    def __call__(self, robot: Any) -> bool:
+        self._last = [side(robot) for side in self.sides]
+        return self.rule(self._last)
+
+    def after_iteration(self, robot: Any) -> bool:
+        # A side that does not know iterations still means what it said after the last act.
+        return self.rule([side.after_iteration(robot) or last for side, last in zip(self.sides, self._last, strict=True)])
+
+    def most_steps(self) -> int | None:
+        known = [n for n in (side.most_steps() for side in self.sides) if n is not None]
+        if self.rule is any:
+            return min(known, default=None)
+        return max(known) if len(known) == 2 else None
+
+
+class _StopAfter(StopCondition):
+    """After `n` more of what the robot counts."""
+
+    counter: str
+
+    def __init__(self, n: int) -> None:
+        if n < 1 or n != int(n):
+            raise ValueError(f"{type(self).__name__}: n is {n}; expected a whole number of at least 1")
+        self.n = n
+
+    def begin(self, robot: Any) -> None:
+        self._end = getattr(robot, self.counter) + self.n
+
+    def __call__(self, robot: Any) -> bool:
+        return getattr(robot, self.counter) >= self._end  # type: ignore[no-any-return]
+
+
+class StopAfterSteps(_StopAfter):
+    """After `n` environment steps of this run, all agents together."""
+
+    counter = "env_steps"
+
+    def most_steps(self) -> int:
+        return int(self.n)
+
+
+class StopAfterEpisodes(_StopAfter):
+    """After `n` episodes of this run ended, all agents together; the act that ends the n-th is the last one."""
+
+    counter = "episodes"
+
+
+class StopAfterIterations(_StopAfter):
+    """After `n` iterations of this run, before the next one begins: the same as `n` calls of `Robot.train_iter`."""
+
+    counter = "iterations"
+    after_iteration = _StopAfter.__call__
+
+
+class StopAfterSeconds(StopCondition):
+    """`seconds` after the run began, by the monotonic clock."""
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"StopAfterSeconds: seconds is {seconds}; expected a number of at least 0")
+        self.seconds = seconds
+
+    def begin(self, robot: Any) -> None:
+        self._end = monotonic() + self.seconds
+
+    def __call__(self, robot: Any) -> bool:
+        return monotonic() >= self._end
+
+
+def numbers(owner: Any, returns: list[Any]) -> list[float]:
+    """Returns of episodes that can be compared; raises TypeError where they are vectors."""
+    if returns and np.ndim(returns[-1]):
+        raise TypeError(f"{type(owner).__name__}: returns are vectors of shape {np.shape(returns[-1])}, one number is needed; "
+                        "wrap the environment in parl_like.envs.wrappers.RewardWeights(env, weights), or use StopWhen with a "
+                        "rule of your own")
+    return returns
+
+
+class StopAtReturn(StopCondition):
+    """When the mean return of the last `episodes` episodes, 1 to 100, reaches `threshold`."""
+
+    def __init__(self, threshold: float, episodes: int = 100) -> None:
+        if not 1 <= episodes <= 100:
+            raise ValueError(f"StopAtReturn: episodes is {episodes}; expected 1 to 100, as many as a robot's recent_returns "
+                             "keeps")
+        self.threshold, self.episodes = threshold, episodes
+
+    def __call__(self, robot: Any) -> bool:
+        recent = robot.recent_returns
+        if len(recent) < self.episodes:
+            return False
+        return sum(numbers(self, list(recent)[-self.episodes :])) / self.episodes >= self.threshold
+
+
+class StopWithoutImprovement(StopCondition):
+    """When `value(robot)`, read at the end of every episode, has not risen above its best by more than `delta` for `patience`
+    episodes.
+
+    Args:
+        value: What should rise; None: the return of the episode that ended.
+    """
+
+    def __init__(self, patience: int, delta: float = 0.0, value: Callable[[Any], float] | None = None) -> None:
+        if patience < 1 or delta < 0:
+            raise ValueError(f"StopWithoutImprovement: patience is {patience} and delta {delta}; expected patience ≥ 1 and "
+                             "delta ≥ 0")
+        self.patience, self.delta, self.value = patience, delta, value
+
+    def begin(self, robot: Any) -> None:
+        self._best, self._since, self._seen = float("-inf"), 0, robot.episodes
+
+    def __call__(self, robot: Any) -> bool:
+        new = robot.episodes - self._seen
+        if new:
+            self._seen = robot.episodes
+            # A vector agent ends several episodes with one act.
+            values = numbers(self, list(robot.recent_returns)[-new:]) if self.value is None else [self.value(robot)] * new
+            for value in values:
+                better = value > self._best + self.delta
+                self._best, self._since = (value, 0) if better else (self._best, self._since + 1)
+        return self._since >= self.patience
+
+
+class StopSignal(StopCondition):
+    """When `set()` was called, from a signal handler, another thread or a hook; it stays set until `clear()`."""
+
+    _set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def clear(self) -> None:
+        self._set = False
+
+    def __call__(self, robot: Any) -> bool:
+        return self._set
+
+    after_iteration = __call__
+
+
+class StopWhen(StopCondition):
+    """When `function(robot)` is true: any rule of your own."""
+
+    def __init__(self, function: Callable[[Any], bool]) -> None:
+        self.function = function
+
+    def __call__(self, robot: Any) -> bool:
+        return bool(self.function(robot))

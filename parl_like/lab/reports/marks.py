@@ -1,0 +1,227 @@
+"""Marks: what the experiments reach, over seeds. `parl-like marks` trains them and keeps the scores in a file and a table.
+
+Each run is an ordinary one in a process of its own, below one directory; its score is the evaluation at the end of training, not
+that of a best checkpoint. A run whose configuration and code are those of a mark in the file is not made again, and one that was
+interrupted is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from parl_like.data.storage.safe_files import read_named, replace_file
+from parl_like.lab import config as configs
+from parl_like.lab import experiment as experiments
+from parl_like.lab import user_experiments
+from parl_like.lab.runs.outbox import RunError
+from parl_like.lab.runs.rundir import Git, RunDir
+from parl_like.lab.text import for_markdown
+from parl_like.lab.yaml_text import UsageError
+
+MAX_BYTES = 100_000_000  # of a file of marks
+Train = Callable[[Sequence[str]], int]
+_NOT_THE_RESULT = ("seed", "run_dir", "keep_checkpoints", "log_every_s", "tensorboard", "trace")
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The outcome of one run. `configuration` and `code` are hashes: of all values that can change a score but the seed, and of
+    the package's sources; `score` is the evaluation's, by the experiment's `eval_score`; `expect` is result → [least, most] as
+    the experiment had it; `seconds` are those of training."""
+
+    experiment: experiments.Name
+    seed: int
+    differs: dict[str, Any]
+    env_steps: int
+    score: float
+    evaluation: dict[str, float | None]
+    expect: dict[str, tuple[float | None, float | None]]
+    solved: bool | None
+    seconds: float
+    configuration: str
+    code: str
+    versions: dict[str, str]
+    git: Git | None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which run it is: one mark of a seed is kept for each configuration."""
+        return self.configuration, self.seed
+
+    @property
+    def title(self) -> str:
+        """Markdown: the experiment, and what differs from it."""
+        return " ".join([f"`{self.experiment}`", *(for_markdown(f"{key}={value}") for key, value in self.differs.items())])
+
+
+def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, file: Path, runs: Path, jobs: int = 1,
+            say: Callable[[str], None] = print, train: Train | None = None) -> list[Mark]:
+    """Makes the marks that are missing, and returns all that are asked for; `file` (JSON) and the table beside it (`.md`) are
+    written after each.
+
+    Args:
+        names: Experiments; none: all that expect something.
+        seeds: Each is trained with the seeds 0 … seeds - 1.
+        overrides: Values of the configuration on top of the experiment's, as on the command line of `train`.
+        runs: Directory of the run directories.
+        jobs: Runs at a time, each in a process of its own.
+        train: Runs `parl-like` with these words and returns its exit code; None: in a new process.
+
+    Raises:
+        UsageError: an unknown experiment, a configuration that its robot refuses, or a file that holds no marks.
+        RunError: runs that failed, after all others were made; what is measured is kept.
+    """
+    chosen = [(word, user_experiments.chosen(word)) for word in names or experiments.names()]
+    chosen = [(word, one) for word, one in chosen if names or one.expect]
+    marks = {mark.key: mark for mark in load(file)}
+    ours, wanted, missing, failed = code_hash(), [], [], []
+    for word, one in chosen:
+        code = user_experiments.code_hash(one.name, ours)
+        for seed in range(seeds):
+            config = configs.resolve(one.module().Config, one.config, overrides, {"seed": seed})
+            key = configuration_hash(one.name, configs.to_dict(config)), seed
+            wanted.append(key)
+            if key not in marks or marks[key].code != code:
+                missing.append((word, key, code, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
+    words = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
+    say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them measured before")
+
+    def make(name: str, key: tuple[str, int], code: str, folder: Path) -> Mark:
+        if not _finished(folder):
+            go_on = (folder / "checkpoints").is_dir()
+            again = ["--from", name] if {":", "."} & {*name} else []
+            begin = ["train", name, f"run_dir={folder}", f"seed={key[1]}"]
+            command = ["resume", str(folder), "--exact", *again] if go_on else begin
+            returned = (train or _in_a_process)([*command, *words])
+            if returned:
+                raise RunError(f"{folder}: exit code {returned}, see its log.txt")
+        return _mark(folder, key, code)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for (name, key, *_), future in [(job, pool.submit(make, *job)) for job in missing]:
+            try:
+                mark = future.result()
+            except (RunError, UsageError) as error:
+                failed.append(str(error))
+                say(f"{name} seed {key[1]}: {error}")
+            else:
+                say(f"{name} seed {mark.seed}: {mark.score:.4g} in {mark.seconds:.0f} s")
+                stale = [other for other, one in marks.items() if other[0] != key[0] and one.title == mark.title]
+                for other in stale:  # of the experiment as it was
+                    del marks[other]
+                marks[key] = mark
+                _write(file, marks.values())
+    if failed:
+        raise RunError(f"{len(failed)} of {len(wanted)} runs failed: {failed[0]}")
+    return [marks[key] for key in wanted]
+
+
+def load(file: Path) -> list[Mark]:
+    """The marks of a file; none where there is no file. Raises UsageError where it holds something else."""
+    try:
+        return msgspec.json.decode(read_named(file, limit=MAX_BYTES), type=list[Mark])
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}; give another --out") from None
+    except ValueError as error:
+        raise UsageError(f"{file} holds no marks: {error}; give another --out, or remove it") from None
+
+
+def table(marks: Sequence[Mark]) -> list[str]:
+    """Lines of a Markdown table, one for each experiment and configuration: scores by seed, median, how many are solved. Not how
+    long they took, for who knows what else the machine did."""
+    lines = ["| experiment | steps | expected | scores of seeds 0, 1, … | median | solved |",
+             "|---|---|---|---|---|---|"]
+    for _, group in groupby(sorted(marks, key=_order), key=lambda mark: _order(mark)[:2]):
+        same = list(group)
+        one = same[0]
+        scores = " ".join(f"{mark.score:.4g}" for mark in same)
+        solved = sum(mark.solved is True for mark in same)
+        lines.append(f"| {one.title} | {one.env_steps:,} | {_expected(one)} | {scores} "
+                     f"| {median(mark.score for mark in same):.4g} | {solved} of {len(same)} |")
+    return lines
+
+
+def page(marks: Sequence[Mark]) -> str:
+    """The Markdown page that is written beside the file."""
+    made = sorted({f"{mark.git.commit[:7]}{' with changes' * mark.git.dirty}" for mark in marks if mark.git is not None})
+    lines = ["# Marks", "",
+             "Made by `parl-like marks`: the score of the evaluation after training, which is the mean return unless",
+             "the experiment names another `eval_score`; of all seeds, none chosen.", "",
+             *table(marks), "", f"Code: {', '.join(made) or 'not in a checkout'}."]
+    return "\n".join(lines) + "\n"
+
+
+def configuration_hash(experiment: str, config: Mapping[str, Any]) -> str:
+    """Of an experiment's name and all values that can change its score, but the seed."""
+    values = {name: value for name, value in config.items() if name not in _NOT_THE_RESULT}
+    return hashlib.sha256(json.dumps([experiment, values], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def code_hash() -> str:
+    """Of the sources of the package; those of the libraries are known by their versions."""
+    digest = hashlib.sha256()
+    package = Path(__file__).resolve().parents[2]
+    for path in sorted(path for kind in ("*.py", "*.pyx") for path in _files(package, kind)):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _files(package: Path, kind: str) -> list[Path]:
+    # In a checkout algorithms/, models/ … are links, which rglob does not follow.
+    folders = [package, *(path for path in package.iterdir() if path.is_symlink() and path.is_dir())]
+    return [path for folder in folders for path in folder.rglob(kind)]
+
+
+def _finished(folder: Path) -> bool:
+    try:
+        run = RunDir.open(folder)
+        return run.info().state == "finished" and run.result() is not None
+    except RunError:
+        return False
+
+
+def _mark(folder: Path, key: tuple[str, int], code: str) -> Mark:
+    run = RunDir.open(folder)
+    info, result = run.info(), run.result() or {}
+    differs = {name: value for name, value in info.differs.items() if name not in _NOT_THE_RESULT}
+    return Mark(experiment=info.experiment, seed=key[1], differs=differs, env_steps=result["env_steps"],
+                score=result["evaluation"]["score"], evaluation=result["evaluation"],
+                expect={name: tuple(bounds) for name, bounds in result["expect"].items()},
+                solved=result["solved"], seconds=round(result["seconds"], 1), configuration=key[0], code=code,
+                versions=info.versions, git=info.git)
+
+
+def _order(mark: Mark) -> tuple[str, str, int]:
+    return mark.experiment, mark.configuration, mark.seed
+
+
+def _expected(mark: Mark) -> str:
+    least = [f"{for_markdown(name)} ≥ {low:g}" for name, (low, _) in mark.expect.items() if low is not None]
+    most = [f"{for_markdown(name)} ≤ {high:g}" for name, (_, high) in mark.expect.items() if high is not None]
+    return ", ".join(least + most).replace("mean_return ", "") or "–"
+
+
+def _write(file: Path, marks: Any) -> None:
+    ordered = sorted(marks, key=_order)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n")  # a line for each
+    replace_file(file.with_suffix(".md"), page(ordered).encode())
+
+
+def _in_a_process(words: Sequence[str]) -> int:
+    # As many processes as jobs, so one thread of BLAS and the like in each.
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-m", "parl_like", *words], env=env, stdout=subprocess.DEVNULL, check=False).returncode

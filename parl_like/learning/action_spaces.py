@@ -1,0 +1,67 @@
+"""Which spaces an algorithm takes: each says so itself, a table is made from that, and a refusal says who takes what came."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+CHOICES = ("Discrete", "MultiDiscrete", "MultiBinary")
+BOX, UNBOUNDED = "Box", "unbounded Box"
+NESTED = "Dict, Tuple"
+ALL = (*CHOICES, BOX, UNBOUNDED, NESTED)
+"""Kinds of spaces. Of a Box with an infinite bound it is `UNBOUNDED`."""
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What an algorithm learns with, by the networks of this house that fit it.
+
+    Attributes:
+        actions, observations: Kinds of spaces. Observations of the kind `NESTED` hold any other.
+        images: Whether a convolutional network reads observations that have an image; else images are read as numbers.
+        masks: Whether an observation's `mask` says which choices are legal.
+        memory: 'no', 'yes' (where the model has one) or 'always'.
+    """
+
+    actions: tuple[str, ...] = ALL
+    observations: tuple[str, ...] = ALL
+    images: bool = True
+    masks: bool = True
+    memory: str = "no"
+
+
+def kind_of(space: gym.Space[Any] | None) -> str:
+    """Of `ALL`; the name of its class for any other space."""
+    if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        return NESTED
+    if isinstance(space, gym.spaces.Box):
+        return BOX if np.isfinite([space.low, space.high]).all() else UNBOUNDED
+    return next((name for name in CHOICES if isinstance(space, getattr(gym.spaces, name))), type(space).__name__)
+
+
+def table() -> list[dict[str, Any]]:
+    """Each algorithm that learns by one task alone, with what it takes, by name; loads torch."""
+    algorithms, base = import_module("parl_like.algorithms"), import_module("parl_like.learning.algorithm").Algorithm
+    found = {name: getattr(algorithms, name) for name in sorted(algorithms.__all__, key=str.lower)}
+    return [{"algorithm": name, **asdict(one.takes)} for name, one in found.items()
+            if issubclass(one, base) and one.takes is not None and one.learn is not base.learn]
+
+
+def taken_by(act: gym.Space[Any] | None) -> str:
+    """The end of a refusal of these actions: which algorithms take such."""
+    kind = kind_of(act)
+    fitting = [row["algorithm"] for row in table() if kind in row["actions"]]
+    return f"; {kind} actions are taken by {', '.join(fitting)} (parl-like list --spaces)" if fitting else ""
+
+
+def in_words() -> list[dict[str, str]]:
+    """`table` for people."""
+    words = {True: "yes", False: "no"}
+    return [{"algorithm": row["algorithm"],
+             **{key: "any" if row[key] == ALL else ", ".join(row[key]) for key in ("actions", "observations")},
+             "images": "convolutions" if row["images"] else "as numbers" if row["observations"] == ALL else "no",
+             "masks": words[row["masks"]], "memory": row["memory"]} for row in table()]

@@ -1,0 +1,3 @@
+from parl_like.values.spec import Array
+
+def categorical(logits: Array, noise: Array, act: Array, log_prob: Array) -> None: ...

@@ -1,0 +1,267 @@
+"""What all explorers are; Noise: what an explorer draws for one agent, and how that is saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.spec import Array, Spec
+from parl_like.values.user_calls import Guarded
+
+GREEDY = -1.0
+"""Noise of a row that takes the best action, for explorers whose noise is a number in [0, 1)."""
+
+NOISE_BLOCK = 64
+"""Rows of noise drawn at a time."""
+
+
+class Explorer(Guarded):
+    """Base class; also the explorer of a task whose `predict` returns `act` itself.
+
+    Attributes:
+        noise: Spec of the noise of one row, or None.
+        reads: Output of `predict` that has one number per action of a Discrete space; None: there is none.
+        needs: Further outputs of `predict` that `act` cannot do without.
+        given: Name under which the algorithm's `predict` gets the noise as one more input; None: it does not see it.
+        settings: Names of the attributes that `act` depends on.
+        kept: Spec of what is remembered of an episode; None: nothing.
+        memory: [lanes, *shape], in a helper with `kept`: that of the episode in each of its lanes, which `draw` may change. It is
+            saved with the helper, and carried over a checkpoint with its episode.
+    """
+
+    noise: Spec | None = None
+    reads: str | None = None
+    needs: tuple[str, ...] = ()
+    given: str | None = None
+    settings: tuple[str, ...] = ()
+    kept: Spec | None = None
+    memory: Array
+    _drawn: Noise | None = None  # of the helper that it belongs to
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._drawn is not None and name != "memory":
+            if name in self.settings:
+                raise AttributeError(f"{type(self).__name__}.{name} cannot be assigned once its helper has joined the task, "
+                                     "whose agents explore in one batch; build the helpers with explorer=")
+            self._drawn.forget()
+        object.__setattr__(self, name, value)
+
+    def begin(self, rng: np.random.Generator, n: int) -> Array:
+        """The `memory` [n, *shape] with which n episodes begin; asked of explorers with `kept`."""
+        assert self.kept is not None
+        return self.kept.zeros(n)
+
+    def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
+        """Noise [n, *shape] of the next `n` rows of one helper, whose acting steps are `step` … `step` + n − 1. With `kept` they
+        are a row of each lane, in the order of `memory`."""
+        raise TypeError(f"{type(self).__name__} has a noise spec but no draw()")
+
+    def greedy(self) -> Any:
+        """The noise of one row that takes the best action."""
+        return np.full(self.noise.shape, GREEDY) if self.noise and self.noise.shape else GREEDY
+
+    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+        """Predictions and noise with N rows each → {'act': [N, ...], maybe 'log_prob': [N]}."""
+        return {}
+
+    def act_one(self, out: Mapping[str, Any], noise: Any) -> Any:
+        """The action of one row, whose prediction and noise have no axis of rows: what `act` gives for a batch of it alone."""
+        rows = {name: np.asarray(value)[None] for name, value in out.items()}
+        act = {**rows, **self.act(rows, None if noise is None else np.asarray(noise)[None])}["act"][0]
+        return act if act.ndim else act.item()
+
+    def kind(self) -> tuple[Any, ...]:
+        """Two explorers with equal kinds may serve one batch."""
+        return (type(self), *(getattr(self, name) for name in self.settings))
+
+
+def read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
+    if name not in out:
+        raise ValueError(lacks(explorer, name, out))
+    return out[name]
+
+
+def lacks(explorer: Explorer, name: str, out: Iterable[str]) -> str:
+    """What is said where the outputs `out` lack one that the explorer reads."""
+    return (f"{type(explorer).__name__} reads {name!r} of the prediction, which has {', '.join(out) or 'nothing'}; return it "
+            "from the algorithm's predict, or give the helper another explorer")
+
+
+def n_logits(act: gym.Space[Any]) -> int:
+    """Logits of a discrete action space: A, or the sum over the parts of a joint action. 0 for a continuous one."""
+    if isinstance(act, gym.spaces.Discrete):
+        return int(act.n)
+    if isinstance(act, gym.spaces.MultiDiscrete):
+        return int(act.nvec.sum())
+    return 2 * math.prod(act.shape) if isinstance(act, gym.spaces.MultiBinary) else 0
+
+
+def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:
+    """Which actions count as legal, a new bool array or tensor of the mask's shape: the one rule wherever masks are used.
+
+    A row that allows nothing allows everything: a time limit may fall on a state without an action, which is still to be valued.
+
+    Args:
+        mask: [..., A], an array or a tensor, of any numbers; 0 is illegal.
+        nvec: Alternatives of each of several choices, which stand side by side in the mask; the rule is each choice's own.
+    """
+    allowed = mask != 0
+    begin = 0
+    for n in nvec or (allowed.shape[-1],):
+        choice = allowed[..., begin : begin + n]
+        choice |= ~choice.any(-1, keepdims=True)
+        begin += n
+    return allowed
+
+
+KINDS = ("logits", "mask", "mean", "log_std", "alpha", "beta")
+"""What explorers and heads read of a prediction; of a structured action `logits.arm.grip`, … for each of its arrays."""
+
+
+def part_of(out: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a prediction for a structured action says of the array `name` (`arm.grip`), as that of an action of its own."""
+    return {kind: out[f"{kind}.{name}"] for kind in KINDS if f"{kind}.{name}" in out}
+
+
+class StructuredExplorer(Explorer):
+    """The arrays of a Dict or Tuple, each by an explorer of its own with noise of its own; log-probabilities are summed.
+
+    Args:
+        parts: Name of the array without `act`, such as `arm.grip` → its explorer: one with noise and a `log_prob`.
+    """
+
+    settings = ("kinds",)
+
+    def __init__(self, parts: Mapping[str, Explorer], log_prob: bool = False) -> None:
+        self.parts = dict(parts)
+        for name, part in self.parts.items():
+            if part.kept is not None:
+                raise ValueError(f"StructuredExplorer: {type(part).__name__} of {name!r} remembers its episode, which parts of "
+                                 "an action cannot; give that part another one")
+        self.log_prob = log_prob
+        shapes = [part.noise.shape for part in self.parts.values() if part.noise is not None]
+        self.noise = Spec("noise", (sum(map(math.prod, shapes)),), np.dtype(np.float64))
+
+    @property
+    def log_prob(self) -> bool:
+        return self._log_prob
+
+    @log_prob.setter
+    def log_prob(self, value: bool) -> None:
+        self._log_prob = value
+        for part in self.parts.values():
+            part.log_prob = value
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        return tuple((name, part.kind()) for name, part in self.parts.items())
+
+    def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
+        return np.concatenate([part.draw(rng, step, n).reshape(n, -1) for part in self.parts.values()], 1, dtype=np.float64)
+
+    def greedy(self) -> Any:
+        return np.concatenate([np.ravel(part.greedy()) for part in self.parts.values()], dtype=np.float64)
+
+    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+        made: dict[str, Array] = {}
+        total, begin = np.zeros(len(noise), np.float32), 0
+        for name, part in self.parts.items():
+            assert part.noise is not None
+            end = begin + math.prod(part.noise.shape)
+            own = np.ascontiguousarray(noise[:, begin:end], part.noise.dtype).reshape(-1, *part.noise.shape)
+            chosen = part.act(part_of(out, name), own)
+            made[f"act.{name}"], begin = chosen["act"], end
+            if self.log_prob:
+                total += chosen["log_prob"]
+        return {**made, "log_prob": total} if self.log_prob else made
+
+
+class Noise:
+    """The noise of one helper's rows, in order.
+
+    Args:
+        explorer: Draws it; its `noise` is not None. It belongs to this helper alone.
+        rng: The helper's generator, of which nobody else takes numbers while a block is open.
+        n_lanes: Environments of the helper.
+
+    Attributes:
+        left: Noise of the next rows, that of the next one last; when nothing is left, `draw` makes more.
+        drawn: Whether it is drawn; else every row has what stands for the best action.
+    """
+
+    def __init__(self, explorer: Explorer, rng: np.random.Generator, drawn: bool, n_lanes: int) -> None:
+        self.explorer, self.rng, self.drawn = explorer, rng, drawn
+        self.left: list[Any] = []
+        self._acted = 0
+        self._before: dict[str, Any] = rng_state(rng)  # the generator's state when the block was drawn
+        for one in (explorer, *getattr(explorer, "parts", {}).values()):
+            one._drawn = self
+        if explorer.kept is not None:
+            explorer.memory = explorer.begin(rng, n_lanes)
+
+    @property
+    def memory(self) -> tuple[Array, ...]:
+        """What the explorer remembers of the episodes; () if nothing."""
+        return () if self.explorer.kept is None else (self.explorer.memory,)
+
+    @memory.setter
+    def memory(self, value: Sequence[Array]) -> None:
+        if (kept := self.explorer.kept) is not None and value:
+            memory = np.array(value[0], kept.dtype)
+            if memory.shape != self.explorer.memory.shape:
+                raise ValueError(f"{type(self.explorer).__name__}: expected a memory of {self.explorer.memory.shape}, got "
+                                 f"{memory.shape}")
+            self.explorer.memory = memory
+
+    def begin(self, lane: int) -> None:
+        """An episode begins there."""
+        if self.explorer.kept is not None:
+            self.explorer.memory[lane] = self.explorer.begin(self.rng, 1)[0]
+
+    def forget(self) -> None:
+        """A setting of the explorer is another from now on: the rest of the block is not used."""
+        self._acted -= len(self.left) * self.drawn
+        self.left = []
+
+    def rows(self, n: int) -> Array:
+        """[n, …], not from a block."""
+        if not self.drawn:
+            return np.array([self.explorer.greedy()] * n, self.explorer.noise.dtype)  # type: ignore[union-attr]
+        self._acted += n
+        return self.explorer.draw(self.rng, self._acted - n, n)
+
+    def draw(self) -> Any:
+        """A new block: returns the noise of its first row, and leaves the others."""
+        size = NOISE_BLOCK if self.explorer.kept is None else 1  # an episode may begin before the next row
+        if self.drawn:
+            self._before = rng_state(self.rng)
+            block = self.explorer.draw(self.rng, self._acted, size)
+            self.left = block[::-1].tolist() if block.ndim == 1 else list(block[::-1])
+            self._acted += size
+        else:
+            self.left = [self.explorer.greedy()] * size
+        return self.left.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unused part of the block, as the generator's state before it and a position; how many rows there were; and the
+        explorer's memory."""
+        size = NOISE_BLOCK if self.left else 0
+        return {"acted": self._acted, "noise_at": NOISE_BLOCK - len(self.left), "noise_size": size, "noise_rng": self._before,
+                "explorer_memory": [part.copy() for part in self.memory]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draws the block again; the caller sets the generator afterwards."""
+        self.left = []
+        set_rng_state(self.rng, state["noise_rng"])
+        self._before = rng_state(self.rng)
+        if state["noise_size"] and self.drawn:
+            self._acted = state["acted"] - NOISE_BLOCK
+            self.draw()
+            del self.left[NOISE_BLOCK - state["noise_at"] :]
+        self._acted = state["acted"]
+        self.memory = state.get("explorer_memory", ())

@@ -1,0 +1,275 @@
+"""Episodes that are counted: what a collection or an evaluation saw, what it is worth, evaluations by turns with training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.agent import Agent
+from parl_like.data.storage.archive import write_archive
+from parl_like.environment.factory import is_made
+from parl_like.environment.hooks import Hook, overridden
+from parl_like.environment.stop_conditions import StopCondition
+from parl_like.learning.span import follow_run
+from parl_like.run.agent_pool import Crew
+from parl_like.run.diagnosis import refuse_divergence
+from parl_like.values.action_codec import Structured
+from parl_like.values.spec import SpecError, leaves, specs_of
+
+SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
+"""Numbers of an evaluation that a robot's score may be, by name."""
+
+
+EPISODE_LIMIT, FILM_LIMIT = 100_000, 10_000
+"""Steps after which an episode of an evaluation, or one that is filmed, is cut off: policies may stand still for ever."""
+
+
+@dataclass(repr=False)
+class Episodes:
+    """What a collection or an evaluation saw. Returns and lengths are of finished episodes, agent by agent.
+
+    Attributes:
+        returns: Undiscounted return of each episode, a number or, where rewards are vectors, an array. lengths: Its actions.
+        idxs: Where the rows of each episode begin in the buffer of the first task that stores: position, or −1 without a buffer.
+        n_steps: Environment steps, unfinished episodes included.
+        seconds: Wall time.
+        infos: Of an evaluation: what the environment said with the last step of each episode.
+        cut: Of an evaluation: how many of the episodes were truncated by its limit of steps, not by the environment.
+        score: What the robot's `score` makes of them; None: they are of no evaluation, or there are none.
+        mean_return, std_return, min_return, max_return: Over the episodes: a number, of vectors one per component; NaN without
+            episodes.
+        success_rate: Share of the episodes whose last info has a true `is_success`; NaN where no info has one.
+    """
+
+    returns: list[Any] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    idxs: list[int] = field(default_factory=list)
+    n_steps: int = 0
+    seconds: float = 0.0
+    infos: list[dict[str, Any]] = field(default_factory=list)
+    score: float | None = None
+    cut: int = 0
+
+    def __repr__(self) -> str:
+        both = (self.mean_return, self.std_return)
+        mean, std = (np.array2string(np.asarray(x), precision=4) if np.ndim(x) else f"{x:.4g}" for x in both)
+        return f"Episodes({self.n_episodes}: return {mean} ± {std}, {self.n_steps} steps, {self.seconds:.1f} s)"
+
+    def _over(self, function: Callable[..., Any]) -> Any:
+        if not self.returns:
+            return float("nan")
+        value = function(np.asarray(self.returns, np.float64), axis=0)
+        return value if np.ndim(value) else float(value)
+
+    n_episodes = property(lambda self: len(self.returns))
+    mean_return = property(lambda self: self._over(np.mean))
+    std_return = property(lambda self: self._over(np.std))
+    min_return = property(lambda self: self._over(np.min))
+    max_return = property(lambda self: self._over(np.max))
+    mean_length = property(lambda self: float(np.mean(self.lengths)) if self.lengths else float("nan"))
+
+    @property
+    def success_rate(self) -> float:
+        told = any("is_success" in info for info in self.infos)
+        return float(np.mean([bool(info.get("is_success", False)) for info in self.infos])) if told else float("nan")
+
+    def numbers(self) -> dict[str, float]:
+        """Flat and ready to save: `n_steps`, `episodes` and, where there are any, `mean_return`, `std_return` (of the
+        population), `min_return`, `max_return`, `mean_length`, `success_rate` and `score` if they are known. A return of several
+        components counts as their mean."""
+        plain = Episodes([float(np.mean(value)) for value in self.returns], self.lengths)
+        names = ("mean_return", "std_return", "min_return", "max_return", "mean_length") if self.returns else ()
+        out = {"n_steps": self.n_steps, "episodes": len(self.returns), **{name: getattr(plain, name) for name in names}}
+        more = {"success_rate": self.success_rate, "score": self.score, "episodes_cut": self.cut or None}
+        return out | {name: value for name, value in more.items() if value is not None and (name == "score" or value == value)}
+
+
+class Quotas(Hook):
+    """Notes the finished episodes of every agent, and counts down how many each is to play."""
+
+    def __init__(self, agents: list[Agent]) -> None:
+        # Return, length, first row and last info.
+        self.seen: dict[int, list[tuple[Any, ...]]] = {agent.index: [] for agent in agents}
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        if interrupted or agent.quota_episodes == 0:
+            return
+        stored = ((h.buffer, h.lanes[agent.env.env_index]) for h in agent.helpers.values() if h.buffer is not None)
+        first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
+        info = final_info(agent.env) if agent.robot.mode == "test" else {}  # agents that train may be in another process
+        self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row, info))
+        if agent.quota_episodes is not None:
+            agent.quota_episodes -= 1
+
+
+def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) -> Episodes:
+    """Runs every agent for its own share of steps or episodes (exactly one is given), and reports the episodes that ended.
+
+    Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
+    """
+    agents = crew.agents
+    crew._driver.refuse_agents()
+    with crew._one_thread:
+        begin, steps_before = perf_counter(), crew.env_steps
+        quotas = Quotas(agents)
+        if n_episode is not None:
+            share, rest = divmod(n_episode, len(agents))
+            for i, agent in enumerate(agents):
+                agent.quota_episodes = share + (i < rest)
+        else:
+            assert n_step is not None
+            n = sum(agent.n_envs for agent in agents)
+            share = -(-n_step // n)
+            if n_step % n:
+                warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} environments; collecting {share * n}",
+                              stacklevel=3)
+            for agent in agents:
+                agent.quota_steps = share * agent.n_envs
+        crew._observe(quotas, *hooks)
+        try:
+            while crew._advance():
+                pass
+        finally:
+            for agent in agents:
+                agent.quota_steps = agent.quota_episodes = None
+            crew._observe()
+        seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
+        returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
+        cut = sum(getattr(agent.env, "cut_short", 0) for agent in agents)
+        if cut:
+            warnings.warn(f"{cut} of {len(returns)} episodes did not end within max_episode_steps, and were truncated there; "
+                          "give the environment a time limit (gymnasium.wrappers.TimeLimit), or the evaluation another bound",
+                          RuntimeWarning, stacklevel=3)
+        return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin, infos, cut=cut)
+
+
+def evaluators(robot: Any, n: int, seed: int | None, source: Any, stop: StopCondition | None, limit: int | None) -> Crew:
+    """Agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the caller
+    (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"evaluate: max_episode_steps is {limit}; expected at least 1, or None for no bound")
+    root = robot._evaluation_seed if seed is None else np.random.SeedSequence(seed)
+    # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
+    root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
+    crew = Crew(robot.tasks, source, robot._make_agent, 1 if is_made(source) else n, root, "cooperative", True, "test",
+                "evaluator", robot.transforms, robot.told)
+    robot.notes += [note for note in (f"evaluation: {text}" for text in crew.notes if text not in robot.notes)
+                    if note not in robot.notes]
+    crew._borrowed, crew._stop = is_made(source), stop
+    if stop is not None:
+        stop.begin(crew)
+    for agent in crew.agents:
+        if limit is not None and agent.env is not None:
+            agent.env.limit(limit)
+        if robot.eval_explore:
+            for helper in agent.helpers.values():
+                helper.explore()
+    return crew
+
+
+def final_info(env: Any) -> dict[str, Any]:
+    """What an agent's environment said with the last step of the episode that has just ended; of a vector environment, the part
+    of the one whose episode it was."""
+    info: dict[str, Any] = env.last[5]
+    if not hasattr(env, "n"):
+        return info
+    told, n, i = info.get("final_info", info), env.n, env.env_index
+    given = {key: told.get(f"_{key}") for key, value in told.items() if not key.startswith("_") and np.shape(value)[:1] == (n,)}
+    return {key: told[key][i] for key, has in given.items() if has is None or has[i]}
+
+
+def scored(robot: Any, seen: Episodes) -> Episodes:
+    """The episodes of an evaluation, with what they are worth by the robot's `score`; nothing without episodes."""
+    if seen.returns:
+        given, numbers = robot.score, seen.numbers()
+        if not callable(given) and given not in numbers:
+            raise ValueError(f"evaluate: the score is {given!r}, but no episode's last info has 'is_success'; let the "
+                             "environment give one, or the robot another score= (eval_score= of a run)")
+        value = given(robot, seen) if callable(given) else numbers[given]
+        try:
+            seen.score = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"evaluate: the score function {getattr(given, '__name__', given)} gave {value!r}; expected a number"
+                             ) from None
+    return seen
+
+
+def hold_still(robot: Any) -> None:
+    """Nothing learns from here to the robot's next iteration, so an evaluation is of one policy: in sync mode, and under
+    cooperative, that is so between any two iterations; else all agents leave their episodes, as at a checkpoint."""
+    if not (robot.sync or robot.driver_name == "cooperative"):
+        robot.checkpoint_boundary()
+
+
+def epochs(
+    robot: Any, n_epochs: int, steps_per_epoch: int, episodes: int, seed: int | None, stop: Callable[[float], bool] | None,
+    best: str | Path | None, hooks: Sequence[Hook],
+) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
+    """See `Robot.epochs`."""
+    if n_epochs < 1 or steps_per_epoch < 1:
+        raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
+    begin, info = perf_counter(), {"best_score": float("-inf"), "best_epoch": 0}
+    follow_run(robot, n_epochs * steps_per_epoch)
+    try:
+        for call in overridden(hooks, "pre_experiment"):
+            call(robot)
+        for epoch in range(n_epochs + 1):
+            with robot.hooked(hooks):
+                for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
+                    pass
+            hold_still(robot)
+            numbers = robot.evaluate(episodes, seed=seed).numbers()
+            if numbers["score"] > info["best_score"]:
+                info |= {"best_score": numbers["score"], "best_epoch": epoch}
+                if best is not None:
+                    write_archive(Path(best), robot.acting_state())
+            if epoch:
+                info |= {"env_steps": robot.env_steps, "seconds": perf_counter() - begin}
+                yield epoch, {**robot.metrics(), **{f"eval/{key}": value for key, value in numbers.items()}}, dict(info)
+            if stop is not None and stop(numbers["score"]):
+                break
+        if epoch:
+            robot.tell_idle()
+            refuse_divergence(robot.tasks)
+    finally:
+        for call in overridden(hooks, "post_experiment"):
+            call(robot)
+
+
+def greedy_action(crew: Crew, name: str, obs: Any) -> Any:
+    """The best action of a crew's task for an observation, or for n of them, stacked; see `Robot.act`."""
+    task, transforms, queue = crew.tasks[name], crew.transforms[name], crew.wrappers[name].predictions
+    inputs = task.algorithm.model.inputs()
+    if any(key.startswith("state") for key in inputs) or transforms.behind:
+        raise ValueError(f"act: task {name!r} looks back at earlier observations; use watch or evaluate, which play whole "
+                         "episodes")
+    given = dict(leaves(obs, "obs"))
+    specs = {key: spec.owned_by(f"task {name!r}") for key, spec in inputs.items()}
+    raw = getattr(crew.agents[0].env, "observation_space", None) if len(transforms) else None  # transforms make others of them
+    expected = specs if raw is None else specs_of(raw, "obs")
+    one = next((np.ndim(value) == len(expected[key].shape) for key, value in given.items() if key in expected), True)
+    if one:
+        given = {key: np.asarray(value)[None] for key, value in given.items()}
+    if len(transforms):
+        rows = len(next(iter(given.values()))) if given else 0
+        given = transforms.for_helper(rows, "test").observe({key: np.asarray(value) for key, value in given.items()})
+    if given.keys() != specs.keys():
+        raise SpecError(f"act: task {name!r}, field 'obs': expected {', '.join(specs)}, got {', '.join(given) or 'nothing'}")
+    rows_in = {key: spec.convert(given[key], rows=True) for key, spec in specs.items()}
+    out = task.predict(rows_in, "test")
+    n, explorer = len(next(iter(rows_in.values()))), queue.explorer
+    if explorer is not None:
+        noise = None if explorer.noise is None else np.array([explorer.greedy()] * n, explorer.noise.dtype)
+        out |= explorer.act(out, noise)
+    acts = queue.actions(out)
+    if acts is None:
+        raise ValueError(f"act: task {name!r} gives {', '.join(out)} and no action")
+    if one:
+        return acts[0]
+    return queue.to_env(out) if type(queue.to_env) is Structured else np.asarray(acts)

@@ -1,0 +1,604 @@
+"""Robot: tasks + agents + environments + the run loop."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from parl_like.agents.agent import Agent
+from parl_like.agents.off_policy import OffPolicyHelper
+from parl_like.agents.on_policy import OnPolicyHelper
+from parl_like.agents.row_counts import cut_remark
+from parl_like.data.storage.archive import read_archive, write_archive
+from parl_like.environment.factory import (
+    FILM_S,
+    EnvSource,
+    Film,
+    NotDrawable,
+    again,
+    drawable,
+    factory_of,
+    is_made,
+    known,
+    write_gif,
+)
+from parl_like.environment.hooks import Hook, TraceHash, hooks_of, overridden
+from parl_like.environment.stop_conditions import StopAfterSteps, StopCondition
+from parl_like.learning.model import Model
+from parl_like.learning.span import follow_run
+from parl_like.run.agent_pool import Crew, DriverOptions
+from parl_like.run.diagnosis import refuse_divergence, unless_nobody_asks, why_never_learned
+from parl_like.run.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, epochs, evaluators, gather, greedy_action, scored
+from parl_like.run.film import captioned
+from parl_like.run.robot_checks import check_arguments, check_film, check_tasks
+from parl_like.run.robot_state import acting_state, load_robot_state, robot_state
+from parl_like.tasks.task import ComputationTask, introduce
+from parl_like.values.errors import AgentFailed, unknown
+from parl_like.values.user_calls import public
+
+log = logging.getLogger(__name__)
+
+
+@public
+class Robot(Crew):
+    """Several computation tasks, many agents, one run loop.
+
+    Args:
+        env: A gymnasium id, a factory, or (with one agent) an environment. None: the agents only learn (offline data).
+        tasks: Name → `ComputationTask`, in the order that breaks ties.
+        agent: Zero-argument function that makes an agent, e.g. its class.
+        n_agents: Agents, each with an environment of its own.
+        driver: 'cooperative' (greenlets, deterministic), 'threads', 'processes' (workers on all cores, each
+            with a block of the agents; their options: `parl_like.drivers.workers.processes.Processes`), or 'ray'
+            (`parl_like.drivers.ray.cluster.Ray`).
+        mode: 'sync': all agents unroll, then the tasks train, one `train_iter` after the other. 'async': agents never wait for
+            training.
+        seed: Decides everything random: one `SeedSequence` spawns the generators of tasks, agents, helpers and buffers.
+        trace: Keep a `TraceHash`; costs about 2 µs a step.
+        eval_env: What `evaluate` and `play` use, such as held-out levels; None: as `env`.
+        eval_explore: Evaluations draw actions as training does, instead of taking the best ones: for policies that are meant to
+            be drawn from, and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
+        score: What an evaluation is worth, more is better: one of its numbers ('mean_return', 'success_rate', …), or a function
+            of the robot and the finished `Episodes`, such as minus an exploitability.
+    """
+
+    span: Any = None
+    """The `Span` of those of its schedules that end with the run."""
+    parts: Any = None
+    """What it is built of with all its settings, where it was built by `parl_like.robots.settings`."""
+
+    def __init__(
+        self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent,
+        n_agents: int = 1, driver: str | DriverOptions = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0,
+        trace: bool = False, eval_env: EnvSource = None, eval_explore: bool = False,
+        score: str | Callable[[Robot, Episodes], float] = "mean_return",
+    ) -> None:
+        check_arguments(env, agent, n_agents, mode, score)
+        check_tasks(tasks)
+        given = tasks
+        if not isinstance(driver, str):
+            tasks = driver.place(tasks)
+        self.seed, self.eval_env, self.eval_explore, self.score = seed, known(eval_env), eval_explore, score
+        root = np.random.SeedSequence(seed)
+        task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
+        self.trace = TraceHash() if trace else None
+        self.iterations = 0
+        self._saves: list[Path] = []
+        self._departed_time_steps = 0
+        try:
+            for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
+                task.name = name
+                task.build(child)
+            introduce(tasks)
+            super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
+            for task in given.values():
+                task.robot = self
+        except BaseException:
+            for name, task in tasks.items():
+                if task is not given[name]:
+                    task.close()
+            raise
+
+    @classmethod
+    def of(cls, algorithm: str | type, env: EnvSource, **options: Any) -> Robot:
+        """A robot with one task 'RL' that learns by a known algorithm; helper, model and sizes have defaults.
+
+            robot = Robot.of("PPO", "CartPole-v1", seed=1)
+            robot.run(50_000)
+            print(robot.evaluate(20), robot.act(obs))
+
+        Args:
+            algorithm: The name of one of `docs/algorithms.md` ("DQN", "PPO", …), or a class: one of those, or one of your own
+                that is made from one.
+            env: As for `Robot`; also a factory of vector environments. Observations with an image get a convolutional model.
+            options: Keys of the configuration of `parl_like.robots.single`, and arguments of whatever the robot is built of, such
+                as n_agents=16, lr=1e-3, hidden=(64, 64), model='Conv', driver='processes'. Schedules (of ε, of a learning rate
+                `lr={"start": 1e-3, "end": 0.0}`) end at total_steps, or else with the first run. Also `score`, as for `Robot`.
+
+        Raises:
+            ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions
+                do not fit.
+        """
+        robot: Robot = import_module("parl_like.robots.single").of(algorithm, env, options)
+        return robot
+
+    def add_agents(self, n: int = 1) -> list[Agent]:
+        """Lets `n` more agents join, between two iterations. Open episodes end here, as at a checkpoint, and everybody goes on.
+
+        Buffers grow by the lanes of the new agents. A robot that loads a checkpoint of this one needs as many agents.
+
+        Raises:
+            ValueError: the robot was given an environment itself, of which there is only one; n is below 1.
+        """
+        if n < 1:
+            raise ValueError(f"add_agents: n is {n}; expected at least 1")
+        if is_made(self._env):
+            raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: "
+                             "gym.make(...)`) or an id")
+        self._refuse_closed("add_agents")
+        self._end_episodes_for("add_agents")
+        new = self.make_agents(n)
+        self.agents += new
+        self._observe()
+        return new
+
+    def remove_agent(self, agent: Agent) -> None:
+        """Lets an agent leave, between two iterations, and closes its environment. Open episodes end as with `add_agents`; what
+        the agent stored stays.
+
+        Raises:
+            ValueError: it is no agent of this robot, or the only one.
+        """
+        if agent not in self.agents or len(self.agents) == 1:
+            raise ValueError(f"remove_agent: {agent} is {'the only' if agent in self.agents else 'no'} agent of this robot; "
+                             f"there are {', '.join(map(str, self.agents))}")
+        self._end_episodes_for("remove_agent")
+        self.agents.remove(agent)
+        self.ended_once -= set(range(agent.first_env, agent.first_env + agent.n_envs))
+        for name, helper in agent.helpers.items():
+            helper.comm.close()
+            if helper.buffer is not None:
+                self._freed.setdefault(name, []).append(helper.lanes)
+        if agent.env is not None:
+            self._departed_time_steps += agent.env.time_steps
+            agent.env.close()
+
+    def _end_episodes_for(self, what: str) -> None:
+        self._driver.need_local(what, "the agents are divided over the workers once; make the robot with as many as are needed")
+        self._leave_episodes()
+
+    # ------------------------------------------------------------------------------------------------------------- running
+
+    def run(self, stop: StopCondition | int | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
+        """Runs until `stop` says so, or for that many environment steps; without it, until interrupted.
+
+        At the end the agents wait where they are, in the middle of their episodes, and go on there in the next run: `run(40)`
+        sixty times is `run(2400)`. So leave their environments alone in between. Training requests that are open at the end are
+        still served: with `OnPolicyHelper(unroll=5)`, 20 steps are learned from in 4 updates. Those that wait for other agents
+        wait with them.
+
+        Agents cannot wait where an error or Ctrl-C has ended a run, and under the cooperative driver outside of the main thread
+        (greenlets cannot change threads). Their open episodes end as at a checkpoint, see `checkpoint_boundary`.
+
+        Args:
+            hooks: Those that were not hooks of the run before hear PRE_EPISODE of the episodes that go on.
+
+        Raises:
+            What an agent, an environment or a task raised, named. POST_EXPERIMENT fires all the same.
+        """
+        if isinstance(stop, int) and not isinstance(stop, bool):
+            stop = StopAfterSteps(stop)
+        if stop is not None and not isinstance(stop, StopCondition):
+            raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
+                            "StopAfterSteps(1000) of parl_like.environment.hooks")
+        self._refuse_closed("run")
+        self._driver.refuse_agents()
+        with self._one_thread:
+            follow_run(self, None if stop is None else stop.most_steps())
+            self._run(stop, hooks_of(hooks))
+        self.tell_idle()
+
+    def tell_idle(self) -> None:
+        """A warning for each task that never learned."""
+        for name, why in self.never_learned().items():
+            log.warning("task %r never learned: %s", name, why)
+
+    def _run(self, stop: StopCondition | None, hooks: list[Hook]) -> None:
+        if self._unsound:
+            self._halt()
+        self._saves.clear()
+        try:
+            self._hear(hooks)
+            if stop is not None:
+                stop.begin(self)
+            self._stop = None if stop is None else self.in_turn(stop)
+            for call in overridden(hooks, "pre_experiment"):
+                call(self)
+            self._introduce()
+            while not self.stop_requested and self._iterate():
+                if stop is not None and stop.after_iteration(self):
+                    break
+            self._stop = None
+            while self._driver.stopping and self._iterate():
+                pass
+            self._save_as_asked()
+            if self.driver_name == "cooperative" and threading.current_thread() is not threading.main_thread():
+                self._leave_episodes()
+            elif self._driver.agents:
+                self._rest()
+            else:  # whose code has ended begin anew
+                self._halt()
+            self._raise()
+            refuse_divergence(self.tasks)
+        except BaseException:
+            self._stop = None
+            self._halt()
+            self._error = None
+            raise
+        finally:
+            self._run_hooks = []
+            self._observe()
+            self._tell_cuts()
+            for call in overridden(hooks, "post_experiment"):
+                call(self)
+
+    def never_learned(self) -> dict[str, str]:
+        """Tasks that could learn, but have not done a single optimiser step since they were built or loaded: name → why."""
+        return {name: why_never_learned(self, name) for name, task in self.tasks.items()
+                if task.train and not task.algorithm.updates and any(n.state_dict() for n in task.algorithm.networks().values())}
+
+    def train_iter(self) -> dict[str, float]:
+        """One iteration of a sync robot: every learning agent unrolls with unchanged parameters, then the tasks train.
+
+        Returns:
+            The metrics of the training, by 'task/metric'.
+
+        Raises:
+            AgentFailed: helpers learn only by `learn()`, and each agent has taken 100,000 steps without calling it.
+        """
+        if not self.sync:
+            raise ValueError("train_iter: this robot is async, where an iteration is not defined; use run(stop) or mode='sync'")
+        if not any(agent.learns for agent in self.agents):
+            raise ValueError("train_iter: no helper of this robot learns; use collect() or evaluate()")
+        self._iterate_outside_run()
+        return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
+
+    def _iterate_outside_run(self) -> bool:
+        self._refuse_closed("run")
+        self._driver.refuse_agents()  # before a run's own stop condition is touched
+        with self._one_thread:
+            self._stop = unless_nobody_asks(self)
+            try:
+                return self._iterate()
+            finally:
+                self._stop = None
+
+    def _iterate(self) -> bool:
+        """One iteration, and the saves that were asked for in it; False when nothing could run any more."""
+        went_on = self._advance()
+        self.iterations += went_on
+        self._save_as_asked()
+        return went_on
+
+    def iterate(self, stop_steps: int) -> Iterator[int]:
+        """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they
+        are."""
+        follow_run(self, stop_steps - self.env_steps, whole=False)
+        while self.env_steps < stop_steps and self._iterate_outside_run():
+            yield self.iterations
+        self._save_as_asked()
+
+    def epochs(
+        self, n_epochs: int, steps_per_epoch: int, *, evaluate_episodes: int = 10, seed: int | None = None,
+        stop: Callable[[float], bool] | None = None, best: str | Path | None = None, hooks: Hook | Iterable[Hook] = (),
+    ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
+        """`for epoch, stats, info in robot.epochs(...)`: train for `steps_per_epoch` environment steps, then evaluate.
+
+        The robot is evaluated once before the first epoch. Several robots may be advanced together with `zip`; nothing is shared
+        between them.
+
+        Args:
+            evaluate_episodes, seed: Of each evaluation, see `evaluate`; one seed gives the same start states every time.
+            stop: Asked with the score of every evaluation, also of the one before the first epoch; ends the iteration.
+            best: Directory for what acts (`acting_state`) with the best score so far; `load` takes it.
+            hooks: As for `run`, of the training; PRE_EXPERIMENT comes before the first evaluation.
+
+        Yields:
+            epoch from 1; stats: `metrics()` and 'eval/score', 'eval/mean_return', …; info: 'best_score', 'best_epoch' (0: before
+            the first), 'env_steps', 'seconds'.
+        """
+        return epochs(self, n_epochs, steps_per_epoch, evaluate_episodes, seed, stop, best, hooks_of(hooks))
+
+    def collect(self, *, n_step: int | None = None, n_episode: int | None = None, random: bool = False) -> Episodes:
+        """Acts and stores without learning: exactly one of `n_step` (all agents together) and `n_episode`.
+
+        `n_step` goes on where the agents are, and leaves them in mid-episode; `n_episode` counts whole episodes from a reset.
+
+        Args:
+            random: Actions are drawn evenly from the action space instead, legal ones where the observation has a `mask`.
+        """
+        if (n_step is None) == (n_episode is None):
+            raise ValueError(f"collect: give exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
+        name, n = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
+        if n is not None and n < 1:
+            raise ValueError(f"collect: {name} is {n}; expected at least 1")
+        self._refuse_closed("collect")
+        if any(agent.env is None for agent in self.agents):
+            raise ValueError("collect: this robot has no environment")
+        if n_episode is not None and self._started:
+            self.checkpoint_boundary()
+        acting: list[Any] = [self._driver, *(helper for agent in self.agents for helper in agent.helpers.values())]
+        for one in acting:
+            one.collecting = "random" if random else True
+        try:
+            return gather(self, n_step, n_episode)
+        finally:
+            for one in acting:
+                one.collecting = False
+
+    def update(self, task: str, batch_size: int = 0) -> dict[str, Any]:
+        """One training request by hand, from what is stored: a custom loop is `collect()` and `update()` by turns.
+
+        Args:
+            task: Its name.
+            batch_size: Random rows of an off-policy task; 0: all rows of the buffer. An on-policy task learns from all rows since
+                the last time, and forgets them.
+
+        Returns:
+            The training return; {} where nothing is stored.
+
+        Raises:
+            NotEnoughRows: the buffer has fewer rows than `batch_size`, or no whole episode where those are learned from.
+        """
+        if task not in self.tasks:
+            raise KeyError(unknown("task", task, self.tasks))
+        self._driver.need_local("update", "the rows are in worker processes; use train_iter() or run(), or another driver")
+        buffer = self.buffers.get(task)
+        if buffer is None or not len(buffer):
+            return {}
+        helpers, done = [agent.helpers[task] for agent in self.agents], None
+        first = helpers[0]
+        if isinstance(first, OffPolicyHelper):
+            rows, done = first.lesson(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)
+        elif isinstance(first, OnPolicyHelper):
+            if batch_size:
+                raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size "
+                                 "out")
+            parts = [h.take() for h in helpers if isinstance(h, OnPolicyHelper) and h.ready()] or [first.take()]
+            rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        else:
+            raise ValueError(f"update: task {task!r} has a {type(first).__name__}; expected OffPolicyHelper or OnPolicyHelper, "
+                             "or call helper.learn()")
+        result = self.tasks[task].learn(rows)
+        self.wrappers[task].trainings.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
+        if done is not None:
+            done(result)
+        return result
+
+    def act(self, obs: Any, task: str | None = None) -> Any:
+        """The greedy action in a state, outside of a run: nothing is stored or counted.
+
+        Args:
+            obs: One observation as the environment gives it, or n of them, stacked (each leaf of a dict).
+            task: Which task acts; None: the first.
+
+        Returns:
+            One action as the environment takes it, or n of them, stacked.
+
+        Raises:
+            ValueError: the task remembers what it saw before (a recurrent model, stacked frames), so a single observation is not
+                enough.
+        """
+        if not self.tasks:
+            raise ValueError("act: this robot has no task that could act")
+        name = next(iter(self.tasks)) if task is None else task
+        if name not in self.tasks:
+            raise KeyError(unknown("task", name, self.tasks))
+        return greedy_action(self, name, obs)
+
+    def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None,
+                 n_agents: int | None = None, stop: StopCondition | None = None,
+                 max_episode_steps: int | None = EPISODE_LIMIT) -> Episodes:
+        """Episodes in test mode, greedy unless `eval_explore`, with agents, environments and queues of their own; nothing is
+        stored or counted.
+
+        Args:
+            episodes: How many, spread evenly over the evaluating agents.
+            seed: Seeds the environments; None: the robot's seed. Two calls with one seed see the same start states.
+            env: Another environment than the training one. An environment itself (not a factory) is used by one agent, and not
+                closed.
+            n_agents: How many evaluate at once; None: as many as train, at most `episodes`.
+            stop: Asked after every act; ends the evaluation at once, with the episodes that are over by then.
+            max_episode_steps: Steps after which an episode is truncated that does not end by itself, with a warning; `cut` of
+                what is returned counts those. None: no bound.
+
+        Raises:
+            ValueError: there is no environment, or the robot was given one that cannot be made a second time.
+        """
+        if episodes < 1:
+            raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
+        n = min(n_agents or len(self.agents), episodes)
+        with evaluators(self, n, seed, self._evaluation_source(env), stop, max_episode_steps) as crew:
+            return scored(self, gather(crew, None, episodes))
+
+    def _evaluation_source(self, env: EnvSource) -> Any:
+        """Of what evaluations make their environments: a factory, or an environment of the caller that is theirs for the time."""
+        if env is not None:
+            return factory_of(env)
+        source = self._env if self.eval_env is None else self.eval_env
+        if source is None:
+            raise ValueError("evaluate: this robot has no environment; give one as env=")
+        # The training environment itself is in the middle of an episode.
+        return again(source) if is_made(source) else factory_of(source)
+
+    def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0,
+              max_episode_steps: int | None = EPISODE_LIMIT) -> float:
+        """One episode as `evaluate` plays them, before the eyes of a hook, with an agent and environment of its own; returns its
+        return.
+
+        Args:
+            seed, env, max_episode_steps: As for `evaluate`.
+            max_steps: Environment steps after which it stops, with the return so far; 0: at the end of the episode.
+        """
+        stop = StopAfterSteps(max_steps) if max_steps else None
+        with evaluators(self, 1, seed, self._evaluation_source(env), stop, max_episode_steps) as crew:
+            seen = gather(crew, None, 1, hook)
+            total = seen.returns[0] if seen.returns else crew.agents[0].env.episode_return
+            return total if np.ndim(total) else float(total)
+
+    def play(self, path: str | Path, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0,
+             max_episode_steps: int | None = FILM_LIMIT) -> float:
+        """One episode as `evaluate` plays them, as an animated GIF (or PNG, WebP) at `path`; returns its return. It
+        has the environment's `render_fps`, takes 3 s at least, and says step, return and the agent's `caption` below.
+
+        The factory is called as for `evaluate`, with `render_mode="rgb_array"` where it takes a render mode; an environment that
+        was made for another mode is switched to this one.
+
+        Args:
+            seed, env, max_steps, max_episode_steps: As for `watch`. An environment itself must draw pictures already.
+
+        Raises:
+            ValueError: the environment does not draw itself, or there is none.
+        """
+        check_film(path)
+        source = self._evaluation_source(env)
+        film = Film()
+        try:
+            total = self.watch(film, seed=seed, env=source if is_made(source) else drawable(source), max_steps=max_steps,
+                               max_episode_steps=max_episode_steps)
+        except AgentFailed as error:
+            if isinstance(error.__cause__, NotDrawable):
+                raise error.__cause__ from None
+            raise
+        write_gif(path, captioned(film.pictures, film.texts), film.rate, FILM_S)
+        return total
+
+    # ----------------------------------------------------------------------------------------------------------- observing
+
+    def counters(self) -> dict[str, int]:
+        """'env_steps' (the agents' actions), 'time_steps' (the environments' own steps, more where actions are repeated),
+        'episodes', 'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
+        time_steps = self._departed_time_steps + sum(agent.env.time_steps for agent in self.agents if agent.env is not None)
+        out = {"env_steps": self.env_steps, "time_steps": time_steps, "episodes": self.episodes, "iterations": self.iterations}
+        for name, task in self.tasks.items():
+            out |= {f"updates/{name}": task.algorithm.updates, f"rows/{name}": task.rows_learned}
+        return out
+
+    def metrics(self) -> dict[str, float]:
+        """Flat and ready to log: 'return/mean' over the last 100 episodes, 'RL/loss', 'RL/predict/mean_batch', 'RL/dropped' (rows
+        that were too old for an on-policy task), … As long as there are any, 'episode/first_open': environments whose first
+        episode has not ended, so that returns are those of short ones."""
+        out: dict[str, float] = {}
+        if self.recent_returns:
+            returns = np.asarray(self.recent_returns, dtype=np.float64)
+            out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()),
+                    "return/last": float(returns[-1].mean()), "episode/length": float(np.mean(self.recent_lengths))}
+        parts = np.asarray(self.recent_parts or [r for r in self.recent_returns if np.ndim(r)], np.float64)
+        out |= {f"return/part_{i}": float(mean) for i, mean in enumerate(parts.mean(0))} if len(parts) else {}
+        if self.bad_values:
+            out["bad_values"] = float(self.bad_values)
+        if self.episodes_cut:
+            out["episodes_cut"] = float(self.episodes_cut)
+        if first_open := sum(agent.n_envs for agent in self.agents if agent.env is not None) - len(self.ended_once):
+            out["episode/first_open"] = float(max(first_open, 0))
+        for name, wrapper in self.wrappers.items():
+            counted = {**wrapper.trainings.last_result, **wrapper.summary()}
+            out |= {f"{name}/{key}": float(value) for key, value in counted.items()}
+        out |= {f"{name}/dropped": float(dropped) for name, dropped in self.rows.dropped().items()}
+        return {**out, **{key: float(value) for key, value in self.counters().items()}}
+
+    def remarks(self) -> list[str]:
+        """What a user should know at the end of a run and may not have seen: a sentence each; usually none."""
+        cuts = cut_remark(self.episodes_cut, self.episodes)
+        idle = (f"task {name!r} never learned: {why}" for name, why in self.never_learned().items())
+        return [*self.rows.remarks(), *[cuts] * bool(cuts), *idle]
+
+    def trace_hash(self) -> str | None:
+        """Digest of every agent's trace and of all weights; None without `trace=True`."""
+        if self.trace is None:
+            return None
+        self.trace.digests = self._driver.digests(self.trace.digests)
+        weights = "".join(Model.weights_hash(n) for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
+        return hashlib.blake2b((self.trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
+
+    def __repr__(self) -> str:
+        tasks = ", ".join(self.tasks) or "none"
+        return f"Robot({len(self.agents)} agents, tasks {tasks}, {self.driver_name}, {self.env_steps} steps)"
+
+    # --------------------------------------------------------------------------------------------------------------- state
+
+    def checkpoint_boundary(self) -> None:
+        """All agents leave their episodes, with seams in the buffers, so that nothing outside `state_dict` is alive: a Python
+        frame cannot be saved. So `run_one_episode` begins anew at every checkpoint, whether the run is interrupted there or not.
+
+        Where environments can clone their state (`parl_like.environment.state`) their episodes are carried over: the next `reset`
+        gives what was to be acted on next, and return, length and a recurrent memory go on. Others are cut off and seeded anew
+        from the agents' generators; they count in 'episodes_cut', not in the returns.
+        """
+        self._cut()
+        self._tell_cuts()
+
+    def _leave_episodes(self) -> None:
+        """All agents end, as at a checkpoint; when they begin anew they go on with the episodes that are carried over."""
+        self.checkpoint_boundary()
+        self._halt(carry=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
+        return robot_state(self)
+
+    def acting_state(self) -> dict[str, Any]:
+        """The part of `state_dict` that decides how the robot acts: tasks, statistics of transforms, and counters. It may be
+        taken between any two iterations, and loaded like the whole: agents then begin anew, and buffers stay as they are."""
+        return acting_state(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict()` or `acting_state()` into a robot that was built the same way.
+
+        Raises:
+            ValueError: tasks, agents, buffers or shapes differ; the message names the first difference.
+        """
+        load_robot_state(self, state)
+
+    def save(self, path: str | Path) -> None:
+        """Writes a checkpoint directory, atomically, without code in it. Episodes restart, see `checkpoint_boundary`."""
+        self.checkpoint_boundary()
+        write_archive(Path(path), self.state_dict())
+
+    def request_save(self, path: str | Path) -> None:
+        """`save` at the end of the running iteration, for hooks and agents, which cannot save at once: they would wait for
+        themselves. Where the disk refuses, there is a warning and the run goes on."""
+        self._saves.append(Path(path))
+
+    def _save_as_asked(self) -> None:
+        while self._saves:
+            path = self._saves.pop(0)
+            try:
+                self.save(path)
+            except OSError as error:
+                warnings.warn(f"request_save: could not save to {path}: {error}", RuntimeWarning, stacklevel=3)
+
+    def load(self, path: str | Path, *, partial: bool = False) -> list[str]:
+        """Takes over what `save` wrote.
+
+        Args:
+            partial: Only those tensors of the networks that fit, for a model or environment that has changed since; optimisers,
+                buffers and counters stay as they are.
+
+        Returns:
+            With `partial` what was left out, 'task network tensor' each; else nothing.
+        """
+        state = read_archive(Path(path))[0]
+        if not partial:
+            self.load_state_dict(state)
+            return []
+        known = {name: state[f"task.{name}"] for name in self.tasks if f"task.{name}" in state}
+        return [f"{name} {left}" for name, saved in known.items() for left in self.tasks[name].load_fitting(saved)]

@@ -1,0 +1,159 @@
+"""What a checkpoint holds of a robot: tasks, statistics of transforms, what its driver keeps of the agents, and counters."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, TypeGuard
+
+import msgspec
+import numpy as np
+
+from parl_like.data.storage.state_check import check_alike
+from parl_like.data.storage.tree_encoding import Count
+from parl_like.learning.saved_state import check_kind
+from parl_like.values.errors import AgentFailed
+
+WORKERS = "workers"
+"""The key under which drivers with worker processes keep agents and buffers."""
+
+
+def _parts(robot: Any) -> dict[str, Any]:
+    """What has a state of its own, a task's or statistics of transforms."""
+    chains = {f"transforms.{name}": chain for name, chain in robot.transforms.items() if len(chain)}
+    return {f"task.{name}": task for name, task in robot.tasks.items()} | chains
+
+
+def robot_state(robot: Any) -> dict[str, Any]:
+    """See `Robot.state_dict`."""
+    return {**robot._driver.state_dict(), **acting_state(robot)}
+
+
+def acting_state(robot: Any) -> dict[str, Any]:
+    """See `Robot.acting_state`."""
+    out: dict[str, Any] = {key: part.state_dict() for key, part in _parts(robot).items()}
+    out["counters"] = {
+        "env_steps": robot.env_steps, "episodes": robot.episodes, "iterations": robot.iterations, "seed": robot.seed,
+        "returns": [np.asarray(r, np.float64).tolist() for r in robot.recent_returns], "lengths": list(robot.recent_lengths),
+        "trace": {} if robot.trace is None else {str(i): d.hex() for i, d in robot.trace.digests.items()},
+        **({} if robot.span is None else {"span": robot.span.state_dict()}),
+        "parts": [parts.tolist() for parts in robot.recent_parts],
+        "rows": robot.rows.state_dict(), "episodes_cut": robot.episodes_cut,
+        "ended_once": sorted(robot.ended_once), "departed_time_steps": robot._departed_time_steps,
+        "wrappers": {name: wrapper.state_dict() for name, wrapper in robot.wrappers.items()},
+    }
+    return out
+
+
+class _Queue(msgspec.Struct):
+    requests: Count = 0
+    rows: Count = 0
+    batches: Count = 0
+    errors: Count = 0
+    late: Count = 0
+    dropped: Count = 0
+
+
+class _Wrapper(msgspec.Struct):
+    predict: _Queue
+    learn: _Queue
+    last_result: dict[str, float]
+
+
+class _Counters(msgspec.Struct):
+    """What is saved under `counters`; the defaults are for checkpoints of before."""
+
+    env_steps: Count
+    episodes: Count
+    iterations: Count
+    returns: list[float | list[float]]
+    lengths: list[Count]
+    trace: dict[str, str]
+    parts: list[list[float]] = []
+    rows: dict[str, tuple[Count, Count]] = {}
+    episodes_cut: Count = 0
+    ended_once: list[Count] = []
+    departed_time_steps: Count = 0
+    wrappers: dict[str, _Wrapper] = {}
+
+
+def load_robot_state(robot: Any, state: Mapping[str, Any]) -> None:
+    """See `Robot.load_state_dict`."""
+    if isinstance(state, Mapping):
+        _check_kinds(robot, state)
+    acting = {*_parts(robot), "counters"}
+    expected = acting | robot._driver.state_keys()
+    if not isinstance(state, Mapping) or state.keys() not in (acting, expected):
+        there = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(f"Robot: the saved state has {there}; expected {sorted(expected)}: build the robot as it was saved")
+    state_of = robot_state if state.keys() == expected else acting_state
+    try:
+        if state_of is robot_state:
+            robot._driver.check_state(state)
+        check_alike({**state, "counters": None}, {**state_of(robot), "counters": None}, "")
+        msgspec.convert(state["counters"], _Counters)
+    except _NO_STATE as error:
+        raise _no_state(error) from _other(error)
+    robot._halt()
+    before = state_of(robot)
+    try:
+        _take_over(robot, state)
+    except Exception as error:
+        with suppress(Exception):
+            _take_over(robot, before)
+        if isinstance(error, _NO_STATE) and not isinstance(error, AgentFailed):
+            raise _no_state(error) from _other(error)
+        raise
+
+
+def _check_kinds(robot: Any, state: Mapping[str, Any]) -> None:
+    """Refuses other algorithms; first, since of another one all else differs, too."""
+    tasks = {f"task.{name}": task for name, task in robot.tasks.items()}
+    if tasks.keys() == {key for key in state if key.startswith("task.")}:
+        for key, task in tasks.items():
+            if isinstance(saved := state[key], Mapping):
+                check_kind(task, saved)
+
+
+_NO_STATE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SystemError)
+"""What the parts of a robot raise where they are given what was never their state; SystemError:
+ale_py, of bytes that are no state of the emulator."""
+
+
+def _is_told(error: Exception) -> TypeGuard[ValueError]:
+    return isinstance(error, ValueError) and not isinstance(error, (msgspec.ValidationError, UnicodeError))
+
+
+def _other(error: Exception) -> BaseException | None:
+    """Return the cause of `_no_state`, for no error is its own."""
+    return error.__cause__ if _is_told(error) else error
+
+
+def _no_state(error: Exception) -> ValueError:
+    if _is_told(error):
+        return error
+    kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
+    return ValueError(f"Robot: the saved state does not fit, and nothing was changed: {kind}{error}")
+
+
+def _take_over(robot: Any, state: Mapping[str, Any]) -> None:
+    if robot.span is not None and "span" in state["counters"]:
+        robot.span.load_state_dict(robot, state["counters"]["span"])
+    for key, part in _parts(robot).items():
+        part.load_state_dict(state[key])
+    if robot._driver.state_keys() <= state.keys():
+        robot._driver.load_state_dict(state)
+    counters = msgspec.convert(state["counters"], _Counters)
+    robot.env_steps, robot.episodes, robot.iterations = counters.env_steps, counters.episodes, counters.iterations
+    np.array(counters.returns, np.float64)  # refuses those of different lengths
+    robot.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters.returns), maxlen=100)
+    robot.recent_lengths = deque(counters.lengths, maxlen=100)
+    robot.recent_parts = deque(map(np.asarray, counters.parts), maxlen=100)
+    robot.rows.load_state_dict({task: list(counts) for task, counts in counters.rows.items()})
+    robot.ended_once = set(counters.ended_once)
+    robot.episodes_cut, robot._departed_time_steps = counters.episodes_cut, counters.departed_time_steps
+    for name, counted in counters.wrappers.items():
+        robot.wrappers[name].load_state_dict(msgspec.to_builtins(counted))
+    if robot.trace is not None:
+        robot.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters.trace.items()}

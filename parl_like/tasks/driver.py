@@ -1,0 +1,203 @@
+"""Driver: how the agents of a crew run, and how their requests travel. This page is the contract, `parl_like.drivers` keeps it,
+and `tests/test_transport.py` holds every driver to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import current_thread, get_ident
+from typing import Any, Protocol
+
+from parl_like.values.errors import WrongCaller
+
+CALLED_BY_AGENT = (
+    "an agent cannot run or halt all agents, for it would wait for itself (run, train_iter, collect, save, close and the like, "
+    "called from an agent or a hook); call it between iterations, or use request_stop()"
+)
+
+
+def foreign(agent: Any) -> WrongCaller:
+    """For a call from a thread that is not the agent's."""
+    return WrongCaller(f"{agent}: a helper was asked from thread {current_thread().name!r}, which is not the agent's; an agent "
+                       "acts while it learns with mode='async', or with driver='threads' in a thread that it registers, "
+                       "self.thread(function)")
+
+
+class Driver(Protocol):
+    """Made with whether the mode is sync, and two functions to call with an agent and an error: for what an agent's code raised,
+    and for a lesson that failed. What is written out here is for agents of this process, with their buffers.
+
+    Attributes:
+        agents: Those that were started and have not ended.
+        parked: Those of them that wait for `resume`.
+        stopping: No further batch is served, and `iterate` returns; set by `request_stop`, cleared by the robot after `halt`.
+        collecting: Helpers shall store without learning, perhaps at random; for agents that are not in this process.
+        lock: Guards the queues, and is held where buffers are changed; None where one thread runs everything.
+    """
+
+    crew: Any
+    agents: list[Any]
+    parked: list[Any]
+    stopping: bool
+    collecting: bool | str = False
+    lock: Any = None
+
+    # ----------------------------------------------------------------------------------------------- called by communicators
+
+    def waiter(self) -> Any:
+        """A fresh object for one ticket's waiting."""
+
+    def put(self, queue: Any, ticket: Any, values: Any, wait: bool) -> None:
+        """Queues the request and, with `wait`, returns when it is served; raises `ticket.error`, and `WrongCaller` at once."""
+
+    def wait(self, ticket: Any) -> None:
+        """Returns when a request that was put without waiting is served, at once where it was waited for before; raises
+        `ticket.error`."""
+
+    def is_served(self, ticket: Any) -> bool: ...
+
+    def check_caller(self, agent: Any) -> None:
+        """Raises WrongCaller where this code may not wait for a request of the agent: inside of a task, which would wait for
+        itself or for another that waits for it; and in a thread that the agent has started, which nobody counts."""
+        for wrapper in self.crew.wrappers.values():
+            for queue in (wrapper.predictions, wrapper.trainings):
+                if queue.served_by == get_ident():
+                    raise WrongCaller(f"{agent}: a helper was asked from inside of task {queue.task.name!r} ({queue.kind}), "
+                                      "which could wait for itself; ask both tasks from the agent, one after the other")
+
+    def park(self, agent: Any) -> None:
+        """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
+
+    def start_thread(self, agent: Any, function: Callable[[], Any]) -> None:
+        """See `Agent.thread`. Raises WrongCaller where agents have no threads."""
+        raise WrongCaller(f"{agent}: an agent has threads of its own under driver='threads' alone; an agent acts while it learns "
+                          "with mode='async', too, under every driver")
+
+    def is_beside(self) -> bool:
+        """Whether the caller is a thread that an agent has registered."""
+        return False
+
+    def rest(self, agent: Any) -> None:
+        """Called now and then by an agent that asks no queue: returns when the others, and the run loop, have had their turn."""
+        return
+
+    # -------------------------------------------------------------------------------------------------- called by the robot
+
+    def move_ends(self, key: str, ends: Sequence[int]) -> None:
+        """Tells agents that are in other processes where schedules end (`parl_like.learning.span`)."""
+        return
+
+    def make_agents(self, crew: Any, n: int) -> list[Any]:
+        """The `n` agents of a new crew, here or in other processes; not started yet.
+
+        Raises:
+            ValueError, TypeError: an agent, an environment or a helper cannot be where this driver would run it.
+        """
+        self.crew = crew
+        made: list[Any] = crew.make_agents(n)
+        return made
+
+    def need_local(self, what: str, why: str) -> None:
+        """Raises a ValueError where agents, and what they store, are in other processes: `what` cannot be done there, and
+        `why`."""
+        return
+
+    def start(self, agents: Sequence[Any], wrappers: Sequence[Any]) -> None:
+        """The agents begin to run, at the latest in the next `iterate`; those that had ended begin anew.
+
+        Raises:
+            RuntimeError: one of them is still busy since before the last stop, or the system gives no more threads.
+        """
+
+    def iterate(self) -> bool:
+        """Runs until one round of training has been served (sync), or for a little while (async, or where nobody learns).
+
+        Returns:
+            False when nothing can run any more: every agent is parked or has ended, or a stop was requested.
+        """
+
+    def resume(self, agents: Sequence[Any]) -> None:
+        """Those of the agents that are parked go on."""
+
+    def request_stop(self) -> None:
+        """Sets `stopping`. May be called from anywhere, also by agents and hooks."""
+
+    def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
+        """Gives every agent a signal and returns when each has ended or parked.
+
+        Args:
+            signal: 'stop': all end, and open requests are answered `Stopped`. 'interrupt': requests are served first, so that no
+                reply is lost; then the agents leave their episodes.
+            patience: Seconds to wait for agents that are busy in their environments; None: as long as it takes.
+
+        Returns:
+            Agents that are still busy.
+
+        Raises:
+            RuntimeError: called from inside an agent or a hook, which would wait for itself.
+        """
+
+    def pause(self, patience: float) -> list[Any]:
+        """After a stop: returns when no agent runs any more, and leaves them, and the requests that are open, where they are, for
+        the next `iterate`.
+
+        Returns:
+            Agents, and names of tasks' threads, that are still busy after `patience` seconds.
+        """
+
+    def go_on(self) -> None:
+        """After `pause`: the next `iterate` goes on with everything."""
+        return
+
+    def forsake(self) -> None:
+        """The agents that wait will not go on: their robot is gone, or in another thread. Nothing is waited for."""
+        return
+
+    def join(self, timeout: float | None = None) -> list[Any]:
+        """After a stop: whoever has not ended within so many seconds."""
+
+    def reopen(self) -> None:
+        """Takes requests again after a stop."""
+
+    def refuse_agents(self) -> None:
+        """Raises a RuntimeError in a call from an agent or a hook, for what runs or ends all agents would wait for its caller."""
+
+    def close(self) -> None:
+        """Ends processes, if there are any. May be called twice."""
+        return
+
+    # -------------------------------------------------------------------------------------------------------------- state
+
+    def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
+        """The agents' traces, by index, where `here` is what this process has seen of them."""
+        return here
+
+    def state_dict(self) -> dict[str, Any]:
+        """Agents and buffers, while no agent runs."""
+        buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.crew.buffers.items()}
+        return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents}}
+
+    def state_keys(self) -> set[str]:
+        """The keys of `state_dict`."""
+        return {"agents", *(f"buffer.{name}" for name in self.crew.buffers)}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises a ValueError where agents or workers of a saved state are not those of this crew."""
+        same_agents(list(state["agents"]), self.crew.agents)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`, which may stand among other keys."""
+        formats = {name: helper.format for agent in self.crew.agents for name, helper in agent.helpers.items()}
+        for name, buffer in self.crew.buffers.items():
+            if name in formats:
+                formats[name].check_choices(state[f"buffer.{name}"])
+            buffer.load_state_dict(state[f"buffer.{name}"])
+        for agent in self.crew.agents:
+            agent.load_state_dict(state["agents"][str(agent.index)])
+            agent.fresh = True
+
+
+def same_agents(there: list[str], here: list[Any]) -> None:
+    """Raises a ValueError unless a saved state has the agents of this robot, by their indices."""
+    if set(there) != {str(agent.index) for agent in here}:
+        raise ValueError(f"Robot: the saved state has {len(there)} agents, this robot {len(here)}; set n_agents "
+                         f"(there: {', '.join(there)}; here: {', '.join(str(agent.index) for agent in here)})")

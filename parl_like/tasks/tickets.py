@@ -1,0 +1,100 @@
+"""Ticket: one request of one helper and its reply; Counters: what a queue counts of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from parl_like.values.spec import Array
+
+INFINITE = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request and, once it is served, its reply.
+
+    Attributes:
+        agent: Whose request it is.
+        rows: Rows asked for.
+        start: First row of this request in its batch.
+        out: Flat output name → array of the whole batch; rows `start` … `start` + `rows` − 1 are the reply.
+        acts: The batch's actions as the environment takes them, one entry per row; None if the task gives no actions.
+        error: Raised instead of a reply.
+        version: `ComputationTask.version` of the parameters that made the reply; of a training request, after it.
+        queue: Where it was put.
+        abandoned: Nobody waits for the reply any more.
+        steps: Of a lesson: its agent's steps since the last one, at least 1.
+        scheduled: Of a lesson: whether a schedule asked for it; else the agent itself did.
+        waiter, state, after: The driver's own.
+    """
+
+    agent: Any
+    waiter: Any
+    queue: Any = None
+    rows: int = 0
+    start: int = 0
+    out: Any = None
+    acts: Any = None
+    error: BaseException | None = None
+    version: int = 0
+    state: int = 0
+    abandoned: bool = False
+    steps: int = 1
+    scheduled: bool = True
+    after: Ticket | None = None
+
+    def waits_for(self, steps: int, due: bool) -> bool:
+        """Whether a lesson of a sync round waits for a learning agent that acts: one that has taken fewer `steps` since its own
+        last lesson; and, where a schedule asked for it, one whose schedule has a lesson `due`."""
+        return steps < self.steps or (due and self.scheduled)
+
+
+def joined(tickets: Sequence[Ticket]) -> dict[str, Array]:
+    """The replies to one request that may have been split."""
+    parts = [{name: v[t.start : t.start + t.rows] for name, v in t.out.items()} for t in tickets]
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+
+@dataclass
+class Counters:
+    """What a queue has done. Times are seconds; wait is that of a batch's first request, compute that of its whole service.
+
+    `late` counts replies that nobody waited for any more, `dropped` the rows that a full queue gave up.
+    """
+
+    requests: int = 0
+    rows: int = 0
+    batches: int = 0
+    errors: int = 0
+    late: int = 0
+    dropped: int = 0
+
+    def __post_init__(self) -> None:
+        self.waits: deque[float] = deque(maxlen=1024)
+        self.computes: deque[float] = deque(maxlen=1024)
+
+    def compute_s(self) -> float:
+        """Return the mean service time of the last eight batches, seconds; 0 before the first."""
+        recent = [*islice(reversed(self.computes), 8)]
+        return sum(recent) / max(len(recent), 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """What was counted; the times are this process's own."""
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.__dict__.update(state)
+
+    def summary(self, queued_rows: int) -> dict[str, float]:
+        """The counts, 'mean_batch' (rows), 'queue_depth' (rows), and 'wait_p50_s' … 'compute_p99_s' of the last 1,024 batches."""
+        out: dict[str, float] = {**asdict(self), "mean_batch": self.rows / max(self.batches, 1), "queue_depth": queued_rows}
+        for name, times in (("wait", self.waits), ("compute", self.computes)):
+            p50, p99 = np.percentile(list(times), [50, 99]) if times else (0.0, 0.0)
+            out |= {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99)}
+        return out

@@ -1,0 +1,193 @@
+"""ComputationWrapper: the two queues of one task; Communicator: an agent's end of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from parl_like.learning.fixed_settings import Alias
+from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.driver import Driver
+from parl_like.tasks.queues import PredictionQueue, TrainingQueue
+from parl_like.tasks.task import ComputationTask, Mode
+from parl_like.tasks.tickets import Ticket
+from parl_like.values.spec import Array
+
+
+class ComputationWrapper:
+    """Prediction queue and training queue of one task.
+
+    Args:
+        task: The task to serve.
+        mode: 'collect' for the robot's own agents, 'test' for an evaluation; travels with every prediction.
+        training_rule: The helpers' default, where the task gives none.
+        lock: Of both queues; None: one of their own.
+    """
+
+    ct, comms, prediction_q, training_q = Alias("task"), Alias("communicators"), Alias("predictions"), Alias("trainings")
+    model_input_specs = Alias("predictions.specs")
+
+    def __init__(self, task: ComputationTask, mode: Mode = "collect", training_rule: BatchRule | None = None,
+                 lock: Any = None) -> None:
+        self.task = task
+        owner = f"task {task.name!r}"
+        lock = threading.Lock() if lock is None else lock
+        specs = [spec.owned_by(owner) for spec in task.algorithm.model.inputs().values()]
+        self.predictions = PredictionQueue(task, task.predict_rule or BatchRule(), lock, mode, specs)
+        self.trainings = TrainingQueue(task, task.training_rule or training_rule or BatchRule(), lock)
+        self.communicators: dict[str, Communicator] = {}
+
+    def create_communicator(self, agent: Any, driver: Driver) -> Communicator:
+        """The agent's end of the queues; agents may join while others run.
+
+        Raises:
+            ValueError: an agent of that name has one already.
+        """
+        communicator = Communicator(self, agent, driver)
+        # setdefault is one step of the interpreter, so threads that register at the same time need no lock.
+        if self.communicators.setdefault(communicator.name, communicator) is not communicator:
+            raise ValueError(f"{communicator.name} already has a communicator of task {self.task.name!r}; close() it first, or "
+                             "give agents different ids")
+        return communicator
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted, and the last training return."""
+        return {"predict": self.predictions.counters.state_dict(), "learn": self.trainings.counters.state_dict(),
+                "last_result": {name: float(value) for name, value in self.trainings.last_result.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.predictions.counters.load_state_dict(state["predict"])
+        self.trainings.counters.load_state_dict(state["learn"])
+        self.trainings.last_result = state["last_result"]
+
+    def summary(self) -> dict[str, float]:
+        """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …; 'learn/skipped': the
+        task's `skipped`."""
+        out: dict[str, float] = {}
+        for queue in (self.predictions, self.trainings):
+            out |= {f"{queue.kind}/{name}": value for name, value in queue.counters.summary(queue.rows).items()}
+        return {**out, "learn/skipped": self.task.skipped}
+
+
+class Communicator:
+    """Transport between one helper and one wrapper, which makes it (`create_communicator`).
+
+    `predict` and `learn` block until the reply is there. `put_prediction` and `put_training` return a `Ticket` at once, and
+    `get` waits for it; several tickets of one agent may be open, each gets its own reply.
+    """
+
+    agent_id, prediction_q, training_q = Alias("name"), Alias("wrapper.predictions"), Alias("wrapper.trainings")
+    put_prediction_data, put_training_data = Alias("put_prediction"), Alias("put_training")
+    get_prediction_return, get_training_return = Alias("get"), Alias("get")
+
+    def __init__(self, wrapper: ComputationWrapper, agent: Any, driver: Driver) -> None:
+        self.wrapper, self.agent, self.task, self.name = wrapper, agent, wrapper.task.name, str(agent)
+        self._driver, self._put = driver, driver.put
+        self._predictions, self._trainings = wrapper.predictions, wrapper.trainings
+        self._ticket = self._new_ticket()  # reused: a blocking prediction is never open twice
+
+    def _new_ticket(self, rows: int = 0) -> Ticket:
+        ticket = Ticket(self.agent, self._driver.waiter())
+        ticket.rows = rows
+        return ticket
+
+    def predict(self, values: tuple[Any, ...]) -> Ticket:
+        """Asks for one row, `values` in the order of `wrapper.predictions.specs`, and waits.
+
+        Raises:
+            SpecError: a value does not fit its field; nothing was sent.
+            TaskFailed: the task raised while it served the batch.
+            Stopped: the robot stopped first.
+        """
+        ticket = self._ticket
+        try:
+            self._put(self._predictions, ticket, values, True)
+        except Exception:
+            raise  # refused, or answered with an error
+        except BaseException:
+            # An interrupted request may still lie in the queue, and two requests on one ticket would get one reply.
+            self._ticket = self._new_ticket()
+            self.abandon(ticket)
+            raise
+        return ticket
+
+    def share(self) -> None:
+        """Several threads ask from now on: each prediction has a ticket of its own."""
+        def predict(values: tuple[Any, ...]) -> Ticket:
+            ticket = self.put_prediction(values)
+            self._driver.wait(ticket)
+            return ticket
+
+        self.predict = predict  # type: ignore[method-assign]
+
+    def predict_rows(self, values: tuple[Array, ...], rows: int) -> list[Ticket]:
+        """The same for arrays [rows, ...]. A request above `max_rows` is split; the replies come in order."""
+        if rows < 1:
+            raise ValueError(f"{self.agent}, task {self.task!r}: a prediction of {rows} rows; expected at least 1")
+        limit = self._predictions.max_rows or rows
+        tickets = [self._new_ticket(min(limit, rows - start)) for start in range(0, rows, limit)]
+        try:
+            for i, ticket in enumerate(tickets):
+                part = tuple(value[i * limit : (i + 1) * limit] for value in values) if limit < rows else values
+                self._put(self._predictions, ticket, part, ticket is tickets[-1])  # the last waits, and so for those before it
+            for ticket in tickets[:-1]:
+                self._driver.wait(ticket)
+        except BaseException:
+            for ticket in tickets:
+                self.abandon(ticket)
+            raise
+        return tickets
+
+    def put_prediction(self, values: tuple[Any, ...]) -> Ticket:
+        """`predict` without waiting."""
+        ticket = self._new_ticket()
+        self._put(self._predictions, ticket, values, False)
+        return ticket
+
+    def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
+        """Sends a learning batch, flat field name → [N, ...], and waits for the training return: metrics, and arrays of N
+        rows."""
+        return self.get(self.put_training(rows))
+
+    def put_training(self, rows: Mapping[str, Array], steps: int = 1, scheduled: bool = True) -> Ticket:
+        """`learn` without waiting, unless the queue is full (`BatchRule.max_queued`): then until it is served.
+
+        Args:
+            steps, scheduled: Whom the lesson waits for, see `Ticket`.
+
+        Raises:
+            ValueError: no field, no row, or fields of different lengths, which would shift the rows of everybody behind them.
+        """
+        lengths = {name: len(value) for name, value in rows.items()}
+        if len(set(lengths.values())) != 1 or 0 in lengths.values():
+            raise ValueError(f"{self.agent}, task {self.task!r}: training fields with rows {lengths}; expected the same number "
+                             "≥ 1 of each")
+        ticket = self._new_ticket(next(iter(lengths.values())))
+        ticket.steps, ticket.scheduled = steps, scheduled
+        self._put(self._trainings, ticket, rows, self._trainings.is_full())
+        return ticket
+
+    def get(self, ticket: Ticket) -> dict[str, Any]:
+        """Waits for a ticket. A prediction: flat output name → its rows. Training: metrics, and its own rows of every array."""
+        self._driver.wait(ticket)
+        rows = slice(ticket.start, ticket.start + (ticket.rows or 1))
+        return {name: value[rows] if getattr(value, "ndim", 0) else value for name, value in ticket.out.items()}
+
+    def is_served(self, ticket: Ticket) -> bool:
+        return self._driver.is_served(ticket)
+
+    def check_caller(self) -> None:
+        """Raises WrongCaller where a request would (`Driver.check_caller`)."""
+        self._driver.check_caller(self.agent)
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Gives up waiting for a request: it is still served, its reply is dropped, and counted as late."""
+        if ticket.queue is not None and not ticket.abandoned and not self._driver.is_served(ticket):
+            ticket.abandoned = True
+            ticket.queue.abandoned += 1
+
+    def close(self) -> None:
+        """Frees the agent's name; where another has taken it since, nothing happens."""
+        if self.wrapper.communicators.get(self.name) is self:
+            del self.wrapper.communicators[self.name]

@@ -1,0 +1,258 @@
+"""The border between a user's code and ours: what a wrong call is told, and how much of a traceback is shown."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from parl_like.values.errors import Told, our_name, unknown
+from parl_like.values.ranges import check_arguments
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+WHOLE = "PARL_LIKE_TRACEBACK"
+"""The environment variable that has tracebacks shown whole, where it is neither empty nor 0."""
+
+LINES = 10
+"""Lines before the last one of a traceback, at most: of a call from the top of a script."""
+
+_HERE = f"<parl_like; {WHOLE}=1 shows all of it>"  # no file has this name, so its frames are one line each
+_ROOTS = tuple({os.path.realpath(os.path.join(os.path.dirname(os.path.dirname(__file__)), room)) + os.sep
+                for room in (".", "algorithms", "models", "envs", "robots")})
+_LIBRARIES = tuple({os.path.realpath(path) + os.sep for name, path in sysconfig.get_paths().items() if "lib" in name})
+_PLAIN = {"int": int, "float": (int, float), "bool": bool, "str": str}
+_SEVERAL = {f"Sequence[{kind}]": kind for kind in _PLAIN}
+_FRAME = re.compile(r'  File "(.*)", line \d+, in ')
+_TRACE = "Traceback (most recent call last):\n"
+
+
+def whole() -> bool:
+    """Whether tracebacks are to be shown whole."""
+    return os.environ.get(WHOLE, "") not in ("", "0")
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of a traceback is the user's: neither ours nor of a library."""
+    path = os.path.realpath(file)
+    installed = {"site-packages", "dist-packages"} & set(path.split(os.sep))
+    return not file.startswith("<") and not installed and not path.startswith((*_ROOTS, *_LIBRARIES))
+
+
+def trim(error: BaseException) -> BaseException:
+    """Leaves of the traceback of an error, and of what caused it, the user's own frames, in so many lines as `LINES` allows.
+
+    Those of causes are put behind the error's own. Where there is none, and the error is a library's, the last one stays. A cause
+    that the error's message tells (`Told`), and one of a cause, are not shown.
+    """
+    causes = _causes(error)
+    frames = [frame for one in causes for frame in _frames(one.__traceback__)]
+    own = [frame for frame in frames if is_users(frame.tb_frame.f_code.co_filename)]
+    if not own and frames and not os.path.realpath(frames[-1].tb_frame.f_code.co_filename).startswith(_ROOTS):
+        own = frames[-1:]
+    told = False  # whether its message has the frames
+    for one in causes:
+        one.__traceback__, one.__suppress_context__ = None, True
+        has_frames = len(one.args) == 1 and isinstance(one.args[0], str) and _TRACE in one.args[0]
+        if has_frames:
+            one.args = (_shortened(one.args[0], one is not error),)
+            told = told or one is error
+        if isinstance(error, Told) and one is not error and (told or not has_frames):
+            error.hide_cause()
+    for one in causes[1:]:
+        one.__cause__ = None
+    # Header, caller and this border have four lines, a frame up to three; that there is a cause is another four.
+    shows_cause = error.shows_cause if isinstance(error, Told) else error.__cause__ is not None
+    room = max((LINES - 4 - 4 * shows_cause) // 3, 1)
+    trace = None
+    for frame in () if told else reversed(own[-room:]):
+        trace = types.TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return error.with_traceback(trace)
+
+
+def users_lines(error: BaseException) -> list[str]:
+    """Where an error was raised, for people: the user's last frames, its causes' included, as a traceback has them; perhaps
+    none."""
+    found: list[tuple[Any, int]] = []
+    text = ""
+    for one in _causes(error):
+        found += [(frame.tb_frame, frame.tb_lineno) for frame in _frames(one.__traceback__)
+                  if is_users(frame.tb_frame.f_code.co_filename)]
+        text = str(one) if _TRACE in str(one) else text
+    lines = "".join(traceback.StackSummary.extract(found[-(LINES // 3) :]).format()).splitlines()
+    if not lines and text:
+        lines = _shortened(text, one_line=False).partition(_TRACE)[2].splitlines()[:-1]
+    return ["your own lines, most recent call last:", *lines] if lines else []
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error, what caused it, and so on: each once, for causes may go in a circle."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
+    return causes
+
+
+def _frames(trace: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _shortened(text: str, one_line: bool) -> str:
+    """A message with the traceback of another thread or process in it, of which the user's last frame stays."""
+    head, _, trace = text.partition(_TRACE)
+    lines, kept = trace.splitlines(), list[str]()
+    for i, line in enumerate(lines):
+        if (found := _FRAME.match(line)) and is_users(found[1]):
+            kept = lines[i : i + 2]
+    if one_line:
+        return " ".join([head.rstrip(), ": ".join(map(str.strip, kept or lines[-1:]))])
+    return "\n".join([head + _TRACE.rstrip(), *kept, *lines[-1:]])
+
+
+def explained(error: TypeError, name: str, made: Callable[..., Any], kinds: tuple[type, ...], args: tuple[Any, ...],
+              options: Mapping[str, Any]) -> TypeError | None:
+    """What to say instead of a TypeError that Python raised for the arguments of a call: the option that there is not, with the
+    nearest that there is, or the argument of a wrong type. None: it was neither.
+
+    Args:
+        kinds: Classes whose constructors an unknown option may be handed on to; none: of a function.
+    """
+    makers = [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)] or [made]
+    known: dict[str, inspect.Parameter] = {}
+    anything = True  # whether it takes any option
+    for maker in makers:
+        parameters = list(inspect.signature(maker).parameters.values())[bool(kinds) :]
+        known |= {one.name: one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+                  and one.name not in known}
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            anything = False
+            break
+    for option in options:
+        if option not in known and not anything:
+            own = our_name(option, known)
+            return TypeError(f"{name}: {unknown('option', option, known)}{', as it is called here' if own else ''}")
+    positional = [one.name for one in known.values() if one.kind is not one.KEYWORD_ONLY]
+    for option, value in {**dict(zip(positional, args, strict=False)), **options}.items():
+        expected = [part.strip() for part in str(known[option].annotation).split("|")] if option in known else []
+        if f"{option} is " in str(error):
+            return None  # which says it better
+        if expected and not any(_may_be(value, part) for part in expected):
+            return TypeError(f"{name}: {option} is {value!r:.60} ({type(value).__name__}); expected {' or '.join(expected)}")
+    return None
+
+
+def _may_be(value: Any, kind: str) -> bool:
+    """Whether a value may be of this annotation; yes where it is none that we know."""
+    if kind == "None":
+        return value is None
+    if kind == "Schedule":
+        return callable(value)
+    if kind in _SEVERAL:
+        several = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+        return several and all(_may_be(one, _SEVERAL[kind]) for one in value)
+    if kind not in _PLAIN:
+        return True
+    number = hasattr(value, "__index__") or hasattr(value, "__float__") and kind != "int"  # NumPy's numbers are numbers
+    return isinstance(value, _PLAIN[kind]) or number and kind != "str"  # type: ignore[arg-type]
+
+
+def guarded(kind: C) -> C:
+    """A class whose constructor names an option that it does not have, one of a wrong type and, where the class is ours, a number
+    that is out of its range (`parl_like.values.ranges`)."""
+    made = vars(kind).get("__init__")
+    if not inspect.isfunction(made):
+        return kind
+    ours = kind.__module__.partition(".")[0] == "parl_like"
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
+        try:
+            if ours:
+                check_arguments(type(self).__name__, made, args, options)
+            made(self, *args, **options)
+        except TypeError as error:
+            kinds = type(self).__mro__
+            above = kinds[kinds.index(kind) :] if kind in kinds else kinds  # whose constructors see these arguments
+            if (told := explained(error, type(self).__name__, made, above, args, options)) is not None:
+                raise told from None
+            raise
+
+    kind.__init__ = _bordering(__init__, made)  # type: ignore[misc]
+    return kind
+
+
+class Guarded:
+    """A class whose constructor, and whose subclasses' constructors, are `guarded`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        guarded(cls)
+
+
+def border(call: F) -> F:
+    """A function or method that the user's code calls: what it raises there has a traceback of the user's own frames
+    (`trim`), unless `PARL_LIKE_TRACEBACK=1`. Among our own modules nothing changes."""
+    name = call.__name__
+
+    def called(*args: Any, **options: Any) -> Any:
+        try:
+            result = call(*args, **options)
+            return _going_on(result) if isinstance(result, types.GeneratorType) else result
+        except (Exception, KeyboardInterrupt) as error:
+            if _inside():
+                raise
+            told = explained(error, name, call, (), args, options) if type(error) is TypeError and name != "__init__" else None
+            shown = _shown(error if told is None else told)
+        raise shown  # here, for else the error would have itself as its context
+
+    return _bordering(called, call)  # type: ignore[no-any-return]
+
+
+def _going_on(generator: Any) -> Iterator[Any]:
+    try:
+        yield from generator
+        return
+    except (Exception, KeyboardInterrupt) as error:
+        if _inside():
+            raise
+        shown = _shown(error)
+    raise shown
+
+
+def _inside() -> bool:
+    """Whether the caller of the calling function is one of our own modules."""
+    frame = sys._getframe(2)
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "parl_like"
+
+
+def _shown(error: BaseException) -> BaseException:
+    return error if whole() else trim(error)
+
+
+def _bordering(wrapper: Any, call: Any) -> Any:
+    """The wrapper in place of what it calls; in tracebacks it is one line."""
+    code = wrapper.__code__
+    wrapper.__code__ = code.replace(co_filename=_HERE, co_name=call.__name__, co_qualname=call.__qualname__, co_firstlineno=1)
+    return functools.wraps(call)(wrapper)
+
+
+def public(kind: C) -> C:
+    """A class whose public methods are a `border`, and whose constructor is `guarded`, too."""
+    guarded(kind)
+    for name, value in list(vars(kind).items()):
+        if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_")):
+            setattr(kind, name, border(value))
+        elif isinstance(value, classmethod):
+            setattr(kind, name, classmethod(border(value.__func__)))
+    return kind

@@ -1,0 +1,477 @@
+"""Parts: what a robot is built of, each with its constructor's arguments as settings that have a name.
+
+A setting is called `robot.tasks.<task>.<Class>.<argument>`, and may be given by every end of that name which no other setting has
+(`DQN.tau`, `tau`). A robot asks for the arguments of a class when it builds one; so when it is built, all that can be set is
+known, and whatever was given and not asked for is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from os.path import commonprefix
+from typing import Any, Literal
+
+import gymnasium as gym
+import msgspec
+import numpy as np
+
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.transforms import Transform
+from parl_like.lab import foreign
+from parl_like.lab.config import ends_with, fit, flat, nested, overruled
+from parl_like.lab.user_experiments import candidates
+from parl_like.lab.yaml_text import ConfigError, show
+from parl_like.learning.explorers import Explorer
+from parl_like.learning.schedule import Linear, Schedule
+from parl_like.learning.span import Span
+from parl_like.values.errors import nearest, our_name, unknown
+
+SHELVES: dict[str, Sequence[str]] = {
+    "Algorithm": ("parl_like.algorithms", "parl_like.algorithms.dynamics"),
+    "Model": ("parl_like.models", "parl_like.models.dynamics"),
+    "AgentHelper": tuple(f"parl_like.agents.{name}"
+                         for name in ("off_policy", "on_policy", "episodic", "offline", "online", "population")),
+    "Explorer": ("parl_like.learning.explorers",), "Transform": ("parl_like.data.transforms",),
+    "ReplayBuffer": tuple(f"parl_like.data.buffers.{name}" for name in ("replay_buffer", "prioritized", "reservoir")),
+    "Wrapper": ("parl_like.envs.wrappers", "gymnasium.wrappers"),
+}
+"""Kind of part → modules in which its classes are found by name."""
+
+BY_NAME = (Explorer, Transform, ReplayBuffer)  # arguments of these kinds are given by the name of a class
+COUNTS_ACTS = ("epsilon", "noise")  # schedules over the acting steps of one helper; all others count optimiser steps
+
+Count = float | None | Callable[[Mapping[str, Any]], float | None]
+"""What a schedule counts in the whole run, perhaps by the values of the arguments; None: that cannot be known before."""
+
+
+def optimiser_steps(lessons: float, rows: int, learner: Mapping[str, Any]) -> int:
+    """Of so many lessons of so many rows each, by the arguments of the algorithm."""
+    minibatches = max(rows // wanted, 1) if (wanted := learner.get("minibatch_rows")) else learner.get("minibatches", 1)
+    steps = int(lessons * learner.get("epochs", 1) * minibatches)
+    if "policy_lessons" in learner:  # PPG's auxiliary phases
+        steps += int(lessons) // learner["policy_lessons"] * learner["aux_epochs"] * learner["aux_minibatches"]
+    return steps
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schedule as plain data: from `start` to `end`, linearly over that `share` of the run, or over `steps` counts."""
+
+    start: float
+    end: float
+    share: float = 1.0
+    steps: int = 0
+    warmup: int = 0
+
+    def schedule(self, span: Span, count: Callable[[], float | None], name: str) -> Linear:
+        """`count`: what the whole run counts, by the steps of `span` as they are then. `name`: what is set, for messages."""
+        if self.steps:
+            return Linear(self.start, self.end, self.steps, self.warmup)
+        return span.linear(self.start, self.end, lambda _: (count() or 1) * self.share, self.warmup, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One argument: what it may be, what it is where nobody says anything, and what it is now, both as plain data; `keys`: by
+    which names it was given, of which the last one counts."""
+
+    owner: type
+    kind: Any
+    default: Any
+    value: Any
+    keys: tuple[str, ...]
+
+
+def named(kind: str, name: str) -> Any:
+    """The class of this name among the parts of a kind; `module:Name` is one of the user's own.
+
+    Raises:
+        ConfigError: there is none, the nearest is named; or a run directory may not ask for it.
+    """
+    inside, there = candidates(name, SHELVES[kind])
+    found = _of_kind(kind, there)
+    if ":" in name and inside in there and inside not in found:
+        raise ConfigError(f"Config: no {kind} {name!r}; what has this name is no class made from {kind}")
+    if inside not in found:
+        raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
+    if kind == "Wrapper" and (rule := foreign.rule()) is not None:
+        rule.check_wrapper(name, found[inside])
+    return found[inside]
+
+
+def _of_kind(kind: str, found: Mapping[str, Any]) -> dict[str, type]:
+    """What is made from the class of that name, or is a plain buffer."""
+    return {key: one for key, one in found.items() if isinstance(one, type)
+            and kind in [base.__name__ for base in one.__mro__[one is not ReplayBuffer :]]}
+
+
+def _others_with(key: str) -> list[str]:
+    """Classes on the shelves that have an argument of this name."""
+    *_, owner, name = "", *key.split(".")
+    classes = {one.__name__: one for kind, shelf in SHELVES.items() if kind != "Wrapper"
+               for one in _of_kind(kind, candidates("", shelf)[1]).values()}
+    return sorted(one for one in classes if owner in ("", one) and name in arguments(classes[one]))
+
+
+def _no_data(owner: Any, name: str, one: inspect.Parameter) -> str:
+    """Why an argument cannot be set, and the way out."""
+    kind = "an object" if one.annotation is Any else inspect.formatannotation(one.annotation).replace("collections.abc.", "")
+    owner_name = getattr(owner, "__name__", owner)
+    return (f"{owner_name}.{name} takes {kind}, which is given in Python only: "
+            f"{owner_name}(…, {name}=…); elsewhere name a class of your own that gives it, written module:Name")
+
+
+class Parts:
+    """The settings of one robot.
+
+    Args:
+        given: Name or end of a name → plain value, later ones before earlier ones. Parts of a mapping may be given one by one
+            (`lr.end`).
+        usual: The same, for whoever gives nothing; what nobody asks for in it is no error.
+        fields: Keys of the robot's own configuration, for messages.
+        span: Of the robot's run.
+    """
+
+    def __init__(self, given: Mapping[str, Any], usual: Mapping[str, Any], fields: Iterable[str], span: Span) -> None:
+        self.given, self.usual, self.fields, self.span = given, usual, tuple(fields), span
+        self.settings: dict[str, Setting] = {}
+        self.objects: dict[str, inspect.Parameter] = {}  # arguments that plain data cannot give, by full name
+        self.act: gym.Space[Any] | None = None  # of the environment, once it is known: explorers of a Box need its shape
+
+    def args(self, where: str, owner: Any, *, skip: Iterable[str] = (), acts: Count = 1, updates: Count = 1,
+             whole: bool = False, **usual: Any) -> dict[str, Any]:
+        """The arguments of a class, as far as they are given, or `usual`.
+
+        Args:
+            where: In which part of the robot: `tasks.RL`.
+            skip: Arguments that the robot itself gives.
+            whole: The robot gives no other arguments than those of `skip`.
+            acts, updates: What schedules count in the whole run: acting steps of one helper, and optimiser steps. Functions are
+                called again where the robot's span changes.
+
+        Raises:
+            ConfigError: a value is none of its argument's type, a part has no such name, or a schedule counts what is not known.
+        """
+        kinds, found = arguments(owner, untyped=whole), {}
+        for name, one in arguments_of(owner).items():
+            if name not in kinds and name not in skip:
+                self.objects[_head(where, owner) + name] = one
+                if whole and one.default is one.empty:
+                    raise ConfigError(f"Config: {owner.__name__} is not built from a configuration: {_no_data(owner, name, one)}")
+        for name, (kind, standard) in kinds.items():
+            if name in skip:
+                continue
+            full = _head(where, owner) + name
+            default = lookup(self.usual, full, usual.get(name, standard), kind)[0]
+            value, keys = lookup(self.given, full, default, kind)
+            if value is inspect.Parameter.empty:
+                raise ConfigError(f"Config: {owner.__name__}.{name} is needed: {kind.text}")
+            self.settings[full] = Setting(owner, kind, None if default is inspect.Parameter.empty else plain(default),
+                                          plain(value), keys)
+            if (value is standard or is_plain(value) and plain(value) == plain(standard)) and not kind.part:
+                continue
+            if is_plain(value):
+                key = keys[-1] if keys else full
+                key = key.removesuffix(f".{ends_with(full, key)}")  # of a part of a mapping, the whole
+                value = msgspec.convert(fit(kind.checked(value, key), kind.data, "Config", key, kind.text), kind.data)
+                value = kind.as_numpy(value, key)
+            found[name] = value
+        for name, value in found.items():
+            if isinstance(value, Line):
+                what = acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else updates
+                count = partial(self._count, what, where, owner)
+                if not value.steps and count() is None:
+                    raise ConfigError(f"Config: {owner.__name__}.{name} is a schedule over the lessons of the run, whose number "
+                                      "depends on how long its episodes are; say how many it spans: {start, end, steps: N}")
+                found[name] = value.schedule(self.span, count, f"{owner.__name__}.{name}")
+            elif kinds[name][0].part:
+                several = isinstance(value, (list, tuple))
+                if not several and kinds[name][0].text.startswith("list"):
+                    raise ConfigError(f"Config: key {name!r} expects {kinds[name][0].text}, got {value!r}")
+                made = [self._made(where, kinds[name][0], one, acts, lambda _: self._count(updates, where, owner))
+                        for one in (value if several else [value])]
+                found[name] = made if several else made[0]
+        return found
+
+    def _count(self, what: Count, where: str, owner: Any) -> float | None:
+        return what(self.of(where, owner)) if callable(what) else what
+
+    def of(self, where: str, owner: Any) -> dict[str, Any]:
+        """Argument → its value as plain data, of a class whose arguments were asked for."""
+        head = _head(where, owner)
+        return {name.removeprefix(head): one.value for name, one in self.settings.items() if name.startswith(head)}
+
+    def _made(self, where: str, kind: Kind, name: Any, acts: Count, updates: Count) -> Any:
+        """The part that an argument names; where the argument is to make parts, a function that does. An object is one itself."""
+        owner = named(kind.part, name) if isinstance(name, str) else name
+        if not isinstance(owner, type):
+            return owner
+        given = list(arguments_of(owner))[: kind.given]
+        shape = {"shape": self.act.shape} if isinstance(self.act, gym.spaces.Box) and issubclass(owner, Explorer) else {}
+        call = partial(owner, **self.args(where, owner, skip=given, acts=acts, updates=updates, whole=True, **shape))
+        return call if kind.given else call()
+
+    def check(self) -> None:
+        """To be called when the robot is built.
+
+        Raises:
+            ConfigError: something was given that no part has, or that several have.
+        """
+        for key in self.given:
+            meant = [full for full in self.settings if ends_with(full, key) is not None]
+            if not meant:
+                if full := next((full for full in self.objects if ends_with(full, key) is not None), ""):
+                    *_, owner, name = full.split(".")
+                    raise ConfigError(f"Config: key {key!r}: {_no_data(owner, name, self.objects[full])}")
+                known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
+                if not our_name(key, known) and (others := _others_with(key)):
+                    raise ConfigError(f"Config has no key {key!r}: it is a setting of {' and '.join(others)}, which this robot "
+                                      "is not built of; an experiment's own settings count, too, so begin with one whose robot "
+                                      "is (parl-like list)")
+                near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
+                way = f"; did you mean {near!r}?" if near else "; --show-config prints what can be set"
+                raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has{way}")
+            if len(meant) > 1 and key not in meant:
+                raise ConfigError(f"Config: key {key!r} may be {' or '.join(map(repr, meant))}; write more of the name")
+
+    def notes(self) -> list[str]:
+        """Which of several names counts, of settings that were given by more than one."""
+        lines = []
+        for name, one in self.settings.items():
+            whole = [key for key in one.keys if ends_with(name, key) == ""]
+            if whole and (before := one.keys[: one.keys.index(whole[-1])]):
+                lines.append(overruled(self.short(name), one.value, whole[-1], before))
+        return lines
+
+    def complete(self) -> dict[str, Any]:
+        """Full name → value, of every setting there is: plain data, from which the same robot is built."""
+        return {name: setting.value for name, setting in self.settings.items()}
+
+    def differs(self, layer: Mapping[str, Any]) -> dict[str, Any]:
+        """Shortest name → value, where the value is not what this layer, or else the default, says."""
+        every = {name: lookup(layer, name, one.default, one.kind)[0] for name, one in self.settings.items()}
+        return {self.short(name): one.value for name, one in self.settings.items() if plain(every[name]) != one.value}
+
+    def short(self, name: str) -> str:
+        """The shortest end of a name that is a class and its argument, and no other setting's."""
+        return next((end for end in ends(name)[1:] if sum(ends_with(full, end) is not None for full in self.settings) == 1), name)
+
+    def describe(self) -> str:
+        """YAML text of all settings; says of each where it belongs, its type, its default, and by which key it was given."""
+        lines: list[str] = []
+        before: list[str] = []
+        for name, one in self.settings.items():
+            *path, last = name.split(".")
+            for depth in range(len(commonprefix([path, before])), len(path)):
+                home = f"  # {one.owner.__module__}" if depth == len(path) - 1 else ""
+                lines.append(f"{'  ' * depth}{path[depth]}:{home}")
+            before = path
+            given = f"; given as {one.keys[-1]}" if one.keys else ""
+            lines.append(f"{'  ' * len(path)}{last}: {show(one.value)}  # {one.kind.text}; default {show(one.default)}{given}")
+        return "\n".join(lines) + "\n" if lines else ""
+
+
+# ------------------------------------------------------------------------------------------------ arguments and their types
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What an argument takes: `data`, a type of plain values, and its `text`; `part`: of which shelf its names are; `given`: how
+    many arguments whoever calls the named class passes in order, where the argument is a function; `numpy`: types of NumPy that
+    plain numbers, and lists of them, are made."""
+
+    data: Any
+    text: str
+    part: str = ""
+    given: int = 0
+    numpy: tuple[Any, ...] = ()
+
+    def checked(self, value: Any, key: str) -> Any:
+        """The value; raises ConfigError for a mapping with a key that the dataclass which is made of it does not have."""
+        made = next(filter(dataclasses.is_dataclass, typing.get_args(self.data) or (self.data,)), None)
+        if made is not None and isinstance(value, Mapping):
+            names = [field.name for field in dataclasses.fields(made)]
+            for name in value:
+                if name not in names:
+                    near = nearest(name, names)
+                    hint = f"did you mean {near!r}?" if near else f"its keys are {', '.join(names)}"
+                    raise ConfigError(f"Config has no key {f'{key}.{name}'!r}; {hint}")
+        return value
+
+    def as_numpy(self, value: Any, key: str) -> Any:
+        """A plain value as the argument is annotated; raises ConfigError for lists that are no array of numbers."""
+        if isinstance(value, list) and (array := next(filter(_is_array, self.numpy), None)) is not None:
+            with suppress(ValueError):  # rows of several lengths
+                made = np.asarray(value, _dtype_of(array))
+                if made.dtype.kind in "biuf":
+                    return made
+            raise ConfigError(f"Config: key {key!r} expects numbers in lists of one length, got {show(value)}")
+        fits = [one for one in self.numpy if not _is_array(one) and type(value) in _plain_numbers(one)]
+        if not fits:
+            return value
+        return fits[0](value) if fits[0] in np.sctypeDict.values() else np.asarray(value)[()]  # an abstract one: float64, int64
+
+
+def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a constructor; where it hands `**options` on, also those of the next class that has one, as far as it
+    does not give them itself."""
+    found: dict[str, inspect.Parameter] = {}
+    fixed: set[str] = set()
+    makers = [vars(one)["__init__"] for one in owner.__mro__ if "__init__" in vars(one)] if isinstance(owner, type) else [owner]
+    for maker in makers:
+        parameters, hints = inspect.signature(maker).parameters, _hints(maker)
+        for name, one in parameters.items():
+            if name not in ("self", *fixed) and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                found.setdefault(name, one.replace(
+                    annotation=hints.get(name, Any if one.annotation is one.empty else one.annotation)))
+        if not any(one.kind == one.VAR_KEYWORD for one in parameters.values()):
+            break
+        fixed |= _given_on(maker)
+    return found
+
+
+def _given_on(maker: Any) -> set[str]:
+    """Names that a constructor gives to another one beside `**options`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(maker)))
+    except (OSError, TypeError, SyntaxError):  # it has no source
+        return set()
+    calls = [{word.arg for word in node.keywords} for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {name for names in calls if None in names for name in names if name}
+
+
+def arguments(owner: Any, untyped: bool = False) -> dict[str, tuple[Kind, Any]]:
+    """Argument → what it takes and its default, of those that plain data can give; `untyped`: also of those that have neither."""
+    found = {name: (Kind(Any, "any plain value")
+                    if one.annotation is Any and (_all_plain(one.default) or untyped and one.default is one.empty)
+                    else kind_of(one.annotation), one.default) for name, one in arguments_of(owner).items()}
+    return {name: (kind, default) for name, (kind, default) in found.items()
+            if kind is not None and not (kind.part and default is inspect.Parameter.empty)}
+
+
+def _all_plain(value: Any) -> bool:
+    """Whether a default is plain data: then an argument that does not say its type takes such, and not functions or objects."""
+    return is_plain(value) and all(map(is_plain, flat(value).values()))
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # a name that only the type checker knows
+        return {}
+
+
+def kind_of(hint: Any) -> Kind | None:
+    """What an annotation takes of plain data; None: nothing."""
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    found: dict[str, Any] = {}  # text → type
+    part, given = "", 0
+    numpy = tuple(one for one in parts if _is_array(one) or _plain_numbers(one))
+    for one in parts:
+        origin, inner = typing.get_origin(one), typing.get_args(one)
+        made = one if isinstance(one, type) else inner[-1] if inner and isinstance(inner[-1], type) else object
+        kind = next((base.__name__ for base in BY_NAME if issubclass(made, base)), "")
+        if one == Schedule:
+            found["{start, end, share}"] = Line
+        elif plain_type(one):
+            found["null" if one is type(None) else " | ".join(map(repr, inner)) if origin is Literal
+                  else getattr(one, "__name__", str(one)) if not inner else str(one).rpartition("abc.")[2]] = one
+        elif kind and str not in parts:  # beside a type a text is one of its own, such as a path
+            part, given = kind, len(inner[0]) if inner and isinstance(inner[0], list) else 0
+            one_name = made is one or given
+            found[kind if one_name else f"list of {kind}"] = str if one_name else list[str]
+        found |= {number.__name__: number for number in _plain_numbers(one)}
+    lists = (list, tuple, Sequence, Iterable)
+    if any(map(_is_array, numpy)) and not any(typing.get_origin(one) in lists for one in found.values()):
+        found["list of numbers"] = list[Any]
+    if not set(found) - {"null"}:
+        return None
+    return Kind(typing.Union[tuple(found.values())], " | ".join(found), part, given, numpy)  # noqa: UP007
+
+
+def _is_array(hint: Any) -> bool:
+    return np.ndarray in (hint, typing.get_origin(hint))
+
+
+def _dtype_of(hint: Any) -> Any:
+    """Of `NDArray[np.float32]`; None: it does not say."""
+    inner = typing.get_args(typing.get_args(hint)[1]) if typing.get_args(hint) else ()
+    return inner[0] if inner and inner[0] in np.sctypeDict.values() else None
+
+
+def _plain_numbers(hint: Any) -> tuple[type, ...]:
+    """The plain types of which a scalar type of NumPy is made; none: it is no such type."""
+    if not (isinstance(hint, type) and issubclass(hint, np.generic)):
+        return ()
+    return tuple(plain for plain, kind in ((bool, np.bool_), (int, np.integer), (float, np.floating))
+                 if issubclass(hint, kind) or issubclass(kind, hint))
+
+
+def plain_type(hint: Any) -> bool:
+    """Whether values of this type are plain data, or made of plain data by msgspec."""
+    if hint in (int, float, bool, str, type(None)) or typing.get_origin(hint) is Literal:
+        return True
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return all(map(plain_type, _hints(hint).values()))
+    if typing.get_origin(hint) in (list, tuple, dict, Sequence, Iterable, Mapping, typing.Union, types.UnionType):
+        return all(one is ... or plain_type(one) for one in typing.get_args(hint))
+    return False
+
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+def _head(where: str, owner: Any) -> str:
+    return ".".join(filter(None, ("robot", where, owner.__name__))) + "."
+
+
+def lookup(layer: Mapping[str, Any], full: str, default: Any, kind: Kind) -> tuple[Any, tuple[str, ...]]:
+    """What a layer says of a setting, else the default, and by which keys: a whole value replaces those before it, a part of a
+    mapping goes into them; a number is the start of a schedule, where one may be given."""
+    value, keys = default, []
+    for key, one in layer.items():
+        if (rest := ends_with(full, key)) is not None:
+            base = dict(value) if isinstance(value, Mapping) else {} if value is None or kind.data is Any else {"start": value}
+            value = nested({rest: one}, base) if rest else one
+            keys.append(key)
+    return value, tuple(keys)
+
+
+def ends(full: str) -> list[str]:
+    """`a.b.c` → `c`, `b.c`, `a.b.c`."""
+    return [full.split(".", i)[-1] for i in reversed(range(full.count(".") + 1))]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether this is data, and no object that somebody gives from Python."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return isinstance(value, (bool, int, float, str, type(None), Mapping))
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML and JSON have it: classes are their names, dataclasses mappings, tuples lists."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
+    if isinstance(value, type):
+        if issubclass(value, np.generic):
+            return value.__name__
+        ours = any(getattr(import_module(path), value.__name__, None) is value for shelf in SHELVES.values() for path in shelf)
+        return value.__name__ if ours else f"{value.__module__}:{value.__name__}"
+    return repr(value)
